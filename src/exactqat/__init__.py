@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorFlow's quantization-aware-training operators, exact, for NumPy, PyTorch and JAX.
+
+`eq.raw_ops`, `eq.quantization`, `eq.nn` and the TensorFlow 1 top-level names take the arrays of any of the three and give
+the same bits. What "exact" means is written in the README.
+"""
+
+from exactqat import nn, quantization, raw_ops
+from exactqat.cpu import get_num_threads, set_num_threads
+from exactqat.gradients import grad_pass_through
+from exactqat.spec import OPERATORS as _OPERATORS
+
+__version__ = "0.1.0"
+
+_top_level = {name: op for op in _OPERATORS.values() for name in op.exports if "." not in name}
+globals().update(_top_level)
+quantize_and_dequantize = quantization.quantize_and_dequantize
+
+__all__ = [
+    "get_num_threads",
+    "grad_pass_through",
+    "nn",
+    "quantization",
+    "quantize_and_dequantize",
+    "raw_ops",
+    "set_num_threads",
+    *sorted(_top_level),
+]

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU kernels: the same C++ built once for each instruction set, chosen here at import.
+
+`EXACTQAT_ISA` (avx512, avx2 or baseline) forces one; all give the same bits. `EXACTQAT_NUM_THREADS` limits the threads.
+"""
+
+import os
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from exactqat.cpu._features import instruction_sets
+from exactqat.spec.op import Lowering, TensorSpec
+
+INSTRUCTION_SETS: tuple[str, ...] = tuple(instruction_sets())  # those this processor can run, best first
+
+
+def load(instruction_set: str) -> Any:
+    """The kernel module built for one instruction set."""
+    if instruction_set not in INSTRUCTION_SETS:
+        raise ValueError(
+            f"EXACTQAT_ISA must be one of {', '.join(INSTRUCTION_SETS)} on this processor, got {instruction_set!r}"
+        )
+    return import_module(f"exactqat.cpu._{instruction_set}")
+
+
+kernels = load(os.environ.get("EXACTQAT_ISA") or INSTRUCTION_SETS[0])
+
+
+def plan(module: Any, operands: tuple[TensorSpec, ...], lowered: Lowering) -> Any:
+    """A call of one kernel, ready to run on addresses: those of the operands, then those of the results."""
+    arrays = [(spec.dtype, spec.shape) for spec in (*operands, *lowered.results)]
+    return module.plan(lowered.kernel, arrays, len(operands), dict(lowered.numbers))
+
+
+@lru_cache(maxsize=4096)
+def planned(op: Any, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[str, Any], ...]) -> tuple[Lowering, Any]:
+    """`op.lower` and the plan for it, remembered: a call with known shapes costs one look-up."""
+    lowered = op.lower(operands, attributes)
+    return lowered, plan(kernels, operands, lowered)
+
+
+def get_num_threads() -> int:
+    """Number of threads that kernels may use."""
+    return int(kernels.thread_count())
+
+
+def set_num_threads(count: int) -> None:
+    """Let kernels use `count` threads (at least 1). Results do not depend on it."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"count must be an integer of at least 1, got {count!r}")
+    kernels.set_thread_count(count)

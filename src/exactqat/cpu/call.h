@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one calling convention of every CPU kernel.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace exactqat {
+
+enum class DType : uint8_t { float32, float64 };
+
+struct Array {
+  void* data;
+  DType dtype;
+  std::vector<int64_t> shape;
+
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+  int64_t size() const {
+    int64_t n = 1;
+    for (int64_t extent : shape) n *= extent;
+    return n;
+  }
+};
+
+// The numbers a declaration hands to its kernel, by name.
+struct Numbers {
+  std::vector<std::pair<std::string, std::variant<int64_t, double>>> entries;
+
+  bool has(std::string_view name) const {
+    for (const auto& [key, value] : entries)
+      if (key == name) return true;
+    return false;
+  }
+  int64_t integer(std::string_view name) const { return std::get<int64_t>(find(name)); }
+  double real(std::string_view name) const { return std::get<double>(find(name)); }
+
+ private:
+  const std::variant<int64_t, double>& find(std::string_view name) const {
+    for (const auto& [key, value] : entries)
+      if (key == name) return value;
+    throw std::out_of_range("the kernel was not given the number " + std::string(name));
+  }
+};
+
+// Operands and results are dense, row-major and checked by the declaration; results are allocated by the caller and
+// written in full. A kernel may read an operand that is also a result only element by element.
+struct Call {
+  std::span<const Array> operands;
+  std::span<const Array> results;
+  const Numbers& numbers;
+};
+
+using Kernel = void (*)(const Call&);
+
+Kernel find_kernel(std::string_view name);
+std::vector<std::string> kernel_names();
+bool add_kernel(std::string_view name, Kernel kernel);
+
+}  // namespace exactqat
+
+// Defines a kernel for every dtype as a template over the real type T, and enters it in this module's table:
+//   EXACTQAT_KERNEL(name) { ... call.operands, call.results, call.numbers, T ... }
+#define EXACTQAT_KERNEL(name)                                                                    \
+  template <class T>                                                                             \
+  static void name##_of(const ::exactqat::Call& call);                                           \
+  static const bool name##_is_in_the_table =                                                     \
+      ::exactqat::add_kernel(#name, [](const ::exactqat::Call& call) {                           \
+        call.results[0].dtype == ::exactqat::DType::float32 ? name##_of<float>(call)             \
+                                                            : name##_of<double>(call);           \
+      });                                                                                        \
+  template <class T>                                                                             \
+  static void name##_of(const ::exactqat::Call& call)

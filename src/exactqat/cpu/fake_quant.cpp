@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// FakeQuantWithMinMax*: the same arithmetic as reference/fake_quant.py.
+#include <cmath>
+
+#include "call.h"
+#include "reduce.h"
+
+namespace exactqat {
+namespace {
+
+template <class T>
+struct Nudged {
+  T nudged_min, nudged_max, nudged_scale, inv_nudged_scale, quant_zero;
+  bool no_range;  // min == max == 0
+};
+
+template <class T>
+Nudged<T> nudge(T min, T max, const Numbers& numbers) {
+  const T quant_min = numbers.integer("narrow_range") ? T(1) : T(0);
+  const T quant_max = T((int64_t{1} << numbers.integer("num_bits")) - 1);
+  const T steps = quant_max - quant_min;
+  const T scale = (max - min) / steps;
+  const T inverse = steps / (max - min);
+  const T zero_point_from_min = quant_min - min / scale;
+  T zero_point = T(0);  // for NaN
+  if (zero_point_from_min < quant_min) zero_point = quant_min;
+  else if (zero_point_from_min > quant_max) zero_point = quant_max;
+  else if (zero_point_from_min == zero_point_from_min) zero_point = std::round(zero_point_from_min);
+  const T nudged_min = (quant_min - zero_point) * scale;
+  const T nudged_max = (quant_max - zero_point) * scale;
+  const T quant_zero = std::floor(-nudged_min * inverse + T(0.5));
+  return {nudged_min, nudged_max, scale, inverse, quant_zero, min == T(0) && max == T(0)};
+}
+
+// The same for each channel, one array for each quantity, widened for runs.
+template <class T>
+struct NudgedChannels {
+  std::vector<T> nudged_min, nudged_max, nudged_scale, inv_nudged_scale, quant_zero;
+  std::vector<uint8_t> no_range;
+  bool any_no_range = false;
+
+  NudgedChannels(const T* min, const T* max, int64_t channels, const Numbers& numbers) {
+    std::vector<T> v[5];
+    std::vector<uint8_t> none(channels);
+    for (auto& quantity : v) quantity.resize(channels);
+    for (int64_t c = 0; c < channels; ++c) {
+      const Nudged<T> n = nudge(min[c], max[c], numbers);
+      v[0][c] = n.nudged_min, v[1][c] = n.nudged_max, v[2][c] = n.nudged_scale;
+      v[3][c] = n.inv_nudged_scale, v[4][c] = n.quant_zero;
+      none[c] = n.no_range;
+      any_no_range |= n.no_range;
+    }
+    nudged_min = widen(v[0].data(), channels), nudged_max = widen(v[1].data(), channels);
+    nudged_scale = widen(v[2].data(), channels), inv_nudged_scale = widen(v[3].data(), channels);
+    quant_zero = widen(v[4].data(), channels), no_range = widen(none.data(), channels);
+  }
+};
+
+// NaN in the input survives, a NaN bound is ignored.
+template <class T>
+inline T clamp(T x, T low, T high) {
+  const T below = high < x ? high : x;
+  return below < low ? low : below;
+}
+
+// The product keeps NaN, infinity and the sign of zero; selecting would not.
+template <class T>
+inline T masked(T gradient, bool keep) {
+  return gradient * (keep ? T(1) : T(0));
+}
+
+template <class T, bool Division>
+void quantize_whole(const T* inputs, T* outputs, int64_t size, const Nudged<T>& n) {
+  for_each_piece(size, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const T shifted = clamp(inputs[i], n.nudged_min, n.nudged_max) - n.nudged_min;
+      const T steps = Division ? shifted / n.nudged_scale : shifted * n.inv_nudged_scale;
+      outputs[i] = std::floor((steps - n.quant_zero) + T(0.5)) * n.nudged_scale;
+    }
+  });
+}
+
+}  // namespace
+
+EXACTQAT_KERNEL(fake_quant_with_min_max_args) {
+  FlushDenormals flush;
+  const auto n = nudge(T(call.numbers.real("min")), T(call.numbers.real("max")), call.numbers);
+  quantize_whole<T, false>(call.operands[0].as<T>(), call.results[0].as<T>(), call.operands[0].size(), n);
+}
+
+EXACTQAT_KERNEL(fake_quant_with_min_max_vars) {
+  FlushDenormals flush;
+  const auto n = nudge(*call.operands[1].as<T>(), *call.operands[2].as<T>(), call.numbers);
+  T* outputs = call.results[0].as<T>();
+  const int64_t size = call.operands[0].size();
+  if (n.no_range) std::fill_n(outputs, size, T(0));
+  else quantize_whole<T, true>(call.operands[0].as<T>(), outputs, size, n);
+}
+
+EXACTQAT_KERNEL(fake_quant_with_min_max_vars_per_channel) {
+  FlushDenormals flush;
+  const T* inputs = call.operands[0].as<T>();
+  T* outputs = call.results[0].as<T>();
+  const int64_t channels = call.operands[1].size(), size = call.operands[0].size();
+  const NudgedChannels<T> n(call.operands[1].as<T>(), call.operands[2].as<T>(), channels, call.numbers);
+  for_each_run(channels ? size / channels : 0, channels, [&](int64_t offset, int64_t p, int64_t count) {
+    const T *low = n.nudged_min.data() + p, *high = n.nudged_max.data() + p, *scale = n.nudged_scale.data() + p;
+    const T *inverse = n.inv_nudged_scale.data() + p, *zero = n.quant_zero.data() + p;
+    for (int64_t k = 0; k < count; ++k) {
+      const T steps = (clamp(inputs[offset + k], low[k], high[k]) - low[k]) * inverse[k];
+      outputs[offset + k] = std::floor((steps - zero[k]) + T(0.5)) * scale[k];
+    }
+    if (n.any_no_range)
+      for (int64_t k = 0; k < count; ++k)
+        if (n.no_range[p + k]) outputs[offset + k] = T(0);
+  });
+}
+
+EXACTQAT_KERNEL(fake_quant_with_min_max_args_gradient) {
+  FlushDenormals flush;
+  const T *gradients = call.operands[0].as<T>(), *inputs = call.operands[1].as<T>();
+  T* backprops = call.results[0].as<T>();
+  const auto n = nudge(T(call.numbers.real("min")), T(call.numbers.real("max")), call.numbers);
+  for_each_piece(call.operands[1].size(), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      backprops[i] = masked(gradients[i], bool((inputs[i] >= n.nudged_min) & (inputs[i] <= n.nudged_max)));
+  });
+}
+
+namespace {
+
+// Rows of channels; the whole tensor is rows of one channel.
+template <class T>
+void gradient_of_channels(const Call& call, int64_t channels) {
+  FlushDenormals flush;
+  const T *gradients = call.operands[0].as<T>(), *inputs = call.operands[1].as<T>();
+  T *backprops = call.results[0].as<T>(), *backprop_min = call.results[1].as<T>(), *backprop_max = call.results[2].as<T>();
+  const int64_t rows = channels ? call.operands[1].size() / channels : 0;
+  const NudgedChannels<T> n(call.operands[2].as<T>(), call.operands[3].as<T>(), channels, call.numbers);
+  const auto totals =
+      column_sums<2>(rows, channels, [&](int64_t offset, int64_t p, auto count, double* const* lanes) {
+        const T *low = n.nudged_min.data() + p, *high = n.nudged_max.data() + p;
+        const T *g = gradients + offset, *x = inputs + offset;
+        T* out = backprops + offset;
+        double *below = lanes[0], *above = lanes[1];
+        if (n.any_no_range) {  // these channels copy their gradient, denormals and NaN included
+          for (int64_t k = 0; k < count; ++k) {
+            const bool inside = bool((x[k] >= low[k]) & (x[k] <= high[k]));
+            below[k] += masked(g[k], x[k] < low[k]);
+            above[k] += masked(g[k], x[k] > high[k]);
+            if (!n.no_range[p + k]) out[k] = masked(g[k], inside);
+            else if (out != g) std::copy_n(g + k, 1, out + k);
+          }
+          return;
+        }
+        for (int64_t k = 0; k < count; ++k) {
+          below[k] += masked(g[k], x[k] < low[k]);
+          above[k] += masked(g[k], x[k] > high[k]);
+          out[k] = masked(g[k], bool((x[k] >= low[k]) & (x[k] <= high[k])));
+        }
+      });
+  for (int64_t c = 0; c < channels; ++c) {
+    backprop_min[c] = n.no_range[c] ? T(0) : T(totals[0][c]);
+    backprop_max[c] = n.no_range[c] ? T(0) : T(totals[1][c]);
+  }
+}
+
+}  // namespace
+
+EXACTQAT_KERNEL(fake_quant_with_min_max_vars_gradient) { gradient_of_channels<T>(call, 1); }
+
+EXACTQAT_KERNEL(fake_quant_with_min_max_vars_per_channel_gradient) {
+  gradient_of_channels<T>(call, call.operands[2].size());
+}
+
+EXACTQAT_KERNEL(fake_quant_with_min_max_vars_gradient_transpose) {
+  FlushDenormals flush;
+  const T *to_inputs = call.operands[0].as<T>(), *to_min = call.operands[1].as<T>(), *to_max = call.operands[2].as<T>();
+  const T* inputs = call.operands[3].as<T>();
+  T* gradients = call.results[0].as<T>();
+  const int64_t channels = call.operands[4].size();
+  const NudgedChannels<T> n(call.operands[4].as<T>(), call.operands[5].as<T>(), channels, call.numbers);
+  const std::vector<T> wide_min = widen(to_min, channels), wide_max = widen(to_max, channels);
+  const int64_t rows = channels ? call.operands[3].size() / channels : 0;
+  for_each_run(rows, channels, [&](int64_t offset, int64_t p, int64_t count) {
+    for (int64_t k = 0; k < count; ++k) {
+      const T x = inputs[offset + k], low = n.nudged_min[p + k], high = n.nudged_max[p + k];
+      const T from = x < low ? wide_min[p + k] : x > high ? wide_max[p + k] : T(0);
+      const bool inside = ((x >= low) & (x <= high)) | n.no_range[p + k];
+      gradients[offset + k] = inside ? to_inputs[offset + k] : from;
+    }
+  });
+}
+
+}  // namespace exactqat

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Running independent tasks on all cores, with denormals flushed. What a task computes must not depend on which thread runs
+// it: kernels cut their work by shape alone.
+#pragma once
+#include <cstdint>
+#include <functional>
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+namespace exactqat {
+
+// TensorFlow's kernels treat denormal operands and results as zeros (FTZ and DAZ); so does every kernel here while one lives.
+class FlushDenormals {
+ public:
+#if defined(__SSE2__)
+  FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
+  ~FlushDenormals() { _mm_setcsr(saved_); }
+#elif defined(__aarch64__)
+  // FZ flushes operands and results alike.
+  FlushDenormals() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    asm volatile("msr fpcr, %0" ::"r"(saved_ | (uint64_t{1} << 24)));
+  }
+  ~FlushDenormals() { asm volatile("msr fpcr, %0" ::"r"(saved_)); }
+#else
+#error "say here how this processor flushes denormals"
+#endif
+  FlushDenormals(const FlushDenormals&) = delete;
+  FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+ private:
+#if defined(__aarch64__)
+  uint64_t saved_;
+#else
+  unsigned saved_;
+#endif
+};
+
+int thread_count();
+void set_thread_count(int count);
+
+void run_tasks(int64_t tasks, const std::function<void(int64_t)>& task);
+
+// task(i) for i in [0, tasks), in any order, on several threads if the whole is worth it. `cost` is about the number of
+// elements that all tasks touch together.
+template <class Task>
+void parallel_for(int64_t tasks, int64_t cost, Task&& task) {
+  constexpr int64_t kWorthAThread = 32768;
+  if (tasks <= 1 || cost < kWorthAThread || thread_count() == 1) {
+    for (int64_t i = 0; i < tasks; ++i) task(i);
+    return;
+  }
+  run_tasks(tasks, [&](int64_t i) { task(i); });
+}
+
+}  // namespace exactqat

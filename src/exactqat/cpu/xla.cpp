@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The door for JAX: one XLA FFI handler for all kernels. Built only where XLA's headers were found.
+#if defined(EXACTQAT_XLA)
+#include "call.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace exactqat {
+namespace ffi = xla::ffi;
+namespace {
+
+bool describe(const ffi::AnyBuffer& buffer, std::vector<Array>& arrays) {
+  const auto type = buffer.element_type();
+  if (type != ffi::F32 && type != ffi::F64) return false;
+  const auto shape = buffer.dimensions();
+  arrays.push_back({buffer.untyped_data(), type == ffi::F32 ? DType::float32 : DType::float64, {shape.begin(), shape.end()}});
+  return true;
+}
+
+ffi::Error run(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
+  try {
+    std::vector<Array> arrays;
+    for (size_t i = 0; i < operands.size(); ++i) {
+      auto buffer = operands.get<ffi::AnyBuffer>(i);
+      if (!buffer.has_value() || !describe(*buffer, arrays)) return ffi::Error::InvalidArgument("an operand no kernel takes");
+    }
+    const size_t count = arrays.size();
+    for (size_t i = 0; i < results.size(); ++i) {
+      auto buffer = results.get<ffi::AnyBuffer>(i);
+      if (!buffer.has_value() || !describe(**buffer, arrays)) return ffi::Error::InvalidArgument("a result no kernel makes");
+    }
+    auto kernel = attributes.get<std::string_view>("kernel");
+    if (!kernel.has_value()) return ffi::Error::InvalidArgument("no kernel is named");
+    Numbers numbers;
+    for (auto it = attributes.begin(); it != attributes.end(); ++it) {
+      const std::string_view name = *it;
+      if (attributes.isa<int64_t>(it)) numbers.entries.emplace_back(name, *attributes.get<int64_t>(name));
+      else if (attributes.isa<double>(it)) numbers.entries.emplace_back(name, *attributes.get<double>(name));
+    }
+    const std::span<const Array> all(arrays);
+    find_kernel(*kernel)(Call{all.first(count), all.subspan(count), numbers});
+  } catch (const std::invalid_argument& error) {
+    return ffi::Error::InvalidArgument(error.what());
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(error.what());
+  }
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ExactqatHandler, run, ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs());
+
+void* xla_handler() { return reinterpret_cast<void*>(ExactqatHandler); }
+
+}  // namespace exactqat
+#endif

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions whose gradient is not that of what they compute."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from exactqat.spec.op import framework_of, frontend
+
+
+def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function through which gradients pass as if it were the identity; also a decorator.
+
+    Args:
+        f: takes k arrays of one framework and returns as many, or one array if k is 1.
+    Returns:
+        A function that computes what `f` does. Backward, the gradient of its n-th output is that of its n-th input, and
+        whatever else `f` uses gets none.
+    Raises:
+        ValueError: `f` returns another number of arrays than it takes.
+    Source: `tf.grad_pass_through`.
+    """
+
+    def checked(*arrays: Any) -> Any:
+        results = f(*arrays)
+        count = len(results) if isinstance(results, tuple | list) else 1
+        if count != len(arrays):
+            raise ValueError(f"f must return one array for each it takes: it takes {len(arrays)} and returned {count}")
+        return results
+
+    @wraps(f)
+    def passing(*arrays: Any) -> Any:
+        framework = next((found for found in map(framework_of, arrays) if found), "numpy")
+        return frontend(framework).pass_through(checked, arrays)
+
+    return passing

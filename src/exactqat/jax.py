@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX arrays in, JAX arrays out: every declared operator as an XLA custom call under `jax.custom_vjp`."""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from exactqat.cpu import kernels
+from exactqat.spec.op import Operator, TensorSpec
+
+_TARGET = "exactqat"
+if not hasattr(kernels, "xla_handler"):
+    raise ImportError("exactqat was built where jaxlib was not installed; install jax and build exactqat again to use it with JAX")
+jax.ffi.register_ffi_target(_TARGET, kernels.xla_handler(), platform="cpu")
+
+
+def _run(op: Operator, attributes: tuple[tuple[str, Any], ...], *arrays: Any) -> Any:
+    lowered = op.lower(tuple(TensorSpec(tuple(a.shape), a.dtype.name) for a in arrays), attributes)
+    results = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in lowered.results]
+    numbers = {k: np.int64(v) if isinstance(v, int) else np.float64(v) for k, v in lowered.numbers.items()}
+    return tuple(jax.ffi.ffi_call(_TARGET, results, vmap_method="sequential")(*arrays, kernel=lowered.kernel, **numbers))
+
+
+@lru_cache
+def _differentiable(op: Operator) -> Callable[..., Any]:
+    if op.vjp is None:
+        return partial(_run, op)
+    vjp = op.vjp
+
+    def forward(attributes: Any, *arrays: Any) -> Any:
+        results = _run(op, attributes, *arrays)
+        return results, (arrays, results if op.saves_results else None)
+
+    def backward(attributes: Any, saved: Any, gradients: Any) -> Any:
+        arrays, results = saved
+        answer = vjp(gradients, arrays, results, dict(attributes))
+        return tuple(jnp.zeros_like(a) if g is None else g for g, a in zip(answer, arrays, strict=True))
+
+    function = jax.custom_vjp(partial(_run, op), nondiff_argnums=(0,))
+    function.defvjp(forward, backward)
+    return function
+
+
+def call(op: Operator, operands: list[Any], attributes: dict[str, Any]) -> Any:
+    """Run `op` on JAX arrays; numbers and lists take the dtype of the first array."""
+    dtype = next(value.dtype for value in operands if isinstance(value, jax.Array))
+    arrays = [v if isinstance(v, jax.Array) else jnp.asarray(v, dtype) for v in operands]
+    return op.wrap(_differentiable(op)(tuple(attributes.items()), *arrays))
+
+
+def pass_through(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
+    """`function(*arrays)`, through which gradients pass unchanged, output by output."""
+    passing = jax.custom_vjp(function)
+    passing.defvjp(
+        lambda *inputs: (function(*inputs), None),
+        lambda _, gradients: tuple(gradients) if isinstance(gradients, tuple | list) else (gradients,),
+    )
+    return passing(*arrays)

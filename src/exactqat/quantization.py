@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tf.quantization`: the operators exported there, and the functions that TensorFlow writes in Python."""
+
+from typing import Any
+
+from exactqat.spec import OPERATORS
+from exactqat.spec import quantize_and_dequantize as _operators
+
+globals().update(
+    {name.removeprefix("quantization."): op for op in OPERATORS.values() for name in op.exports if name.startswith("quantization.")}
+)
+
+
+def _axis(input: Any, axis: int | None) -> int:
+    """The raw operators' axis, where -1 is the whole tensor, from the public one, where None is and negatives count from the end."""
+    if axis is None:
+        return -1
+    rank = len(input.shape)
+    if not -rank <= axis < rank:
+        raise ValueError(f"axis must be from {-rank} to {rank - 1} for an input of rank {rank}, got {axis}")
+    return axis % rank
+
+
+def quantize_and_dequantize(
+    input: Any,
+    input_min: Any,
+    input_max: Any,
+    signed_input: bool = True,
+    num_bits: int = 8,
+    range_given: bool = False,
+    round_mode: str = "HALF_TO_EVEN",
+    name: str | None = None,
+    narrow_range: bool = False,
+    axis: int | None = None,
+) -> Any:
+    """Quantize and dequantize; the gradient passes straight through.
+
+    Args:
+        input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
+            `raw_ops.QuantizeAndDequantizeV2`.
+        name: ignored.
+        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the end.
+    Returns:
+        An array like `input`.
+    Raises:
+        ValueError: as `raw_ops.QuantizeAndDequantizeV2`.
+    Source: `tf.quantization.quantize_and_dequantize`.
+    """
+    return _operators.quantize_and_dequantize_v2(
+        input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range, _axis(input, axis)
+    )
+
+
+def quantize_and_dequantize_v2(
+    input: Any,
+    input_min: Any,
+    input_max: Any,
+    signed_input: bool = True,
+    num_bits: int = 8,
+    range_given: bool = False,
+    round_mode: str = "HALF_TO_EVEN",
+    name: str | None = None,
+    narrow_range: bool = False,
+    axis: int | None = None,
+) -> Any:
+    """Quantize and dequantize; the gradient is zero outside the range that was used.
+
+    If the range is taken from the data, all of it lies inside and the whole gradient passes. (TensorFlow masks with the
+    unused `input_min` and `input_max` then, which leaves almost nothing.)
+
+    Args:
+        input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
+            `raw_ops.QuantizeAndDequantizeV4`.
+        name: ignored.
+        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the end.
+    Returns:
+        An array like `input`.
+    Raises:
+        ValueError: as `raw_ops.QuantizeAndDequantizeV4`.
+    Source: `tf.quantization.quantize_and_dequantize_v2`.
+    """
+    operator = _operators.quantize_and_dequantize_v4 if range_given else _operators.quantize_and_dequantize_v2
+    return operator(
+        input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range, _axis(input, axis)
+    )

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tf.raw_ops`: every declared operator under its CamelCase name, with keyword arguments only, as in TensorFlow."""
+
+from typing import Any
+
+from exactqat.spec import OPERATORS
+from exactqat.spec.op import Operator
+
+
+def _keywords_only(op: Operator) -> Any:
+    def raw_op(*args: Any, **kwargs: Any) -> Any:
+        if args:
+            raise TypeError(f"{op.raw_name} takes keyword arguments only (such as {op.parameters[0]}=...)")
+        return op(**kwargs)
+
+    raw_op.__name__ = raw_op.__qualname__ = str(op.raw_name)
+    raw_op.__doc__ = op.__doc__
+    raw_op.__signature__ = op.__signature__  # type: ignore[attr-defined]
+    return raw_op
+
+
+def __getattr__(name: str) -> Any:
+    for op in OPERATORS.values():
+        if op.raw_name == name:
+            globals()[name] = function = _keywords_only(op)
+            return function
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(str(op.raw_name) for op in OPERATORS.values() if op.raw_name)

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The meaning of every kernel, in NumPy: TensorFlow's order of operations, written to be read, never optimised."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from exactqat.reference import depthwise_conv2d, fake_quant, fused_batch_norm, quantize_and_dequantize
+from exactqat.spec import OPERATORS, Operator
+from exactqat.spec.op import TensorSpec
+
+KERNELS = {
+    name: function
+    for family in (depthwise_conv2d, fake_quant, fused_batch_norm, quantize_and_dequantize)
+    for name, function in vars(family).items()
+    if getattr(function, "__module__", None) == family.__name__ and not name.startswith("_")
+}
+
+
+def call(op: str | Operator, operands: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> Any:
+    """Run an operator, by declaration, raw name or name, on NumPy arrays through the reference."""
+    if isinstance(op, str):
+        op = next(o for o in OPERATORS.values() if op in (o.name, o.raw_name))
+    arrays, checked = op.bind((), {**operands, **attributes})
+    lowered = op.lower(tuple(TensorSpec(a.shape, a.dtype.name) for a in arrays), tuple(checked.items()))
+    with np.errstate(all="ignore"):
+        results = KERNELS[lowered.kernel](*arrays, **lowered.numbers)
+    results = results if isinstance(results, tuple) else (results,)
+    return op.wrap(
+        [np.asarray(r, dtype=s.dtype).reshape(s.shape) for r, s in zip(results, lowered.results, strict=False)]
+    )

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arithmetic as TensorFlow's kernels do it: denormal operands and results count as zeros of the same sign.
+
+x86 decides after rounding whether a result is denormal. float32 products and quotients are therefore formed in float64 and
+compared with the smallest value that still rounds up to a normal number. (float64 uses its own denormal results instead,
+which can differ for results within half a step of the smallest normal number.)
+"""
+
+import numpy as np
+
+SMALLEST_NORMAL = {np.dtype("float32"): 2.0**-126, np.dtype("float64"): 2.0**-1022}
+# Below this a float32 result, rounded to 24 bits with unlimited exponent, would still be less than the smallest normal.
+ROUNDS_BELOW_NORMAL = 2.0**-126 * (1 - 2.0**-25)
+
+
+def flush(v):
+    """Denormals become zeros of the same sign."""
+    v = np.asarray(v)
+    return np.where(np.abs(v) < SMALLEST_NORMAL[v.dtype], np.copysign(v.dtype.type(0), v), v)
+
+
+def _round(exact, dtype):
+    """A float64 result to `dtype`, denormals flushed."""
+    if dtype == np.float64:
+        return flush(exact)
+    rounded = exact.astype(dtype)
+    return np.where(np.abs(exact) < ROUNDS_BELOW_NORMAL, np.copysign(dtype.type(0), rounded), rounded)
+
+
+def _operands(*values):
+    dtype = np.result_type(*values)
+    return dtype, [flush(np.asarray(v, dtype)).astype(np.float64) for v in values]
+
+
+def add(a, b):
+    return flush(flush(a) + flush(b))
+
+
+def subtract(a, b):
+    return flush(flush(a) - flush(b))
+
+
+def multiply(a, b):
+    dtype, (a, b) = _operands(a, b)
+    return _round(a * b, dtype)
+
+
+def divide(a, b):
+    # A quotient of 24-bit numbers rounded to 53 bits and then to 24 is the correctly rounded one (53 >= 2 * 24 + 2).
+    dtype, (a, b) = _operands(a, b)
+    return _round(a / b, dtype)
+
+
+def narrow(v, dtype):
+    """A float64 value rounded once to `dtype`, denormals flushed."""
+    return _round(np.asarray(v, np.float64), np.dtype(dtype))
+
+
+def fused_multiply_add(a, b, c):
+    """a * b + c, rounded once."""
+    dtype, (a, b, c) = _operands(a, b, c)
+    if dtype == np.float64:
+        return flush(_fused_multiply_add_double(a, b, c))
+    product = a * b  # exact: 24 + 24 bits
+    total, error = _two_sum(product, c)
+    return _round(_to_odd(total, error), dtype)
+
+
+def _two_sum(a, b):
+    """a + b as its rounded value and the exact error of that rounding (Knuth)."""
+    total = a + b
+    virtual = total - a
+    return total, (a - (total - virtual)) + (b - virtual)
+
+
+def _two_product(a, b):
+    """a * b as its rounded value and the exact error of that rounding (Dekker, with Veltkamp's splitting)."""
+
+    def split(v):
+        t = v * (2.0**27 + 1)
+        high = t - (t - v)
+        return high, v - high
+
+    product = a * b
+    (ah, al), (bh, bl) = split(a), split(b)
+    return product, ((ah * bh - product) + ah * bl + al * bh) + al * bl
+
+
+def _to_odd(total, error):
+    """Round to odd: the one intermediate rounding after which a second rounding to fewer bits is right (Boldo, Melquiond)."""
+    even = (np.asarray(total).view(np.int64) & 1) == 0
+    inexact = (error != 0) & np.isfinite(total) & np.isfinite(error)
+    return np.where(inexact & even, np.nextafter(total, np.where(error > 0, np.inf, -np.inf)), total)
+
+
+def _fused_multiply_add_double(a, b, c):
+    """Boldo and Melquiond's emulation in float64; the plain sum where an intermediate overflows."""
+    high, low = _two_product(a, b)
+    t_high, t_low = _two_sum(c, low)
+    v_high, v_low = _two_sum(high, t_high)
+    result = v_high + _to_odd(*_two_sum(t_low, v_low))
+    return np.where(np.isfinite(result), result, a * b + c)

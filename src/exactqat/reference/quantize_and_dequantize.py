@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""QuantizeAndDequantize*: the arithmetic of TensorFlow's `quantize_and_dequantize_op.h`."""
+
+import numpy as np
+
+from exactqat.reference.arithmetic import add, divide, flush, multiply
+
+
+def _range_of(slices):
+    """Minimum and maximum of each slice `[outer, slices, inner]`; NaN if any element is. A maximum of -0 only if there is no +0."""
+    minimum = slices.min(axis=(0, 2))
+    maximum = slices.max(axis=(0, 2))
+    positive_zero = ((slices == 0) & ~np.signbit(slices)).any(axis=(0, 2))
+    zero = np.where(positive_zero, slices.dtype.type(0), -slices.dtype.type(0))
+    return minimum, np.where(maximum == 0, zero, maximum)
+
+
+def _scales(minimum, maximum, signed_input, num_bits, narrow_range):
+    """Scale, its inverse, and the range it stands for, elementwise over ranges."""
+    real = minimum.dtype.type
+    min_quantized = -(2 ** (num_bits - 1)) + narrow_range if signed_input else 0
+    max_quantized = 2 ** (num_bits - 1) - 1 if signed_input else 2**num_bits - 1
+    low, high, largest = real(min_quantized), real(max_quantized), np.finfo(real).max
+    from_min = np.where(multiply(low, minimum) > 0, divide(low, minimum), largest)
+    from_max = np.where(multiply(high, maximum) > 0, divide(high, maximum), largest)
+    min_side = from_min < from_max
+    inverse = np.where(min_side, divide(minimum, low), divide(maximum, high))
+    return (
+        np.where(min_side, from_min, from_max),
+        inverse,
+        np.where(min_side, minimum, multiply(low, inverse)),
+        np.where(min_side, multiply(high, inverse), maximum),
+    )
+
+
+def quantize_and_dequantize(
+    input,
+    *bounds,
+    signed_input,
+    num_bits,
+    range_given,
+    half_up,
+    narrow_range,
+    outer,
+    slices,
+    inner,
+    input_min=None,
+    input_max=None,
+):
+    if input.size == 0:
+        return input
+    values = flush(input).reshape(outer, slices, inner)
+    if range_given:
+        minimum, maximum = (np.asarray(b, input.dtype).reshape(slices) for b in bounds or (input_min, input_max))
+        minimum, maximum = flush(minimum), flush(maximum)
+        for low, high in zip(minimum, maximum, strict=True):
+            if not low <= high:
+                raise ValueError(f"Invalid range: input_min {low:g} > input_max {high:g}")
+    else:
+        minimum, maximum = _range_of(values)
+    scale, inverse, minimum, maximum = (
+        v.astype(input.dtype).reshape(1, slices, 1)
+        for v in _scales(minimum, maximum, signed_input, num_bits, narrow_range)
+    )
+    if range_given:
+        values = np.where(maximum < values, maximum, values)
+        values = np.where(values < minimum, minimum, values)
+    scaled = multiply(values, scale)
+    rounded = np.floor(add(scaled, input.dtype.type(0.5))) if half_up else np.rint(scaled)
+    return multiply(rounded, inverse).reshape(input.shape)
+
+
+def quantize_and_dequantize_v4_grad(gradients, input, input_min, input_max, *, outer, slices, inner):
+    values, minimum, maximum = flush(input).reshape(outer, slices, inner), flush(input_min), flush(input_max)
+    minimum, maximum = minimum.reshape(1, slices, 1), maximum.reshape(1, slices, 1)
+    inside = ((values >= minimum) & (values <= maximum)).astype(input.dtype).reshape(input.shape)
+    return multiply(gradients, inside), np.zeros_like(input_min), np.zeros_like(input_max)

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The declarations of all operators."""
+
+from exactqat.spec import depthwise_conv2d, fake_quant, fused_batch_norm, quantize_and_dequantize
+from exactqat.spec.op import OPERATORS, Operator
+
+__all__ = ["OPERATORS", "Operator", "depthwise_conv2d", "fake_quant", "fused_batch_norm", "quantize_and_dequantize"]

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Declarations of the FakeQuantWithMinMax family."""
+
+from exactqat.spec.op import (
+    Lowering,
+    Tensor,
+    TensorSpec,
+    check_dtypes,
+    check_length,
+    check_rank,
+    check_same_shape,
+    operator,
+)
+
+GRADIENTS = ("backprops_wrt_input", "backprop_wrt_min", "backprop_wrt_max")
+
+
+def _exports(name: str) -> tuple[str, str]:
+    return f"quantization.{name}", name
+
+
+def _quantization(num_bits: int, narrow_range: bool) -> dict[str, int | float]:
+    if not 2 <= num_bits <= 16:
+        raise ValueError(f"num_bits must be between 2 and 16, inclusive, got {num_bits}")
+    return {"num_bits": num_bits, "narrow_range": int(narrow_range)}
+
+
+def _fixed_range(min: float, max: float) -> dict[str, int | float]:
+    if not min < max:  # NaN fails too
+        raise ValueError(f"min has to be smaller than max, was: {min:g} >= {max:g}")
+    return {"min": min, "max": max}
+
+
+def _channels(inputs: TensorSpec, min: TensorSpec, max: TensorSpec) -> None:
+    if inputs.rank < 1:
+        raise ValueError("inputs must be at least rank 1 (the last dimension holds the channels) but is rank 0")
+    check_length(inputs.shape[-1], "the last dimension of inputs", min=min, max=max)
+
+
+@operator("FakeQuantWithMinMaxArgs", ("outputs",), _exports("fake_quant_with_min_max_args"))
+def fake_quant_with_min_max_args(
+    inputs: Tensor, min: float = -6.0, max: float = 6.0, num_bits: int = 8, narrow_range: bool = False
+) -> Lowering:
+    """Quantize and dequantize a tensor with one fixed range.
+
+    The range is first moved ("nudged") so that zero is one of its `2**num_bits` steps (one step fewer with `narrow_range`);
+    values outside it are clamped to its ends, values inside it are rounded to the nearest step, ties upwards. NaN stays NaN.
+
+    Args:
+        inputs: float32 or float64, any shape.
+        min, max: the range; `min < max`.
+        num_bits: 2 to 16.
+        narrow_range: leave out the lowest code, so that a symmetric range has symmetric codes.
+    Returns:
+        outputs: like `inputs`.
+    Raises:
+        ValueError: `num_bits` outside 2..16, or not `min < max`.
+    Source: TensorFlow `FakeQuantWithMinMaxArgs`.
+    """
+    check_dtypes(inputs=inputs)
+    return Lowering(
+        (inputs,), "fake_quant_with_min_max_args", _fixed_range(min, max) | _quantization(num_bits, narrow_range)
+    )
+
+
+@operator("FakeQuantWithMinMaxArgsGradient", ("backprops",), _exports("fake_quant_with_min_max_args_gradient"))
+def fake_quant_with_min_max_args_gradient(
+    gradients: Tensor,
+    inputs: Tensor,
+    min: float = -6.0,
+    max: float = 6.0,
+    num_bits: int = 8,
+    narrow_range: bool = False,
+) -> Lowering:
+    """Gradient of `fake_quant_with_min_max_args`: `gradients` where `inputs` lie in the nudged range, times 0 elsewhere.
+
+    Args:
+        gradients: float32 or float64, the gradient that arrives at the outputs; same shape as `inputs`.
+        inputs: what was given to `fake_quant_with_min_max_args`, as the other arguments.
+    Returns:
+        backprops: like `inputs`. The nudged range includes both ends; the product with 0 keeps NaN, infinity and the sign of zero.
+    Raises:
+        ValueError: shapes that differ, `num_bits` outside 2..16, or not `min < max`.
+    Source: TensorFlow `FakeQuantWithMinMaxArgsGradient`.
+    """
+    check_dtypes(gradients=gradients, inputs=inputs)
+    check_same_shape(gradients=gradients, inputs=inputs)
+    return Lowering(
+        (inputs,), "fake_quant_with_min_max_args_gradient", _fixed_range(min, max) | _quantization(num_bits, narrow_range)
+    )
+
+
+@operator("FakeQuantWithMinMaxVars", ("outputs",), _exports("fake_quant_with_min_max_vars"))
+def fake_quant_with_min_max_vars(
+    inputs: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
+) -> Lowering:
+    """Quantize and dequantize a tensor with one range that can be trained.
+
+    As `fake_quant_with_min_max_args`, but the step is found by a true division, so a few values in a million round the other
+    way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every range that is not finite
+    give NaN; `min > max` gives a constant.
+
+    Args:
+        inputs: float32 or float64, any shape.
+        min, max: the range, scalars of the dtype of `inputs`.
+        num_bits: 2 to 16.
+        narrow_range: leave out the lowest code.
+    Returns:
+        outputs: like `inputs`.
+    Raises:
+        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVars`.
+    """
+    check_dtypes(inputs=inputs, min=min, max=max)
+    check_rank(0, min=min, max=max)
+    return Lowering((inputs,), "fake_quant_with_min_max_vars", _quantization(num_bits, narrow_range))
+
+
+@operator("FakeQuantWithMinMaxVarsGradient", GRADIENTS, _exports("fake_quant_with_min_max_vars_gradient"))
+def fake_quant_with_min_max_vars_gradient(
+    gradients: Tensor, inputs: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
+) -> Lowering:
+    """Gradients of `fake_quant_with_min_max_vars` for its inputs and both ends of the range.
+
+    Args:
+        gradients: float32 or float64, the gradient that arrives at the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars`.
+    Returns:
+        backprops_wrt_input: like `inputs`; `gradients` inside the nudged range (ends included), times 0 outside.
+        backprop_wrt_min: scalar, sum of `gradients` where `inputs` lie below the nudged range.
+        backprop_wrt_max: scalar, sum of `gradients` where `inputs` lie above it.
+        A gradient that is not finite anywhere makes both sums NaN. With `min == max == 0` the gradient passes unchanged.
+    Raises:
+        ValueError: shapes that differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
+    """
+    check_dtypes(inputs=inputs, gradients=gradients, min=min, max=max)
+    check_same_shape(gradients=gradients, inputs=inputs)
+    check_rank(0, min=min, max=max)
+    return Lowering(
+        (inputs, min, max), "fake_quant_with_min_max_vars_gradient", _quantization(num_bits, narrow_range)
+    )
+
+
+@operator("FakeQuantWithMinMaxVarsPerChannel", ("outputs",), _exports("fake_quant_with_min_max_vars_per_channel"))
+def fake_quant_with_min_max_vars_per_channel(
+    inputs: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
+) -> Lowering:
+    """Quantize and dequantize a tensor with one trainable range for each channel, the last dimension.
+
+    Each channel behaves as `fake_quant_with_min_max_args` with its own range; ranges of 0 as `fake_quant_with_min_max_vars`.
+
+    Args:
+        inputs: float32 or float64, shape `[..., d]`, any rank from 1.
+        min, max: the ranges, shape `[d]`, of the dtype of `inputs`.
+        num_bits: 2 to 16.
+        narrow_range: leave out the lowest code.
+    Returns:
+        outputs: like `inputs`.
+    Raises:
+        ValueError: `inputs` of rank 0, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes that differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`.
+    """
+    check_dtypes(inputs=inputs, min=min, max=max)
+    _channels(inputs, min, max)
+    return Lowering((inputs,), "fake_quant_with_min_max_vars_per_channel", _quantization(num_bits, narrow_range))
+
+
+@operator(
+    "FakeQuantWithMinMaxVarsPerChannelGradient", GRADIENTS, _exports("fake_quant_with_min_max_vars_per_channel_gradient")
+)
+def fake_quant_with_min_max_vars_per_channel_gradient(
+    gradients: Tensor, inputs: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
+) -> Lowering:
+    """Gradients of `fake_quant_with_min_max_vars_per_channel` for its inputs and both ends of each channel's range.
+
+    Args:
+        gradients: float32 or float64, the gradient that arrives at the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars_per_channel`.
+    Returns:
+        backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range (ends included), times 0 outside.
+        backprop_wrt_min: shape `[d]`, sums of `gradients` where `inputs` lie below the channel's nudged range.
+        backprop_wrt_max: shape `[d]`, sums of `gradients` where `inputs` lie above it.
+        A gradient that is not finite makes both sums of its channel NaN. Where `min == max == 0` it passes unchanged.
+    Raises:
+        ValueError: shapes that differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes that differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.
+    """
+    check_dtypes(inputs=inputs, gradients=gradients, min=min, max=max)
+    check_same_shape(gradients=gradients, inputs=inputs)
+    _channels(inputs, min, max)
+    return Lowering(
+        (inputs, min, max), "fake_quant_with_min_max_vars_per_channel_gradient", _quantization(num_bits, narrow_range)
+    )
+
+
+@operator(None, ("gradients",))
+def fake_quant_with_min_max_vars_gradient_transpose(
+    input_cotangent: Tensor,
+    min_cotangent: Tensor,
+    max_cotangent: Tensor,
+    inputs: Tensor,
+    min: Tensor,
+    max: Tensor,
+    num_bits: int = 8,
+    narrow_range: bool = False,
+) -> Lowering:
+    """The transpose of the two `fake_quant_with_min_max_vars*_gradient` operators, which are linear in `gradients`.
+
+    TensorFlow has no second derivative of this family; this is what defines it here. Where `inputs` lie inside the nudged
+    range the result is `input_cotangent`, below it `min_cotangent`, above it `max_cotangent`.
+
+    Args:
+        input_cotangent: same shape as `inputs`.
+        min_cotangent, max_cotangent: same shape as `min`.
+        inputs, min, max, num_bits, narrow_range: as given to the gradient operator; `min` of rank 0, or 1 for channels.
+    Returns:
+        gradients: like `inputs`.
+    Raises:
+        ValueError: shapes that do not fit, `num_bits` outside 2..16. TypeError: dtypes that differ.
+    Source: the linear map of semantics of `FakeQuantWithMinMaxVars[PerChannel]Gradient`, transposed.
+    """
+    check_dtypes(
+        inputs=inputs,
+        input_cotangent=input_cotangent,
+        min_cotangent=min_cotangent,
+        max_cotangent=max_cotangent,
+        min=min,
+        max=max,
+    )
+    check_same_shape(input_cotangent=input_cotangent, inputs=inputs)
+    check_same_shape(min_cotangent=min_cotangent, min=min)
+    check_same_shape(max_cotangent=max_cotangent, max=max)
+    if min.rank == 0:
+        check_rank(0, max=max)
+    else:
+        _channels(inputs, min, max)
+    return Lowering(
+        (inputs,), "fake_quant_with_min_max_vars_gradient_transpose", _quantization(num_bits, narrow_range)
+    )
+
+
+@fake_quant_with_min_max_args.gradient
+def _(gradients, operands, results, attributes):
+    return (fake_quant_with_min_max_args_gradient(*gradients, *operands, **attributes),)
+
+
+@fake_quant_with_min_max_args_gradient.gradient
+def _(gradients, operands, results, attributes):
+    # Linear in its first operand with a diagonal matrix, so it is its own transpose.
+    return fake_quant_with_min_max_args_gradient(*gradients, operands[1], **attributes), None
+
+
+@fake_quant_with_min_max_vars.gradient
+def _(gradients, operands, results, attributes):
+    return fake_quant_with_min_max_vars_gradient(*gradients, *operands, **attributes)
+
+
+@fake_quant_with_min_max_vars_per_channel.gradient
+def _(gradients, operands, results, attributes):
+    return fake_quant_with_min_max_vars_per_channel_gradient(*gradients, *operands, **attributes)
+
+
+@fake_quant_with_min_max_vars_gradient.gradient
+@fake_quant_with_min_max_vars_per_channel_gradient.gradient
+def _(gradients, operands, results, attributes):
+    transposed = fake_quant_with_min_max_vars_gradient_transpose(*gradients, *operands[1:], **attributes)
+    return transposed, None, None, None
+
+
+@fake_quant_with_min_max_vars_gradient_transpose.gradient
+def _(gradients, operands, results, attributes):
+    _, _, _, inputs, min, max = operands
+    per_tensor = len(min.shape) == 0
+    forward = fake_quant_with_min_max_vars_gradient if per_tensor else fake_quant_with_min_max_vars_per_channel_gradient
+    return *forward(*gradients, inputs, min, max, **attributes), None, None, None

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator is.
+
+An operator is declared once, as a plain function: its parameters are TensorFlow's, its docstring is the documentation, and
+its body checks the arguments and returns a `Lowering`: the results' shapes and dtypes, the kernel to run and the numbers
+that kernel needs. Parameters annotated `Tensor` are operands; all the others are attributes, static under every compiler.
+Everything else (NumPy, PyTorch and JAX entry points, `raw_ops`, documentation, test enumeration) is derived from it.
+"""
+
+import inspect
+import math
+import numbers
+import operator as python_operator
+import sys
+import types
+import typing
+from collections import namedtuple
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial, update_wrapper
+from typing import Any, NamedTuple
+
+
+class Tensor:
+    """Annotation of an array parameter of an operator (a NumPy, PyTorch or JAX array)."""
+
+
+class TensorSpec(NamedTuple):
+    """What the declarations see of an array: its shape and the name of its dtype."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+class Lowering(NamedTuple):
+    """One checked call: what it returns and which kernel computes it from which numbers."""
+
+    results: tuple[TensorSpec, ...]
+    kernel: str
+    numbers: Mapping[str, int | float]
+
+
+OPERATORS: dict[str, "Operator"] = {}
+
+# Where an array type is defined, in the order in which they are asked; a framework counts only once the caller imported it.
+FRAMEWORKS = {"numpy": ("numpy", "ndarray"), "torch": ("torch", "Tensor"), "jax": ("jax", "Array")}
+
+
+class Operator:
+    """A declared operator, callable with the arrays of any framework. See the module's text."""
+
+    def __init__(self, rule: Callable[..., Lowering], raw_name: str | None, results: tuple[str, ...], exports: tuple[str, ...]):
+        update_wrapper(self, rule)
+        self.name: str = rule.__name__
+        self.rule = rule
+        self.raw_name = raw_name
+        self.results = results
+        self.exports = exports
+        self.vjp: Callable[..., tuple[Any, ...]] | None = None
+        self.saves_results = False
+        self.differentiable = results
+        parameters = inspect.signature(rule).parameters
+        self.parameters = tuple(parameters)
+        self.defaults = {k: p.default for k, p in parameters.items() if p.default is not inspect.Parameter.empty}
+        self.operands = tuple(k for k, p in parameters.items() if p.annotation is Tensor)
+        self.attributes = {k: p.annotation for k, p in parameters.items() if p.annotation is not Tensor}
+        name = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+        self.__signature__ = inspect.Signature([*parameters.values(), name])
+        self.result_type = namedtuple(raw_name or self.name, results)  # type: ignore[misc]
+        self.result_type.__doc__ = f"Results of `{self.name}`."
+        self.lower = lru_cache(maxsize=4096)(self._lower)
+
+    def __repr__(self) -> str:
+        return f"<exactqat operator {self.name}{self.__signature__}>"
+
+    def gradient(
+        self,
+        vjp: Callable[..., tuple[Any, ...]] | None = None,
+        *,
+        of: tuple[str, ...] | None = None,
+        saves_results: bool = False,
+    ) -> Any:
+        """Declare the vector-Jacobian product: `vjp(gradients, operands, results, attributes)` -> one gradient per operand.
+
+        `gradients` holds one array per result; None in the answer stands for a zero gradient. The body uses public operators
+        and the arrays' own arithmetic only, so it works in every framework and can be differentiated again. `results` are
+        None unless `saves_results`, which keeps them alive for the backward pass. `of` names the results that have a gradient,
+        by default all; the others count as constants.
+        """
+        if vjp is None:
+            return partial(self.gradient, of=of, saves_results=saves_results)
+        self.vjp, self.saves_results = vjp, saves_results
+        self.differentiable = self.results if of is None else of
+        return vjp
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The operands, in order, and the checked attributes of one call."""
+        accepted = self.parameters + ("name",)
+        if len(args) > len(accepted):
+            raise TypeError(f"{self.name}() takes at most {len(accepted)} arguments, got {len(args)}")
+        values = dict(zip(accepted, args, strict=False))
+        for key, value in kwargs.items():
+            if key not in accepted:
+                raise TypeError(f"{self.name}() has no argument {key!r}; its arguments are {', '.join(accepted)}")
+            if key in values:
+                raise TypeError(f"{self.name}() got argument {key!r} twice")
+            values[key] = value
+        operands = []
+        attributes = {}
+        for key in self.parameters:
+            value = values.get(key)
+            if value is None:  # TensorFlow 1 documented None as "the default" for attributes
+                if key not in self.defaults:
+                    raise TypeError(f"{self.name}() misses the required argument {key!r}")
+                value = self.defaults[key]
+            if key in self.attributes:
+                attributes[key] = _attribute(self.name, key, value, self.attributes[key])
+            else:
+                operands.append(value)
+        return operands, attributes
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        operands, attributes = self.bind(args, kwargs)
+        return frontend_for(self, operands).call(self, operands, attributes)
+
+    def wrap(self, results: Any) -> Any:
+        """Results as the caller gets them: the array itself, or a named tuple of several."""
+        return results[0] if len(self.results) == 1 else self.result_type(*results)
+
+    def _lower(self, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[str, Any], ...]) -> Lowering:
+        specs = dict(zip(self.operands, operands, strict=True))
+        try:
+            return self.rule(**specs, **dict(attributes))
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{self.name}: {error}") from None
+
+
+def operator(raw_name: str | None, results: tuple[str, ...], exports: tuple[str, ...] = ()) -> Callable[[Any], Operator]:
+    """Declare an operator.
+
+    raw_name: its name in `tf.raw_ops`, None for one that TensorFlow does not have. results: names of the outputs.
+    exports: the public names TensorFlow gives it, as "namespace.name" or, for the top level, "name".
+    """
+
+    def declare(rule: Callable[..., Lowering]) -> Operator:
+        declared = Operator(rule, raw_name, results, exports)
+        OPERATORS[declared.name] = declared
+        return declared
+
+    return declare
+
+
+def framework_of(value: Any) -> str | None:
+    """"numpy", "torch" or "jax" for an array, None for a Python number or sequence."""
+    for framework, (module, array_type) in FRAMEWORKS.items():
+        loaded = sys.modules.get(module)
+        if loaded is not None and isinstance(value, getattr(loaded, array_type)):
+            return framework
+    return None
+
+
+def frontend_for(declared: Operator, operands: list[Any]) -> types.ModuleType:
+    """The module that runs `declared` for the arrays given; they must all be of one framework."""
+    found, first = None, ""
+    for name, value in zip(declared.operands, operands, strict=True):
+        framework = framework_of(value)
+        if framework is None:
+            if not isinstance(value, numbers.Number | list | tuple):
+                raise TypeError(
+                    f"{declared.name}: {name} must be a NumPy, PyTorch or JAX array or a number, got {type(value).__name__}"
+                )
+        elif found is None:
+            found, first = framework, name
+        elif framework != found:
+            raise TypeError(
+                f"{declared.name}: {name} is a {framework} array but {first} is a {found} array; all operands must come from one framework"
+            )
+    return frontend(found or "numpy")
+
+
+def frontend(framework: str) -> types.ModuleType:
+    """The module that runs operators on the arrays of one framework."""
+    # Import statements rather than import_module: torch.compile can follow them when the first call is a compiled one.
+    if framework == "torch":
+        import exactqat.torch
+
+        return exactqat.torch
+    if framework == "jax":
+        import exactqat.jax
+
+        return exactqat.jax
+    import exactqat.numpy
+
+    return exactqat.numpy
+
+
+def _attribute(op: str, name: str, value: Any, annotation: Any) -> Any:
+    """`value` as the plain Python type the declaration names, or an error that names the argument."""
+    if annotation is bool:
+        if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+            return bool(value)
+    elif annotation is int:
+        if type(value) is int:
+            return value
+        if not isinstance(value, bool):
+            try:
+                return python_operator.index(value)
+            except Exception:  # arrays, tracers and tensors each refuse in their own way
+                pass
+    elif annotation is float:
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
+            return float(value)
+    elif typing.get_origin(annotation) is typing.Literal:
+        if isinstance(value, str) and value in typing.get_args(annotation):
+            return value
+        allowed = ", ".join(repr(choice) for choice in typing.get_args(annotation))
+        raise (ValueError if isinstance(value, str) else TypeError)(f"{op}: {name} must be one of {allowed}, got {value!r}")
+    elif annotation == tuple[int, ...]:
+        try:
+            return tuple(python_operator.index(v) for v in value)
+        except Exception:  # not a sequence, not integers, or not static
+            pass
+    wanted = {bool: "a bool", int: "a static integer", float: "a number"}.get(annotation, "a static sequence of integers")
+    raise TypeError(f"{op}: {name} must be {wanted}, got {_describe(value)}")
+
+
+def _describe(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
+
+
+# Checks that several families share. Each names the argument, what was given and what is allowed.
+
+FLOATS = ("float32", "float64")
+
+
+def check_dtypes(allowed: tuple[str, ...] = FLOATS, **specs: TensorSpec) -> None:
+    """All of one dtype, and that one of `allowed`."""
+    (first, leading), *others = specs.items()
+    if leading.dtype not in allowed:
+        raise TypeError(f"{first} must be {' or '.join(allowed)}, got {leading.dtype}")
+    for name, spec in others:
+        if spec.dtype != leading.dtype:
+            raise TypeError(f"{name} must be {leading.dtype} like {first}, got {spec.dtype}")
+
+
+def check_rank(rank: int, **specs: TensorSpec) -> None:
+    for name, spec in specs.items():
+        if spec.rank != rank:
+            raise ValueError(f"{name} must be rank {rank} but is rank {spec.rank} (shape {list(spec.shape)})")
+
+
+def check_same_shape(**specs: TensorSpec) -> None:
+    (first, leading), *others = specs.items()
+    for name, spec in others:
+        if spec.shape != leading.shape:
+            raise ValueError(f"{first} and {name} must be the same size, got {list(leading.shape)} and {list(spec.shape)}")
+
+
+def check_length(length: int, of: str, **specs: TensorSpec) -> None:
+    """Vectors of one length; `of` tells what the length is taken from."""
+    check_rank(1, **specs)
+    for name, spec in specs.items():
+        if spec.shape[0] != length:
+            raise ValueError(f"{name} has incorrect size, expected {length} ({of}), got {spec.shape[0]}")

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch tensors in, PyTorch tensors out: every declared operator as a `torch.ops.exactqat` operator with autograd.
+
+Each operator is registered once: a schema derived from its declaration, a CPU kernel, the shape rule for fake tensors
+(`torch.compile`, `torch.export`), and its vjp, itself made of such operators, so that it can be differentiated again.
+"""
+
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from exactqat.cpu import planned
+from exactqat.spec import OPERATORS
+from exactqat.spec.op import Operator, TensorSpec
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_LIBRARY = torch.library.Library("exactqat", "DEF")
+_SCHEMA_TYPES = {bool: "bool", int: "int", float: "float", tuple[int, ...]: "int[]"}
+_OVERLOADS: dict[str, Any] = {}
+
+
+def _spec(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(tuple(tensor.shape), _NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch."))
+
+
+def _schema(op: Operator) -> str:
+    """Operands first, then attributes, all positional and without defaults: callers always give them all."""
+
+    def schema_type(annotation: Any) -> str:
+        return "str" if typing.get_origin(annotation) is typing.Literal else _SCHEMA_TYPES[annotation]
+
+    parameters = [f"Tensor {name}" for name in op.operands]
+    parameters += [f"{schema_type(annotation)} {name}" for name, annotation in op.attributes.items()]
+    results = ", ".join(["Tensor"] * len(op.results))
+    return f"{op.name}({', '.join(parameters)}) -> {results if len(op.results) == 1 else f'({results})'}"
+
+
+def _register(op: Operator) -> Any:
+    count, names = len(op.operands), tuple(op.attributes)
+
+    def split(arguments: tuple[Any, ...]) -> tuple[tuple[torch.Tensor, ...], tuple[tuple[str, Any], ...]]:
+        attributes = (tuple(v) if isinstance(v, list) else v for v in arguments[count:])
+        return arguments[:count], tuple(zip(names, attributes, strict=True))
+
+    def one_or_all(results: list[torch.Tensor]) -> Any:
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def on_cpu(*arguments: Any) -> Any:
+        tensors, attributes = split(arguments)
+        dense = [tensor.contiguous() for tensor in tensors]
+        lowered, plan = planned(op, tuple([_spec(tensor) for tensor in dense]), attributes)
+        results = [torch.empty(spec.shape, dtype=_DTYPES[spec.dtype]) for spec in lowered.results]
+        plan(*[tensor.data_ptr() for tensor in (*dense, *results)])
+        return one_or_all(results)
+
+    def on_fake(*arguments: Any) -> Any:
+        tensors, attributes = split(arguments)
+        # Not `op.lower`: sizes may be symbols, which cannot be remembered.
+        lowered = op._lower(tuple([_spec(tensor) for tensor in tensors]), attributes)
+        device = tensors[0].device
+        return one_or_all([torch.empty(s.shape, dtype=_DTYPES[s.dtype], device=device) for s in lowered.results])
+
+    _LIBRARY.define(_schema(op), tags=(torch.Tag.pt2_compliant_tag,))
+    overload = getattr(torch.ops.exactqat, op.name).default
+    _LIBRARY.impl(op.name, on_cpu, "CPU")
+    torch.library.register_fake(f"exactqat::{op.name}", on_fake, lib=_LIBRARY)
+    if op.vjp is not None:
+        _register_gradient(op, overload, split)
+    return overload
+
+
+def _register_gradient(op: Operator, overload: Any, split: Callable[..., Any]) -> None:
+    constants = [i for i, name in enumerate(op.results) if name not in op.differentiable]
+
+    class Differentiable(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                results = overload(*arguments)
+            tensors, attributes = split(arguments)
+            every = results if isinstance(results, tuple) else (results,)
+            ctx.attributes = attributes
+            ctx.save_for_backward(*tensors, *(every if op.saves_results else ()))
+            ctx.mark_non_differentiable(*(every[i] for i in constants))
+            return results
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            operands = ctx.saved_tensors[: len(op.operands)]
+            results = ctx.saved_tensors[len(op.operands) :] if op.saves_results else None
+            assert op.vjp is not None
+            answer = op.vjp(gradients, operands, results, dict(ctx.attributes))
+            return *answer, *(None for _ in op.attributes)
+
+    Differentiable.__name__ = Differentiable.__qualname__ = op.name
+
+    def with_gradient(*arguments: Any) -> Any:
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments[: len(op.operands)]):
+            return Differentiable.apply(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload(*arguments)
+
+    _LIBRARY.impl(op.name, with_gradient, "Autograd")
+
+
+for _op in OPERATORS.values():
+    _OVERLOADS[_op.name] = _register(_op)
+
+
+def call(op: Operator, operands: list[Any], attributes: dict[str, Any]) -> Any:
+    """Run `op` on PyTorch tensors; numbers and lists take the dtype and device of the first tensor."""
+    like = next(value for value in operands if isinstance(value, torch.Tensor))
+    tensors = [v if isinstance(v, torch.Tensor) else torch.as_tensor(v, dtype=like.dtype, device=like.device) for v in operands]
+    for name, tensor in zip(op.operands, tensors, strict=True):
+        if tensor.device != like.device:
+            raise ValueError(f"{op.name}: {name} is on device {tensor.device}, but other operands are on {like.device}")
+    if op.name not in _OVERLOADS:  # declared after this module was imported
+        _OVERLOADS[op.name] = _register(op)
+    results = _OVERLOADS[op.name](*tensors, *attributes.values())
+    return op.wrap(results if isinstance(results, tuple) else (results,))
+
+
+class _PassThrough(torch.autograd.Function):
+    """Takes the place of `value` in the forward pass and of the identity on `array` in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, array: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient, None
+
+
+def pass_through(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
+    """`function(*arrays)`, through which gradients pass unchanged, output by output."""
+    with torch.no_grad():
+        results = function(*arrays)
+    if isinstance(results, torch.Tensor):
+        return _PassThrough.apply(arrays[0], results)
+    return type(results)(_PassThrough.apply(a, r) for a, r in zip(arrays, results, strict=True))
