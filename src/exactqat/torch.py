@@ -5,7 +5,6 @@ Each operator is registered once: a schema derived from its declaration, a CPU k
 (`torch.compile`, `torch.export`), and its vjp, itself made of such operators, so that it can be differentiated again.
 """
 
-import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from exactqat.spec.op import Operator, TensorSpec
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LIBRARY = torch.library.Library("exactqat", "DEF")
-_SCHEMA_TYPES = {bool: "bool", int: "int", float: "float", tuple[int, ...]: "int[]"}
+_SCHEMA_TYPES = {"integers": "int[]", "choice": "str"}
 _OVERLOADS: dict[str, Any] = {}
 
 
@@ -28,12 +27,8 @@ def _spec(tensor: torch.Tensor) -> TensorSpec:
 
 def _schema(op: Operator) -> str:
     """Operands first, then attributes, all positional and without defaults: callers always give them all."""
-
-    def schema_type(annotation: Any) -> str:
-        return "str" if typing.get_origin(annotation) is typing.Literal else _SCHEMA_TYPES[annotation]
-
     parameters = [f"Tensor {name}" for name in op.operands]
-    parameters += [f"{schema_type(annotation)} {name}" for name, annotation in op.attributes.items()]
+    parameters += [f"{_SCHEMA_TYPES.get(kind, kind)} {name}" for name, kind in op.attributes.items()]
     results = ", ".join(["Tensor"] * len(op.results))
     return f"{op.name}({', '.join(parameters)}) -> {results if len(op.results) == 1 else f'({results})'}"
 
@@ -59,7 +54,7 @@ def _register(op: Operator) -> Any:
     def on_fake(*arguments: Any) -> Any:
         tensors, attributes = split(arguments)
         # Not `op.lower`: sizes may be symbols, which cannot be remembered.
-        lowered = op._lower(tuple([_spec(tensor) for tensor in tensors]), attributes)
+        lowered = op.check(tuple([_spec(tensor) for tensor in tensors]), attributes)
         device = tensors[0].device
         return one_or_all([torch.empty(s.shape, dtype=_DTYPES[s.dtype], device=device) for s in lowered.results])
 
@@ -117,6 +112,9 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any]) -> Any:
     for name, tensor in zip(op.operands, tensors, strict=True):
         if tensor.device != like.device:
             raise ValueError(f"{op.name}: {name} is on device {tensor.device}, but other operands are on {like.device}")
+    if torch.compiler.is_compiling():
+        # While PyTorch traces, an error from inside an operator would come out as a RuntimeError; here it stays what it is.
+        op.check(tuple([_spec(tensor) for tensor in tensors]), tuple(attributes.items()))
     if op.name not in _OVERLOADS:  # declared after this module was imported
         _OVERLOADS[op.name] = _register(op)
     results = _OVERLOADS[op.name](*tensors, *attributes.values())

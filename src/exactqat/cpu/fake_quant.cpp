@@ -2,6 +2,7 @@
 // FakeQuantWithMinMax*: the same arithmetic as reference/fake_quant.py.
 #include <cmath>
 
+#include "arithmetic.h"
 #include "call.h"
 #include "reduce.h"
 
@@ -55,19 +56,6 @@ struct NudgedChannels {
     quant_zero = widen(v[4].data(), channels), no_range = widen(none.data(), channels);
   }
 };
-
-// NaN in the input survives, a NaN bound is ignored.
-template <class T>
-inline T clamp(T x, T low, T high) {
-  const T below = high < x ? high : x;
-  return below < low ? low : below;
-}
-
-// The product keeps NaN, infinity and the sign of zero; selecting would not.
-template <class T>
-inline T masked(T gradient, bool keep) {
-  return gradient * (keep ? T(1) : T(0));
-}
 
 template <class T, bool Division>
 void quantize_whole(const T* inputs, T* outputs, int64_t size, const Nudged<T>& n) {

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "arithmetic.h"
 #include "call.h"
 #include "reduce.h"
 
@@ -104,14 +105,8 @@ std::vector<Range<T>> given_ranges(const Call& call, int64_t slices) {
 template <class T, bool Given, bool HalfUp>
 void quantize_run(const T* input, T* output, int64_t count, const Scale<T>& s) {
   for (int64_t i = 0; i < count; ++i) {
-    T v = input[i];
-    if constexpr (Given) {
-      v = s.maximum < v ? s.maximum : v;
-      v = v < s.minimum ? s.minimum : v;
-    }
-    v = v * s.scale;
-    v = HalfUp ? std::floor(v + T(0.5)) : std::rint(v);
-    output[i] = v * s.inverse;
+    const T scaled = (Given ? clamp(input[i], s.minimum, s.maximum) : input[i]) * s.scale;
+    output[i] = (HalfUp ? std::floor(scaled + T(0.5)) : std::rint(scaled)) * s.inverse;
   }
 }
 
@@ -158,7 +153,7 @@ EXACTQAT_KERNEL(quantize_and_dequantize_v4_grad) {
   std::fill_n(call.results[2].as<T>(), call.results[2].size(), T(0));
   const auto run = [&](int64_t begin, int64_t end, T low, T high) {
     for (int64_t i = begin; i < end; ++i)
-      backprop[i] = gradients[i] * (bool((input[i] >= low) & (input[i] <= high)) ? T(1) : T(0));
+      backprop[i] = masked(gradients[i], bool((input[i] >= low) & (input[i] <= high)));
   };
   if (slices == 1) {
     for_each_piece(outer * inner, [&](int64_t begin, int64_t end) { run(begin, end, *minimum, *maximum); });

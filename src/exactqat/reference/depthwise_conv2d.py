@@ -38,7 +38,7 @@ def depthwise_conv2d_native(input, filter, **g):
     output = np.zeros(shape, input.dtype)
     for di, dj, (oi, oj), (ii, ij) in _taps(g):
         output[:, oi, oj] = fused_multiply_add(image[:, ii, ij][..., None], filter[di, dj], output[:, oi, oj])
-    return _as_given(output.reshape(*shape[:3], -1), g["channels_first"])
+    return _as_given(output.reshape(*shape[:3], g["channels"] * g["multiplier"]), g["channels_first"])
 
 
 def depthwise_conv2d_native_backprop_input(filter, out_backprop, **g):

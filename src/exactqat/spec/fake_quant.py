@@ -10,6 +10,7 @@ from exactqat.spec.op import (
     check_rank,
     check_same_shape,
     operator,
+    rounded,
 )
 
 GRADIENTS = ("backprops_wrt_input", "backprop_wrt_min", "backprop_wrt_max")
@@ -25,9 +26,9 @@ def _quantization(num_bits: int, narrow_range: bool) -> dict[str, int | float]:
     return {"num_bits": num_bits, "narrow_range": int(narrow_range)}
 
 
-def _fixed_range(min: float, max: float) -> dict[str, int | float]:
-    if not min < max:  # NaN fails too
-        raise ValueError(f"min has to be smaller than max, was: {min:g} >= {max:g}")
+def _fixed_range(dtype: str, min: float, max: float) -> dict[str, int | float]:
+    if not rounded(dtype, min) < rounded(dtype, max):  # NaN fails too
+        raise ValueError(f"min has to be smaller than max (as {dtype}), was: {min:g} >= {max:g}")
     return {"min": min, "max": max}
 
 
@@ -59,7 +60,7 @@ def fake_quant_with_min_max_args(
     """
     check_dtypes(inputs=inputs)
     return Lowering(
-        (inputs,), "fake_quant_with_min_max_args", _fixed_range(min, max) | _quantization(num_bits, narrow_range)
+        (inputs,), "fake_quant_with_min_max_args", _fixed_range(inputs.dtype, min, max) | _quantization(num_bits, narrow_range)
     )
 
 
@@ -86,7 +87,7 @@ def fake_quant_with_min_max_args_gradient(
     check_dtypes(gradients=gradients, inputs=inputs)
     check_same_shape(gradients=gradients, inputs=inputs)
     return Lowering(
-        (inputs,), "fake_quant_with_min_max_args_gradient", _fixed_range(min, max) | _quantization(num_bits, narrow_range)
+        (inputs,), "fake_quant_with_min_max_args_gradient", _fixed_range(inputs.dtype, min, max) | _quantization(num_bits, narrow_range)
     )
 
 

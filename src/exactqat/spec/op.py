@@ -11,6 +11,7 @@ import inspect
 import math
 import numbers
 import operator as python_operator
+import struct
 import sys
 import types
 import typing
@@ -70,12 +71,13 @@ class Operator:
         self.parameters = tuple(parameters)
         self.defaults = {k: p.default for k, p in parameters.items() if p.default is not inspect.Parameter.empty}
         self.operands = tuple(k for k, p in parameters.items() if p.annotation is Tensor)
-        self.attributes = {k: p.annotation for k, p in parameters.items() if p.annotation is not Tensor}
+        self.attributes = {k: _kind(p.annotation) for k, p in parameters.items() if p.annotation is not Tensor}
+        self.choices = {k: typing.get_args(parameters[k].annotation) for k, kind in self.attributes.items() if kind == "choice"}
         name = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
         self.__signature__ = inspect.Signature([*parameters.values(), name])
         self.result_type = namedtuple(raw_name or self.name, results)  # type: ignore[misc]
         self.result_type.__doc__ = f"Results of `{self.name}`."
-        self.lower = lru_cache(maxsize=4096)(self._lower)
+        self.lower = lru_cache(maxsize=4096)(self.check)
 
     def __repr__(self) -> str:
         return f"<exactqat operator {self.name}{self.__signature__}>"
@@ -121,7 +123,7 @@ class Operator:
                     raise TypeError(f"{self.name}() misses the required argument {key!r}")
                 value = self.defaults[key]
             if key in self.attributes:
-                attributes[key] = _attribute(self.name, key, value, self.attributes[key])
+                attributes[key] = self._attribute(key, value)
             else:
                 operands.append(value)
         return operands, attributes
@@ -134,12 +136,67 @@ class Operator:
         """Results as the caller gets them: the array itself, or a named tuple of several."""
         return results[0] if len(self.results) == 1 else self.result_type(*results)
 
-    def _lower(self, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[str, Any], ...]) -> Lowering:
+    def check(self, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[str, Any], ...]) -> Lowering:
+        """The checked call; `lower` is the same, remembered."""
         specs = dict(zip(self.operands, operands, strict=True))
         try:
             return self.rule(**specs, **dict(attributes))
-        except (ValueError, TypeError) as error:
-            raise type(error)(f"{self.name}: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {error}") from None
+
+    def _attribute(self, name: str, value: Any) -> Any:
+        """`value` as plain Python of the declared kind, or an error that names the argument."""
+        kind = self.attributes[name]
+        if kind == "bool":
+            if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+                return bool(value)
+        elif kind == "int":
+            if type(value) is int:
+                return value
+            if not isinstance(value, bool):
+                try:
+                    return python_operator.index(value)
+                except Exception:  # arrays, tracers and tensors each refuse in their own way
+                    pass
+        elif kind == "float":
+            if isinstance(value, numbers.Real) and not isinstance(value, bool):
+                return float(value)
+        elif kind == "choice":
+            if isinstance(value, str) and value in self.choices[name]:
+                return value
+            allowed = ", ".join([repr(choice) for choice in self.choices[name]])
+            kind = f"one of {allowed}"
+            if isinstance(value, str):
+                raise ValueError(f"{self.name}: {name} must be {kind}, got {value!r}")
+        else:
+            try:
+                return tuple([python_operator.index(v) for v in value])
+            except Exception:  # not a sequence, not integers, or not static
+                pass
+        wanted = _WANTED.get(kind, kind)
+        raise TypeError(f"{self.name}: {name} must be {wanted}, got {_describe(value)}")
+
+
+_WANTED = {
+    "bool": "a bool",
+    "int": "a static integer",
+    "float": "a number",
+    "integers": "a static sequence of integers",
+}
+
+
+def _kind(annotation: Any) -> str:
+    """What an attribute may be: "bool", "int", "float", "integers" or "choice" (of strings)."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return "choice"
+    return {bool: "bool", int: "int", float: "float", tuple[int, ...]: "integers"}[annotation]
+
+
+def _describe(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
 
 
 def operator(raw_name: str | None, results: tuple[str, ...], exports: tuple[str, ...] = ()) -> Callable[[Any], Operator]:
@@ -201,41 +258,6 @@ def frontend(framework: str) -> types.ModuleType:
     return exactqat.numpy
 
 
-def _attribute(op: str, name: str, value: Any, annotation: Any) -> Any:
-    """`value` as the plain Python type the declaration names, or an error that names the argument."""
-    if annotation is bool:
-        if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
-            return bool(value)
-    elif annotation is int:
-        if type(value) is int:
-            return value
-        if not isinstance(value, bool):
-            try:
-                return python_operator.index(value)
-            except Exception:  # arrays, tracers and tensors each refuse in their own way
-                pass
-    elif annotation is float:
-        if isinstance(value, numbers.Real) and not isinstance(value, bool):
-            return float(value)
-    elif typing.get_origin(annotation) is typing.Literal:
-        if isinstance(value, str) and value in typing.get_args(annotation):
-            return value
-        allowed = ", ".join(repr(choice) for choice in typing.get_args(annotation))
-        raise (ValueError if isinstance(value, str) else TypeError)(f"{op}: {name} must be one of {allowed}, got {value!r}")
-    elif annotation == tuple[int, ...]:
-        try:
-            return tuple(python_operator.index(v) for v in value)
-        except Exception:  # not a sequence, not integers, or not static
-            pass
-    wanted = {bool: "a bool", int: "a static integer", float: "a number"}.get(annotation, "a static sequence of integers")
-    raise TypeError(f"{op}: {name} must be {wanted}, got {_describe(value)}")
-
-
-def _describe(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
-
-
 # Checks that several families share. Each names the argument, what was given and what is allowed.
 
 FLOATS = ("float32", "float64")
@@ -270,3 +292,14 @@ def check_length(length: int, of: str, **specs: TensorSpec) -> None:
     for name, spec in specs.items():
         if spec.shape[0] != length:
             raise ValueError(f"{name} has incorrect size, expected {length} ({of}), got {spec.shape[0]}")
+
+
+def rounded(dtype: str, value: float) -> float:
+    """A number as the kernels see it: rounded to the dtype they compute in, denormals as 0."""
+    if dtype != "float64":
+        try:
+            value = struct.unpack("f", struct.pack("f", value))[0]
+        except OverflowError:
+            value = math.copysign(math.inf, value)
+    smallest_normal = sys.float_info.min if dtype == "float64" else 2.0**-126
+    return 0.0 if abs(value) < smallest_normal else value

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line. Heavy libraries are imported inside the commands, so that `exactqat --help` answers at once.
+
+Annotations are evaluated here: typer reads them inside `_application`, where its import lives.
+"""
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .job.pipeline import Results
+
+INSTALL = "pip install 'exactqat[train]'"
+
+
+
+def main() -> None:
+    """Entry point of the `exactqat` command."""
+    try:
+        application = _application()
+    except ModuleNotFoundError as error:
+        sys.exit(f"exactqat: {error.name} is not installed. Get it with: {INSTALL}")
+    application()
+
+
+def _application():  # type: ignore[no-untyped-def]  # typer may be missing, so its types are not at hand here
+    import typer
+    from rich.console import Console
+
+    application = typer.Typer(
+        name="exactqat",
+        help="Quantization-aware training with TensorFlow's exact operators. [bold]What was trained is what the device computes.[/]",
+        epilog="Start with: [bold]exactqat train --out runs/digits[/] (about a minute and a half on two cores)",
+        rich_markup_mode="rich",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    errors = Console(stderr=True)
+
+    @application.command()
+    def train(
+        out: Annotated[Path, typer.Option(help="Directory for checkpoints, .tflite files, metrics.json and report.html.")],
+        seed: Annotated[int, typer.Option(min=0, help="Of weights, order and shifts. The same seed gives the same bits.")] = 0,
+        epochs_float: Annotated[int, typer.Option(min=1, help="Epochs of float training.")] = 80,
+        epochs_qat: Annotated[
+            int, typer.Option(min=1, help="Epochs of each of the four quantization-aware trainings; the last third is frozen.")
+        ] = 30,
+        data: Annotated[str, typer.Option(help="Data set: digits (scikit-learn's, needs no download).")] = "digits",
+        quiet: Annotated[bool, typer.Option("--quiet", help="Print the table and the closing sentence only.")] = False,
+    ) -> None:
+        """Train in float, quantize to W8A8 and W4A4, deploy, and compare [bold]every integer[/] with the device runtime.
+
+        For both precisions: post-training quantization as a baseline, then quantization-aware training with EMA ranges and with
+        learned ranges. The better one is delivered as DIR/w8a8/ and DIR/w4a4/ (checkpoint.pt, model.tflite); DIR/report.html tells
+        the story. Exit status 1 if any integer differs.
+        """
+        with _failures(errors):
+            differing = _train(out, seed, epochs_float, epochs_qat, data, quiet)
+        raise typer.Exit(1 if differing else 0)
+
+    @application.command()
+    def verify(
+        directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")],
+        quiet: Annotated[bool, typer.Option("--quiet", help="Print the closing sentence only.")] = False,
+    ) -> None:
+        """Run DIR's files on the device runtime again and compare [bold]every integer[/] with the checkpoints' simulation.
+
+        Exit status 1 if any integer differs.
+        """
+        with _failures(errors):
+            differing = _verify(directory, quiet)
+        raise typer.Exit(1 if differing else 0)
+
+    return application
+
+
+@contextlib.contextmanager
+def _failures(errors: "Console") -> Iterator[None]:
+    """Expected failures end with one clear message and status 2; anything else is a defect and keeps its traceback."""
+    import typer
+
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("exactqat"):
+            raise
+        errors.print(f"[bold red]error:[/] {error.name} is not installed. Get it with: {INSTALL}", highlight=False)
+    except KeyboardInterrupt:
+        errors.print("[bold red]stopped[/] by the keyboard; checkpoints written so far are whole")
+        raise typer.Exit(130) from None
+    except (ValueError, OSError, RuntimeError) as error:
+        if os.environ.get("EXACTQAT_TRACEBACK"):
+            raise
+        errors.print("[bold red]error:[/] ", end="")
+        errors.print(str(error), markup=False, highlight=False)
+    else:
+        return
+    raise typer.Exit(2)
+
+
+@contextlib.contextmanager
+def _native_messages_kept_back() -> Iterator[None]:
+    """Keeps the runtime's own lines on stderr out of the progress bar; they come out if something fails."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as messages:
+        os.dup2(messages.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            os.dup2(kept, 2)
+            messages.seek(0)
+            os.write(2, messages.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _train(out: Path, seed: int, epochs_float: int, epochs_qat: int, data: str, quiet: bool) -> int:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console()
+    if not quiet:
+        console.print(f"[bold]exactqat train[/] on [bold]{data}[/], seed {seed}, results in [bold]{out}[/]", highlight=False)
+
+    import torch
+
+    from .job import data as sources
+    from .job import pipeline, report
+
+    # The network is small: a second thread costs more than it gives, and one thread gives the same bits everywhere.
+    torch.set_num_threads(1)
+    settings = pipeline.Settings(out, seed, epochs_float, epochs_qat, data)
+    out.mkdir(parents=True, exist_ok=True)
+    with Progress(
+        TextColumn("{task.description:<42}"),
+        BarColumn(bar_width=20),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=console,
+        transient=True,
+        disable=quiet,
+    ) as bars, _native_messages_kept_back():
+        task = bars.add_task("reading data", total=None)
+        bars.update(task, total=pipeline.total_steps(settings, sources.load(data)))
+        progress = pipeline.Progress(
+            begin=lambda text: bars.update(task, description=text), advance=lambda: bars.advance(task)
+        )
+        results = pipeline.run(settings, progress)
+        pipeline.write_metrics(results)
+        progress.begin("report")
+        report_path = report.write_report(results)
+    _print_results(console, results)
+    if not quiet:
+        console.print(f"\nThe story with pictures: [bold]{report_path}[/]", highlight=False)
+        console.print(f"Compare again at any time: [bold]exactqat verify {out}[/]", highlight=False)
+    return results.values_differing
+
+
+def _print_results(console: "Console", results: "Results") -> None:
+    from rich.table import Table
+
+    from .job import report
+
+    table = Table(title=f"{results.dataset.name}: accuracy on {len(results.dataset.test)} test images", title_justify="left")
+    table.add_column("network")
+    table.add_column("method")
+    for header in ("in PyTorch", "on device", "bytes", "compared", "differing"):
+        table.add_column(header, justify="right")
+    previous = ""
+    for row in report.result_rows(results):
+        if previous and row.network != previous:
+            table.add_section()
+        differing = "–" if row.differing is None else f"[{'red' if row.differing else 'green'}]{row.differing:,}[/]"
+        table.add_row(
+            row.network if row.network != previous else "",
+            row.method + (" ★" if row.delivered else ""),
+            f"{row.test_accuracy:.1%}",
+            "–" if row.device_accuracy is None else f"{row.device_accuracy:.1%}",
+            f"{row.file_bytes:,}",
+            "–" if row.compared is None else f"{row.compared:,}",
+            differing,
+            style="bold" if row.delivered else None,
+        )
+        previous = row.network
+    console.print(table)
+    console.print(
+        "★ delivered (lower validation loss). W4A4 keeps input and logits at 8 bits; its codes travel in 8-bit containers. "
+        f"{results.seconds:.0f} s.",
+        style="dim",
+        highlight=False,
+    )
+    color = "bold red" if results.values_differing else "bold green"
+    console.print(report.closing_sentence(results), style=color, highlight=False)
+
+
+def _verify(directory: Path, quiet: bool) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    import torch
+
+    from .job import pipeline
+
+    torch.set_num_threads(1)
+    with _native_messages_kept_back(), console.status("comparing") as status:
+        reports = pipeline.verify_directory(directory, pipeline.Progress(begin=status.update))
+    differing = sum(report.differing for report in reports.values())
+    values = sum(report.values for report in reports.values())
+    if not quiet:
+        for precision, report in reports.items():
+            table = Table(title=f"{precision.upper()}: {directory / precision / 'model.tflite'}", title_justify="left")
+            table.add_column("tensor")
+            table.add_column("operator")
+            for header in ("values", "differing", "largest"):
+                table.add_column(header, justify="right")
+            for row in report.table():
+                color = "red" if row["differing"] else "green"
+                table.add_row(
+                    str(row["tensor"]),
+                    str(row["operator"]),
+                    f"{row['values']:,}",
+                    f"[{color}]{row['differing']:,}[/]",
+                    str(row["largest_difference"]),
+                )
+            console.print(table)
+    verdict = "every single one is equal" if differing == 0 else f"{differing:,} of them differ"
+    console.print(
+        f"{values:,} integers were compared between our simulation and the runtime: {verdict}.",
+        style="bold red" if differing else "bold green",
+        highlight=False,
+    )
+    return differing
+
+
+if __name__ == "__main__":
+    main()

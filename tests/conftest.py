@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all tests share: the reference's answers, and the devices on which kernels are compared with them.
+
+Adding a device is one more entry in DEVICES: a name and a function (operator, operands, attributes) -> result arrays, which
+fills the results with NaN before the kernel runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from cases import Case
+
+from exactqat import cpu, reference
+from exactqat.spec import OPERATORS, Operator
+from exactqat.spec.op import TensorSpec
+
+BY_RAW_NAME = {op.raw_name: op for op in OPERATORS.values() if op.raw_name}
+
+
+@lru_cache(maxsize=256)
+def expected_of(case: Case) -> tuple[np.ndarray, ...] | Exception:
+    """The reference's results for a case, or the error it answers with."""
+    try:
+        results = reference.call(case.op, case.operands, case.attributes)
+    except (ValueError, TypeError) as error:
+        return error
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _on_instruction_set(name: str) -> Callable[[Operator, list[np.ndarray], dict[str, Any]], list[np.ndarray]]:
+    def run(op: Operator, operands: list[np.ndarray], attributes: dict[str, Any]) -> list[np.ndarray]:
+        specs = tuple(TensorSpec(a.shape, a.dtype.name) for a in operands)
+        lowered = op.lower(specs, tuple(attributes.items()))
+        results = [np.full(spec.shape, np.nan, spec.dtype) for spec in lowered.results]
+        cpu.plan(cpu.load(name), specs, lowered)(*operands, *results)
+        return results
+
+    return run
+
+
+DEVICES = {f"cpu-{name}": _on_instruction_set(name) for name in cpu.INSTRUCTION_SETS}

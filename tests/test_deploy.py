@@ -1,0 +1,547 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The deploy room against the real runtime: every operator, both profiles, integer for integer.
+
+EXACTQAT_SWEEP=20 multiplies the random networks of the sweep; with `-s` it prints how many results were compared: the
+figures of `EXACT`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+
+from exactqat.deploy import (
+    EXACT,
+    PROFILES,
+    Builder,
+    Graph,
+    Operator,
+    Quantization,
+    Report,
+    Tensor,
+    dequantize,
+    per_tensor,
+    place_codes,
+    quantize,
+    simulate,
+    verify,
+    write_tflite,
+)
+from exactqat.deploy.graph import ACTIVATIONS, KINDS, same_padding
+
+SWEEP = 150 * int(os.environ.get("EXACTQAT_SWEEP", "1"))
+Random = np.random.Generator
+
+
+def random_zero_point(rng: Random) -> int:
+    return int(rng.choice([-128, 127, 0, rng.integers(-128, 128)]))
+
+
+def random_scale(rng: Random, low: float = -9, high: float = 3) -> np.float32:
+    """Every other one a power of two, whose products make exact ties."""
+    exponent = rng.uniform(low, high)
+    return np.float32(2.0 ** (np.round(exponent) if rng.integers(2) else exponent))
+
+
+def random_quantization(rng: Random, scale: np.floating | None = None) -> Quantization:
+    return per_tensor(random_scale(rng) if scale is None else scale, random_zero_point(rng))
+
+
+def random_input(rng: Random, builder: Builder, name: str = "x") -> str:
+    height, width = (1, 1) if rng.integers(8) == 0 else rng.integers(1, 14, 2)
+    channels = rng.choice([1, 2, 3, 8, 16, 17, 33])
+    return builder.input(name, (1, int(height), int(width), int(channels)), random_quantization(rng))
+
+
+def random_window(rng: Random, shape: tuple[int, ...]) -> dict[str, object]:
+    sizes = [int(rng.integers(1, min(size, 5) + 1)) for size in shape[1:3]]
+    strides = tuple(int(stride) for stride in rng.integers(1, 4, 2))
+    return {"filter_size": tuple(sizes), "strides": strides, "padding": str(rng.choice(["SAME", "VALID"]))}
+
+
+def random_weights(rng: Random, shape: tuple[int, ...], axis: int, input_scale: np.floating) -> dict[str, object]:
+    """filter, filter_scale, bias, output and activation such that the results spread over int8."""
+    channels, activation = shape[axis], str(rng.choice(ACTIVATIONS))
+    filter = rng.integers(-127, 128, shape)
+    if channels > 1 and rng.integers(3) == 0:
+        np.moveaxis(filter, axis, 0)[0] = 0
+    count = 1 if rng.integers(6) == 0 else channels
+    filter_scale = np.array([random_scale(rng, -11, -6) for _ in range(count)], np.float32)
+    spread = float(input_scale) * float(np.median(filter_scale)) * 73 * 74 * np.sqrt(filter.size / channels)
+    exponent = np.log2(spread / 2 ** rng.uniform(4, 8))
+    scale = random_scale(rng, exponent, exponent)
+    if activation == "RELU6" and rng.integers(2):
+        scale = np.float32(6 / (rng.integers(10, 256) + 0.5))  # the upper clamp is a tie
+    return {
+        "filter": filter,
+        "filter_scale": filter_scale,
+        "bias": rng.integers(-20000, 20000, channels),
+        "output": random_quantization(rng, scale),
+        "activation": activation,
+    }
+
+
+def random_conv_2d(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_input(rng, builder))
+    window = random_window(rng, tensor.shape)
+    shape = (int(rng.choice([1, 3, 8, 16, 40])), *window.pop("filter_size"), tensor.shape[3])
+    if rng.integers(5) == 0:
+        window = {"dilations": (1, 2), "padding": "SAME"}
+    return builder.conv_2d("x", name="y", **window, **random_weights(rng, shape, 0, tensor.quantization.scale[0]))
+
+
+def random_depthwise_conv_2d(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_input(rng, builder))
+    window = random_window(rng, tensor.shape)
+    shape = (1, *window.pop("filter_size"), tensor.shape[3] * int(rng.choice([1, 1, 2, 3])))
+    if rng.integers(5) == 0:
+        window = {"dilations": (2, 1), "padding": "SAME"}
+    weights = random_weights(rng, shape, 3, tensor.quantization.scale[0])
+    return builder.depthwise_conv_2d("x", name="y", **window, **weights)
+
+
+def random_fully_connected(rng: Random, builder: Builder) -> str:
+    shape = (int(rng.choice([1, 10, 33])), int(rng.choice([1, 8, 200])))
+    quantization = random_quantization(rng)
+    builder.input("x", (1, shape[1]), quantization)
+    return builder.fully_connected("x", name="y", **random_weights(rng, shape, 0, quantization.scale[0]))
+
+
+def random_add(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_input(rng, builder))
+    # From equal scales down to a branch so small that XNNPACK leaves the operator to another kernel.
+    scales = tensor.quantization.scale[0] * np.array([1, random_scale(rng, -14, 6)])
+    builder.input("z", tensor.shape, random_quantization(rng, scales[1]))
+    activation, scale = str(rng.choice(ACTIVATIONS)), scales.max() * random_scale(rng, -2, 2)
+    if activation == "RELU6" and 0.01 < scale < 1:
+        scale = np.float32(6 / (np.round(6 / scale) + 0.5))  # the upper clamp is a tie
+    return builder.add("x", "z", random_quantization(rng, scale), name="y", activation=activation)
+
+
+def random_mean(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_input(rng, builder))
+    output = random_quantization(rng, tensor.quantization.scale[0] * random_scale(rng, -5, 2))
+    return builder.mean("x", output, name="y", keep_dims=bool(rng.integers(2)))
+
+
+def random_average_pool_2d(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_input(rng, builder)).shape
+    return builder.average_pool_2d("x", name="y", **random_window(rng, shape))
+
+
+def random_max_pool_2d(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_input(rng, builder)).shape
+    return builder.max_pool_2d("x", name="y", **random_window(rng, shape))
+
+
+def random_pad(rng: Random, builder: Builder) -> str:
+    random_input(rng, builder)
+    return builder.pad("x", [(0, 0), *rng.integers(0, 3, (3, 2))], name="y")
+
+
+def random_concatenation(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_input(rng, builder))
+    other = random_quantization(rng, tensor.quantization.scale[0] * random_scale(rng, -3, 3))
+    builder.input("z", (*tensor.shape[:3], int(rng.integers(1, 9))), other)
+    return builder.concatenation(["x", "z", "x"], tensor.quantization, name="y")
+
+
+def random_reshape(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_input(rng, builder)).shape
+    return builder.reshape("x", (1, int(np.prod(shape))), name="y")
+
+
+def random_quantize(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_input(rng, builder))
+    output = random_quantization(rng, tensor.quantization.scale[0] * random_scale(rng, -6.99, 7.99))
+    return builder.quantize("x", output, name="y")
+
+
+RANDOM: dict[str, Callable[[Random, Builder], str]] = {kind: globals()[f"random_{kind.lower()}"] for kind in KINDS}
+
+
+def random_codes(rng: Random, graph: Graph) -> dict[str, np.ndarray]:
+    """A batch of 1..4; half of the batches stay near the zero points, where little saturates."""
+    batch, near = int(rng.integers(1, 5)), rng.integers(2)
+    codes = {}
+    for name in graph.inputs:
+        tensor = graph.tensors[name]
+        values = rng.integers(-128, 128, (batch, *tensor.shape[1:]))
+        if near:
+            values = values // 8 + tensor.quantization.zero_point[0]
+        codes[name] = np.clip(values, -128, 127).astype(np.int8)
+    return codes
+
+
+def check(graph: Graph, codes: dict[str, np.ndarray], profile: str, path: Path) -> Report:
+    report = verify(graph, write_tflite(graph, path), codes, profile)
+    assert report.differing == 0, f"{profile}: {[row for row in report.table() if row['differing']]}, {graph.operators}"
+    return report
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_operator_equals_the_runtime(kind: str, profile: str, tmp_path: Path) -> None:
+    assert (kind, profile) in EXACT
+    rng = np.random.default_rng([KINDS.index(kind), PROFILES.index(profile)])
+    values = 0
+    for _ in range(SWEEP):
+        builder = Builder()
+        graph = builder.graph([RANDOM[kind](rng, builder)])
+        report = check(graph, random_codes(rng, graph), profile, tmp_path / "model.tflite")
+        values += sum(row.values for row in report.operators if row.kind == kind)
+    print(f'("{kind}", "{profile}"): {values:_},')
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_sums_beyond_32_bits_after_the_shift(profile: str, tmp_path: Path) -> None:
+    """A multiplier of 1 or more: the reference kernels wrap where XNNPACK saturates."""
+    builder = Builder()
+    x = builder.input("x", (1, 1, 1, 1), per_tensor(1.0, 0))
+    bias = np.array([0, 2**20, 2**28, 2**30, -(2**29), -(2**30) - 999])
+    y = builder.conv_2d(x, np.full((6, 1, 1, 1), 9), [3.0], bias, per_tensor(1.0, 0), name="y")
+    codes = np.arange(-128, 128, dtype=np.int8).reshape(-1, 1, 1, 1)
+    check(builder.graph([y]), {"x": codes}, profile, tmp_path / "model.tflite")
+
+
+def residual_network(rng: Random, bits: int) -> Graph:
+    """First layer depthwise, then a residual block, a stride-2 layer, two pools, concatenation and a dense head."""
+    builder = Builder()
+
+    def weights(shape: tuple[int, ...], axis: int, activation: str = "NONE", zero_code: int = 0) -> dict[str, object]:
+        scale = np.float32(6 / (2**bits - 1))
+        filter_scale = rng.uniform(0.5, 2, shape[axis]) * 4 / np.sqrt(np.prod(shape) / shape[axis]) / 127
+        return {
+            "filter": rng.integers(-127, 128, shape),
+            "filter_scale": filter_scale,
+            "bias": rng.integers(-300, 300, shape[axis]),
+            "output": place_codes(scale, zero_code, bits, activation),
+            "activation": activation,
+        }
+
+    middle = 2 ** (bits - 1)
+    x = builder.input("x", (1, 9, 11, 3), per_tensor(0.02, -5))
+    first = builder.depthwise_conv_2d(x, name="first", **weights((1, 3, 3, 6), 3, "RELU6"))
+    wide = builder.conv_2d(first, name="wide", **weights((16, 1, 1, 6), 0, "RELU"))
+    narrow = builder.conv_2d(wide, name="narrow", **weights((6, 3, 3, 16), 0, "NONE", middle))
+    add = builder.add(first, narrow, place_codes(9 / (2**bits - 1), middle, bits), name="add")
+    down = builder.conv_2d(add, name="down", strides=(2, 2), **weights((8, 3, 3, 6), 0, "RELU6"))
+    pooled = builder.max_pool_2d(add, name="pooled", filter_size=(2, 2), strides=(2, 2), padding="SAME")
+    both = builder.concatenation([down, pooled], place_codes(9 / (2**bits - 1), middle, bits), name="both")
+    average = builder.average_pool_2d(both, name="average", filter_size=(2, 2), strides=(1, 1))
+    mean = builder.mean(average, place_codes(5 / (2**bits - 1), middle, bits), name="mean")
+    flat = builder.reshape(average, (1, 4 * 5 * 14), name="flat")
+    heads = [
+        builder.fully_connected(mean, name="head", **weights((10, 14), 0, "NONE", middle)),
+        builder.fully_connected(flat, name="other_head", **weights((7, 4 * 5 * 14), 0, "NONE", middle)),
+    ]
+    return builder.graph(heads)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_whole_networks_equal_the_runtime(bits: int, profile: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(bits)
+    graph = residual_network(rng, bits)
+    codes = rng.integers(-128, 128, (11, 9, 11, 3)).astype(np.int8)
+    report = check(graph, {"x": codes}, profile, tmp_path / "model.tflite")
+    assert [row.name for row in report.operators] == list(graph.results())
+    assert {row.name for row in report.outputs} == set(graph.outputs)
+    assert all(row.exact and row.values for row in (*report.operators, *report.outputs))
+    for name in graph.results():
+        codes_used = np.unique(simulate(graph, codes, profile, [name])[name])
+        assert codes_used.size > 1, f"{name} is constant, so nothing was tested"
+        if name in ("first", "wide", "down"):
+            assert codes_used.min() >= 128 - 2**bits
+        if name in ("narrow", "add", "both", "mean", "head"):
+            assert codes_used.max() < -128 + 2**bits
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("bits", [2, 4, 7, 8])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_placed_codes_clamp_at_both_ends(bits: int, activation: str, profile: str, tmp_path: Path) -> None:
+    highest = 2**bits - 1
+    zero_code = 2 ** (bits - 1) if activation == "NONE" else 0
+    scale = 0.25 if activation == "RELU6" else 0.5
+    builder = Builder()
+    x = builder.input("x", (1, 1, 1, 1), per_tensor(1.0, 0))
+    output = place_codes(scale, zero_code, bits, activation)
+    # Real values -127..128 in steps of one, far past both ends of the codes.
+    y = builder.conv_2d(x, np.ones((1, 1, 1, 1)), [1.0], [0], output, name="y", activation=activation)
+    graph = builder.graph([y])
+    codes = np.arange(-128, 128, dtype=np.int8).reshape(-1, 1, 1, 1)
+    check(graph, {"x": codes}, profile, tmp_path / "model.tflite")
+
+    real = codes.astype(np.float64)
+    if activation != "NONE":
+        real = np.clip(real, 0, 6 if activation == "RELU6" else None)
+    expected = np.clip(real / scale + zero_code, 0, highest)
+    stored = simulate(graph, codes, profile)[y]
+    zero_point = graph.tensors[y].quantization.zero_point[0]
+    np.testing.assert_array_equal(stored - zero_point, expected - zero_code)
+
+
+def test_place_codes() -> None:
+    def zero_points(*arguments: object) -> list[int]:
+        return [int(placement.zero_point[0]) for placement in place_codes(0.5, *arguments)]
+
+    assert zero_points(0, 4, "RELU") == [112]
+    assert zero_points(3, 4, "RELU6") == [115]
+    assert zero_points(7, 4) == [119, -121]
+    assert zero_points(100, 8) == [-28]
+    assert zero_points(8, 4, "NONE", True) == [120, -121]
+    for arguments, message in (
+        ((0, 1), "num_bits must be in 2..8, got 1"),
+        ((16, 4), "zero_point must be a code in 0..15, got 16"),
+        ((0, 4, "NONE", True), "zero_point must be a code in 1..15, got 0"),
+        ((0, 4, "TANH"), "activation must be one of NONE, RELU, RELU6, got 'TANH'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            place_codes(0.5, *arguments)
+
+
+def test_quantize_follows_fake_quant() -> None:
+    # FakeQuantWithMinMaxVars on the range (-6, 6), 8 bits: 2.0 goes to 1.9764706, which is 42 steps of 12/255.
+    quantization = per_tensor(np.float32(12) / np.float32(255), 0)
+    np.testing.assert_array_equal(quantize(np.array([2.0, -100, 100, 0]), quantization), [42, -128, 127, 0])
+    halves = np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5])
+    np.testing.assert_array_equal(quantize(halves, per_tensor(1.0, 9)) - np.int8(9), [-2, -1, 0, 1, 2, 3])
+    np.testing.assert_array_equal(quantize(np.array([-9.0, 0, 9]), per_tensor(0.5, 119), 112, 127), [112, 119, 127])
+    codes = np.arange(-128, 128, dtype=np.int8)
+    np.testing.assert_array_equal(quantize(dequantize(codes, quantization), quantization), codes)
+    with pytest.raises(ValueError, match="NaN"):
+        quantize(np.array([np.nan]), quantization)
+
+
+def small_graph(rng: Random) -> Graph:
+    builder = Builder()
+    x = builder.input("x", (1, 5, 5, 3), per_tensor(0.02, 3))
+    first = builder.conv_2d(
+        x, rng.integers(-127, 128, (4, 3, 3, 3)), np.full(4, 0.01), np.arange(4), per_tensor(0.05, -9), name="first"
+    )
+    second = builder.conv_2d(
+        first, rng.integers(-127, 128, (6, 1, 1, 4)), np.full(6, 0.01), np.arange(6), per_tensor(0.9, 4), name="second"
+    )
+    return builder.graph([second])
+
+
+def with_tensor(graph: Graph, name: str, **changes: object) -> Graph:
+    tensors = dict(graph.tensors)
+    tensors[name] = dataclasses.replace(tensors[name], **changes)
+    return dataclasses.replace(graph, tensors=tensors)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_verify_finds_one_wrong_bias(profile: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    graph = small_graph(rng)
+    codes = rng.integers(-128, 128, (400, 5, 5, 3)).astype(np.int8)
+    bias = graph.tensors["first/bias"].data.copy()
+    bias[2] += 1
+    path = write_tflite(with_tensor(graph, "first/bias", data=bias), tmp_path / "model.tflite")
+    report = verify(graph, path, codes, profile)
+    first, second = report.operators
+    assert 0 < first.differing < 100 and first.largest_difference == 1, "one step of the bias moves few codes by one"
+    assert second.differing == 0, "the second operator computes rightly from what it is given"
+    assert report.outputs[0].differing > 0
+    assert report.differing == first.differing + report.outputs[0].differing
+    assert report.table()[0]["differing"] == first.differing
+
+
+def test_verify_refuses_another_graphs_file(tmp_path: Path) -> None:
+    graph = small_graph(np.random.default_rng(0))
+    builder = Builder()
+    other = builder.graph([builder.pad(builder.input("x", (1, 5, 5, 3), per_tensor(0.02, 3)), [(0, 0)] * 4, name="y")])
+    path = write_tflite(other, tmp_path / "model.tflite")
+    with pytest.raises(ValueError, match="second"):
+        verify(graph, path, np.zeros((1, 5, 5, 3), np.int8))
+
+
+def test_written_files_are_deterministic_and_whole(tmp_path: Path) -> None:
+    first = write_tflite(small_graph(np.random.default_rng(0)), tmp_path / "a.tflite").read_bytes()
+    second = write_tflite(small_graph(np.random.default_rng(0)), tmp_path / "b.tflite").read_bytes()
+    assert first == second
+    assert first[4:8] == b"TFL3" and b"exactqat" in first
+    named = write_tflite(small_graph(np.random.default_rng(0)), tmp_path / "c.tflite", "digits, 4 bits").read_bytes()
+    assert b"exactqat; digits, 4 bits" in named
+    broken = with_tensor(small_graph(np.random.default_rng(0)), "x", shape=(1, 6, 5, 3))
+    with pytest.raises(ValueError, match="output must have shape"):
+        write_tflite(broken, tmp_path / "a.tflite")
+    assert (tmp_path / "a.tflite").read_bytes() == first
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tflite", "b.tflite", "c.tflite"]
+
+
+def test_batches_do_not_change_results() -> None:
+    rng = np.random.default_rng(0)
+    graph = small_graph(rng)
+    codes = rng.integers(-128, 128, (7, 5, 5, 3)).astype(np.int8)
+    whole = simulate(graph, codes, tensors=["first", "second"], batch_size=7)
+    parts = simulate(graph, codes, tensors=["first", "second"], batch_size=2)
+    for name, expected in whole.items():
+        np.testing.assert_array_equal(parts[name], expected)
+    assert simulate(graph, codes[:0])["second"].shape == (0, 5, 5, 6)
+
+
+def test_unfit_inputs_are_refused(tmp_path: Path) -> None:
+    graph = small_graph(np.random.default_rng(0))
+    path = write_tflite(graph, tmp_path / "model.tflite")
+    good = np.zeros((1, 5, 5, 3), np.int8)
+    for x, error, message in (
+        (good.astype(np.float32), TypeError, "must be int8 codes, got float32"),
+        (good[:, :4], ValueError, r"must have shape \[batch, 5, 5, 3\], got \(1, 4, 5, 3\)"),
+        ({"z": good}, ValueError, "x must hold the inputs"),
+    ):
+        with pytest.raises(error, match=message):
+            simulate(graph, x)
+        with pytest.raises(error, match=message):
+            verify(graph, path, x)
+    with pytest.raises(ValueError, match="profile must be one of xnnpack, reference"):
+        simulate(graph, good, "ruy")
+    with pytest.raises(ValueError, match="no images"):
+        verify(graph, path, good[:0])
+
+
+def with_operator(graph: Graph, index: int, **changes: object) -> Graph:
+    operators = list(graph.operators)
+    operators[index] = dataclasses.replace(operators[index], **changes)
+    return dataclasses.replace(graph, operators=tuple(operators))
+
+
+def broken_graphs() -> list[tuple[str, Graph]]:
+    graph = small_graph(np.random.default_rng(0))
+    filter, bias = graph.tensors["first/filter"], graph.tensors["first/bias"]
+    attributes = graph.operators[0].attributes
+    scale = bias.quantization.scale
+    return [
+        ("unknown operator kind 'SOFTMAX'; known: CONV_2D", with_operator(graph, 0, kind="SOFTMAX")),
+        (
+            r"operator 1 \(CONV_2D -> second\): tensor 'gone' is missing",
+            with_operator(graph, 1, outputs=("second",), inputs=("gone", "second/filter", "second/bias")),
+        ),
+        ("used before it is computed", dataclasses.replace(graph, operators=graph.operators[::-1])),
+        ("attributes must be", with_operator(graph, 0, attributes={})),
+        (
+            "padding must be one of SAME, VALID, got 'FULL'",
+            with_operator(graph, 0, attributes={**attributes, "padding": "FULL"}),
+        ),
+        (
+            "strides must be two positive integers",
+            with_operator(graph, 0, attributes={**attributes, "strides": (0, 1)}),
+        ),
+        ("takes 3 inputs", with_operator(graph, 0, inputs=("x", "first/filter"))),
+        (
+            "does not fit 3 input channels",
+            with_tensor(graph, "first/filter", data=filter.data[..., :2], shape=(4, 3, 3, 2)),
+        ),
+        (
+            "weights must be within -127..127, got -128",
+            with_tensor(graph, "first/filter", data=np.full_like(filter.data, -128)),
+        ),
+        ("data must be int8, got int16", with_tensor(graph, "first/filter", data=filter.data.astype(np.int16))),
+        ("dtype must be int8 or int32, got 'float32'", with_tensor(graph, "first", dtype="float32")),
+        ("activations have batch 1 in the graph", with_tensor(graph, "x", shape=(2, 5, 5, 3))),
+        (r"zero points must be in -128..127, got \[128\]", with_tensor(graph, "x", quantization=per_tensor(0.02, 128))),
+        (
+            "activations are quantized per tensor",
+            with_tensor(graph, "x", quantization=Quantization(np.ones(3), np.zeros(3), 3)),
+        ),
+        (
+            "filter channels must be on axis 0, got 3",
+            with_tensor(graph, "first/filter", quantization=Quantization(np.ones(3), np.zeros(3), 3)),
+        ),
+        (
+            r"bias scale must be exactly float32\(input scale \* filter scale\)",
+            with_tensor(
+                graph, "first/bias", quantization=Quantization(np.nextafter(scale, np.float32(1)), np.zeros(4), 0)
+            ),
+        ),
+        ("the int32 accumulator can overflow", with_tensor(graph, "first/bias", data=np.full(4, 2**31 - 1, np.int32))),
+        (r"output scale must be in \[2\*\*-32, 256\)", with_tensor(graph, "first", quantization=per_tensor(1e-7, 0))),
+        ("output must have shape", with_tensor(graph, "second", shape=(1, 5, 5, 7))),
+        ("graph output 'first/nothing'|'first/nothing' is not among", graph.with_outputs(["first/nothing"])),
+    ]
+
+
+@pytest.mark.parametrize(("message", "graph"), broken_graphs())
+def test_broken_graphs_are_refused(message: str, graph: Graph) -> None:
+    with pytest.raises(ValueError, match=message):
+        graph.validate()
+
+
+def test_pooled_and_joined_tensors_keep_their_quantization() -> None:
+    tensors = {
+        "x": Tensor("x", (1, 4, 4, 2), "int8", per_tensor(0.5, 0)),
+        "y": Tensor("y", (1, 4, 4, 2), "int8", per_tensor(0.25, 0)),
+    }
+    graph = Graph(tensors, (Operator("CONCATENATION", ("x",), ("y",), {"axis": 3}),), ("x",), ("y",))
+    with pytest.raises(ValueError, match="must have the output's quantization; put a QUANTIZE before it"):
+        graph.validate()
+
+
+def test_builder_refuses_what_has_no_code() -> None:
+    builder = Builder()
+    builder.input("x", (1, 4, 4, 2), per_tensor(0.5, 0))
+    ones, zeros = np.ones((3, 1, 1, 2)), np.zeros(3)
+    output = per_tensor(1.0, 0)
+    for filter, bias, message in (
+        (128 * ones, zeros, "filter codes must be integers within -127..127"),
+        (0.5 * ones, zeros, "filter codes must be integers"),
+        (ones, zeros + 2.0**31, "bias codes must be integers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            builder.conv_2d("x", filter, [1.0], bias, output, name="y")
+    with pytest.raises(ValueError, match="input 'gone' does not exist"):
+        builder.mean("gone", output, name="y")
+    with pytest.raises(ValueError, match="'x' is used twice"):
+        builder.input("x", (1, 4, 4, 2), output)
+    with pytest.raises(ValueError, match="scale must be positive and finite"):
+        per_tensor(0.0, 0)
+    with pytest.raises(ValueError, match="must be below 256, got 500"):
+        builder.graph([builder.add("x", "x", per_tensor(0.001, 0), name="z")])
+
+
+@pytest.mark.parametrize("ratio", [2**-8 * 0.999, 2**7 * 1.001])
+def test_quantize_refuses_ratios_that_xnnpack_leaves(ratio: float) -> None:
+    builder = Builder()
+    builder.input("x", (1, 4, 4, 2), per_tensor(ratio, 0))
+    with pytest.raises(ValueError, match=r"must be in \[2\*\*-8, 2\*\*7\]"):
+        builder.graph([builder.quantize("x", per_tensor(1.0, 0), name="y")])
+
+
+def test_same_padding_is_tensorflows() -> None:
+    assert same_padding(5, 3, 2) == (1, 1)
+    assert same_padding(6, 3, 2) == (0, 1)
+    assert same_padding(1, 1, 3) == (0, 0)
+    assert same_padding(7, 3, 1, dilation=2) == (2, 2)
+
+
+def test_summary_counts_parameters_and_multiply_accumulates() -> None:
+    first, second = small_graph(np.random.default_rng(0)).summary()
+    assert first["parameters"] == 4 * 27 + 4 and first["multiply_accumulates"] == 25 * 4 * 27
+    assert (second["kind"], second["output"], second["shape"]) == ("CONV_2D", "second", "1x5x5x6")
+
+
+def test_importing_the_room_needs_numpy_only() -> None:
+    code = (
+        "import sys; import exactqat.deploy; "
+        "print([name for name in ('torch', 'jax', 'flatbuffers', 'ai_edge_litert') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_missing_runtime_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ai_edge_litert.schema_py_generated", None)
+    with pytest.raises(ImportError, match=r"pip install exactqat\[deploy\]"):
+        write_tflite(small_graph(np.random.default_rng(0)), tmp_path / "model.tflite")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kernel of every device against the reference, bit for bit, over all cases."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bits import assert_same_bits
+from cases import Case, cases
+from conftest import BY_RAW_NAME, DEVICES, expected_of
+
+from exactqat import cpu
+
+CASES = list(cases())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_kernel_equals_reference(case: Case, device: str) -> None:
+    op = BY_RAW_NAME[case.op]
+    operands, attributes = op.bind((), {**case.operands, **case.attributes})
+    operands = [np.array(operand, order="C") for operand in operands]
+    expected = expected_of(case)
+    if isinstance(expected, Exception):
+        with pytest.raises(type(expected)):
+            DEVICES[device](op, operands, attributes)
+        return
+    results = DEVICES[device](op, operands, attributes)
+    for name, result, wanted in zip(op.results, results, expected, strict=True):
+        assert_same_bits(result, wanted, what=f"{case.name} {name} on {device}", operands=case.operands)
+
+
+def test_every_kernel_is_in_every_module() -> None:
+    wanted = None
+    for name in cpu.INSTRUCTION_SETS:
+        kernels = set(cpu.load(name).kernels())
+        wanted = wanted or kernels
+        assert kernels == wanted
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_bits_do_not_depend_on_the_number_of_threads(threads: int) -> None:
+    # Large enough that every kernel splits its work; odd sizes so that pieces end inside blocks and rows.
+    import exactqat as eq
+
+    random = np.random.Generator(np.random.PCG64(5))
+    x = random.standard_normal((3, 61, 67, 19), np.float32)
+    g = random.standard_normal(x.shape, np.float32)
+    w = random.standard_normal((3, 3, 19, 1), np.float32)
+    low, high = np.full(19, -1.5, np.float32), np.linspace(0.5, 2, 19, dtype=np.float32)
+
+    def all_results() -> list[np.ndarray]:
+        results = [
+            eq.fake_quant_with_min_max_vars(x, low[0], high[0]),
+            eq.fake_quant_with_min_max_vars_per_channel(x, low, high),
+            *eq.fake_quant_with_min_max_vars_gradient(g, x, low[0], high[0]),
+            *eq.fake_quant_with_min_max_vars_per_channel_gradient(g, x, low, high),
+            eq.quantization.quantize_and_dequantize(x, 0.0, 0.0),
+            eq.quantization.quantize_and_dequantize(x, 0.0, 0.0, axis=1),
+        ]
+        for data_format in ("NHWC", "NCHW"):
+            image = x if data_format == "NHWC" else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+            gradient = g if data_format == "NHWC" else np.ascontiguousarray(g.transpose(0, 3, 1, 2))
+            norm = eq.raw_ops.FusedBatchNormV3(
+                x=image, scale=high, offset=low, mean=low, variance=high, data_format=data_format
+            )
+            results += norm
+            results += eq.raw_ops.FusedBatchNormGradV3(
+                y_backprop=gradient,
+                x=image,
+                scale=high,
+                reserve_space_1=norm.reserve_space_1,
+                reserve_space_2=norm.reserve_space_2,
+                reserve_space_3=norm.reserve_space_3,
+                data_format=data_format,
+            )[:3]
+            convolution = {"strides": [1, 1, 1, 1], "padding": "SAME", "data_format": data_format}
+            results += [
+                eq.raw_ops.DepthwiseConv2dNative(input=image, filter=w, **convolution),
+                eq.raw_ops.DepthwiseConv2dNativeBackpropInput(
+                    input_sizes=image.shape, filter=w, out_backprop=gradient, **convolution
+                ),
+                eq.raw_ops.DepthwiseConv2dNativeBackpropFilter(
+                    input=image, filter_sizes=w.shape, out_backprop=gradient, **convolution
+                ),
+            ]
+        return results
+
+    before = eq.get_num_threads()
+    try:
+        eq.set_num_threads(1)
+        wanted = all_results()
+        eq.set_num_threads(threads)
+        for got, expected in zip(all_results(), wanted, strict=True):
+            assert_same_bits(got, expected, what=f"a result with {threads} threads")
+    finally:
+        eq.set_num_threads(before)
+
+
+def test_both_layouts_sum_in_the_same_order() -> None:
+    import exactqat as eq
+
+    random = np.random.Generator(np.random.PCG64(6))
+    x = random.standard_normal((5, 13, 11, 7), np.float32)
+    ones = np.ones(7, np.float32)
+    last = eq.raw_ops.FusedBatchNormV3(x=x, scale=ones, offset=ones, mean=ones, variance=ones)
+    first = eq.raw_ops.FusedBatchNormV3(
+        x=x.transpose(0, 3, 1, 2), scale=ones, offset=ones, mean=ones, variance=ones, data_format="NCHW"
+    )
+    assert_same_bits(first.y.transpose(0, 2, 3, 1), last.y, what="y")
+    for name in ("batch_mean", "batch_variance"):
+        assert_same_bits(getattr(first, name), getattr(last, name), what=name)
