@@ -129,8 +129,10 @@ def random_add(rng: Random, builder: Builder) -> str:
 
 def random_mean(rng: Random, builder: Builder) -> str:
     tensor = builder.tensor(random_input(rng, builder))
-    output = random_quantization(rng, tensor.quantization.scale[0] * random_scale(rng, -5, 2))
-    return builder.mean("x", output, name="y", keep_dims=bool(rng.integers(2)))
+    scale = tensor.quantization.scale[0] * random_scale(rng, -2, 3)
+    if rng.integers(2):  # the division by the number of values then meets exact ties
+        scale = np.float32(scale / (tensor.shape[1] * tensor.shape[2]))
+    return builder.mean("x", random_quantization(rng, scale), name="y", keep_dims=bool(rng.integers(2)))
 
 
 def random_average_pool_2d(rng: Random, builder: Builder) -> str:

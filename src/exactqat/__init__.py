@@ -14,14 +14,12 @@ __version__ = "0.1.0"
 
 _top_level = {name: op for op in _OPERATORS.values() for name in op.exports if "." not in name}
 globals().update(_top_level)
-quantize_and_dequantize = quantization.quantize_and_dequantize
 
 __all__ = [
     "get_num_threads",
     "grad_pass_through",
     "nn",
     "quantization",
-    "quantize_and_dequantize",
     "raw_ops",
     "set_num_threads",
     *sorted(_top_level),

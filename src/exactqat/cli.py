@@ -10,15 +10,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from .job.pipeline import Results
 
-INSTALL = "pip install 'exactqat[train]'"
-
+INSTALL = "pip install 'exactqat[job]'"
 
 
 def main() -> None:
@@ -30,13 +29,16 @@ def main() -> None:
     application()
 
 
-def _application():  # type: ignore[no-untyped-def]  # typer may be missing, so its types are not at hand here
+def _application() -> Any:
     import typer
     from rich.console import Console
 
     application = typer.Typer(
         name="exactqat",
-        help="Quantization-aware training with TensorFlow's exact operators. [bold]What was trained is what the device computes.[/]",
+        help=(
+            "Quantization-aware training with TensorFlow's exact operators. "
+            "[bold]What was trained is what the device computes.[/]"
+        ),
         epilog="Start with: [bold]exactqat train --out runs/digits[/] (about a minute and a half on two cores)",
         rich_markup_mode="rich",
         no_args_is_help=True,
@@ -47,20 +49,29 @@ def _application():  # type: ignore[no-untyped-def]  # typer may be missing, so 
 
     @application.command()
     def train(
-        out: Annotated[Path, typer.Option(help="Directory for checkpoints, .tflite files, metrics.json and report.html.")],
-        seed: Annotated[int, typer.Option(min=0, help="Of weights, order and shifts. The same seed gives the same bits.")] = 0,
+        out: Annotated[
+            Path, typer.Option(help="Directory for checkpoints, .tflite files, metrics.json and report.html.")
+        ],
+        seed: Annotated[
+            int, typer.Option(min=0, help="Of weights, order and shifts. The same seed gives the same bits.")
+        ] = 0,
         epochs_float: Annotated[int, typer.Option(min=1, help="Epochs of float training.")] = 80,
         epochs_qat: Annotated[
-            int, typer.Option(min=1, help="Epochs of each of the four quantization-aware trainings; the last third is frozen.")
+            int,
+            typer.Option(
+                min=1, help="Epochs of each of the four quantization-aware trainings; the last third is frozen."
+            ),
         ] = 30,
         data: Annotated[str, typer.Option(help="Data set: digits (scikit-learn's, needs no download).")] = "digits",
         quiet: Annotated[bool, typer.Option("--quiet", help="Print the table and the closing sentence only.")] = False,
     ) -> None:
-        """Train in float, quantize to W8A8 and W4A4, deploy, and compare [bold]every integer[/] with the device runtime.
+        """Train in float, quantize to W8A8 and W4A4, deploy, and compare [bold]every integer[/] with the device
+        runtime.
 
-        For both precisions: post-training quantization as a baseline, then quantization-aware training with EMA ranges and with
-        learned ranges. The better one is delivered as DIR/w8a8/ and DIR/w4a4/ (checkpoint.pt, model.tflite); DIR/report.html tells
-        the story. Exit status 1 if any integer differs.
+        For both precisions: post-training quantization as a baseline, then quantization-aware training with EMA ranges
+            and with
+        learned ranges. The better one is delivered as DIR/w8a8/ and DIR/w4a4/ (checkpoint.pt, model.tflite);
+        DIR/report.html tells the story. Exit status 1 if any integer differs.
         """
         with _failures(errors):
             differing = _train(out, seed, epochs_float, epochs_qat, data, quiet)
@@ -71,7 +82,8 @@ def _application():  # type: ignore[no-untyped-def]  # typer may be missing, so 
         directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")],
         quiet: Annotated[bool, typer.Option("--quiet", help="Print the closing sentence only.")] = False,
     ) -> None:
-        """Run DIR's files on the device runtime again and compare [bold]every integer[/] with the checkpoints' simulation.
+        """Run DIR's files on the device runtime again and compare [bold]every integer[/] with the checkpoints'
+        simulation.
 
         Exit status 1 if any integer differs.
         """
@@ -131,7 +143,9 @@ def _train(out: Path, seed: int, epochs_float: int, epochs_qat: int, data: str, 
 
     console = Console()
     if not quiet:
-        console.print(f"[bold]exactqat train[/] on [bold]{data}[/], seed {seed}, results in [bold]{out}[/]", highlight=False)
+        console.print(
+            f"[bold]exactqat train[/] on [bold]{data}[/], seed {seed}, results in [bold]{out}[/]", highlight=False
+        )
 
     import torch
 
@@ -141,19 +155,22 @@ def _train(out: Path, seed: int, epochs_float: int, epochs_qat: int, data: str, 
     # The network is small: a second thread costs more than it gives, and one thread gives the same bits everywhere.
     torch.set_num_threads(1)
     settings = pipeline.Settings(out, seed, epochs_float, epochs_qat, data)
+    dataset = sources.load(data)
     out.mkdir(parents=True, exist_ok=True)
-    with Progress(
-        TextColumn("{task.description:<42}"),
-        BarColumn(bar_width=20),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-        console=console,
-        transient=True,
-        disable=quiet,
-    ) as bars, _native_messages_kept_back():
-        task = bars.add_task("reading data", total=None)
-        bars.update(task, total=pipeline.total_steps(settings, sources.load(data)))
+    with (
+        Progress(
+            TextColumn("{task.description:<42}"),
+            BarColumn(bar_width=20),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=console,
+            transient=True,
+            disable=quiet,
+        ) as bars,
+        _native_messages_kept_back(),
+    ):
+        task = bars.add_task("float training", total=pipeline.total_steps(settings, dataset))
         progress = pipeline.Progress(
             begin=lambda text: bars.update(task, description=text), advance=lambda: bars.advance(task)
         )
@@ -173,10 +190,13 @@ def _print_results(console: "Console", results: "Results") -> None:
 
     from .job import report
 
-    table = Table(title=f"{results.dataset.name}: accuracy on {len(results.dataset.test)} test images", title_justify="left")
+    table = Table(
+        title=f"{results.dataset.name}: accuracy on {len(results.dataset.test)} test images, integers compared",
+        title_justify="left",
+    )
     table.add_column("network")
     table.add_column("method")
-    for header in ("in PyTorch", "on device", "bytes", "compared", "differing"):
+    for header in ("PyTorch", "device", "bytes", "compared", "differ"):
         table.add_column(header, justify="right")
     previous = ""
     for row in report.result_rows(results):
@@ -196,8 +216,9 @@ def _print_results(console: "Console", results: "Results") -> None:
         previous = row.network
     console.print(table)
     console.print(
-        "★ delivered (lower validation loss). W4A4 keeps input and logits at 8 bits; its codes travel in 8-bit containers. "
-        f"{results.seconds:.0f} s.",
+        "PTQ: post-training quantization. QAT: quantization-aware training. ★ delivered (lower validation loss). "
+        "W4A4 keeps input and logits at 8 bits, and its 4-bit codes travel in 8-bit containers. "
+        f"The job took {results.seconds:.0f} seconds.",
         style="dim",
         highlight=False,
     )

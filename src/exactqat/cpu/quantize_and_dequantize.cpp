@@ -52,10 +52,11 @@ Range<T> range_of(const T* input, int64_t outer, int64_t inner, int64_t stride) 
   }
   if (nan) return {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::quiet_NaN()};
   if (maximum == T(0)) {  // which of the two zeros came first must not matter: -0 only if there is no +0
-    maximum = -T(0);
+    bool positive_zero = false;
     for (int64_t o = 0; o < outer; ++o)
       for (int64_t i = 0; i < inner; ++i)
-        if (const T v = input[o * stride + i]; v == T(0) && !std::signbit(v)) maximum = T(0);
+        positive_zero |= (input[o * stride + i] == T(0)) & !std::signbit(input[o * stride + i]);
+    maximum = positive_zero ? T(0) : -T(0);
   }
   return {minimum, maximum};
 }
@@ -95,7 +96,7 @@ std::vector<Range<T>> given_ranges(const Call& call, int64_t slices) {
   for (int64_t s = 0; s < slices; ++s) {
     ranges[s] = operands ? Range<T>{call.operands[1].as<T>()[s], call.operands[2].as<T>()[s]}
                          : Range<T>{T(call.numbers.real("input_min")), T(call.numbers.real("input_max"))};
-    if (!(ranges[s].minimum <= ranges[s].maximum))
+    if (call.numbers.integer("check_range") && !(ranges[s].minimum <= ranges[s].maximum))
       throw std::invalid_argument("Invalid range: input_min " + std::to_string(ranges[s].minimum) + " > input_max " +
                                   std::to_string(ranges[s].maximum));
   }

@@ -44,6 +44,7 @@ def quantize_and_dequantize(
     outer,
     slices,
     inner,
+    check_range,
     input_min=None,
     input_max=None,
 ):
@@ -53,9 +54,8 @@ def quantize_and_dequantize(
     if range_given:
         minimum, maximum = (np.asarray(b, input.dtype).reshape(slices) for b in bounds or (input_min, input_max))
         minimum, maximum = flush(minimum), flush(maximum)
-        for low, high in zip(minimum, maximum, strict=True):
-            if not low <= high:
-                raise ValueError(f"Invalid range: input_min {low:g} > input_max {high:g}")
+        if check_range and not minimum[0] <= maximum[0]:
+            raise ValueError(f"Invalid range: input_min {minimum[0]:g} > input_max {maximum[0]:g}")
     else:
         minimum, maximum = _range_of(values)
     scale, inverse, minimum, maximum = (

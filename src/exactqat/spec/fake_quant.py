@@ -77,7 +77,7 @@ def fake_quant_with_min_max_args_gradient(
 
     Args:
         gradients: float32 or float64, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs: what was given to `fake_quant_with_min_max_args`, as the other arguments.
+        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_args`.
     Returns:
         backprops: like `inputs`. The nudged range includes both ends; the product with 0 keeps NaN, infinity and the sign of zero.
     Raises:
@@ -130,7 +130,8 @@ def fake_quant_with_min_max_vars_gradient(
         backprops_wrt_input: like `inputs`; `gradients` inside the nudged range (ends included), times 0 outside.
         backprop_wrt_min: scalar, sum of `gradients` where `inputs` lie below the nudged range.
         backprop_wrt_max: scalar, sum of `gradients` where `inputs` lie above it.
-        A gradient that is not finite anywhere makes both sums NaN. With `min == max == 0` the gradient passes unchanged.
+        Elements on the other side count as `gradient * 0`, so a NaN makes both sums NaN and an infinite gradient the sum
+        of the side it is not on. With `min == max == 0` the gradient passes unchanged.
     Raises:
         ValueError: shapes that differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
@@ -182,7 +183,8 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
         backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range (ends included), times 0 outside.
         backprop_wrt_min: shape `[d]`, sums of `gradients` where `inputs` lie below the channel's nudged range.
         backprop_wrt_max: shape `[d]`, sums of `gradients` where `inputs` lie above it.
-        A gradient that is not finite makes both sums of its channel NaN. Where `min == max == 0` it passes unchanged.
+        Elements on the other side count as `gradient * 0`, so a NaN makes both sums of its channel NaN and an infinite
+        gradient the sum of the side it is not on. Where `min == max == 0` it passes unchanged.
     Raises:
         ValueError: shapes that differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes that differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.

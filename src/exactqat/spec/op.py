@@ -67,7 +67,7 @@ class Operator:
         self.vjp: Callable[..., tuple[Any, ...]] | None = None
         self.saves_results = False
         self.differentiable = results
-        parameters = inspect.signature(rule).parameters
+        parameters = inspect.signature(rule, eval_str=True).parameters
         self.parameters = tuple(parameters)
         self.defaults = {k: p.default for k, p in parameters.items() if p.default is not inspect.Parameter.empty}
         self.operands = tuple(k for k, p in parameters.items() if p.annotation is Tensor)

@@ -54,6 +54,7 @@ def _forward(
         "range_given": int(range_given),
         "half_up": int(round_mode == "HALF_UP"),
         "narrow_range": int(narrow_range),
+        "check_range": int(range_given and axis == -1),
     }
     return Lowering((input,), "quantize_and_dequantize", flags | slices)
 
@@ -118,8 +119,9 @@ def quantize_and_dequantize_v2(
     Returns:
         output: like `input`.
     Raises:
-        ValueError: `axis`, `num_bits` or `round_mode` out of range, bounds of the wrong shape, or a bound that is NaN or a
-            minimum above its maximum (known only when the kernel runs).
+        ValueError: `axis`, `num_bits` or `round_mode` out of range, bounds of the wrong shape, or, with axis -1,
+            a bound that is NaN or a minimum above its maximum (known only when the kernel runs). With an axis TensorFlow
+            does not look, and such a slice is what the formula makes of it.
     Source: TensorFlow `QuantizeAndDequantizeV2`; per-slice given ranges, which it rejects, as its V3.
     """
     return _forward(
@@ -148,7 +150,8 @@ def quantize_and_dequantize_v3(
     Returns:
         output: like `input`.
     Raises:
-        ValueError: `axis` or `num_bits` out of range, bounds of the wrong shape, a bound that is NaN or a minimum above its maximum.
+        ValueError: `axis` or `num_bits` out of range, bounds of the wrong shape, or, with axis -1,
+            a bound that is NaN or a minimum above its maximum.
     Source: TensorFlow `QuantizeAndDequantizeV3`.
     """
     if range_given and axis == -1:  # TensorFlow takes any tensor of one element here

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a trained network to the device: a graph of integer operators, its file, its exact simulation and its proof.
+
+`graph` describes a fully quantized network, `simulate` computes it in exact integers, `tflite` writes it, `verify` runs
+the real runtime beside the simulation. Importing this package needs NumPy only; writing and running files needs
+`pip install exactqat[deploy]`.
+"""
+
+from .graph import Builder, Graph, Operator, Quantization, Tensor, per_tensor, place_codes
+from .simulate import EXACT, PROFILES, dequantize, quantize, simulate
+from .tflite import write_tflite
+from .verify import Report, verify
+
+__all__ = [
+    "EXACT",
+    "PROFILES",
+    "Builder",
+    "Graph",
+    "Operator",
+    "Quantization",
+    "Report",
+    "Tensor",
+    "dequantize",
+    "per_tensor",
+    "place_codes",
+    "quantize",
+    "simulate",
+    "verify",
+    "write_tflite",
+]

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a written .tflite file on the real runtime and compares every integer with the simulation.
+
+Tensors inside a delegate cannot be read, and the interpreter's option to preserve them cuts the delegate into single
+operators. So the file itself is read back, every operator's result is made an output of the model, and that model runs
+delegated as the plain file does. Each operator is then simulated from the operands the device had, which names the
+operator at fault instead of all that follow it; the untouched file is compared end to end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .graph import Graph
+from .simulate import EXACT, PROFILES, check_inputs, simulate, simulate_operator
+from .tflite import IDENTIFIER, import_deploy
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Codes of one tensor: how many were compared, how many differ, by how much at most, and whether 0 is claimed."""
+
+    name: str
+    kind: str
+    values: int
+    differing: int
+    largest_difference: int
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """operators: each result against its simulation from the device's own operands; outputs: the plain file against
+    the simulation of the whole graph."""
+
+    profile: str
+    operators: tuple[Comparison, ...]
+    outputs: tuple[Comparison, ...]
+
+    @property
+    def differing(self) -> int:
+        """Number of codes that differ, over all operators and outputs."""
+        return sum(comparison.differing for comparison in (*self.operators, *self.outputs))
+
+    @property
+    def values(self) -> int:
+        """Number of codes compared."""
+        return sum(comparison.values for comparison in (*self.operators, *self.outputs))
+
+    def table(self) -> list[dict[str, str | int]]:
+        """One row per operator, then one per output: tensor, operator, values, differing, largest, promise."""
+        return [
+            {
+                "tensor": comparison.name,
+                "operator": comparison.kind,
+                "values": comparison.values,
+                "differing": comparison.differing,
+                "largest_difference": comparison.largest_difference,
+                "promise": "exact" if comparison.exact else "none",
+            }
+            for comparison in (*self.operators, *self.outputs)
+        ]
+
+
+def verify(
+    graph: Graph,
+    path: str | os.PathLike[str],
+    x: np.ndarray | Mapping[str, np.ndarray],
+    profile: str = "xnnpack",
+    batch_size: int = 8,
+) -> Report:
+    """Compares the file at `path` with `graph` on int8 input codes x [batch, ...] (or one array per input name).
+
+    profile: "xnnpack" runs the runtime's default kernels, "reference" its reference kernels. Raises ValueError when
+    the file has no tensor for a result of the graph. Needs `pip install exactqat[deploy]`.
+    """
+    if profile not in PROFILES:
+        raise ValueError(f"profile must be one of {', '.join(PROFILES)}, got {profile!r}")
+    inputs = check_inputs(graph, x)
+    total = next(iter(inputs.values())).shape[0]
+    if total == 0:
+        raise ValueError("x holds no images, so nothing would be compared")
+    content = Path(path).read_bytes()
+    names = graph.results()
+    plain = _Runtime(content, graph.inputs, graph.outputs, profile)
+    opened = _Runtime(_with_outputs(content, names), graph.inputs, names, profile)
+    operators = {name: _Tally() for name in names}
+    outputs = {name: _Tally() for name in graph.outputs}
+    for start in range(0, total, batch_size):
+        batch = {name: codes[start : start + batch_size] for name, codes in inputs.items()}
+        device = {**batch, **opened.run(batch)}
+        for operator in graph.operators:
+            name = operator.outputs[0]
+            operators[name].add(device[name], simulate_operator(graph, operator, device, profile))
+        end_to_end = simulate(graph, batch, profile)
+        for name, codes in plain.run(batch).items():
+            outputs[name].add(codes, end_to_end[name])
+    exact = {operator.outputs[0]: (operator.kind, profile) in EXACT for operator in graph.operators}
+    return Report(
+        profile,
+        tuple(
+            operators[op.outputs[0]].comparison(op.outputs[0], op.kind, exact[op.outputs[0]]) for op in graph.operators
+        ),
+        tuple(tally.comparison(name, "whole graph", all(exact.values())) for name, tally in outputs.items()),
+    )
+
+
+class _Tally:
+    """Running counts of one comparison."""
+
+    def __init__(self) -> None:
+        self.values = self.differing = self.largest = 0
+
+    def add(self, device: np.ndarray, simulated: np.ndarray) -> None:
+        if device.shape != simulated.shape:
+            raise ValueError(f"the device returns shape {device.shape} where the graph has {simulated.shape}")
+        difference = np.abs(device.astype(np.int64) - simulated)
+        self.values += difference.size
+        self.differing += int(np.count_nonzero(difference))
+        self.largest = max(self.largest, int(difference.max(initial=0)))
+
+    def comparison(self, name: str, kind: str, exact: bool) -> Comparison:
+        return Comparison(name, kind, self.values, self.differing, self.largest, exact)
+
+
+class _Runtime:
+    """The interpreter on one model, addressed by tensor names and resized to the batch at hand."""
+
+    def __init__(self, content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str) -> None:
+        runtime = import_deploy("ai_edge_litert.interpreter")
+        resolvers = {"xnnpack": runtime.OpResolverType.AUTO, "reference": runtime.OpResolverType.BUILTIN_REF}
+        self.interpreter: Any = runtime.Interpreter(
+            model_content=content, experimental_op_resolver_type=resolvers[profile], num_threads=1
+        )
+        self.inputs = _indices(self.interpreter.get_input_details(), inputs)
+        self.outputs = _indices(self.interpreter.get_output_details(), outputs)
+        self.batch = 0
+
+    def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        size = next(iter(batch.values())).shape[0]
+        if size != self.batch:
+            for name, index in self.inputs.items():
+                self.interpreter.resize_tensor_input(index, batch[name].shape)
+            self.interpreter.allocate_tensors()
+            self.batch = size
+        for name, index in self.inputs.items():
+            self.interpreter.set_tensor(index, batch[name])
+        self.interpreter.invoke()
+        return {name: self.interpreter.get_tensor(index) for name, index in self.outputs.items()}
+
+
+def _indices(details: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, int]:
+    found = {detail["name"]: int(detail["index"]) for detail in details}
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ValueError(f"the file does not hold {missing} where the graph has them; it holds {sorted(found)}")
+    return {name: found[name] for name in names}
+
+
+def _with_outputs(content: bytes, names: tuple[str, ...]) -> bytes:
+    """The same model with the named tensors as its outputs."""
+    schema = import_deploy("ai_edge_litert.schema_py_generated")
+    model = schema.ModelT.InitFromPackedBuf(content)
+    subgraph = model.subgraphs[0]
+    positions = {tensor.name.decode(): position for position, tensor in enumerate(subgraph.tensors)}
+    missing = [name for name in names if name not in positions]
+    if missing:
+        raise ValueError(f"the file has no tensors {missing}; was it written from another graph?")
+    subgraph.outputs = [positions[name] for name in names]
+    builder = import_deploy("flatbuffers").Builder(len(content))
+    builder.Finish(model.Pack(builder), IDENTIFIER)
+    return bytes(builder.Output())

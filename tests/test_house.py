@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rooms keep their contracts (CONTRIBUTING.md, "The rooms"): who imports whom, who names operators, which files exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from exactqat import cpu, reference
+from exactqat.spec import OPERATORS
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "exactqat"
+FAMILIES = ("depthwise_conv2d", "fake_quant", "fused_batch_norm", "quantize_and_dequantize")
+FRONTENDS = ("numpy.py", "torch.py", "jax.py")
+ARRAY_LIBRARIES = {"numpy", "torch", "jax", "jaxlib", "triton", "ml_dtypes"}
+
+
+def imports_of(path: Path, *, top_level_only: bool = False) -> set[str]:
+    tree = ast.parse(path.read_text())
+    nodes = tree.body if top_level_only else list(ast.walk(tree))
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def roots(modules: set[str]) -> set[str]:
+    return {module.split(".")[0] for module in modules}
+
+
+def inside(modules: set[str]) -> set[str]:
+    """The rooms of this package that are imported."""
+    return {module.split(".")[1] for module in modules if module.startswith("exactqat.")}
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "spec").glob("*.py")), ids=lambda p: p.name)
+def test_declarations_know_no_array_library(path: Path) -> None:
+    imported = imports_of(path, top_level_only=True)
+    assert roots(imported) <= set(sys.stdlib_module_names) | {"exactqat"}
+    assert inside(imported) <= {"spec"}
+    assert not roots(imports_of(path)) & ARRAY_LIBRARIES
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "reference").glob("*.py")), ids=lambda p: p.name)
+def test_reference_is_numpy(path: Path) -> None:
+    imported = imports_of(path)
+    assert roots(imported) <= {"numpy", "typing", "collections", "exactqat"}
+    assert inside(imported) <= {"spec", "reference"}
+
+
+@pytest.mark.parametrize("name", FRONTENDS)
+def test_frontends_are_generic(name: str) -> None:
+    text = (PACKAGE / name).read_text()
+    imported = imports_of(PACKAGE / name)
+    assert inside(imported) <= {"spec", "cpu", "triton"}
+    assert roots(imported) & ARRAY_LIBRARIES <= {name.removesuffix(".py"), "numpy"}
+    for op in OPERATORS.values():
+        for operator_name in filter(None, (op.name, op.raw_name)):
+            assert not re.search(rf"\b{operator_name}\b", text), f"{name} names the operator {operator_name}"
+    assert not re.search("|".join(FAMILIES), text), f"{name} names a family"
+
+
+def test_raw_ops_names_no_operator() -> None:
+    text = (PACKAGE / "raw_ops.py").read_text()
+    assert not [op.raw_name for op in OPERATORS.values() if op.raw_name and op.raw_name in text]
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "cpu").glob("*.[ch]*")), ids=lambda p: p.name)
+def test_kernels_know_no_python(path: Path) -> None:
+    text = path.read_text()
+    if path.name not in ("bind.cpp", "features.cpp"):
+        assert "nanobind" not in text and "Python.h" not in text
+    if path.name != "xla.cpp":
+        assert "xla/ffi" not in text
+    assert not re.search(r"^\s*class\b(?! FlushDenormals| Pool| Memory)", text, re.M), "kernels are free functions"
+
+
+def test_every_family_has_its_file_in_every_room() -> None:
+    for room, suffix in (("spec", ".py"), ("reference", ".py"), ("cpu", ".cpp")):
+        files = {path.stem for path in (PACKAGE / room).glob(f"*{suffix}")}
+        assert set(FAMILIES) <= files, f"{room}/ misses {set(FAMILIES) - files}"
+    goldens = {path.stem for path in (ROOT / "tests" / "goldens").glob("*.npz")}
+    assert goldens == set(FAMILIES)
+
+
+def test_every_kernel_has_a_reference_and_the_other_way_round() -> None:
+    assert set(cpu.kernels.kernels()) == set(reference.KERNELS)
+
+
+def test_the_kit_uses_public_operators_only() -> None:
+    for path in [*(PACKAGE / "qat").rglob("*.py"), *(PACKAGE / "deploy").rglob("*.py"), *(PACKAGE / "job").rglob("*.py")]:
+        used = inside(imports_of(path))
+        assert not used & {"cpu", "triton", "reference", "spec"}, f"{path.relative_to(ROOT)} reaches into {used}"
+
+
+def tracked_files() -> list[Path]:
+    ignored = {".git", "build", "dist", "demo", "__pycache__", ".venv", ".hypothesis"}
+    return [
+        path
+        for path in ROOT.rglob("*")
+        if path.is_file() and not any(part in ignored or part.endswith(("_cache", ".egg-info")) for part in path.parts)
+    ]
+
+
+def test_every_source_file_has_its_licence_line() -> None:
+    for path in tracked_files():
+        if path.suffix in (".py", ".cpp", ".h", ".toml", ".txt") or path.name in ("Makefile", "run"):
+            head = path.read_text().splitlines()[:3]
+            assert any("SPDX-License-Identifier: Apache-2.0" in line for line in head), path.relative_to(ROOT)
+
+
+def test_every_operator_is_documented() -> None:
+    for op in OPERATORS.values():
+        text = op.__doc__ or ""
+        for section in ("Args:", "Returns:", "Raises:", "Source:"):
+            assert section in text, f"{op.name} has no {section}"
+        documented = re.sub(r"\s+", " ", text)
+        for name in op.parameters:
+            assert re.search(rf"\b{name}\b", documented), f"{op.name} does not document {name}"
+        for name in op.results:
+            assert re.search(rf"\b{name}\b", documented), f"{op.name} does not document its result {name}"

@@ -1,0 +1,485 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The QAT kit: modules against plain PyTorch, rules and errors, lowered networks against the device runtime."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+from exactqat import qat  # noqa: E402
+from exactqat.deploy.graph import Graph  # noqa: E402
+from exactqat.deploy.lower import device_codes, lower  # noqa: E402
+from exactqat.deploy.simulate import simulate  # noqa: E402
+from exactqat.qat.layers import WeightedLayer, channel_grid  # noqa: E402
+from exactqat.qat.ranges import ActivationRange  # noqa: E402
+
+FIXED_INPUT = qat.Rule("input", ranges="fixed", fixed_range=(-1.0, 1.0))
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+class Residual(nn.Module):
+    """A plain model with everything the device runs: dense, depthwise, strided, residual, pooled, dropped out."""
+
+    def __init__(self, channels: int = 3, multiplier: int = 1) -> None:
+        super().__init__()
+        wide = 8 * multiplier
+        self.stem = nn.Conv2d(channels, 8, 3, stride=2, padding=1, bias=False)
+        self.stem_norm = nn.BatchNorm2d(8)
+        self.filter = nn.Conv2d(8, wide, 3, padding=1, groups=8)
+        self.filter_norm = nn.BatchNorm2d(wide)
+        self.mix = nn.Conv2d(wide, 8, 1, bias=False)
+        self.mix_norm = nn.BatchNorm2d(8)
+        self.relu = nn.ReLU6()
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.dropout = nn.Dropout(0.2)
+        self.classifier = nn.Linear(8, 5)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = F.relu(self.stem_norm(self.stem(images)))
+        mixed = self.mix_norm(self.mix(self.relu(self.filter_norm(self.filter(features)))))
+        features = self.relu(features + mixed)
+        return self.classifier(self.dropout(torch.flatten(self.pool(features), 1)))
+
+
+def images(count: int = 16, channels: int = 3, size: int = 9) -> torch.Tensor:
+    return torch.rand(count, channels, size, size) * 2 - 1
+
+
+def prepared(model: nn.Module, batch: torch.Tensor, *rules: qat.Rule) -> qat.PreparedModel:
+    result = qat.prepare(model, batch, [FIXED_INPUT, *rules])
+    qat.calibrate(result, [batch])
+    return result
+
+
+def assert_device_agrees(model: qat.PreparedModel, batch: torch.Tensor, folder: Path) -> Graph:
+    """Lowers, writes, runs and compares: no integer may differ, and fake quantization may miss only ties."""
+    pytest.importorskip("ai_edge_litert")
+    from exactqat.deploy.tflite import write_tflite
+    from exactqat.deploy.verify import verify
+
+    model.eval()
+    graph = lower(model, batch)
+    stored = model.stored_tensors(batch)
+    quantizer, values = stored["input"]
+    codes = device_codes(quantizer, values, graph.tensors["input"].quantization)
+    report = verify(graph, write_tflite(graph, folder / "model.tflite"), codes)
+    assert report.differing == 0, report.table()
+    assert report.values > 0
+    names = [name for name in stored if name != "input"]
+    integers = simulate(graph, codes, tensors=names)
+    for name in names:
+        trained = device_codes(*stored[name], graph.tensors[name].quantization).astype(int)
+        difference = np.abs(trained - integers[name])
+        assert difference.max() <= 1, name
+        assert (difference > 0).mean() < 0.005, name
+    return graph
+
+
+# Modules
+
+
+@pytest.mark.parametrize("multiplier", [1, 2])
+@pytest.mark.parametrize(("stride", "dilation", "padding"), [(1, 1, 1), (2, 1, 0), (1, 2, 2)])
+def test_depthwise_is_torchs_grouped_convolution(multiplier: int, stride: int, dilation: int, padding: int) -> None:
+    ours = qat.DepthwiseConv2d(6, 3, stride, padding, dilation, multiplier)
+    theirs = nn.Conv2d(6, 6 * multiplier, 3, stride, padding, dilation, groups=6)
+    theirs.load_state_dict(ours.state_dict())
+    first, second = (images(4, 6, 9).contiguous(memory_format=torch.channels_last) for _ in range(2))
+    second = first.clone().requires_grad_()
+    first = first.requires_grad_()
+    torch.testing.assert_close(ours(first), theirs(second), rtol=1e-5, atol=1e-5)
+    ours(first).square().sum().backward()
+    theirs(second).square().sum().backward()
+    torch.testing.assert_close(first.grad, second.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [7, 8])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("kind", [qat.Conv2d, qat.DepthwiseConv2d])
+def test_same_padding_has_a_result_at_every_strided_position(kind: type, stride: int, size: int) -> None:
+    module = kind(4, 4, 3, stride) if kind is qat.Conv2d else kind(4, 3, stride)
+    batch = images(2, 4, size)
+    result = module(batch)
+    total = max((-(-size // stride) - 1) * stride + 3 - size, 0)
+    before = total // 2
+    padded = F.pad(batch, (before, total - before, before, total - before))
+    expected = F.conv2d(padded, module.weight, module.bias, stride, groups=module.groups)
+    assert result.shape[2:] == (-(-size // stride),) * 2
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_same_padding_puts_the_surplus_zero_after() -> None:
+    module = qat.Conv2d(1, 1, 3, stride=2, bias=False)
+    with torch.no_grad():
+        module.weight.zero_()
+        module.weight[0, 0, 0, 0] = 1.0
+    batch = torch.arange(16.0).reshape(1, 1, 4, 4)
+    assert module(batch).flatten().tolist() == [0.0, 2.0, 8.0, 10.0]
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_fused_batch_norm_is_torchs(momentum: float | None) -> None:
+    ours, theirs = qat.FusedBatchNorm2d(5, momentum=momentum), nn.BatchNorm2d(5, momentum=momentum)
+    with torch.no_grad():
+        ours.weight.uniform_(-1, 1)
+        ours.bias.normal_()
+    theirs.load_state_dict(ours.state_dict())
+    for _ in range(3):
+        first = (images(8, 5) * 3 + 1).requires_grad_()
+        second = first.detach().clone().requires_grad_()
+        torch.testing.assert_close(ours(first), theirs(second), rtol=1e-4, atol=1e-5)
+        ours(first).pow(3).sum().backward()
+        theirs(second).pow(3).sum().backward()
+        torch.testing.assert_close(first.grad, second.grad, rtol=1e-3, atol=1e-3)
+    # Two training forwards per round above; the running statistics have seen the same batches on both sides.
+    torch.testing.assert_close(ours.running_var, theirs.running_var, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-5, atol=1e-6)
+    ours.eval(), theirs.eval()
+    batch = images(8, 5)
+    torch.testing.assert_close(ours(batch), theirs(batch), rtol=1e-4, atol=1e-5)
+
+
+def test_fused_batch_norm_refuses_one_value_per_channel_and_missing_statistics() -> None:
+    with pytest.raises(ValueError, match="more than one value per channel"):
+        qat.FusedBatchNorm2d(3)(torch.rand(1, 3, 1, 1))
+    with pytest.raises(ValueError, match="track_running_stats"):
+        qat.FusedBatchNorm2d(3, track_running_stats=False)
+
+
+# Ranges
+
+
+def test_ema_range_starts_with_the_first_batch_and_then_follows() -> None:
+    quantizer = qat.FakeQuantize(qat.Rule(ema_decay=0.75))
+    quantizer(torch.tensor([-1.0, 3.0]))
+    assert [float(bound) for bound in quantizer.range()] == [-1.0, 3.0]
+    quantizer.range.batches.fill_(1000)
+    quantizer(torch.tensor([-5.0, 7.0]))
+    assert [float(bound) for bound in quantizer.range()] == [-2.0, 4.0]
+    quantizer.eval()
+    quantizer(torch.tensor([-50.0, 70.0]))
+    assert [float(bound) for bound in quantizer.range()] == [-2.0, 4.0]
+
+
+def test_learned_ranges_get_the_gradients_of_what_they_clip() -> None:
+    quantizer = qat.FakeQuantize(qat.Rule(ranges="learned"))
+    quantizer.range.load_state_dict(
+        {"minimum": torch.tensor(-1.0), "maximum": torch.tensor(2.0), "batches": torch.tensor(1)}
+    )
+    quantizer(torch.tensor([-9.0, -8.0, 0.5, 7.0])).sum().backward()
+    assert quantizer.range.minimum.grad == 2.0
+    assert quantizer.range.maximum.grad == 1.0
+
+
+def test_learned_weight_ranges_are_trained_through_prepare() -> None:
+    model = prepared(Residual(), images(), qat.Rule(weight_bits=3, activation_bits=4, ranges="learned"))
+    model.train()
+    model(images()).square().sum().backward()
+    names = [name for name, parameter in model.named_parameters() if ".range." in name]
+    assert any("weight_quantizer" in name for name in names) and any("output_quantizer" in name for name in names)
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if ".range." in name}
+    assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients.values())
+    assert sum(float(gradient.abs().sum()) for gradient in gradients.values()) > 0
+    assert len(model.range_parameters()) + len(model.other_parameters()) == len(list(model.parameters()))
+
+
+def test_a_range_of_an_activation_that_is_always_zero_is_zero_to_one() -> None:
+    quantizer = qat.FakeQuantize(qat.Rule())
+    assert quantizer(torch.zeros(4)).tolist() == [0.0] * 4
+    assert [float(bound) for bound in quantizer.range()] == [0.0, 1.0]
+    scale, zero_point = quantizer.scale_and_zero_point()
+    assert (scale, zero_point) == (np.float32(1) / np.float32(255), 0)
+
+
+def test_ranges_refuse_min_above_max_and_use_without_data() -> None:
+    with pytest.raises(ValueError, match="min <= 0 <= max"):
+        qat.Rule(ranges="fixed", fixed_range=(2.0, 1.0))
+    activation_range = ActivationRange(qat.Rule())
+    with pytest.raises(ValueError, match="min <= 0 <= max"):
+        activation_range.load_state_dict(
+            {"minimum": torch.tensor(2.0), "maximum": torch.tensor(1.0), "batches": torch.tensor(1)}
+        )
+    with pytest.raises(RuntimeError, match="calibrate"):
+        activation_range()
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_codes_are_the_grid_of_the_operator(bits: int) -> None:
+    quantizer = qat.FakeQuantize(qat.Rule(activation_bits=bits))
+    quantizer(torch.tensor([-0.7, 2.9]))
+    quantizer.eval()
+    scale, zero_point = quantizer.scale_and_zero_point()
+    values = quantizer(torch.linspace(-2, 4, 500))
+    codes = quantizer.codes(values)
+    assert codes.min() == 0 and codes.max() == 2**bits - 1
+    assert np.array_equal((codes - zero_point).astype(np.float32) * scale, values.numpy())
+
+
+# Rules and errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"weight_bits": 1}, "weight_bits must be an integer from 2 to 8"),
+        ({"activation_bits": 17}, "activation_bits must be an integer from 2 to 16"),
+        ({"activation_bits": True}, "activation_bits"),
+        ({"ranges": "magic"}, "ema, min_max, learned, fixed"),
+        ({"ranges": "fixed"}, "fixed_range must be given exactly"),
+        ({"ema_decay": 1.0}, "ema_decay"),
+        ({"match": ""}, "match"),
+        ({"symmetric": False}, "symmetric=True too"),
+    ],
+)
+def test_rules_say_what_is_wrong(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        qat.Rule(**arguments)
+
+
+def test_the_first_matching_rule_decides_and_unused_ones_are_reported() -> None:
+    rules = [
+        qat.Rule("classifier", weight_bits=8),
+        qat.Rule("classfier", weight_bits=2),
+        qat.Rule("*", weight_bits=4),
+        qat.Rule("stem"),
+    ]
+    with pytest.warns(qat.UnusedRuleWarning) as caught:
+        model = qat.prepare(Residual(), images(), rules)
+    texts = [str(warning.message) for warning in caught]
+    assert [("classfier" in text, "'stem'" in text) for text in texts] == [(True, False), (False, True)]
+    assert "matches no layer" in texts[0] and "earlier rules decide stem" in texts[1]
+    assert model.unused_rules == texts
+    bits = {
+        path: layer.weight_quantizer.rule.weight_bits
+        for path, layer in model.layers()
+        if isinstance(layer, WeightedLayer)
+    }
+    assert bits == {"stem": 4, "filter": 4, "mix": 4, "classifier": 8}
+
+
+def test_a_layer_without_a_rule_and_a_rule_the_device_cannot_run_are_refused() -> None:
+    with pytest.raises(ValueError, match="no rule matches layer 'input'"):
+        qat.prepare(Residual(), images(), [qat.Rule("stem")])
+    wide = [qat.Rule(activation_bits=16)]
+    with pytest.raises(ValueError, match="activation_bits=16"):
+        qat.prepare(Residual(), images(), wide)
+    qat.prepare(Residual(), images(), wide, deployable=False)
+
+
+class Unsupported(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU(), nn.Conv2d(4, 4, 3, groups=2), nn.BatchNorm2d(4))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.body(batch))
+
+
+def test_every_unsupported_operator_is_named_with_its_place() -> None:
+    with pytest.raises(qat.UnsupportedOperator) as caught:
+        qat.prepare(Unsupported(), images())
+    text = str(caught.value)
+    # The batch norm behind the refused convolution is no problem of its own.
+    assert text.startswith("3 place(s)"), text
+    assert "body.1 (" in text and "GELU" in text and "body.2 (" in text and "groups=2" in text and "sigmoid" in text
+    assert "test_qat.py, line" in text and "Supported: Conv2d" in text
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (lambda self, x: torch.sigmoid(self.conv(x)), "sigmoid has no int8 operator"),
+        (lambda self, x: self.conv(x) + 1.0, "a sum with a constant"),
+        (lambda self, x: self.conv(self.conv(x)), "called twice"),
+        (lambda self, x: self.norm(x), "does not directly follow a convolution"),
+        (lambda self, x: F.relu(x), "activation does not directly follow"),
+        (lambda self, x: self.conv(x).mean(1), "mean over axes 1"),
+        (lambda self, x: self.conv(x) if x.sum() > 0 else x, "cannot be traced"),
+        (lambda self, x: self.conv(x).flatten(), "flatten over axes"),
+    ],
+)
+def test_unsupported_calls(forward: object, message: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 3, padding=1)
+            self.norm = nn.BatchNorm2d(3)
+
+    Model.forward = forward  # type: ignore[assignment, method-assign]
+    with pytest.raises(qat.UnsupportedOperator, match=message):
+        qat.prepare(Model(), images())
+
+
+def test_prepare_leaves_the_model_alone_and_takes_its_weights_over() -> None:
+    model = Residual()
+    before = copy.deepcopy(model.state_dict())
+    result = prepared(model, images(), qat.Rule())
+    result.train()
+    result(images()).sum().backward()
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    torch.testing.assert_close(result.network.stem.operation.weight, model.stem.weight, rtol=0, atol=0)
+    assert type(model.stem) is nn.Conv2d
+
+
+def test_eight_bits_stay_close_to_float() -> None:
+    model, batch = Residual().eval(), images(64)
+    result = prepared(model, batch, qat.Rule(ranges="min_max")).eval()
+    error = (result(batch) - model(batch)).abs().max()
+    assert error < 0.05 * model(batch).abs().max()
+
+
+# State and the last phase
+
+
+@pytest.mark.parametrize("ranges", ["ema", "min_max", "learned"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_state_dict_round_trip(ranges: str, frozen: bool) -> None:
+    rules = [FIXED_INPUT, qat.Rule(weight_bits=4, activation_bits=4, ranges=ranges)]
+    batch = images()
+    first = qat.prepare(Residual(), batch, rules)
+    qat.calibrate(first, [batch])
+    if frozen:
+        qat.freeze(first)
+    second = qat.prepare(Residual(), batch, rules)
+    second.load_state_dict(first.state_dict())
+    assert second.frozen is frozen
+    assert torch.equal(first.eval()(batch), second.eval()(batch))
+
+
+def test_freezing_fixes_statistics_and_ranges_and_leaves_weights_to_train() -> None:
+    model = prepared(Residual(), images(), qat.Rule())
+    qat.freeze(model)
+    model.train()
+    fixed = {name: entry.clone() for name, entry in model.named_buffers()}
+    model(images() * 3).square().sum().backward()
+    assert all(torch.equal(entry, fixed[name]) for name, entry in model.named_buffers())
+    trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert {
+        "network.stem.operation.weight",
+        "network.stem.batch_norm.weight",
+        "network.stem.batch_norm.bias",
+    } <= trained
+    assert not any(".range." in name for name in trained)
+    with pytest.raises(ValueError, match="calibrate before freeze"):
+        qat.calibrate(model, [images()])
+
+
+def test_bias_on_the_grid_has_the_gradient_of_the_bias() -> None:
+    bias = torch.tensor([0.1234, -3.3], requires_grad=True)
+    grid = channel_grid(torch.ones(2), bias, torch.tensor([0.01, 0.02]), torch.tensor(0.5))
+    assert torch.equal(grid.bias, grid.bias_code * (torch.tensor(0.5) * grid.weight_scale))
+    assert torch.equal(grid.bias_code, torch.round(bias / torch.tensor([0.005, 0.01])))
+    grid.bias.sum().backward()
+    assert bias.grad is not None and bias.grad.tolist() == [1.0, 1.0]
+
+
+# On the device
+
+
+@pytest.mark.parametrize("ranges", ["ema", "learned"])
+@pytest.mark.parametrize("bits", [8, 4, 3])
+def test_a_trained_network_is_what_the_device_computes(bits: int, ranges: str, tmp_path: Path) -> None:
+    batch = images(32)
+    model = prepared(Residual(), batch, qat.Rule(weight_bits=bits, activation_bits=bits, ranges=ranges))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    labels = torch.randint(0, 5, (32,))
+    model.train()
+    for step in range(12):
+        if step == 8:
+            qat.freeze(model)
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch), labels).backward()
+        optimizer.step()
+    assert_device_agrees(model, batch, tmp_path)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_negative_zero_and_dead_channels(bits: int, tmp_path: Path) -> None:
+    model, batch = Residual(multiplier=2), images(24)
+    with torch.no_grad():
+        for norm in (model.stem_norm, model.filter_norm, model.mix_norm):
+            norm.weight.uniform_(-1.5, 1.5)
+            norm.bias.uniform_(0.1, 0.5)
+            norm.running_var.uniform_(0.05, 0.5)
+            norm.running_mean.normal_(0, 0.1)
+            norm.weight[0] = 0.0
+            norm.weight[1] = -1.0
+            norm.weight[2] = 1e-30
+        model.mix.weight[3] = 0.0
+        model.filter.weight[4] = 0.0
+    quantized = prepared(model, batch, qat.Rule(weight_bits=bits, activation_bits=bits))
+    qat.freeze(quantized)
+    graph = assert_device_agrees(quantized, batch, tmp_path)
+    for name in ("stem", "filter", "mix"):
+        filter_ = graph.tensors[f"{name}/filter"]
+        channel_axis = 3 if name == "filter" else 0
+        by_channel = np.moveaxis(filter_.data, channel_axis, 0)
+        assert not by_channel[[0, 2]].any(), "a channel with gamma = 0 holds its bias only"
+        raw = np.asarray(quantized.network.get_submodule(name).operation.weight.detach())[1]
+        codes = by_channel[1].transpose(2, 0, 1) if name != "filter" else by_channel[1]
+        moved = np.abs(codes.ravel()) > 0
+        assert moved.any() and np.all(np.sign(codes.ravel()[moved]) == -np.sign(raw.ravel()[moved]))
+
+
+def test_an_activation_that_is_always_zero(tmp_path: Path) -> None:
+    model, batch = Residual(), images()
+    with torch.no_grad():
+        model.filter_norm.bias.fill_(-100.0)
+    quantized = prepared(model, batch, qat.Rule())
+    qat.freeze(quantized)
+    assert_device_agrees(quantized, batch, tmp_path)
+    assert not quantized.stored_tensors(batch)["filter"][1].any()
+
+
+def test_flatten_of_a_feature_map_and_a_dense_network(tmp_path: Path) -> None:
+    convolutional = nn.Sequential(nn.Conv2d(2, 3, 3, padding="same"), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 25, 4))
+    dense = nn.Sequential(nn.Linear(6, 7), nn.ReLU6(), nn.Identity(), nn.Linear(7, 3))
+    for model, batch in ((convolutional, images(8, 2, 5)), (dense, torch.rand(8, 6))):
+        quantized = prepared(model, batch, qat.Rule())
+        qat.freeze(quantized)
+        assert_device_agrees(quantized, batch, tmp_path)
+
+
+@pytest.mark.parametrize("size", [5, 8])
+def test_padding_is_lowered_to_what_was_trained(size: int, tmp_path: Path) -> None:
+    class Strided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.torch_style = nn.Conv2d(2, 4, 3, stride=2, padding=1)
+            self.tensorflow_style = qat.DepthwiseConv2d(4, 3, 2)
+            self.none = qat.Conv2d(4, 3, 1, padding="VALID")
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            return self.none(self.tensorflow_style(self.torch_style(batch))).mean((2, 3))
+
+    batch = images(8, 2, size)
+    quantized = prepared(Strided(), batch, qat.Rule())
+    qat.freeze(quantized)
+    graph = assert_device_agrees(quantized, batch, tmp_path)
+    kinds = [operator.kind for operator in graph.operators]
+    # On an odd size one zero on either side is TensorFlow's SAME; on an even size it is not.
+    assert kinds.count("PAD") == (0 if size == 5 else 1)
+
+
+def test_lowering_asks_for_a_frozen_model_and_a_bias_that_fits() -> None:
+    batch = images()
+    quantized = prepared(Residual(), batch, qat.Rule())
+    with pytest.raises(ValueError, match="freeze"):
+        lower(quantized, batch)
+    qat.freeze(quantized)
+    with torch.no_grad():
+        quantized.network.classifier.operation.bias.fill_(1e9)
+    with pytest.raises(ValueError, match="classifier"):
+        lower(quantized, batch)
