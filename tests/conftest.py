@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all tests share: the reference's answers, and the devices on which kernels are compared with them.
 
-Adding a device is one more entry in DEVICES: a name and a function (operator, operands, attributes) -> result arrays, which
-fills the results with NaN before the kernel runs.
+Adding a device is one more entry in DEVICES: a name and a function (operator, operands, attributes) -> result arrays,
+which fills the results with NaN before the kernel runs.
 """
 
 from __future__ import annotations

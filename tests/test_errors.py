@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad calls are refused with a ValueError or TypeError that names the argument, in every framework and under compilers."""
+"""Bad calls are refused with a ValueError or TypeError that names the argument, in every framework and under
+compilers."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
+
 def names_an_argument(op: str, error: BaseException) -> None:
     declared = BY_RAW_NAME[op]
     words = {word.strip("`'\":,.()[]") for word in str(error).split()}
@@ -30,7 +32,9 @@ def to_torch(value: Any) -> Any:
 
 def convertible(bad: BadCall) -> bool:
     """Whether other frameworks have the dtypes of this call."""
-    return all(np.asarray(value).dtype.name in ("float32", "float64", "float16", "int32") for value in bad.operands.values())
+    return all(
+        np.asarray(value).dtype.name in ("float32", "float64", "float16", "int32") for value in bad.operands.values()
+    )
 
 
 @pytest.mark.parametrize("bad", bad_calls(), ids=repr)
@@ -46,7 +50,10 @@ def test_refused_in_numpy(bad: BadCall) -> None:
 
 @pytest.mark.parametrize("bad", bad_calls(), ids=repr)
 def test_refused_in_torch(bad: BadCall) -> None:
-    operands = {name: to_torch(value).requires_grad_(np.asarray(value).dtype.kind == "f") for name, value in bad.operands.items()}
+    operands = {
+        name: to_torch(value).requires_grad_(np.asarray(value).dtype.kind == "f")
+        for name, value in bad.operands.items()
+    }
     with pytest.raises(bad.error):
         getattr(eq.raw_ops, bad.op)(**operands, **bad.attributes)
 
@@ -68,7 +75,8 @@ def test_refused_in_jax(bad: BadCall) -> None:
 
 
 def _range_is_bad(bad: BadCall) -> bool:
-    """Shapes and attributes are right, so only the values of the range can be what is wrong: known when the kernel runs."""
+    """Shapes and attributes are right, so only the values of the range can be what is wrong: known when the kernel
+    runs."""
     op = BY_RAW_NAME[bad.op]
     try:
         operands, attributes = op.bind((), {**bad.operands, **bad.attributes})
@@ -108,11 +116,17 @@ def test_arguments_that_are_not_there() -> None:
     x = np.zeros(3, np.float32)
     for call, text in (
         (lambda: eq.fake_quant_with_min_max_args(), "misses the required argument 'inputs'"),
-        (lambda: eq.fake_quant_with_min_max_args(x, bits=8), "has no argument 'bits'; its arguments are inputs, min, max"),
+        (
+            lambda: eq.fake_quant_with_min_max_args(x, bits=8),
+            "has no argument 'bits'; its arguments are inputs, min, max",
+        ),
         (lambda: eq.fake_quant_with_min_max_args(x, inputs=x), "got argument 'inputs' twice"),
         (lambda: eq.fake_quant_with_min_max_args(x, 0, 1, 8, False, None, 3), "takes at most 6 arguments, got 7"),
         (lambda: eq.raw_ops.FakeQuantWithMinMaxArgs(x), "takes keyword arguments only"),
-        (lambda: eq.fake_quant_with_min_max_args("x"), "inputs must be a NumPy, PyTorch or JAX array or a number, got str"),
+        (
+            lambda: eq.fake_quant_with_min_max_args("x"),
+            "inputs must be a NumPy, PyTorch or JAX array or a number, got str",
+        ),
     ):
         with pytest.raises(TypeError, match=text.replace("(", r"\(")):
             call()
@@ -149,7 +163,10 @@ def test_public_functions_refuse_what_they_rearrange() -> None:
     for call, text in (
         (lambda: eq.nn.depthwise_conv2d(x, w, [1, 1, 1, 1], [[0, 0], [1, 1]]), "padding must be"),
         (lambda: eq.nn.depthwise_conv2d(x, w, [1, 1, 1, 1], "SAME", dilations=[1, 1, 1, 1]), "dilations must have 2"),
-        (lambda: eq.nn.depthwise_conv2d(x, w, [1, 1, 1, 1], "SAME", "NCWH"), "data_format must be one of 'NHWC', 'NCHW'"),
+        (
+            lambda: eq.nn.depthwise_conv2d(x, w, [1, 1, 1, 1], "SAME", "NCWH"),
+            "data_format must be one of 'NHWC', 'NCHW'",
+        ),
         (lambda: eq.nn.fused_batch_norm(x, w[0, 0, :, 0], w[0, 0, :, 0], is_training=False), "mean must be a vector"),
         (lambda: eq.quantization.quantize_and_dequantize(x, 0.0, 1.0, axis=4), "axis must be from -4 to 3"),
         (lambda: eq.set_num_threads(0), "count must be an integer of at least 1"),

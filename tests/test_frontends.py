@@ -20,12 +20,11 @@ from exactqat.spec.op import Lowering, Tensor, check_dtypes, operator
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
-import exactqat.jax
-import exactqat.torch  # registers torch.ops.exactqat
-
 jnp = jax.numpy
 
-# Loops over all cases happen inside one test for each operator: a test of its own for each would take longer than the calls.
+eq.raw_ops.FakeQuantWithMinMaxArgs(inputs=torch.zeros(1))  # the first call registers torch.ops.exactqat
+
+# All cases of an operator are one test: a test of its own for each would take longer than the calls.
 OPS = sorted(BY_RAW_NAME)
 TO = {"numpy": np.array, "torch": lambda a: torch.from_numpy(np.array(a)), "jax": jnp.array}
 
@@ -85,7 +84,9 @@ def test_torch_compile_and_export(op: str) -> None:
     names = list(case.operands)
 
     def function(*arrays: Any) -> Any:
-        return tuple(arrays_to_tuple(getattr(eq.raw_ops, op)(**dict(zip(names, arrays, strict=True)), **case.attributes)))
+        return tuple(
+            arrays_to_tuple(getattr(eq.raw_ops, op)(**dict(zip(names, arrays, strict=True)), **case.attributes))
+        )
 
     def arrays_to_tuple(results: Any) -> tuple[Any, ...]:
         return tuple(results) if isinstance(results, tuple) else (results,)
@@ -106,7 +107,9 @@ def test_opcheck(op: str) -> None:
     case, declared = example(op), BY_RAW_NAME[op]
     operands, attributes = declared.bind((), {**case.operands, **case.attributes})
     # opcheck compares runs with allclose, to which NaN differs from itself.
-    tensors = [TO["torch"](np.clip(np.nan_to_num(value), -9, 9)).requires_grad_(declared.vjp is not None) for value in operands]
+    tensors = [
+        TO["torch"](np.clip(np.nan_to_num(value), -9, 9)).requires_grad_(declared.vjp is not None) for value in operands
+    ]
     overload = getattr(torch.ops.exactqat, declared.name).default
     torch.library.opcheck(overload, (*tensors, *attributes.values()))
 
@@ -173,7 +176,9 @@ def test_gradients_are_the_gradient_operators(op: str) -> None:
         _, vjp = jax.vjp(wrap(function), *(jnp.asarray(value) for value in case.operands.values()))
         for name, got, expected in zip(case.operands, vjp(jnp.asarray(g)), wanted, strict=False):
             assert_same_bits(np.asarray(got), expected, what=f"gradient of {op} for {name} in jax")
-    gradient = jax.jit(jax.grad(lambda *arrays: (function(*arrays) * g).sum()))(*map(jnp.asarray, case.operands.values()))
+    gradient = jax.jit(jax.grad(lambda *arrays: (function(*arrays) * g).sum()))(
+        *map(jnp.asarray, case.operands.values())
+    )
     assert_same_bits(np.asarray(gradient), wanted[0], what=f"jax.grad of {op}")
 
 
@@ -188,7 +193,9 @@ def test_documented_call_by_position(framework: str) -> None:
         eq.quantization.fake_quant_with_min_max_vars_per_channel_gradient(*arrays, 8, False, None),
         eq.raw_ops.FakeQuantWithMinMaxVarsPerChannelGradient(gradients=g, inputs=x, min=low, max=high),
     ]
-    expected = eq.fake_quant_with_min_max_vars_per_channel_gradient(*(case.operands[n] for n in ("gradients", "inputs", "min", "max")))
+    expected = eq.fake_quant_with_min_max_vars_per_channel_gradient(
+        *(case.operands[n] for n in ("gradients", "inputs", "min", "max"))
+    )
     for result in results:
         assert result._fields == ("backprops_wrt_input", "backprop_wrt_min", "backprop_wrt_max")
         for got, wanted in zip(arrays_of(result), expected, strict=True):
@@ -232,7 +239,8 @@ def test_inputs_of_any_layout() -> None:
 
 
 def test_an_operator_declared_elsewhere_works_in_all_frameworks() -> None:
-    """Declaring is all that a frontend needs: here an operator that borrows the kernel of the whole-tensor fake quantization."""
+    """Declaring is all that a frontend needs: here an operator on a kernel that exists."""
+
     @operator("ToyRoundToSteps", ("outputs",))
     def toy_round_to_steps(inputs: Tensor, steps: int = 15) -> Lowering:
         """Round to `steps` steps between 0 and 1."""
@@ -307,7 +315,9 @@ DOUBLE = {
         [(2, 3, 2, 3), (3,), (3,)],
     ),
     "FusedBatchNormV3 inference": lambda: (
-        lambda x, s, o, m, v: eq.nn.fused_batch_norm(x, s, o, m, v.abs() + 0.5, is_training=False, data_format="NCHW")[0],
+        lambda x, s, o, m, v: eq.nn.fused_batch_norm(x, s, o, m, v.abs() + 0.5, is_training=False, data_format="NCHW")[
+            0
+        ],
         [(2, 3, 2, 3), (3,), (3,), (3,), (3,)],
     ),
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rooms keep their contracts (CONTRIBUTING.md, "The rooms"): who imports whom, who names operators, which files exist."""
+"""The rooms keep their contracts (CONTRIBUTING.md, "The rooms"): imports, names, files."""
 
 from __future__ import annotations
 
@@ -96,7 +96,11 @@ def test_every_kernel_has_a_reference_and_the_other_way_round() -> None:
 
 
 def test_the_kit_uses_public_operators_only() -> None:
-    for path in [*(PACKAGE / "qat").rglob("*.py"), *(PACKAGE / "deploy").rglob("*.py"), *(PACKAGE / "job").rglob("*.py")]:
+    for path in [
+        *(PACKAGE / "qat").rglob("*.py"),
+        *(PACKAGE / "deploy").rglob("*.py"),
+        *(PACKAGE / "job").rglob("*.py"),
+    ]:
         used = inside(imports_of(path))
         assert not used & {"cpu", "triton", "reference", "spec"}, f"{path.relative_to(ROOT)} reaches into {used}"
 

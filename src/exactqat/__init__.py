@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorFlow's quantization-aware-training operators, exact, for NumPy, PyTorch and JAX.
 
-`eq.raw_ops`, `eq.quantization`, `eq.nn` and the TensorFlow 1 top-level names take the arrays of any of the three and give
-the same bits. What "exact" means is written in the README.
+`eq.raw_ops`, `eq.quantization`, `eq.nn` and the TensorFlow 1 top-level names take the arrays of any of the three and
+give the same bits. What "exact" means is written in the README.
 """
 
 from exactqat import nn, quantization, raw_ops

@@ -14,7 +14,9 @@ from exactqat.spec.op import Operator, TensorSpec
 
 _TARGET = "exactqat"
 if not hasattr(kernels, "xla_handler"):
-    raise ImportError("exactqat was built where jaxlib was not installed; install jax and build exactqat again to use it with JAX")
+    raise ImportError(
+        "exactqat was built where jaxlib was not installed; install jax and build exactqat again to use it with JAX"
+    )
 jax.ffi.register_ffi_target(_TARGET, kernels.xla_handler(), platform="cpu")
 
 
@@ -22,7 +24,9 @@ def _run(op: Operator, attributes: tuple[tuple[str, Any], ...], *arrays: Any) ->
     lowered = op.lower(tuple(TensorSpec(tuple(a.shape), a.dtype.name) for a in arrays), attributes)
     results = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in lowered.results]
     numbers = {k: np.int64(v) if isinstance(v, int) else np.float64(v) for k, v in lowered.numbers.items()}
-    return tuple(jax.ffi.ffi_call(_TARGET, results, vmap_method="sequential")(*arrays, kernel=lowered.kernel, **numbers))
+    return tuple(
+        jax.ffi.ffi_call(_TARGET, results, vmap_method="sequential")(*arrays, kernel=lowered.kernel, **numbers)
+    )
 
 
 @lru_cache

@@ -19,7 +19,9 @@ def _padding(padding: Paddings) -> dict[str, Any]:
     except (TypeError, ValueError):
         pairs = []
     if len(pairs) != 4:
-        raise ValueError(f"padding must be 'SAME', 'VALID' or 4 pairs of integers, one for each dimension, got {padding!r}")
+        raise ValueError(
+            f"padding must be 'SAME', 'VALID' or 4 pairs of integers, one for each dimension, got {padding!r}"
+        )
     return {"padding": "EXPLICIT", "explicit_paddings": tuple(value for pair in pairs for value in pair)}
 
 
@@ -96,7 +98,8 @@ def depthwise_conv2d_backprop_input(
     """Gradient of a depthwise convolution with respect to its input.
 
     Args:
-        input_sizes, filter, out_backprop, strides, data_format, dilations: see `raw_ops.DepthwiseConv2dNativeBackpropInput`.
+        input_sizes, filter, out_backprop, strides, data_format, dilations: see
+            `raw_ops.DepthwiseConv2dNativeBackpropInput`.
         padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
         name: ignored.
     Returns:
@@ -123,7 +126,8 @@ def depthwise_conv2d_backprop_filter(
     """Gradient of a depthwise convolution with respect to its filter.
 
     Args:
-        input, filter_sizes, out_backprop, strides, data_format, dilations: see `raw_ops.DepthwiseConv2dNativeBackpropFilter`.
+        input, filter_sizes, out_backprop, strides, data_format, dilations: see
+            `raw_ops.DepthwiseConv2dNativeBackpropFilter`.
         padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
         name: ignored.
     Returns:

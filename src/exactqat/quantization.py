@@ -7,12 +7,18 @@ from exactqat.spec import OPERATORS
 from exactqat.spec import quantize_and_dequantize as _operators
 
 globals().update(
-    {name.removeprefix("quantization."): op for op in OPERATORS.values() for name in op.exports if name.startswith("quantization.")}
+    {
+        name.removeprefix("quantization."): op
+        for op in OPERATORS.values()
+        for name in op.exports
+        if name.startswith("quantization.")
+    }
 )
 
 
 def _axis(input: Any, axis: int | None) -> int:
-    """The raw operators' axis, where -1 is the whole tensor, from the public one, where None is and negatives count from the end."""
+    """The raw operators' axis, where -1 is the whole tensor, from the public one, where None is and negatives count
+    from the end."""
     if axis is None:
         return -1
     rank = len(input.shape)
@@ -39,7 +45,8 @@ def quantize_and_dequantize(
         input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
             `raw_ops.QuantizeAndDequantizeV2`.
         name: ignored.
-        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the end.
+        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
+            end.
     Returns:
         An array like `input`.
     Raises:
@@ -72,7 +79,8 @@ def quantize_and_dequantize_v2(
         input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
             `raw_ops.QuantizeAndDequantizeV4`.
         name: ignored.
-        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the end.
+        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
+            end.
     Returns:
         An array like `input`.
     Raises:

@@ -108,12 +108,15 @@ for _op in OPERATORS.values():
 def call(op: Operator, operands: list[Any], attributes: dict[str, Any]) -> Any:
     """Run `op` on PyTorch tensors; numbers and lists take the dtype and device of the first tensor."""
     like = next(value for value in operands if isinstance(value, torch.Tensor))
-    tensors = [v if isinstance(v, torch.Tensor) else torch.as_tensor(v, dtype=like.dtype, device=like.device) for v in operands]
+    tensors = [
+        v if isinstance(v, torch.Tensor) else torch.as_tensor(v, dtype=like.dtype, device=like.device) for v in operands
+    ]
     for name, tensor in zip(op.operands, tensors, strict=True):
         if tensor.device != like.device:
             raise ValueError(f"{op.name}: {name} is on device {tensor.device}, but other operands are on {like.device}")
     if torch.compiler.is_compiling():
-        # While PyTorch traces, an error from inside an operator would come out as a RuntimeError; here it stays what it is.
+        # While PyTorch traces, an error from inside an operator would come out as a RuntimeError; here it stays what
+        # it is.
         op.check(tuple([_spec(tensor) for tensor in tensors]), tuple(attributes.items()))
     if op.name not in _OVERLOADS:  # declared after this module was imported
         _OVERLOADS[op.name] = _register(op)

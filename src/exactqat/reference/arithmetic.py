@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arithmetic as TensorFlow's kernels do it: denormal operands and results count as zeros of the same sign.
 
-x86 decides after rounding whether a result is denormal. float32 products and quotients are therefore formed in float64 and
-compared with the smallest value that still rounds up to a normal number. (float64 uses its own denormal results instead,
-which can differ for results within half a step of the smallest normal number.)
+x86 decides after rounding whether a result is denormal. float32 products and quotients are therefore formed in
+float64 and compared with the smallest value that still rounds up to a normal number. (float64 uses its own denormal
+results instead, which can differ for results within half a step of the smallest normal number.)
 """
 
 import numpy as np
@@ -87,7 +87,8 @@ def _two_product(a, b):
 
 
 def _to_odd(total, error):
-    """Round to odd: the one intermediate rounding after which a second rounding to fewer bits is right (Boldo, Melquiond)."""
+    """Round to odd: the one intermediate rounding after which a second rounding to fewer bits is right (Boldo,
+    Melquiond)."""
     even = (np.asarray(total).view(np.int64) & 1) == 0
     inexact = (error != 0) & np.isfinite(total) & np.isfinite(error)
     return np.where(inexact & even, np.nextafter(total, np.where(error > 0, np.inf, -np.inf)), total)

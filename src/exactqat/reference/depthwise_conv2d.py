@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DepthwiseConv2dNative and its two gradients: one fused multiply-add for each tap that meets the image, taps row-major."""
+"""DepthwiseConv2dNative and its two gradients: one fused multiply-add for each tap that meets the image, taps
+row-major."""
 
 import numpy as np
 
@@ -26,9 +27,13 @@ def _meeting(tap, stride, dilation, pad, input_size, output_size):
 def _taps(g):
     """For each tap, row-major: its index, and matching index grids into output and input images."""
     for di in range(g["filter_height"]):
-        rows = _meeting(di, g["stride_height"], g["dilation_height"], g["pad_top"], g["input_height"], g["output_height"])
+        rows = _meeting(
+            di, g["stride_height"], g["dilation_height"], g["pad_top"], g["input_height"], g["output_height"]
+        )
         for dj in range(g["filter_width"]):
-            cols = _meeting(dj, g["stride_width"], g["dilation_width"], g["pad_left"], g["input_width"], g["output_width"])
+            cols = _meeting(
+                dj, g["stride_width"], g["dilation_width"], g["pad_left"], g["input_width"], g["output_width"]
+            )
             yield di, dj, np.ix_(rows[0], cols[0]), np.ix_(rows[1], cols[1])
 
 

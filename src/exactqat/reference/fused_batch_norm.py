@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """FusedBatchNorm* and its gradient: the formulas of TensorFlow's `fused_batch_norm_op.cc`, in float64, rounded once.
 
-Differences, all towards the exact value: sums in float64 in the library's own order, the square root's reciprocal as IEEE
-operations, the variance from values shifted by the channel's first one so that one pass over memory is enough.
+Differences, all towards the exact value: sums in float64 in the library's own order, the square root's reciprocal as
+IEEE operations, the variance from values shifted by the channel's first one so that one pass over memory is enough.
 """
 
 import numpy as np
@@ -13,7 +13,9 @@ from exactqat.reference.summation import tree_sum
 
 def _rows(x, outer, channels, inner):
     """`[outer, channels, inner]` as float64 rows `[outer * inner, channels]`."""
-    return flush(x).astype(np.float64).reshape(outer, channels, inner).transpose(0, 2, 1).reshape(outer * inner, channels)
+    return (
+        flush(x).astype(np.float64).reshape(outer, channels, inner).transpose(0, 2, 1).reshape(outer * inner, channels)
+    )
 
 
 def _unrows(rows, x, outer, channels, inner):

@@ -7,7 +7,8 @@ from exactqat.reference.arithmetic import add, divide, flush, multiply
 
 
 def _range_of(slices):
-    """Minimum and maximum of each slice `[outer, slices, inner]`; NaN if any element is. A maximum of -0 only if there is no +0."""
+    """Minimum and maximum of each slice `[outer, slices, inner]`; NaN if any element is. A maximum of -0 only if
+    there is no +0."""
     minimum = slices.min(axis=(0, 2))
     maximum = slices.max(axis=(0, 2))
     positive_zero = ((slices == 0) & ~np.signbit(slices)).any(axis=(0, 2))

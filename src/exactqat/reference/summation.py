@@ -12,9 +12,9 @@ LANES = 8
 def tree_sum(values):
     """Sum over the first axis, in float64.
 
-    Blocks of 64 consecutive items; within a block lane k takes items k, k + 8, k + 16, ... one after the other, starting from
-    +0, then the 8 lanes are folded in halves, lane i + lane i + h for h = 4, 2, 1. The blocks' sums are items again, until
-    one is left. Items beyond the end count as nothing.
+    Blocks of 64 consecutive items; within a block lane k takes items k, k + 8, k + 16, ... one after the other,
+    starting from +0, then the 8 lanes are folded in halves, lane i + lane i + h for h = 4, 2, 1. The blocks' sums are
+    items again, until one is left. Items beyond the end count as nothing.
     """
     values = np.asarray(values, np.float64)
     while True:

@@ -10,7 +10,7 @@ DataFormat = Literal["NHWC", "NCHW"]
 
 
 def _window(
-    name: str, size: int, kernel: int, stride: int, dilation: int, padding: str, explicit: tuple[int, int]
+    name: str, size: int, kernel: int, stride: int, dilation: int, padding: str, explicit: tuple[int, ...]
 ) -> tuple[int, int]:
     """Number of output positions along one dimension and the padding before the first input position."""
     reach = (kernel - 1) * dilation + 1 if kernel else 0
@@ -43,7 +43,9 @@ def _geometry(
         if len(values) != 4:
             raise ValueError(f"{name} must have 4 values, one for each dimension of {data_format}, got {list(values)}")
         if values[n] != 1 or values[c] != 1:
-            raise ValueError(f"{name} must be 1 in the batch and depth dimensions, got {list(values)} for {data_format}")
+            raise ValueError(
+                f"{name} must be 1 in the batch and depth dimensions, got {list(values)} for {data_format}"
+            )
         if min(values) < 1:
             raise ValueError(f"{name} must be > 0, got {list(values)}")
         if max(values) >= 2**31:
@@ -51,25 +53,32 @@ def _geometry(
     if padding == "EXPLICIT":
         if len(explicit_paddings) != 8:
             raise ValueError(
-                f"explicit_paddings must contain 8 values, a pair for each dimension of {data_format}, got {list(explicit_paddings)}"
+                f"explicit_paddings must contain 8 values, a pair for each dimension of {data_format}, "
+                f"got {list(explicit_paddings)}"
             )
         if min(explicit_paddings) < 0 or max(explicit_paddings) >= 2**31:
             raise ValueError(f"explicit_paddings must be from 0 to 2**31 - 1, got {list(explicit_paddings)}")
         if any(explicit_paddings[2 * i + k] for i in (n, c) for k in (0, 1)):
             raise ValueError(
-                f"explicit_paddings must be 0 in the batch and depth dimensions, got {list(explicit_paddings)} for {data_format}"
+                f"explicit_paddings must be 0 in the batch and depth dimensions, "
+                f"got {list(explicit_paddings)} for {data_format}"
             )
     elif explicit_paddings:
         raise ValueError(
-            f"explicit_paddings must be empty if padding is not 'EXPLICIT', got {list(explicit_paddings)} with {padding!r}"
+            f"explicit_paddings must be empty if padding is not 'EXPLICIT', "
+            f"got {list(explicit_paddings)} with {padding!r}"
         )
     if input.shape[c] != filter.shape[2]:
         raise ValueError(f"input and filter must have the same depth: {input.shape[c]} vs {filter.shape[2]}")
 
     pairs = explicit_paddings or (0,) * 8
-    rows, top = _window("height", input.shape[h], filter.shape[0], strides[h], dilations[h], padding, pairs[2 * h : 2 * h + 2])
-    cols, left = _window("width", input.shape[w], filter.shape[1], strides[w], dilations[w], padding, pairs[2 * w : 2 * w + 2])
-    numbers = {
+    rows, top = _window(
+        "height", input.shape[h], filter.shape[0], strides[h], dilations[h], padding, pairs[2 * h : 2 * h + 2]
+    )
+    cols, left = _window(
+        "width", input.shape[w], filter.shape[1], strides[w], dilations[w], padding, pairs[2 * w : 2 * w + 2]
+    )
+    numbers: dict[str, int | float] = {
         "batch": input.shape[n],
         "input_height": input.shape[h],
         "input_width": input.shape[w],
@@ -108,7 +117,8 @@ def _check_out_backprop(out_backprop: TensorSpec, expected: TensorSpec) -> None:
     check_rank(4, out_backprop=out_backprop)
     if out_backprop.shape != expected.shape:
         raise ValueError(
-            f"out_backprop must have the shape of the convolution's output, {list(expected.shape)}, got {list(out_backprop.shape)}"
+            f"out_backprop must have the shape of the convolution's output, "
+            f"{list(expected.shape)}, got {list(out_backprop.shape)}"
         )
 
 
@@ -125,11 +135,12 @@ def depthwise_conv2d_native(
     """Depthwise convolution: each input channel is convolved with its own `multiplier` filters.
 
     `output[b, i, j, c * multiplier + q] = sum over (di, dj) of filter[di, dj, c, q] *
-    input[b, i * stride + di * dilation - pad, j * stride + dj * dilation - pad, c]`, one fused multiply-add for each tap,
-    taps in row-major order; taps that fall on the padding are skipped.
+    input[b, i * stride + di * dilation - pad, j * stride + dj * dilation - pad, c]`, one fused multiply-add for each
+    tap, taps in row-major order; taps that fall on the padding are skipped.
 
     Args:
-        input: float32 or float64, `[batch, height, width, channels]` (NHWC) or `[batch, channels, height, width]` (NCHW).
+        input: float32 or float64, `[batch, height, width, channels]` (NHWC) or `[batch, channels, height, width]`
+            (NCHW).
         filter: `[filter_height, filter_width, channels, multiplier]`, of the dtype of `input`.
         strides: 4 values in the order of `data_format`; 1 for batch and channels, those of height and width may differ.
         padding: "SAME" (output `ceil(size / stride)`, the extra cell at the end), "VALID" (none) or "EXPLICIT".
@@ -161,8 +172,8 @@ def depthwise_conv2d_native_backprop_input(
 ) -> Lowering:
     """Gradient of `depthwise_conv2d_native` with respect to its input.
 
-    For each input position one fused multiply-add for each tap that it took part in, taps in row-major order, multipliers in
-    order within a tap.
+    For each input position one fused multiply-add for each tap that it took part in, taps in row-major order,
+    multipliers in order within a tap.
 
     Args:
         input_sizes: shape of the convolution's input, 4 static integers.
@@ -173,7 +184,8 @@ def depthwise_conv2d_native_backprop_input(
         output: of shape `input_sizes`.
     Raises:
         ValueError: ranks, lengths or values that do not fit. TypeError: dtypes that differ.
-    Source: TensorFlow `DepthwiseConv2dNativeBackpropInput` with oneDNN, its default on x86; dilations, which it ignores, work.
+    Source: TensorFlow `DepthwiseConv2dNativeBackpropInput` with oneDNN, its default on x86; dilations, which it
+    ignores, work.
     """
     check_dtypes(filter=filter, out_backprop=out_backprop)
     input = _sizes("input_sizes", input_sizes, filter.dtype)
@@ -195,8 +207,8 @@ def depthwise_conv2d_native_backprop_filter(
 ) -> Lowering:
     """Gradient of `depthwise_conv2d_native` with respect to its filter.
 
-    Sums over batch and positions in float64, in an order fixed by the shapes: within an output row from left to right, then
-    the rows by the library's summation tree; rounded once.
+    Sums over batch and positions in float64, in an order fixed by the shapes: within an output row from left to
+    right, then the rows by the library's summation tree; rounded once.
 
     Args:
         input: what was given to the convolution.

@@ -44,8 +44,9 @@ def fake_quant_with_min_max_args(
 ) -> Lowering:
     """Quantize and dequantize a tensor with one fixed range.
 
-    The range is first moved ("nudged") so that zero is one of its `2**num_bits` steps (one step fewer with `narrow_range`);
-    values outside it are clamped to its ends, values inside it are rounded to the nearest step, ties upwards. NaN stays NaN.
+    The range is first moved ("nudged") so that zero is one of its `2**num_bits` steps (one step fewer with
+    `narrow_range`); values outside it are clamped to its ends, values inside it are rounded to the nearest step, ties
+    upwards. NaN stays NaN.
 
     Args:
         inputs: float32 or float64, any shape.
@@ -60,7 +61,9 @@ def fake_quant_with_min_max_args(
     """
     check_dtypes(inputs=inputs)
     return Lowering(
-        (inputs,), "fake_quant_with_min_max_args", _fixed_range(inputs.dtype, min, max) | _quantization(num_bits, narrow_range)
+        (inputs,),
+        "fake_quant_with_min_max_args",
+        _fixed_range(inputs.dtype, min, max) | _quantization(num_bits, narrow_range),
     )
 
 
@@ -73,13 +76,15 @@ def fake_quant_with_min_max_args_gradient(
     num_bits: int = 8,
     narrow_range: bool = False,
 ) -> Lowering:
-    """Gradient of `fake_quant_with_min_max_args`: `gradients` where `inputs` lie in the nudged range, times 0 elsewhere.
+    """Gradient of `fake_quant_with_min_max_args`: `gradients` where `inputs` lie in the nudged range, times 0
+    elsewhere.
 
     Args:
         gradients: float32 or float64, the gradient that arrives at the outputs; same shape as `inputs`.
         inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_args`.
     Returns:
-        backprops: like `inputs`. The nudged range includes both ends; the product with 0 keeps NaN, infinity and the sign of zero.
+        backprops: like `inputs`. The nudged range includes both ends; the product with 0 keeps NaN, infinity and the
+            sign of zero.
     Raises:
         ValueError: shapes that differ, `num_bits` outside 2..16, or not `min < max`.
     Source: TensorFlow `FakeQuantWithMinMaxArgsGradient`.
@@ -87,7 +92,9 @@ def fake_quant_with_min_max_args_gradient(
     check_dtypes(gradients=gradients, inputs=inputs)
     check_same_shape(gradients=gradients, inputs=inputs)
     return Lowering(
-        (inputs,), "fake_quant_with_min_max_args_gradient", _fixed_range(inputs.dtype, min, max) | _quantization(num_bits, narrow_range)
+        (inputs,),
+        "fake_quant_with_min_max_args_gradient",
+        _fixed_range(inputs.dtype, min, max) | _quantization(num_bits, narrow_range),
     )
 
 
@@ -97,9 +104,9 @@ def fake_quant_with_min_max_vars(
 ) -> Lowering:
     """Quantize and dequantize a tensor with one range that can be trained.
 
-    As `fake_quant_with_min_max_args`, but the step is found by a true division, so a few values in a million round the other
-    way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every range that is not finite
-    give NaN; `min > max` gives a constant.
+    As `fake_quant_with_min_max_args`, but the step is found by a true division, so a few values in a million round
+    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every range that
+    is not finite give NaN; `min > max` gives a constant.
 
     Args:
         inputs: float32 or float64, any shape.
@@ -130,18 +137,17 @@ def fake_quant_with_min_max_vars_gradient(
         backprops_wrt_input: like `inputs`; `gradients` inside the nudged range (ends included), times 0 outside.
         backprop_wrt_min: scalar, sum of `gradients` where `inputs` lie below the nudged range.
         backprop_wrt_max: scalar, sum of `gradients` where `inputs` lie above it.
-        Elements on the other side count as `gradient * 0`, so a NaN makes both sums NaN and an infinite gradient the sum
-        of the side it is not on. With `min == max == 0` the gradient passes unchanged.
+        Elements on the other side count as `gradient * 0`, so a NaN makes both sums NaN and an infinite gradient the
+        sum of the side it is not on. With `min == max == 0` the gradient passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
+        ValueError: shapes that differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
     """
     check_dtypes(inputs=inputs, gradients=gradients, min=min, max=max)
     check_same_shape(gradients=gradients, inputs=inputs)
     check_rank(0, min=min, max=max)
-    return Lowering(
-        (inputs, min, max), "fake_quant_with_min_max_vars_gradient", _quantization(num_bits, narrow_range)
-    )
+    return Lowering((inputs, min, max), "fake_quant_with_min_max_vars_gradient", _quantization(num_bits, narrow_range))
 
 
 @operator("FakeQuantWithMinMaxVarsPerChannel", ("outputs",), _exports("fake_quant_with_min_max_vars_per_channel"))
@@ -150,7 +156,8 @@ def fake_quant_with_min_max_vars_per_channel(
 ) -> Lowering:
     """Quantize and dequantize a tensor with one trainable range for each channel, the last dimension.
 
-    Each channel behaves as `fake_quant_with_min_max_args` with its own range; ranges of 0 as `fake_quant_with_min_max_vars`.
+    Each channel behaves as `fake_quant_with_min_max_args` with its own range; ranges of 0 as
+    `fake_quant_with_min_max_vars`.
 
     Args:
         inputs: float32 or float64, shape `[..., d]`, any rank from 1.
@@ -160,7 +167,8 @@ def fake_quant_with_min_max_vars_per_channel(
     Returns:
         outputs: like `inputs`.
     Raises:
-        ValueError: `inputs` of rank 0, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes that differ.
+        ValueError: `inputs` of rank 0, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            that differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`.
     """
     check_dtypes(inputs=inputs, min=min, max=max)
@@ -169,7 +177,9 @@ def fake_quant_with_min_max_vars_per_channel(
 
 
 @operator(
-    "FakeQuantWithMinMaxVarsPerChannelGradient", GRADIENTS, _exports("fake_quant_with_min_max_vars_per_channel_gradient")
+    "FakeQuantWithMinMaxVarsPerChannelGradient",
+    GRADIENTS,
+    _exports("fake_quant_with_min_max_vars_per_channel_gradient"),
 )
 def fake_quant_with_min_max_vars_per_channel_gradient(
     gradients: Tensor, inputs: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
@@ -180,13 +190,15 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
         gradients: float32 or float64, the gradient that arrives at the outputs; same shape as `inputs`.
         inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars_per_channel`.
     Returns:
-        backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range (ends included), times 0 outside.
+        backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range (ends included), times 0
+            outside.
         backprop_wrt_min: shape `[d]`, sums of `gradients` where `inputs` lie below the channel's nudged range.
         backprop_wrt_max: shape `[d]`, sums of `gradients` where `inputs` lie above it.
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums of its channel NaN and an infinite
         gradient the sum of the side it is not on. Where `min == max == 0` it passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes that differ.
+        ValueError: shapes that differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            that differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.
     """
     check_dtypes(inputs=inputs, gradients=gradients, min=min, max=max)
@@ -210,8 +222,8 @@ def fake_quant_with_min_max_vars_gradient_transpose(
 ) -> Lowering:
     """The transpose of the two `fake_quant_with_min_max_vars*_gradient` operators, which are linear in `gradients`.
 
-    TensorFlow has no second derivative of this family; this is what defines it here. Where `inputs` lie inside the nudged
-    range the result is `input_cotangent`, below it `min_cotangent`, above it `max_cotangent`.
+    TensorFlow has no second derivative of this family; this is what defines it here. Where `inputs` lie inside the
+    nudged range the result is `input_cotangent`, below it `min_cotangent`, above it `max_cotangent`.
 
     Args:
         input_cotangent: same shape as `inputs`.
@@ -238,9 +250,7 @@ def fake_quant_with_min_max_vars_gradient_transpose(
         check_rank(0, max=max)
     else:
         _channels(inputs, min, max)
-    return Lowering(
-        (inputs,), "fake_quant_with_min_max_vars_gradient_transpose", _quantization(num_bits, narrow_range)
-    )
+    return Lowering((inputs,), "fake_quant_with_min_max_vars_gradient_transpose", _quantization(num_bits, narrow_range))
 
 
 @fake_quant_with_min_max_args.gradient

@@ -82,12 +82,12 @@ def _gradient(
     )
     _channel_axis(x, data_format)
     check_same_shape(x=x, y_backprop=y_backprop)
-    vector = _check_vectors(x, data_format, scale=scale, reserve_space_1=reserve_space_1, reserve_space_2=reserve_space_2)
+    vector = _check_vectors(
+        x, data_format, scale=scale, reserve_space_1=reserve_space_1, reserve_space_2=reserve_space_2
+    )
     empty = TensorSpec((0,), x.dtype)
     numbers = {"epsilon": epsilon, "is_training": int(is_training)}
-    return Lowering(
-        (x, vector, vector, empty, empty), "fused_batch_norm_grad", numbers | _layout(x, data_format)
-    )
+    return Lowering((x, vector, vector, empty, empty), "fused_batch_norm_grad", numbers | _layout(x, data_format))
 
 
 _FORWARD_RESULTS = ("y", "batch_mean", "batch_variance", "reserve_space_1", "reserve_space_2")
@@ -160,27 +160,29 @@ def fused_batch_norm_v3(
 ) -> Lowering:
     """Batch normalization: `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` for each channel.
 
-    In training, mean and variance are those of the batch (the variance that normalizes is the biased one); otherwise they are
-    the arguments. Everything is computed in float64 and rounded once.
+    In training, mean and variance are those of the batch (the variance that normalizes is the biased one); otherwise
+    they are the arguments. Everything is computed in float64 and rounded once.
 
     Args:
         x: float32 or float64, 4-D or 5-D images.
         scale, offset: vectors, one element for each channel.
-        mean, variance: running statistics, vectors likewise. In training with `exponential_avg_factor` 1 they are ignored
-            and may have any length, as an empty vector.
+        mean, variance: running statistics, vectors likewise. In training with `exponential_avg_factor` 1 they are
+            ignored and may have any length, as an empty vector.
         epsilon: added to the variance.
-        exponential_avg_factor: weight of the batch in the returned running statistics; 1 returns those of the batch alone.
+        exponential_avg_factor: weight of the batch in the returned running statistics; 1 returns those of the batch
+            alone.
         data_format: where the channels are: last for "NHWC" and "NDHWC", second for "NCHW" and "NCDHW".
         is_training: use the statistics of the batch.
     Returns:
         y: like `x`.
         batch_mean: the running mean, updated; NaN for an empty `x`.
         batch_variance: the running variance, updated with the unbiased variance of the batch (`N / (N - 1)`, Bessel).
-        reserve_space_1, reserve_space_2: what the gradient needs: in training mean and biased variance of the batch, else
-            copies of `mean` and `variance`; zeros for an empty `x`.
+        reserve_space_1, reserve_space_2: what the gradient needs: in training mean and biased variance of the batch,
+            else copies of `mean` and `variance`; zeros for an empty `x`.
         reserve_space_3: scalar 0.
     Raises:
-        ValueError: `x` not 4-D or 5-D, vectors whose length is not the number of channels. TypeError: dtypes that differ.
+        ValueError: `x` not 4-D or 5-D, vectors whose length is not the number of channels. TypeError: dtypes that
+            differ.
     Source: TensorFlow `FusedBatchNormV3`. Gradients of the statistics with respect to `x` are zero, as there.
     """
     lowered = _forward(x, scale, offset, mean, variance, epsilon, exponential_avg_factor, data_format, is_training)
@@ -269,7 +271,9 @@ def fused_batch_norm_grad_v3(
     return _gradient(y_backprop, x, scale, reserve_space_1, reserve_space_2, epsilon, data_format, is_training)
 
 
-def _backward(gradient_operator: Any, gradients: Any, operands: Any, results: Any, attributes: Any, reserves: Any) -> Any:
+def _backward(
+    gradient_operator: Any, gradients: Any, operands: Any, results: Any, attributes: Any, reserves: Any
+) -> Any:
     x, scale, _, mean, variance = operands
     attributes = {key: value for key, value in attributes.items() if key != "exponential_avg_factor"}
     saved = results[3:5] if attributes["is_training"] else (mean, variance)
@@ -277,7 +281,8 @@ def _backward(gradient_operator: Any, gradients: Any, operands: Any, results: An
     x_backprop, scale_backprop, offset_backprop = computed[:3]
     if attributes["is_training"]:
         return x_backprop, scale_backprop, offset_backprop, None, None
-    # d y / d mean = -scale / sqrt(variance + epsilon); d y / d variance = -(x - mean) * scale / 2 / (variance + epsilon)**1.5
+    # d y / d mean = -scale / sqrt(variance + epsilon); d y / d variance = -(x - mean) * scale / 2 / (variance +
+    # epsilon)**1.5
     inverse = (variance + attributes["epsilon"]) ** -0.5
     return (
         x_backprop,
@@ -307,10 +312,11 @@ def _(gradients, operands, results, attributes):
 @fused_batch_norm_grad_v2.gradient(of=_GRADIENT_RESULTS)
 @fused_batch_norm_grad_v3.gradient(of=_GRADIENT_RESULTS)
 def _(gradients, operands, results, attributes):
-    """The closed form of the second-order gradient, in the arrays' own arithmetic, so that it can be differentiated again.
+    """The closed form of the second-order gradient, in the arrays' own arithmetic, so that it can be differentiated
+    again.
 
-    As in TensorFlow the statistics are those of `x` in training, whatever the reserve spaces hold, and the reserve spaces
-    get no gradient. h is x normalized, r = 1/sqrt(variance + epsilon), M the mean over all but the channels.
+    As in TensorFlow the statistics are those of `x` in training, whatever the reserve spaces hold, and the reserve
+    spaces get no gradient. h is x normalized, r = 1/sqrt(variance + epsilon), M the mean over all but the channels.
     """
     a, b, c = gradients[:3]
     dy, x, scale, mean, variance, *ignored = operands
@@ -343,6 +349,8 @@ def _(gradients, operands, results, attributes):
         projected = P(dy)
         to_dy = s * r * P(a) + b * h + c
         to_scale = (a * r * projected).sum(others)
-        inner = h * (M(a * dy) - M(a) * M(dy) - 3 * M(a * h) * M(dy * h)) + M(dy * h) * (a - M(a)) + M(a * h) * (dy - M(dy))
+        inner = (
+            h * (M(a * dy) - M(a) * M(dy) - 3 * M(a * h) * M(dy * h)) + M(dy * h) * (a - M(a)) + M(a * h) * (dy - M(dy))
+        )
         to_x = b * r * projected - s * r * r * inner
     return to_dy, to_x, to_scale, None, None, *(None for _ in ignored)

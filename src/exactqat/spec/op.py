@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an operator is.
 
-An operator is declared once, as a plain function: its parameters are TensorFlow's, its docstring is the documentation, and
-its body checks the arguments and returns a `Lowering`: the results' shapes and dtypes, the kernel to run and the numbers
-that kernel needs. Parameters annotated `Tensor` are operands; all the others are attributes, static under every compiler.
-Everything else (NumPy, PyTorch and JAX entry points, `raw_ops`, documentation, test enumeration) is derived from it.
+An operator is declared once, as a plain function: its parameters are TensorFlow's, its docstring is the
+documentation, and its body checks the arguments and returns a `Lowering`: the results' shapes and dtypes, the kernel
+to run and the numbers that kernel needs. Parameters annotated `Tensor` are operands; all the others are attributes,
+static under every compiler. Everything else (NumPy, PyTorch and JAX entry points, `raw_ops`, documentation, test
+enumeration) is derived from it.
 """
 
 import inspect
@@ -19,10 +20,6 @@ from collections import namedtuple
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial, update_wrapper
 from typing import Any, NamedTuple
-
-
-class Tensor:
-    """Annotation of an array parameter of an operator (a NumPy, PyTorch or JAX array)."""
 
 
 class TensorSpec(NamedTuple):
@@ -40,6 +37,10 @@ class TensorSpec(NamedTuple):
         return math.prod(self.shape)
 
 
+# How a declaration marks an array parameter: what its rule sees of it is the specification.
+Tensor = TensorSpec
+
+
 class Lowering(NamedTuple):
     """One checked call: what it returns and which kernel computes it from which numbers."""
 
@@ -50,14 +51,17 @@ class Lowering(NamedTuple):
 
 OPERATORS: dict[str, "Operator"] = {}
 
-# Where an array type is defined, in the order in which they are asked; a framework counts only once the caller imported it.
+# Where an array type is defined, in the order in which they are asked; a framework counts only once the caller
+# imported it.
 FRAMEWORKS = {"numpy": ("numpy", "ndarray"), "torch": ("torch", "Tensor"), "jax": ("jax", "Array")}
 
 
 class Operator:
     """A declared operator, callable with the arrays of any framework. See the module's text."""
 
-    def __init__(self, rule: Callable[..., Lowering], raw_name: str | None, results: tuple[str, ...], exports: tuple[str, ...]):
+    def __init__(
+        self, rule: Callable[..., Lowering], raw_name: str | None, results: tuple[str, ...], exports: tuple[str, ...]
+    ):
         update_wrapper(self, rule)
         self.name: str = rule.__name__
         self.rule = rule
@@ -72,7 +76,9 @@ class Operator:
         self.defaults = {k: p.default for k, p in parameters.items() if p.default is not inspect.Parameter.empty}
         self.operands = tuple(k for k, p in parameters.items() if p.annotation is Tensor)
         self.attributes = {k: _kind(p.annotation) for k, p in parameters.items() if p.annotation is not Tensor}
-        self.choices = {k: typing.get_args(parameters[k].annotation) for k, kind in self.attributes.items() if kind == "choice"}
+        self.choices = {
+            k: typing.get_args(parameters[k].annotation) for k, kind in self.attributes.items() if kind == "choice"
+        }
         name = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
         self.__signature__ = inspect.Signature([*parameters.values(), name])
         self.result_type = namedtuple(raw_name or self.name, results)  # type: ignore[misc]
@@ -89,12 +95,13 @@ class Operator:
         of: tuple[str, ...] | None = None,
         saves_results: bool = False,
     ) -> Any:
-        """Declare the vector-Jacobian product: `vjp(gradients, operands, results, attributes)` -> one gradient per operand.
+        """Declare the vector-Jacobian product: `vjp(gradients, operands, results, attributes)` -> one gradient per
+        operand.
 
-        `gradients` holds one array per result; None in the answer stands for a zero gradient. The body uses public operators
-        and the arrays' own arithmetic only, so it works in every framework and can be differentiated again. `results` are
-        None unless `saves_results`, which keeps them alive for the backward pass. `of` names the results that have a gradient,
-        by default all; the others count as constants.
+        `gradients` holds one array per result; None in the answer stands for a zero gradient. The body uses public
+        operators and the arrays' own arithmetic only, so it works in every framework and can be differentiated again.
+        `results` are None unless `saves_results`, which keeps them alive for the backward pass. `of` names the
+        results that have a gradient, by default all; the others count as constants.
         """
         if vjp is None:
             return partial(self.gradient, of=of, saves_results=saves_results)
@@ -199,7 +206,9 @@ def _describe(value: Any) -> str:
     return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
 
 
-def operator(raw_name: str | None, results: tuple[str, ...], exports: tuple[str, ...] = ()) -> Callable[[Any], Operator]:
+def operator(
+    raw_name: str | None, results: tuple[str, ...], exports: tuple[str, ...] = ()
+) -> Callable[[Any], Operator]:
     """Declare an operator.
 
     raw_name: its name in `tf.raw_ops`, None for one that TensorFlow does not have. results: names of the outputs.
@@ -215,7 +224,7 @@ def operator(raw_name: str | None, results: tuple[str, ...], exports: tuple[str,
 
 
 def framework_of(value: Any) -> str | None:
-    """"numpy", "torch" or "jax" for an array, None for a Python number or sequence."""
+    """ "numpy", "torch" or "jax" for an array, None for a Python number or sequence."""
     for framework, (module, array_type) in FRAMEWORKS.items():
         loaded = sys.modules.get(module)
         if loaded is not None and isinstance(value, getattr(loaded, array_type)):
@@ -231,13 +240,15 @@ def frontend_for(declared: Operator, operands: list[Any]) -> types.ModuleType:
         if framework is None:
             if not isinstance(value, numbers.Number | list | tuple):
                 raise TypeError(
-                    f"{declared.name}: {name} must be a NumPy, PyTorch or JAX array or a number, got {type(value).__name__}"
+                    f"{declared.name}: {name} must be a NumPy, PyTorch or JAX array or a number, "
+                    f"got {type(value).__name__}"
                 )
         elif found is None:
             found, first = framework, name
         elif framework != found:
             raise TypeError(
-                f"{declared.name}: {name} is a {framework} array but {first} is a {found} array; all operands must come from one framework"
+                f"{declared.name}: {name} is a {framework} array but {first} is a {found} array; "
+                f"all operands must come from one framework"
             )
     return frontend(found or "numpy")
 
@@ -283,7 +294,9 @@ def check_same_shape(**specs: TensorSpec) -> None:
     (first, leading), *others = specs.items()
     for name, spec in others:
         if spec.shape != leading.shape:
-            raise ValueError(f"{first} and {name} must be the same size, got {list(leading.shape)} and {list(spec.shape)}")
+            raise ValueError(
+                f"{first} and {name} must be the same size, got {list(leading.shape)} and {list(spec.shape)}"
+            )
 
 
 def check_length(length: int, of: str, **specs: TensorSpec) -> None:

@@ -10,14 +10,19 @@ RoundMode = Literal["HALF_TO_EVEN", "HALF_UP"]
 
 
 def _slices(input: TensorSpec, axis: int) -> dict[str, int | float]:
-    """The input as `[outer, slices, inner]`: one slice for the whole tensor (axis -1), or one for each index of `axis`."""
+    """The input as `[outer, slices, inner]`: one slice for the whole tensor (axis -1), or one for each index of
+    `axis`."""
     if axis < -1:
         raise ValueError(f"axis must be at least -1, got {axis}")
     if axis >= input.rank:
         raise ValueError(f"axis must be less than the rank of input, {input.rank}, got {axis}")
     if axis == -1:
         return {"outer": 1, "slices": 1, "inner": input.size}
-    return {"outer": math.prod(input.shape[:axis]), "slices": input.shape[axis], "inner": math.prod(input.shape[axis + 1 :])}
+    return {
+        "outer": math.prod(input.shape[:axis]),
+        "slices": input.shape[axis],
+        "inner": math.prod(input.shape[axis + 1 :]),
+    }
 
 
 def _check_bounds(input: TensorSpec, axis: int, **bounds: TensorSpec) -> None:
@@ -26,7 +31,8 @@ def _check_bounds(input: TensorSpec, axis: int, **bounds: TensorSpec) -> None:
             raise ValueError(f"{name} must be a scalar when axis is -1, got shape {list(bound.shape)}")
         if axis >= 0 and bound.shape != (input.shape[axis],):
             raise ValueError(
-                f"{name} has incorrect size, expected [{input.shape[axis]}] to match dimension {axis} of input, got {list(bound.shape)}"
+                f"{name} has incorrect size, expected [{input.shape[axis]}] to match dimension {axis} of input, "
+                f"got {list(bound.shape)}"
             )
 
 
@@ -44,7 +50,9 @@ def _forward(
     check_dtypes(input=input, input_min=input_min, input_max=input_max)
     highest = 61 if signed_input else 62
     if not 1 <= num_bits <= highest:
-        raise ValueError(f"num_bits is out of range: must be 1 to {highest} with signed_input {signed_input}, got {num_bits}")
+        raise ValueError(
+            f"num_bits is out of range: must be 1 to {highest} with signed_input {signed_input}, got {num_bits}"
+        )
     slices = _slices(input, axis)
     if range_given:
         _check_bounds(input, axis, input_min=input_min, input_max=input_max)
@@ -101,10 +109,11 @@ def quantize_and_dequantize_v2(
     narrow_range: bool = False,
     axis: int = -1,
 ) -> Lowering:
-    """Quantize and dequantize with a scale derived from a range, given or taken from the data. Gradient straight through.
+    """Quantize and dequantize with a scale derived from a range, given or taken from the data. Gradient straight
+    through.
 
-    The scale maps the range onto the integers of `num_bits` bits so that both ends fit and 0 stays 0. Values are clamped only
-    if the range is given. Data that hold NaN, with the range taken from them, give NaN in the whole slice.
+    The scale maps the range onto the integers of `num_bits` bits so that both ends fit and 0 stays 0. Values are
+    clamped only if the range is given. Data that hold NaN, with the range taken from them, give NaN in the whole slice.
 
     Args:
         input: float32 or float64, any shape.
@@ -120,13 +129,11 @@ def quantize_and_dequantize_v2(
         output: like `input`.
     Raises:
         ValueError: `axis`, `num_bits` or `round_mode` out of range, bounds of the wrong shape, or, with axis -1,
-            a bound that is NaN or a minimum above its maximum (known only when the kernel runs). With an axis TensorFlow
-            does not look, and such a slice is what the formula makes of it.
+            a bound that is NaN or a minimum above its maximum (known only when the kernel runs). With an axis
+            TensorFlow does not look, and such a slice is what the formula makes of it.
     Source: TensorFlow `QuantizeAndDequantizeV2`; per-slice given ranges, which it rejects, as its V3.
     """
-    return _forward(
-        input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range, axis
-    )
+    return _forward(input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range, axis)
 
 
 @operator("QuantizeAndDequantizeV3", ("output",))
@@ -144,7 +151,8 @@ def quantize_and_dequantize_v3(
 
     Args:
         input: float32 or float64, any shape.
-        input_min, input_max: the range if `range_given`: scalars (or one element) for axis -1, else vectors of that axis' length.
+        input_min, input_max: the range if `range_given`: scalars (or one element) for axis -1, else vectors of that
+            axis' length.
         num_bits: 1 to 61, or to 62 if not signed; an integer or a scalar array of a known value.
         signed_input, range_given, narrow_range, axis: see `quantize_and_dequantize_v2`.
     Returns:
@@ -190,9 +198,7 @@ def quantize_and_dequantize_v4(
         ValueError: as `quantize_and_dequantize_v2`.
     Source: TensorFlow `QuantizeAndDequantizeV4`.
     """
-    return _forward(
-        input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range, axis
-    )
+    return _forward(input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range, axis)
 
 
 @operator("QuantizeAndDequantizeV4Grad", ("input_backprop", "input_min_backprop", "input_max_backprop"))
@@ -239,5 +245,6 @@ def _(gradients, operands, results, attributes):
 
 @quantize_and_dequantize_v4_grad.gradient
 def _(gradients, operands, results, attributes):
-    # Linear in its first operand with a diagonal matrix, so it is its own transpose; the bounds' gradients are constant.
+    # Linear in its first operand with a diagonal matrix, so it is its own transpose; the bounds' gradients are
+    # constant.
     return quantize_and_dequantize_v4_grad(gradients[0], *operands[1:], **attributes)[0], None, None, None

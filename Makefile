@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+# Each target makes the virtual environment it needs; nothing has to be set up by hand.
+PYTHON ?= python3
+VENV ?= .venv
+OUT ?= demo
+
+SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
+BIN := $(VENV)/bin
+
+.PHONY: help demo test check goldens bench clean
+
+help:
+	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html"
+	@echo "make test     build, install and run all tests"
+	@echo "make check    formatting, lint and types"
+	@echo "make goldens  record the expected results from TensorFlow again"
+	@echo "make bench    time the kernels beside other frameworks"
+
+$(VENV)/.created:
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.created $(SOURCES)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt '.[test,check]'
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/exactqat train --out $(OUT)
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed
+	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench
+	$(BIN)/mypy
+
+goldens: $(VENV)-tensorflow/.installed
+	$(VENV)-tensorflow/bin/python tests/record_goldens.py
+
+$(VENV)-tensorflow/.installed:
+	$(PYTHON) -m venv $(VENV)-tensorflow
+	$(VENV)-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check tensorflow-cpu==2.21.0
+	touch $@
+
+bench: $(VENV)/.installed
+	$(BIN)/python bench/run.py
+
+clean:
+	rm -rf build dist $(VENV) $(VENV)-tensorflow $(OUT)

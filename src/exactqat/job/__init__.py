@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main job: train, quantize, deploy and prove, from one command (`exactqat train`)."""

@@ -1,0 +1,500 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DIR/report.html: the job's story in one file with all pictures inside, for a reader who was not there."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ..qat import WeightedLayer
+from . import training
+from .pipeline import PRECISIONS, Outcome, Results
+
+FLOAT_COLOR, PTQ_COLORS, QAT_COLORS = "#6b7280", ("#f2b77c", "#e08a3c"), ("#6fa8dc", "#1f5fa8")
+METHOD_COLORS = dict(
+    zip(("ptq_min_max", "ptq_least_error", "qat_ema", "qat_learned"), PTQ_COLORS + QAT_COLORS, strict=True)
+)
+# The layer shown in the pictures of weights: 96 channels of nine weights each.
+SHOWN_LAYER = "block2.depthwise.0"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the result table; None where a column does not apply."""
+
+    network: str
+    method: str
+    test_accuracy: float
+    device_accuracy: float | None
+    file_bytes: int
+    differing: int | None
+    compared: int | None
+    delivered: bool
+
+
+def result_rows(results: Results) -> list[Row]:
+    """The result table, for the terminal and the report."""
+    rows = [Row("float32", "float training", results.float_test_accuracy, None, results.float_bytes, None, None, False)]
+    for outcome in results.outcomes:
+        assert outcome.report is not None
+        rows.append(
+            Row(
+                outcome.precision.upper(),
+                outcome.method.title,
+                outcome.test_accuracy,
+                outcome.device_accuracy,
+                outcome.file_bytes,
+                outcome.report.differing,
+                outcome.report.values,
+                outcome is results.chosen(outcome.precision),
+            )
+        )
+    return rows
+
+
+def closing_sentence(results: Results) -> str:
+    """How many integers were compared, and with what result."""
+    networks, images = len(results.outcomes), len(results.dataset.test)
+    compared, differing = results.values_compared, results.values_differing
+    outcome = "every single one is equal" if differing == 0 else f"{differing:,} of them differ"
+    return (
+        f"{compared:,} integers (every layer's output of {networks} networks on all {images} test images) "
+        f"were compared between our simulation and the runtime: {outcome}."
+    )
+
+
+def write_report(results: Results) -> Path:
+    """Writes DIR/report.html and gives its path."""
+    path = results.settings.out / "report.html"
+    training.write_atomically(path, _page(results).encode())
+    return path
+
+
+def _page(results: Results) -> str:
+    dataset = results.dataset
+    best8, best4 = results.chosen("w8a8"), results.chosen("w4a4")
+    rounding = sum(o.fake_quant_differing for o in results.outcomes if o.method.trained)
+    rounded = sum(o.fake_quant_values for o in results.outcomes if o.method.trained)
+    equal = results.values_differing == 0
+    cards = [
+        (f"{results.float_test_accuracy:.1%}", "float32 network, test images"),
+        (f"{best8.device_accuracy:.1%}", "W8A8 on the device runtime"),
+        (f"{best4.device_accuracy:.1%}", "W4A4 on the device runtime"),
+        (f"{results.values_differing:,}", f"of {results.values_compared:,} integers differ from our simulation"),
+    ]
+    sections = [
+        _section(
+            "What happened",
+            f"<p>A small MobileNet-like network ({results.float_bytes // 4:,} parameters) learned to read "
+            f"{len(dataset.class_names)} kinds of images from the data set <em>{html.escape(dataset.name)}</em> "
+            f"({len(dataset.train):,} images to train on, {len(dataset.validation)} to choose by, "
+            f"{len(dataset.test)} to test on). Phones and microcontrollers compute fastest in small integers, not in "
+            "such real numbers, so the network was <strong>quantized</strong>: every weight and every stored "
+            "activation becomes a code on a grid, 256 codes for 8 bits (W8A8), 16 codes for 4 bits (W4A4).</p>"
+            "<ol><li><strong>Post-training quantization</strong> (PTQ) measures ranges of the float network's values "
+            "and rounds. It needs no training; with few codes it costs accuracy. Ranges are the extremes of the "
+            "training images (min/max), or are narrowed to where rounding and clipping together "
+            "err least (least-error).</li>"
+            "<li><strong>Quantization-aware training</strong> (QAT) trains on with the rounding inside the network, so "
+            "that the weights learn to live on the grid. Ranges either follow the data (EMA: an exponential moving "
+            "average of the extremes), or start as least-error ranges and are trained like weights (learned).</li>"
+            "<li>Every network is <strong>lowered</strong> to integer operators, written as <code>model.tflite</code>, "
+            "run by the device runtime (LiteRT with XNNPACK), and <strong>every integer of every layer</strong> is "
+            "compared with an independent integer simulation.</li></ol>",
+        ),
+        _section(
+            "Results",
+            _result_table(results)
+            + f"<p class='{'good' if equal else 'bad'}'>{html.escape(closing_sentence(results))}</p>"
+            "<p class='note'>★ marks what was delivered, chosen by the lower validation loss. "
+            "In W4A4, the input and the logits stay at 8 bits. Weights and activations of 4 bits travel in "
+            "8-bit containers, so a W4A4 file is not smaller; with 4-bit weights packed, the parameters would take "
+            f"{_packed_bytes(best4):,} bytes instead of {_packed_bytes(best8):,}. "
+            "The float32 size counts four bytes per parameter, without a file around it.</p>"
+            + _picture(_accuracy_figure(results), "Test accuracy of every network; the line is the float network's."),
+        ),
+        _section(
+            "Does training see what the device computes?",
+            "<p>Training computes in float with rounding put in (fake quantization). In its last phase, batch norm is "
+            "folded, ranges are fixed and biases stand on the device's int32 grid. Over all layers of the four QAT "
+            f"networks and all test images, <strong>{rounding:,} of {rounded:,}</strong> stored "
+            f"values ({rounding / rounded:.4%}) differ from the integers: some lie all but exactly between two codes, "
+            "where float arithmetic cannot tell, the others follow from those. The simulation and the device agree on "
+            "them as on all others.</p>",
+        ),
+        _section(
+            "How it trained",
+            _picture(
+                _curves_figure(results),
+                "Left: loss per epoch. Right: accuracy on the validation images. "
+                "Behind the dashed line batch norm and ranges are frozen and biases are on the int32 grid.",
+            ),
+        ),
+        _section(
+            "Why each channel has its own scale",
+            f"<p>The 96 channels of <code>{SHOWN_LAYER}</code>, each filtered on its own, need ranges of different width. "
+            "One scale for the whole layer (dashed) would leave narrow channels only some of the codes. Folding batch norm "
+            "multiplies every channel by its own factor; with per-channel scales that changes the scales and not one "
+            "integer code.</p>"
+            + _picture(
+                _ranges_figure(best8),
+                "Range of the weights of every channel, before and after batch norm is folded in.",
+            ),
+        ),
+        _section(
+            "Weights on their grid",
+            "<p>Weights in units of their channel's step: outline before rounding, filled after rounding. At 8 bits, "
+            "255 codes follow the weights closely; at 4 bits, all weights of a channel share 15 codes, "
+            "drawn as vertical lines.</p>"
+            + _picture(_histogram_figure(best8, best4), f"Weights of all channels of {SHOWN_LAYER}, in steps."),
+        ),
+        _section(
+            "Which images are confused",
+            _picture(
+                _confusion_figure(results, best8, best4),
+                "Rows: what the image shows. Columns: what the network answers. Off the diagonal: mistakes.",
+            ),
+        ),
+    ]
+    for outcome in (best8, best4):
+        sections.append(_section(f"Layers of the delivered {outcome.precision.upper()} network", _layer_table(outcome)))
+    sections.append(
+        _section(
+            "Do it again",
+            f"<pre>exactqat train --out {html.escape(str(results.settings.out))} --seed {results.settings.seed} "
+            f"--epochs-float {results.settings.epochs_float} --epochs-qat {results.settings.epochs_qat}\n"
+            f"exactqat verify {html.escape(str(results.settings.out))}</pre>"
+            f"<p class='note'>The whole job took {results.seconds:.0f} seconds. The same seed on the same machine "
+            "gives the same bits. Accuracies on a few hundred test images carry luck of about a percentage point; look "
+            "at more than one seed before you conclude something from such a difference. All figures are in "
+            "<code>metrics.json</code>.</p>",
+        )
+    )
+    shown = "".join(f"<div class='card'><b>{value}</b><span>{html.escape(text)}</span></div>" for value, text in cards)
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+        f"<title>exactqat: {html.escape(dataset.name)}</title><style>{_STYLE}</style></head><body><main>"
+        "<h1>What was trained is what the device computes</h1>"
+        f"<p class='lead'>exactqat on <em>{html.escape(dataset.name)}</em>, seed {results.settings.seed}</p>"
+        f"<div class='cards'>{shown}</div>{''.join(sections)}</main></body></html>\n"
+    )
+
+
+_STYLE = """
+body{margin:0;background:#f6f7f9;color:#1c2430;font:16px/1.55 system-ui,-apple-system,"Segoe UI",sans-serif}
+main{max-width:1000px;margin:0 auto;padding:32px 20px 64px}
+h1{font-size:30px;margin:0}h2{font-size:21px;margin:0 0 8px}
+.lead{color:#5a6675;margin:4px 0 20px}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(200px,1fr));gap:14px}
+.card,section{background:#fff;border:1px solid #e3e7ec;border-radius:10px}
+.card{padding:14px 16px}.card b{display:block;font-size:28px}.card span{color:#5a6675;font-size:14px}
+section{padding:20px 22px;margin-top:18px;overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-size:14px}
+th,td{padding:5px 9px;text-align:right;border-bottom:1px solid #e9edf1;white-space:nowrap}
+th{color:#5a6675;font-weight:600}th.t,td.t{text-align:left}
+tr.delivered td{background:#eef4fb;font-weight:600}
+.good{color:#146c43;font-weight:600}.bad{color:#b02a37;font-weight:600}.note{color:#5a6675;font-size:14px}
+figure{margin:14px 0 0}figure img{max-width:100%;height:auto}figcaption{color:#5a6675;font-size:14px}
+pre{background:#f2f4f7;padding:12px;border-radius:6px;overflow-x:auto}
+"""
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{html.escape(title)}</h2>{body}</section>"
+
+
+def _table(header: Sequence[str], rows: Iterable[tuple[bool, Sequence[str]]], text_columns: int) -> str:
+    """rows: (highlighted, cells); the first `text_columns` columns are aligned left."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "".join(
+            f"<{tag}{' class=t' if column < text_columns else ''}>{html.escape(cell)}</{tag}>"
+            for column, cell in enumerate(cells)
+        )
+
+    body = "".join(f"<tr{' class=delivered' if marked else ''}>{line(cells, 'td')}</tr>" for marked, cells in rows)
+    return f"<table><thead><tr>{line(header, 'th')}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _result_table(results: Results) -> str:
+    header = ["network", "method", "in PyTorch", "on the device", "bytes", "integers compared", "differing"]
+    rows = [
+        (
+            row.delivered,
+            [
+                row.network,
+                row.method + (" ★" if row.delivered else ""),
+                f"{row.test_accuracy:.1%}",
+                "–" if row.device_accuracy is None else f"{row.device_accuracy:.1%}",
+                f"{row.file_bytes:,}",
+                "–" if row.compared is None else f"{row.compared:,}",
+                "–" if row.differing is None else f"{row.differing:,}",
+            ],
+        )
+        for row in result_rows(results)
+    ]
+    return _table(header, rows, 2)
+
+
+def _layer_table(outcome: Outcome) -> str:
+    assert outcome.report is not None
+    compared = {comparison.name: comparison for comparison in outcome.report.operators}
+    layers = dict(outcome.model.layers())
+    header = [
+        "layer", "operator", "result", "activation", "weight bits", "bits", "weight scales", "scale", "zero point",
+        "multiply-adds", "compared", "differing",
+    ]  # fmt: skip
+    rows = []
+    for summary, operator in zip(outcome.graph.summary(), outcome.graph.operators, strict=True):
+        name = str(summary["output"])
+        layer = layers.get(name.removesuffix("/unshifted"))
+        weight_bits = bits = scales = "–"
+        if layer is not None:
+            bits = str(layer.output_quantizer.bits)
+        if isinstance(layer, WeightedLayer) and operator.kind != "QUANTIZE":
+            weight_bits = str(layer.weight_quantizer.rule.weight_bits)
+            scale = outcome.graph.tensors[operator.inputs[1]].quantization.scale
+            scales = f"{scale.min():.2g} … {scale.max():.2g}"
+        rows.append(
+            (
+                False,
+                [
+                    name,
+                    operator.kind,
+                    str(summary["shape"]),
+                    str(summary["activation"]).lower().replace("none", "–"),
+                    weight_bits,
+                    bits,
+                    scales,
+                    f"{float(summary['scale']):.4g}",
+                    str(summary["zero_point"]),
+                    f"{int(summary['multiply_accumulates']):,}",
+                    f"{compared[name].values:,}",
+                    f"{compared[name].differing:,}",
+                ],
+            )
+        )
+    whole = outcome.report.outputs[0]
+    rows.append(
+        (True, ["whole network", "", "", "", "", "", "", "", "", "", f"{whole.values:,}", f"{whole.differing:,}"])
+    )
+    note = (
+        "<p class='note'>A QUANTIZE of equal scale behind a layer shifts 4-bit codes to the other end of int8, where "
+        "the device's own saturation is the lower clamp of training. Every layer is computed from the operands that "
+        "the device itself had; the last row compares the untouched file from input to logits.</p>"
+        if any(operator.kind == "QUANTIZE" for operator in outcome.graph.operators)
+        else "<p class='note'>Every layer is computed from the operands that the device itself had; the last row "
+        "compares the untouched file from input to logits.</p>"
+    )
+    return _table(header, rows, 2) + note
+
+
+def _packed_bytes(outcome: Outcome) -> int:
+    """Bytes of all parameters with weights at their own bits and biases at 32."""
+    bits = 0
+    for _, layer in outcome.model.layers():
+        if isinstance(layer, WeightedLayer):
+            weight = layer.operation.weight
+            bits += weight.numel() * layer.weight_quantizer.rule.weight_bits + 32 * weight.shape[0]
+    return -(-bits // 8)
+
+
+def _picture(figure: Figure, caption: str) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
+    encoded = base64.b64encode(buffer.getvalue()).decode()
+    return (
+        f"<figure><img alt='{html.escape(caption, quote=True)}' src='data:image/png;base64,{encoded}'>"
+        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+    )
+
+
+def _clean(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e3e7ec", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _accuracy_figure(results: Results) -> Figure:
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.subplots()
+    position, ticks = 0.0, []
+    heights = [results.float_test_accuracy]
+    axes.bar(position, heights[0], color=FLOAT_COLOR, label="float")
+    ticks.append((position, "float32"))
+    for precision in PRECISIONS:
+        outcomes = results.of(precision)
+        start = position + 1.6
+        for offset, outcome in enumerate(outcomes):
+            label = outcome.method.title if precision == next(iter(PRECISIONS)) else None
+            position = start + offset
+            axes.bar(position, outcome.device_accuracy, color=METHOD_COLORS[outcome.method.name], label=label)
+            axes.annotate(
+                f"{outcome.device_accuracy:.1%}", (position, outcome.device_accuracy), ha="center", va="bottom"
+            )
+            heights.append(outcome.device_accuracy)
+        ticks.append(((start + position) / 2, f"{precision.upper()}, on the device"))
+    axes.annotate(f"{heights[0]:.1%}", (0, heights[0]), ha="center", va="bottom")
+    axes.axhline(heights[0], color=FLOAT_COLOR, linestyle="--", linewidth=1)
+    axes.set_xticks([tick for tick, _ in ticks], [label for _, label in ticks])
+    # The differences are small: the axis starts below the lowest bar, and says so.
+    floor = max(0.0, np.floor((min(heights) - 0.03) * 20) / 20)
+    axes.set_ylim(floor, min(1.0, max(heights)) + (1 - floor) * 0.08)
+    axes.set_ylabel(f"test accuracy (axis from {floor:.0%})")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}" if value <= 1 else "")
+    axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    _clean(axes)
+    return figure
+
+
+def _curves_figure(results: Results) -> Figure:
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    rows = figure.subplots(2, 2)
+    histories = [
+        ("float", FLOAT_COLOR, "-", results.float_history),
+        *(
+            (
+                f"{outcome.precision.upper()} {outcome.method.title}",
+                METHOD_COLORS[outcome.method.name],
+                "-" if outcome.precision == "w8a8" else ":",
+                outcome.history,
+            )
+            for outcome in results.outcomes
+            if outcome.history
+        ),
+    ]
+    for row, (title, chosen) in zip(rows, (("float training", histories[:1]), ("QAT", histories[1:])), strict=True):
+        for label, color, style, history in chosen:
+            epochs = np.arange(1, len(history.loss) + 1)
+            row[0].plot(epochs, history.loss, color=color, linestyle=style, label=label)
+            row[1].plot(epochs, history.validation_accuracy, color=color, linestyle=style)
+            if history.frozen_from is not None:
+                for axes in row:
+                    axes.axvline(history.frozen_from + 0.5, color="#9aa5b1", linestyle="--", linewidth=1)
+        row[0].set_yscale("log")
+        row[0].set_title(f"{title}: loss", loc="left", fontsize=11)
+        row[1].set_title(f"{title}: validation accuracy", loc="left", fontsize=11)
+        row[1].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        # The first epochs of float training start from chance and would flatten the rest.
+        values = np.concatenate([history.validation_accuracy for *_, history in chosen])
+        row[1].set_ylim(max(0.0, min(np.quantile(values, 0.05), 0.95) - 0.02), min(1.0, values.max() + 0.01))
+        for axes in row:
+            axes.set_xlabel("epoch")
+            _clean(axes)
+    rows[1][0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _shown_layer(outcome: Outcome) -> WeightedLayer:
+    layers = {name: layer for name, layer in outcome.model.layers() if isinstance(layer, WeightedLayer)}
+    return layers[SHOWN_LAYER]
+
+
+def _ranges_figure(outcome: Outcome) -> Figure:
+    layer = _shown_layer(outcome)
+    weight = layer.operation.weight.detach().flatten(1)
+    factor = layer.grid().factor.detach()
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    for axes, title, rows in zip(
+        figure.subplots(1, 2),
+        ("weights", "weights with batch norm folded in"),
+        (weight, weight * factor[:, None]),
+        strict=True,
+    ):
+        magnitude = rows.abs().amax(1).numpy()
+        order = np.argsort(magnitude)
+        low, high = rows.amin(1).numpy()[order], rows.amax(1).numpy()[order]
+        limit = magnitude.max()
+        axes.bar(np.arange(len(order)), high - low, bottom=low, color=QAT_COLORS[0], width=0.85)
+        axes.axhline(limit, color="#b02a37", linestyle="--", linewidth=1)
+        axes.axhline(-limit, color="#b02a37", linestyle="--", linewidth=1)
+        ratio = limit / max(magnitude[magnitude > 0].min(), 1e-12)
+        axes.set_title(f"{title}\nwidest : narrowest = {ratio:.1f}", loc="left", fontsize=11)
+        axes.set_xlabel("channel, from narrow to wide")
+        _clean(axes)
+    return figure
+
+
+def _histogram_figure(*outcomes: Outcome) -> Figure:
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    for axes, outcome in zip(figure.subplots(1, len(outcomes)), outcomes, strict=True):
+        layer = _shown_layer(outcome)
+        weight = layer.operation.weight.detach()
+        scale = layer.weight_quantizer.scale(weight).detach().numpy()
+        alive = scale > 0
+        steps = weight.flatten(1).numpy()[alive] / scale[alive, None]
+        codes = layer.weight_quantizer.codes(weight).reshape(len(alive), -1)[alive]
+        bits = layer.weight_quantizer.rule.weight_bits
+        limit = 2 ** (bits - 1) - 1
+        # 15 codes one by one; of 255 codes always 15 together, so that the bars can be told apart.
+        width = 1 if bits <= 4 else 15
+        edges = np.arange(-limit - 0.5, limit + 1, width)
+        axes.hist(
+            codes.ravel(), bins=edges, color=QAT_COLORS[0], rwidth=0.6 if width == 1 else 0.95, label="after rounding"
+        )
+        # The same bins and one step more on both sides, in quarters: weights beyond the grid are clipped to it.
+        quarters = np.arange(edges[0] - width, edges[-1] + width * 1.01, width / 4)
+        axes.hist(
+            np.clip(steps.ravel(), quarters[0], quarters[-1]),
+            bins=quarters,
+            weights=np.full(steps.size, 4.0),
+            histtype="step",
+            color="#1c2430",
+            linewidth=0.9,
+            label="before rounding, four times as fine",
+        )
+        if width == 1:
+            axes.set_xticks(np.arange(-limit, limit + 1))
+            for code in range(-limit, limit + 1):
+                axes.axvline(code, color="#c9d2dc", linewidth=0.6, zorder=0)
+        axes.set_ylim(0, axes.get_ylim()[1] * 1.18)
+        axes.set_title(f"{bits} bits: codes -{limit}..{limit}", loc="left", fontsize=11)
+        axes.set_xlabel("weight in steps of its channel's grid")
+        axes.set_ylabel(f"weights per {width} code{'s' if width > 1 else ''}")
+        axes.legend(frameon=False, fontsize=8, loc="upper left")
+        _clean(axes)
+    return figure
+
+
+def _confusion_figure(results: Results, *outcomes: Outcome) -> Figure:
+    labels = results.dataset.test.labels.numpy()
+    names = results.dataset.class_names
+    answers = [("float32", training.predictions(results.float_model, results.dataset.test).numpy())]
+    answers += [(f"{outcome.precision.upper()}, device", outcome.device_predictions) for outcome in outcomes]
+    figure = Figure(figsize=(9.6, 3.7), layout="constrained")
+    for axes, (title, answer) in zip(figure.subplots(1, len(answers)), answers, strict=True):
+        counts = np.zeros((len(names), len(names)), int)
+        np.add.at(counts, (labels, answer), 1)
+        mistakes = counts - np.diag(np.diag(counts))
+        # Right answers in one pale color, so that the few mistakes stand out.
+        axes.imshow(
+            np.where(np.eye(len(names), dtype=bool), 0.12, 0.35 * (mistakes > 0) + 0.12 * mistakes),
+            cmap="Reds",
+            vmin=0,
+            vmax=1,
+        )
+        for row, column in zip(*np.nonzero(counts), strict=True):
+            right = row == column
+            axes.text(
+                column,
+                row,
+                counts[row, column],
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="#6b7280" if right else "#000",
+            )
+        axes.set_xticks(range(len(names)), names)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_title(f"{title}: {mistakes.sum()} of {len(labels)} wrong", loc="left", fontsize=11)
+        axes.set_xlabel("answer")
+        axes.tick_params(length=0)
+    return figure

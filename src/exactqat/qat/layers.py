@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers of a prepared network, each one operator of the device with the tensor that it stores.
+
+`prepare` builds them. Until `frozen`, batch norm runs on the batch's statistics; once frozen, a layer computes what the
+device
+computes: batch norm folded into per-channel scales, the bias on the int32 grid of ``input scale * weight scale``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .modules import Conv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
+
+LARGEST_BIAS_CODE = 2.0**30
+
+
+class ChannelGrid(NamedTuple):
+    """How a layer stands on the device, per output channel; all [out_channels].
+
+    factor: what the quantized weight is multiplied by (batch norm's scale; 0 for a constant channel).
+    weight_scale: positive; the device's scale of the weight codes.
+    bias_code: the bias as a whole number of ``input scale * weight_scale``, float32.
+    bias: what those codes stand for, with the gradient of the bias.
+    """
+
+    factor: Tensor
+    weight_scale: Tensor
+    bias_code: Tensor
+    bias: Tensor
+
+
+def channel_grid(factor: Tensor, bias: Tensor, raw_scale: Tensor, input_scale: Tensor) -> ChannelGrid:
+    """Folds batch norm's `factor` into the weight's `raw_scale` and puts the bias on the accumulator's grid.
+
+    The integer weight codes stay what they are, except that a negative factor turns their signs. A channel is constant
+    if its factor or its weights are zero, or if its bias is more than 2**30 steps of its own grid, which no weight
+    could then move
+    noticeably: it keeps only its bias, on the coarsest grid of the layer.
+    """
+    scale = raw_scale * factor.abs()
+    alive = (scale > 0) & (bias.abs() <= LARGEST_BIAS_CODE * (scale * input_scale))
+    largest = torch.where(alive, scale, 0.0).amax()
+    stand_in = torch.where(largest > 0, largest, 1.0 / 127)
+    scale = torch.where(alive, scale, stand_in)
+    step = input_scale * scale
+    code = (bias / step).detach().round()
+    # Straight through: the value is exactly the grid's (the bracket is 0), the gradient is that of the bias.
+    on_grid = (code * step).detach() + (bias - bias.detach())
+    return ChannelGrid(torch.where(alive, factor, 0.0), scale, code, on_grid)
+
+
+def activate(features: Tensor, activation: str) -> Tensor:
+    """Applies NONE, RELU or RELU6."""
+    if activation == "RELU6":
+        return F.relu6(features)
+    return F.relu(features) if activation == "RELU" else features
+
+
+class QuantizedLayer(nn.Module):
+    """What all layers share: the name of their activation and the quantizer of the stored result."""
+
+    def __init__(self, output_quantizer: FakeQuantize, activation: str = "NONE") -> None:
+        super().__init__()
+        self.output_quantizer = output_quantizer
+        self.activation = activation
+        self.frozen = False
+
+    def store(self, features: Tensor) -> Tensor:
+        """Activation, then the grid of the stored tensor."""
+        return self.output_quantizer(activate(features, self.activation))
+
+
+class QuantizedInput(QuantizedLayer):
+    """The network's input as the device gets it."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        if features.dim() == 4:
+            features = features.contiguous(memory_format=torch.channels_last)
+        return self.store(features)
+
+
+class WeightedLayer(QuantizedLayer):
+    """A layer with weights."""
+
+    def __init__(
+        self,
+        operation: Conv2d | nn.Linear,
+        weight_quantizer: WeightFakeQuantize,
+        output_quantizer: FakeQuantize,
+        activation: str,
+        source: FakeQuantize,
+        batch_norm: FusedBatchNorm2d | None = None,
+    ) -> None:
+        """
+        Args:
+            source: the quantizer of the tensor this layer reads; it stays another layer's child.
+        """
+        super().__init__(output_quantizer, activation)
+        self.operation = operation
+        self.weight_quantizer = weight_quantizer
+        self.batch_norm = batch_norm
+        # In a tuple, so that the quantizer is not registered as a child a second time.
+        self._source = (source,)
+
+    @property
+    def source(self) -> FakeQuantize:
+        """The quantizer of the tensor this layer reads."""
+        return self._source[0]
+
+    def grid(self) -> ChannelGrid:
+        """The layer on the device, from the weights, ranges and statistics of this moment."""
+        weight = self.operation.weight
+        bias = self.operation.bias if self.operation.bias is not None else weight.new_zeros(weight.shape[0])
+        factor = torch.ones_like(bias)
+        if self.batch_norm is not None:
+            factor, offset = self.batch_norm.factor_and_offset()
+            bias = bias * factor + offset
+        return channel_grid(factor, bias, self.weight_quantizer.scale(weight).detach(), self.source.scale().detach())
+
+    def compute(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The linear operation with a given weight and bias."""
+        if isinstance(self.operation, Conv2d):
+            return self.operation.convolve(features, weight, bias)
+        return F.linear(features, weight, bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        weight = self.weight_quantizer(self.operation.weight)
+        if self.frozen:
+            grid = self.grid()
+            shape = (-1, *[1] * (weight.dim() - 1))
+            return self.store(self.compute(features, weight * grid.factor.reshape(shape), grid.bias))
+        features = self.compute(features, weight, self.operation.bias)
+        return self.store(features if self.batch_norm is None else self.batch_norm(features))
+
+
+class QuantizedAdd(QuantizedLayer):
+    """The sum of two stored tensors."""
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return self.store(first + second)
+
+
+class QuantizedMean(QuantizedLayer):
+    """The mean over height and width."""
+
+    def __init__(self, output_quantizer: FakeQuantize, keep_dims: bool) -> None:
+        super().__init__(output_quantizer)
+        self.keep_dims = keep_dims
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.store(features.mean((2, 3), keepdim=self.keep_dims))

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch modules over the operators, all usable on their own: fake quantization, convolutions with TensorFlow's
+padding, depthwise convolution and fused batch norm.
+
+They take and give PyTorch's [batch, channels, height, width]. Inside, the operators see [batch, height, width,
+channels]: for a tensor in ``torch.channels_last`` that is the same memory under another view, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import exactqat as eq
+
+from .ranges import ActivationRange, WeightRange, fake_quantize, grid_steps
+from .rules import Rule
+
+Pair = int | tuple[int, int]
+
+
+def channels_last_view(tensor: Tensor) -> Tensor:
+    """[n, c, h, w] as contiguous [n, h, w, c]; a view if the tensor is in ``torch.channels_last``."""
+    return tensor.permute(0, 2, 3, 1).contiguous()
+
+
+def channels_first_view(tensor: Tensor) -> Tensor:
+    """[n, h, w, c] as [n, c, h, w], without a copy."""
+    return tensor.permute(0, 3, 1, 2)
+
+
+def same_padding(size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
+    """TensorFlow's SAME along one axis: zeros (before, after) so that the result has ceil(size / stride) positions."""
+    total = max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
+    return total // 2, total - total // 2
+
+
+class FakeQuantize(nn.Module):
+    """Rounds an activation to the grid its device tensor will have; gradients as in TensorFlow's operators.
+
+    `observing` is set by calibration only. `quantizing` is off while calibrating. `frozen` fixes the range for good.
+    """
+
+    def __init__(self, rule: Rule, nonnegative: bool = False) -> None:
+        super().__init__()
+        self.rule = rule
+        self.bits = rule.activation_bits
+        self.range = ActivationRange(rule, nonnegative)
+        self.observing = False
+        self.quantizing = True
+        self.frozen = False
+
+    def forward(self, activation: Tensor) -> Tensor:
+        if self.observing or (self.training and not self.frozen and self.range.follows_training_data):
+            self.range.observe(activation)
+        if not self.quantizing:
+            return activation
+        minimum, maximum = self.range()
+        if activation.dim() == 4:
+            quantized = fake_quantize(channels_last_view(activation), minimum, maximum, self.bits, narrow_range=False)
+            return channels_first_view(quantized)
+        return fake_quantize(activation, minimum, maximum, self.bits, narrow_range=False)
+
+    def scale(self) -> Tensor:
+        """The width of one step, rank 0."""
+        minimum, maximum = self.range()
+        return (maximum - minimum) / grid_steps(self.bits, False)
+
+    def scale_and_zero_point(self) -> tuple[np.float32, int]:
+        """The nudged grid: real = scale * (code - zero_point), codes 0..2**bits - 1, in TensorFlow's float32 steps."""
+        minimum, maximum = (np.float32(bound.item()) for bound in self.range())
+        steps = np.float32(grid_steps(self.bits, False))
+        scale = np.float32((maximum - minimum) / steps)
+        exact = np.float32(-(minimum / scale))
+        return scale, int(np.floor(np.float64(min(max(exact, np.float32(0)), steps)) + 0.5))
+
+    def codes(self, quantized: Tensor) -> np.ndarray:
+        """Codes 0..2**bits - 1 of what `forward` gave, int64, same shape."""
+        scale, zero_point = self.scale_and_zero_point()
+        return np.rint(quantized.detach().cpu().numpy() / scale).astype(np.int64) + zero_point
+
+    def extra_repr(self) -> str:
+        return f"bits={self.bits}"
+
+
+class WeightFakeQuantize(nn.Module):
+    """Rounds a weight to its grid, one scale per output channel (or one in all, by the rule)."""
+
+    def __init__(self, rule: Rule, weight: Tensor) -> None:
+        """
+        Args:
+            weight: as `forward` will get it; learned ranges start from it.
+        """
+        super().__init__()
+        self.rule = rule
+        self.range = WeightRange(rule, weight.detach().movedim(0, -1))
+        self.quantizing = True
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """weight: [out_channels, ...]."""
+        if not self.quantizing:
+            return weight
+        channels_last = weight.movedim(0, -1).contiguous()
+        low, high = self.range(channels_last)
+        return fake_quantize(channels_last, low, high, self.rule.weight_bits, self.rule.narrow_range).movedim(-1, 0)
+
+    def scale(self, weight: Tensor) -> Tensor:
+        """The width of one step for every output channel, [out_channels]; 0 for a channel whose range is zero."""
+        minimum, maximum = self.range(weight.movedim(0, -1))
+        scale = (maximum - minimum) / grid_steps(self.rule.weight_bits, self.rule.narrow_range)
+        return scale.expand(weight.shape[0])
+
+    @torch.no_grad()
+    def codes(self, weight: Tensor) -> np.ndarray:
+        """Integer codes around zero, int64, shape of `weight`; for symmetric narrow rules only."""
+        scale = self.scale(weight).reshape(-1, *[1] * (weight.dim() - 1))
+        safe_scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+        return np.rint((self(weight) / safe_scale).cpu().numpy()).astype(np.int64)
+
+
+class Conv2d(nn.Conv2d):
+    """`torch.nn.Conv2d` that also takes TensorFlow's padding for any stride; same parameters and state.
+
+    Args:
+        padding: ``"SAME"`` (result has ceil(size / stride) positions; surplus zeros go after), ``"VALID"`` (no padding)
+            or torch's numbers (as many zeros on both sides). The rest as in `torch.nn.Conv2d`.
+
+    Raises:
+        ValueError: another padding word, or a padding mode other than zeros.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: str | Pair = "SAME",
+        dilation: Pair = 1,
+        groups: int = 1,
+        bias: bool = True,
+        **factory: Any,
+    ) -> None:
+        if isinstance(padding, str) and padding not in ("SAME", "VALID"):
+            raise ValueError(f"padding must be 'SAME', 'VALID' or numbers, got {padding!r}")
+        numbers = 0 if isinstance(padding, str) else padding
+        super().__init__(in_channels, out_channels, kernel_size, stride, numbers, dilation, groups, bias, **factory)
+        if self.padding_mode != "zeros":
+            raise ValueError(f"padding_mode must be 'zeros', got {self.padding_mode!r}")
+        self.padding_rule = padding if isinstance(padding, str) else "numbers"
+
+    def pads(self, height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Zeros (before, after) the rows and the columns of an input of that size."""
+        first, second = (
+            same_padding(size, kernel, stride, dilation) if self.padding_rule == "SAME" else (number, number)
+            for size, kernel, stride, dilation, number in zip(
+                (height, width),
+                self.kernel_size,
+                self.stride,
+                self.dilation,
+                cast(tuple[int, int], self.padding),
+                strict=True,
+            )
+        )
+        return first, second
+
+    def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The convolution with a given weight and bias instead of the module's own."""
+        rows, columns = self.pads(features.shape[2], features.shape[3])
+        if rows[0] == rows[1] and columns[0] == columns[1]:
+            padding = (rows[0], columns[0])
+        else:
+            features = F.pad(features, (*columns, *rows))
+            padding = (0, 0)
+        return F.conv2d(features, weight, bias, self.stride, padding, self.dilation, self.groups)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.convolve(features, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, padding_rule={self.padding_rule}"
+
+
+class DepthwiseConv2d(Conv2d):
+    """Every channel convolved on its own, through this library's operator.
+
+    State-dict compatible with ``torch.nn.Conv2d(channels, channels * channel_multiplier, groups=channels)``: the weight
+    is [channels * channel_multiplier, 1, height, width].
+
+    Args:
+        channel_multiplier: results per input channel; results of the same input channel are neighbours.
+        The rest as in `Conv2d`.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: str | Pair = "SAME",
+        dilation: Pair = 1,
+        channel_multiplier: int = 1,
+        bias: bool = True,
+        **factory: Any,
+    ) -> None:
+        super().__init__(
+            channels,
+            channels * channel_multiplier,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups=channels,
+            bias=bias,
+            **factory,
+        )
+        self.channel_multiplier = channel_multiplier
+
+    def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        height, width = weight.shape[2:]
+        filter_ = weight.permute(2, 3, 1, 0).reshape(height, width, self.in_channels, self.channel_multiplier)
+        rows, columns = self.pads(features.shape[2], features.shape[3])
+        convolved = eq.nn.depthwise_conv2d(
+            channels_last_view(features),
+            filter_.contiguous(),
+            strides=[1, *self.stride, 1],
+            padding=[[0, 0], list(rows), list(columns), [0, 0]],
+            dilations=list(self.dilation),
+        )
+        if bias is not None:
+            convolved = convolved + bias
+        return channels_first_view(convolved)
+
+
+class FusedBatchNorm2d(nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d` computed by TensorFlow's fused batch norm; same parameters and state.
+
+    As in both frameworks, a training batch is normalized with its biased variance and the running variance takes the
+    unbiased one. `momentum` is PyTorch's: the share of the new batch (``None``: the mean of all batches), which is
+    TensorFlow's ``exponential_avg_factor``.
+
+    Raises:
+        ValueError: `track_running_stats` is off; the device needs the statistics.
+    """
+
+    def __init__(self, num_features: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(num_features, *args, **kwargs)
+        if not self.track_running_stats:
+            raise ValueError("track_running_stats must be True: inference uses the running statistics")
+
+    def forward(self, features: Tensor) -> Tensor:
+        self._check_input_dim(features)
+        mean, variance = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
+        scale = self.weight if self.affine else torch.ones_like(mean)
+        offset = self.bias if self.affine else torch.zeros_like(mean)
+        factor = 1.0
+        if self.training:
+            if features.numel() == features.shape[1]:
+                raise ValueError(
+                    f"a training batch needs more than one value per channel, got shape {list(features.shape)}"
+                )
+            batches = cast(Tensor, self.num_batches_tracked)
+            batches += 1
+            factor = 1.0 / float(batches) if self.momentum is None else self.momentum
+        result = eq.raw_ops.FusedBatchNormV3(
+            x=channels_last_view(features),
+            scale=scale,
+            offset=offset,
+            # Copies in training: the operator keeps its operands for the backward pass, and the statistics change
+            # below.
+            mean=mean.clone() if self.training else mean,
+            variance=variance.clone() if self.training else variance,
+            epsilon=self.eps,
+            exponential_avg_factor=factor,
+            is_training=self.training,
+        )
+        if self.training:
+            with torch.no_grad():
+                mean.copy_(result.batch_mean)
+                variance.copy_(result.batch_variance)
+        return channels_first_view(result.y)
+
+    def factor_and_offset(self) -> tuple[Tensor, Tensor]:
+        """Inference as ``factor * x + offset`` for each channel, both [channels]; a gamma of 0 gives factor 0."""
+        mean, variance = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
+        deviation = torch.sqrt(variance + self.eps)
+        factor = self.weight / deviation if self.affine else 1.0 / deviation
+        return factor, (self.bias if self.affine else 0.0) - mean * factor

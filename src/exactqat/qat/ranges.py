@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Range policies: where the min and max of a quantized tensor come from.
+
+Three rules hold for every policy. A range always contains zero, so that zero (padding, ReLU's floor) is represented
+exactly. A range with min > max is refused when it enters (constructor, `load_state_dict`). An activation range narrower
+than `SMALLEST_WIDTH`, such as that of a tensor which is always zero, has no usable scale; ``[0, 1]`` stands in for it,
+in training and on the device alike. Weights need no such rule: a channel whose range is zero is all zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+import exactqat as eq
+
+from .rules import Rule
+
+SMALLEST_WIDTH = 2.0**-20
+_CLIPPING_CANDIDATES = 24
+
+
+def grid_steps(bits: int, narrow_range: bool) -> int:
+    """Steps between the lowest and the highest code."""
+    return 2**bits - 1 - int(narrow_range)
+
+
+def least_error_fraction(channels_last: Tensor, minimum: Tensor, maximum: Tensor, bits: int, narrow: bool) -> Tensor:
+    """The fraction of a range, from 1 down to about a quarter, that quantizes a tensor with the least squared error.
+
+    Args:
+        channels_last: any shape; with `minimum` and `maximum` of shape [d], the last axis is d.
+        minimum, maximum: rank 0 or [d].
+
+    Returns:
+        Of the shape of `minimum`.
+    """
+    best_error = torch.full_like(minimum, torch.inf)
+    best = torch.ones_like(minimum)
+    for step in range(_CLIPPING_CANDIDATES):
+        fraction = 1.0 - step / 32
+        quantized = fake_quantize(channels_last, minimum * fraction, maximum * fraction, bits, narrow)
+        squared = (quantized - channels_last).square()
+        error = squared.sum() if minimum.dim() == 0 else squared.flatten(0, -2).sum(0)
+        better = error < best_error
+        best_error = torch.where(better, error, best_error)
+        best = torch.where(better, torch.full_like(best, fraction), best)
+    return best
+
+
+def fake_quantize(channels_last: Tensor, minimum: Tensor, maximum: Tensor, bits: int, narrow_range: bool) -> Tensor:
+    """TensorFlow's fake quantization, per tensor for rank 0 bounds and per channel of the last axis for bounds [d]."""
+    operators: Any = eq.quantization
+    operator = operators.fake_quant_with_min_max_vars_per_channel
+    if minimum.dim() == 0:
+        operator = operators.fake_quant_with_min_max_vars
+    return cast(Tensor, operator(channels_last, minimum, maximum, num_bits=bits, narrow_range=narrow_range))
+
+
+class ActivationRange(nn.Module):
+    """The range of one stored tensor. Calling it gives ``(min, max)``, both rank 0, min <= 0 <= max.
+
+    State: ``minimum``, ``maximum`` (parameters under ``"learned"``, buffers otherwise) and ``batches``, the number of
+        batches
+    seen, so that a range without data is noticed.
+    """
+
+    minimum: Tensor
+    maximum: Tensor
+    batches: Tensor
+
+    def __init__(self, rule: Rule, nonnegative: bool = False) -> None:
+        """
+        Args:
+            rule: decides policy, bits and decay.
+            nonnegative: the tensor has no values below zero (it comes from a ReLU): the minimum stays 0.
+        """
+        super().__init__()
+        self.policy = rule.ranges
+        self.bits = rule.activation_bits
+        self.decay = rule.ema_decay
+        self.nonnegative = nonnegative
+        low, high = rule.fixed_range if rule.fixed_range is not None else (0.0, 0.0)
+        self.register_buffer("batches", torch.tensor(0))
+        if self.policy == "learned":
+            self.maximum = nn.Parameter(torch.tensor(float(high)))
+            if nonnegative:
+                self.register_buffer("minimum", torch.tensor(0.0))
+            else:
+                self.minimum = nn.Parameter(torch.tensor(float(low)))
+        else:
+            self.register_buffer("minimum", torch.tensor(float(low)))
+            self.register_buffer("maximum", torch.tensor(float(high)))
+
+    @property
+    def follows_training_data(self) -> bool:
+        """Whether every training batch moves the range (outside of gradients)."""
+        return self.policy == "ema"
+
+    @torch.no_grad()
+    def observe(self, activation: Tensor) -> None:
+        """Takes one batch into account; a fixed range stays as it is."""
+        if self.policy == "fixed":
+            return
+        low = activation.amin().clamp(max=0.0)
+        high = activation.amax().clamp(min=0.0)
+        if self.policy == "min_max":
+            low, high = torch.minimum(low, self.minimum), torch.maximum(high, self.maximum)
+        else:
+            if self.policy == "learned":
+                # Gradients reach a bound only through values outside of it, so the start must already clip a little.
+                fraction = least_error_fraction(activation, *_with_width(low, high), bits=self.bits, narrow=False)
+                low, high = low * fraction, high * fraction
+            # The first batch sets the range. Later ones move it by (1 - decay), or to the mean of all during
+            # calibration.
+            keep = (
+                min(self.decay, float(self.batches) / (float(self.batches) + 1.0))
+                if self.batches < 1000
+                else self.decay
+            )
+            low, high = torch.lerp(low, self.minimum, keep), torch.lerp(high, self.maximum, keep)
+        self.minimum.copy_(low)
+        self.maximum.copy_(high)
+        self.batches += 1
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        if self.policy != "fixed" and self.batches == 0:
+            raise RuntimeError("this range has seen no data: train a batch or run exactqat.qat.calibrate first")
+        if self.policy == "learned":
+            # An optimizer's step may cross zero, where the gradient would end for good. `.data`: a version counter must
+            # not move, another forward of the same step may have saved this tensor (with these very values) for its
+            # backward.
+            self.minimum.data.clamp_(max=0.0)
+            self.maximum.data.clamp_(min=0.0)
+        return _with_width(self.minimum, self.maximum)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        low, high = state_dict.get(prefix + "minimum"), state_dict.get(prefix + "maximum")
+        if low is not None and high is not None and not low <= 0 <= high:
+            raise ValueError(f"{prefix}minimum and {prefix}maximum must hold min <= 0 <= max, got {low}, {high}")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def extra_repr(self) -> str:
+        return f"policy={self.policy}, min={float(self.minimum):.6g}, max={float(self.maximum):.6g}"
+
+
+def _with_width(minimum: Tensor, maximum: Tensor) -> tuple[Tensor, Tensor]:
+    collapsed = maximum - minimum < SMALLEST_WIDTH
+    return torch.where(collapsed, 0.0, minimum), torch.where(collapsed, 1.0, maximum)
+
+
+class WeightRange(nn.Module):
+    """The range of one layer's weight. Calling it with the weight gives ``(min, max)``, [d] or rank 0.
+
+    Under ``"learned"`` the bounds are parameters that start where the squared error of the weight is least; otherwise
+    they are the extremes of the weight at each call, and the module has no state.
+    """
+
+    def __init__(self, rule: Rule, weight: Tensor) -> None:
+        """
+        Args:
+            weight: channels last; the learned bounds start from it.
+        """
+        super().__init__()
+        self.rule = rule
+        self.learned = rule.ranges == "learned"
+        if self.learned:
+            with torch.no_grad():
+                low, high = self._extremes(weight)
+                fraction = least_error_fraction(weight, low, high, rule.weight_bits, rule.narrow_range)
+            self.maximum = nn.Parameter(high * fraction)
+            if not rule.symmetric:
+                self.minimum = nn.Parameter(low * fraction)
+
+    def _extremes(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        weight = weight.detach()
+        columns = weight.reshape(-1, weight.shape[-1]) if self.rule.per_channel else weight.reshape(-1)
+        if self.rule.symmetric:
+            magnitude = columns.abs().amax(0)
+            return -magnitude, magnitude
+        return columns.amin(0).clamp(max=0.0), columns.amax(0).clamp(min=0.0)
+
+    def forward(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.learned:
+            return self._extremes(weight)
+        self.maximum.data.clamp_(min=0.0)
+        if self.rule.symmetric:
+            return -self.maximum, self.maximum
+        self.minimum.data.clamp_(max=0.0)
+        return self.minimum, self.maximum
+
+    def extra_repr(self) -> str:
+        return "learned" if self.learned else "largest magnitude"

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules: which layer is quantized how. They stand outside the model, so the user's model is never edited."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+RANGE_POLICIES = ("ema", "min_max", "learned", "fixed")
+
+
+class UnusedRuleWarning(UserWarning):
+    """A rule decided nothing: its pattern matches no layer, or an earlier rule took all of its layers."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Settings for all layers whose module path matches a glob. The first rule that matches a layer decides all of it.
+
+    Attributes:
+        match: glob over module paths as in `model.named_modules()`; the network's input is called ``"input"`` and a sum
+            or another function without a module is called by its name in the traced graph, e.g. ``"add"``.
+        weight_bits: 2..8. Weights are exported in int8 containers whatever their bits.
+        activation_bits: 2..16, for the tensor that the layer stores. The device takes up to 8.
+        per_channel: one weight scale per output channel; otherwise one per tensor.
+        symmetric: weight range is ``[-a, a]``; the device asks for it.
+        narrow_range: the lowest weight code is left out, so codes are symmetric; the device asks for it.
+        ranges: how activation ranges come about. ``"ema"``: moving average of each batch's extremes. ``"min_max"``:
+            extremes of all calibration data. ``"learned"``: parameters trained through the operators' min/max gradients
+            (then the weights' ranges are learned too). ``"fixed"``: `fixed_range`. Unless learned, a weight's range
+            follows its largest magnitude.
+        fixed_range: ``(min, max)`` in the activation's unit, with ``min <= 0 <= max`` and ``min < max``; for
+            ``"fixed"`` only.
+        ema_decay: in (0, 1); how much of the old range stays after each batch, for ``"ema"``.
+
+    Raises:
+        ValueError: a value is outside of what is allowed.
+    """
+
+    match: str = "*"
+    weight_bits: int = 8
+    activation_bits: int = 8
+    per_channel: bool = True
+    symmetric: bool = True
+    narrow_range: bool = True
+    ranges: str = "ema"
+    fixed_range: tuple[float, float] | None = None
+    ema_decay: float = 0.99
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.match, str) or not self.match:
+            raise ValueError(f"Rule.match must be a non-empty glob such as 'features.*', got {self.match!r}")
+        for name, low, high in (("weight_bits", 2, 8), ("activation_bits", 2, 16)):
+            bits = getattr(self, name)
+            if not isinstance(bits, int) or isinstance(bits, bool) or not low <= bits <= high:
+                raise ValueError(f"Rule.{name} must be an integer from {low} to {high}, got {bits!r}")
+        if self.ranges not in RANGE_POLICIES:
+            raise ValueError(f"Rule.ranges must be one of {', '.join(RANGE_POLICIES)}, got {self.ranges!r}")
+        if (self.ranges == "fixed") != (self.fixed_range is not None):
+            raise ValueError(
+                "Rule.fixed_range must be given exactly when ranges is 'fixed', "
+                f"got ranges={self.ranges!r}, fixed_range={self.fixed_range!r}"
+            )
+        if self.fixed_range is not None:
+            low_end, high_end = self.fixed_range
+            if not (low_end <= 0 <= high_end and low_end < high_end):
+                raise ValueError(
+                    f"Rule.fixed_range must hold min <= 0 <= max with min < max, got ({low_end!r}, {high_end!r})"
+                )
+        if not 0 < self.ema_decay < 1:
+            raise ValueError(f"Rule.ema_decay must lie between 0 and 1, got {self.ema_decay!r}")
+        if self.narrow_range and not self.symmetric:
+            raise ValueError(
+                "Rule.narrow_range=True leaves out a code to make the grid symmetric: set symmetric=True too"
+            )
+
+    def deployment_obstacle(self) -> str | None:
+        """Why a device with int8 kernels cannot run a layer under this rule, or None if it can."""
+        if self.activation_bits > 8:
+            return f"activation_bits={self.activation_bits}, the device's tensors hold at most 8"
+        if not self.symmetric or not self.narrow_range:
+            return "weights must be symmetric with a narrow range (zero point 0, codes -127..127)"
+        return None
+
+
+class RuleBook:
+    """Finds the rule for a layer and remembers which rules were of use."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self.rules = tuple(rules)
+        for position, rule in enumerate(self.rules):
+            if not isinstance(rule, Rule):
+                raise TypeError(f"rules[{position}] must be a Rule, got {type(rule).__name__}")
+        self._decided: dict[int, list[str]] = {position: [] for position in range(len(self.rules))}
+        self._shadowed: dict[int, set[str]] = {position: set() for position in range(len(self.rules))}
+
+    def find(self, path: str) -> Rule:
+        """The first rule that matches `path`.
+
+        Raises:
+            ValueError: no rule matches; a layer without settings cannot be quantized.
+        """
+        chosen: int | None = None
+        for position, rule in enumerate(self.rules):
+            if fnmatchcase(path, rule.match):
+                if chosen is None:
+                    chosen = position
+                    self._decided[position].append(path)
+                else:
+                    self._shadowed[position].add(path)
+        if chosen is None:
+            patterns = ", ".join(repr(rule.match) for rule in self.rules) or "none given"
+            raise ValueError(f"no rule matches layer '{path}' (rules: {patterns}); end the list with Rule(match='*')")
+        return self.rules[chosen]
+
+    def unused(self) -> list[str]:
+        """One sentence for every rule that decided nothing."""
+        sentences = []
+        for position, rule in enumerate(self.rules):
+            if not self._decided[position]:
+                shadowed = sorted(self._shadowed[position])
+                why = f"earlier rules decide {', '.join(shadowed)}" if shadowed else "its pattern matches no layer"
+                sentences.append(f"rules[{position}] (match={rule.match!r}) decided nothing: {why}")
+        return sentences
+
+    def warn_unused(self) -> None:
+        """Emits an UnusedRuleWarning for every rule that decided nothing."""
+        for sentence in self.unused():
+            warnings.warn(sentence, UnusedRuleWarning, stacklevel=3)
