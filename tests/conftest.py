@@ -8,6 +8,7 @@ which fills the results with NaN before the kernel runs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -31,12 +32,24 @@ def expected_of(case: Case) -> tuple[np.ndarray, ...] | Exception:
     return results if isinstance(results, tuple) else (results,)
 
 
+# Ranges and statistics stay float32 beside 16-bit tensors.
+WIDE = {"min", "max", "scale", "offset", "mean", "variance", "reserve_space_1", "reserve_space_2", "reserve_space_3"}
+
+
+def in_halves(case: Case, dtype: np.dtype) -> Case:
+    """A float32 case with its tensors in 16 bits."""
+    operands = {n: a if n in WIDE else a.astype(dtype) for n, a in case.operands.items()}
+    return replace(case, name=f"{case.name} in {dtype}", operands=operands, expected={})
+
+
 def _on_instruction_set(name: str) -> Callable[[Operator, list[np.ndarray], dict[str, Any]], list[np.ndarray]]:
     def run(op: Operator, operands: list[np.ndarray], attributes: dict[str, Any]) -> list[np.ndarray]:
         specs = tuple(TensorSpec(a.shape, a.dtype.name) for a in operands)
         lowered = op.lower(specs, tuple(attributes.items()))
-        results = [np.full(spec.shape, np.nan, spec.dtype) for spec in lowered.results]
-        cpu.plan(cpu.load(name), specs, lowered)(*operands, *results)
+        dtypes = {a.dtype.name: a.dtype for a in operands}
+        results = [np.full(spec.shape, np.nan, dtypes.get(spec.dtype, spec.dtype)) for spec in lowered.results]
+        memory = [a.view(np.uint16) if a.itemsize == 2 else a for a in (*operands, *results)]
+        cpu.plan(cpu.load(name), specs, lowered)(*memory)
         return results
 
     return run

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators should give, written from their formulas: operation by operation where bits are promised, else exactly.
+"""What operators should give, from their formulas: operation by operation where bits are promised, else exactly.
 
 Shares nothing with the library and imports NumPy only, so that it can judge the library and TensorFlow alike.
 """

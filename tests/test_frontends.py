@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from bits import assert_same_bits
 from cases import Case, cases
-from conftest import BY_RAW_NAME, expected_of
+from conftest import BY_RAW_NAME, expected_of, in_halves
 
 import exactqat as eq
 from exactqat.spec import OPERATORS
@@ -68,6 +68,64 @@ def test_every_fifth_case_in_jax(op: str) -> None:
                     jax.block_until_ready(call(case, TO["jax"]))
             else:
                 check(case, call(case, TO["jax"]), "jax")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op", OPS)
+def test_16_bits(op: str, dtype: str) -> None:
+    import ml_dtypes
+
+    bits = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+    def to_torch(array: Any) -> Any:
+        array = np.array(array)
+        if array.dtype != ml_dtypes.bfloat16:
+            return torch.from_numpy(array)
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+
+    def from_torch(tensor: Any) -> np.ndarray:
+        if tensor.dtype != torch.bfloat16:
+            return tensor.numpy()
+        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+
+    plain = [case for case in cases(op) if "float64" not in case.tags]
+    for number, case in enumerate(plain[::4]):
+        case = in_halves(case, bits)
+        expected = expected_of(case)
+        if isinstance(expected, Exception):
+            continue
+        names = BY_RAW_NAME[op].results
+        results = call(case, to_torch)
+        for name, result, wanted in zip(
+            names, results if isinstance(results, tuple) else [results], expected, strict=True
+        ):
+            assert_same_bits(from_torch(result), wanted, what=f"{case.name} {name} in torch")
+        if number < 2:
+            check(case, call(case, np.array), "numpy")
+            check(case, call(case, jnp.array), "jax")
+
+
+def test_16_bits_in_training() -> None:
+    """What mixed precision does: 16-bit tensors beside float32 ranges and statistics, forward, backward, and again."""
+    random = torch.Generator().manual_seed(0)
+    x, weights = torch.randn(2, 2, 5, 4, 3, generator=random)
+    vector = torch.rand(3) + 0.5
+    for dtype in (torch.float16, torch.bfloat16):
+        leaf = x.to(dtype).requires_grad_()
+        low, high = (-vector).requires_grad_(), vector.clone().requires_grad_()
+        eq.fake_quant_with_min_max_vars_per_channel(leaf, low, high).sum().backward()
+        assert leaf.grad.dtype == dtype and low.grad.dtype == torch.float32
+        scale = vector.clone().requires_grad_()
+        y = eq.nn.fused_batch_norm(leaf, scale, vector)[0]
+        (gradient,) = torch.autograd.grad((y.float() * weights).sum(), leaf, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.float().square().sum(), leaf)
+        assert y.dtype == gradient.dtype == second.dtype == dtype
+        in_float32 = leaf.detach().float().requires_grad_()
+        y = eq.nn.fused_batch_norm(in_float32, vector, vector)[0]
+        (gradient,) = torch.autograd.grad((y * weights).sum(), in_float32, create_graph=True)
+        (wanted,) = torch.autograd.grad(gradient.square().sum(), in_float32)
+        step = 2**-8 if dtype == torch.bfloat16 else 2**-11
+        assert (second.float() - wanted).abs().max() <= 8 * step * wanted.abs().max()
 
 
 def example(op: str) -> Case:

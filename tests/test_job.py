@@ -44,7 +44,7 @@ def test_the_job_writes_everything_it_promises(finished: tuple[Path, subprocess.
     assert "every single one is equal" in page
     output = " ".join(done.stdout.split())
     assert "integers (every layer's output of 8 networks on all 360 test images)" in output
-    assert "QAT, learned ranges" in output and "PTQ, min/max ranges" in output
+    assert "QAT, learned" in output and "PTQ, min/max" in output and "PTQ, least-error" in output
 
 
 def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from bits import assert_same_bits
 from cases import Case, cases
-from conftest import BY_RAW_NAME, DEVICES, expected_of
+from conftest import BY_RAW_NAME, DEVICES, expected_of, in_halves
 
-from exactqat import cpu
+from exactqat import cpu, reference
+from exactqat.spec import OPERATORS
 
 CASES = list(cases())
 
@@ -17,6 +18,44 @@ CASES = list(cases())
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_kernel_equals_reference(case: Case, device: str) -> None:
+    compare(case, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op", sorted(BY_RAW_NAME))
+def test_kernel_equals_reference_in_16_bits(op: str, dtype: str, device: str) -> None:
+    bits = np.dtype(getattr(pytest.importorskip("ml_dtypes"), "bfloat16") if dtype == "bfloat16" else dtype)
+    for case in list(cases(op))[::2]:
+        if "float64" not in case.tags:
+            compare(in_halves(case, bits), device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_operators_that_tensorflow_does_not_have(device: str) -> None:
+    """They carry the second-order gradients. Each takes the operands of a raw operator's cases."""
+    random = np.random.Generator(np.random.PCG64(11))
+    for case in cases("FakeQuantWithMinMaxVarsGradient") + cases("FakeQuantWithMinMaxVarsPerChannelGradient"):
+        inputs, low, high = (np.array(case.operands[name]) for name in ("inputs", "min", "max"))
+        cotangents = [random.standard_normal(a.shape).astype(a.dtype) for a in (inputs, low, high)]
+        attributes = {key: case.attributes[key] for key in ("num_bits", "narrow_range")}
+        run_and_compare(
+            "fake_quant_with_min_max_vars_gradient_transpose", [*cotangents, inputs, low, high], attributes, device
+        )
+    for case in cases("FusedBatchNormV3"):
+        run_and_compare(
+            "channel_sum", [np.array(case.operands["x"])], {"data_format": case.attributes["data_format"]}, device
+        )
+
+
+def run_and_compare(name: str, operands: list[np.ndarray], attributes: dict, device: str) -> None:
+    op = OPERATORS[name]
+    expected = reference.call(op, dict(zip(op.operands, operands, strict=True)), attributes)
+    (result,) = DEVICES[device](op, operands, attributes)
+    assert_same_bits(result, expected, what=f"{name} on {device}")
+
+
+def compare(case: Case, device: str) -> None:
     op = BY_RAW_NAME[case.op]
     operands, attributes = op.bind((), {**case.operands, **case.attributes})
     operands = [np.array(operand, order="C") for operand in operands]

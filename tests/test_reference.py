@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference agrees with TensorFlow's recorded answers to the bit where promised, else with exact arithmetic.
 
-What is promised of which output stands in RESULTS of tests/cases.py, the formulas' values come from tests/evaluations.py.
+RESULTS of tests/cases.py says what is promised of which output; tests/evaluations.py evaluates the formulas.
 """
 
 from __future__ import annotations
@@ -75,7 +75,6 @@ def test_bad_call_is_refused(bad: BadCall) -> None:
 
 
 # Checks, by promise
-
 
 
 def check_bitwise(case: Case, output: str, result: np.ndarray, golden: np.ndarray | None, what: str) -> None:
@@ -177,4 +176,3 @@ MODELS = {
     "quantize_and_dequantize": quantize_and_dequantize_model,
     "depthwise_conv2d": depthwise_model,
 }
-

@@ -39,7 +39,7 @@ def _application() -> Any:
             "Quantization-aware training with TensorFlow's exact operators. "
             "[bold]What was trained is what the device computes.[/]"
         ),
-        epilog="Start with: [bold]exactqat train --out runs/digits[/] (about a minute and a half on two cores)",
+        epilog="Start with: [bold]exactqat train --out runs/digits[/] (about a minute on two cores)",
         rich_markup_mode="rich",
         no_args_is_help=True,
         add_completion=False,
@@ -61,7 +61,7 @@ def _application() -> Any:
             typer.Option(
                 min=1, help="Epochs of each of the four quantization-aware trainings; the last third is frozen."
             ),
-        ] = 30,
+        ] = 40,
         data: Annotated[str, typer.Option(help="Data set: digits (scikit-learn's, needs no download).")] = "digits",
         quiet: Annotated[bool, typer.Option("--quiet", help="Print the table and the closing sentence only.")] = False,
     ) -> None:
@@ -205,7 +205,7 @@ def _print_results(console: "Console", results: "Results") -> None:
         differing = "–" if row.differing is None else f"[{'red' if row.differing else 'green'}]{row.differing:,}[/]"
         table.add_row(
             row.network if row.network != previous else "",
-            row.method + (" ★" if row.delivered else ""),
+            row.method.removesuffix(" ranges") + (" ★" if row.delivered else ""),
             f"{row.test_accuracy:.1%}",
             "–" if row.device_accuracy is None else f"{row.device_accuracy:.1%}",
             f"{row.file_bytes:,}",
@@ -216,7 +216,8 @@ def _print_results(console: "Console", results: "Results") -> None:
         previous = row.network
     console.print(table)
     console.print(
-        "PTQ: post-training quantization. QAT: quantization-aware training. ★ delivered (lower validation loss). "
+        "PTQ: post-training quantization. QAT: quantization-aware training. Second word: where ranges come from. "
+        "★ delivered (lower validation loss). "
         "W4A4 keeps input and logits at 8 bits, and its 4-bit codes travel in 8-bit containers. "
         f"The job took {results.seconds:.0f} seconds.",
         style="dim",

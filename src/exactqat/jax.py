@@ -42,7 +42,7 @@ def _differentiable(op: Operator) -> Callable[..., Any]:
     def backward(attributes: Any, saved: Any, gradients: Any) -> Any:
         arrays, results = saved
         answer = vjp(gradients, arrays, results, dict(attributes))
-        return tuple(jnp.zeros_like(a) if g is None else g for g, a in zip(answer, arrays, strict=True))
+        return tuple(jnp.zeros_like(a) if g is None else g.astype(a.dtype) for g, a in zip(answer, arrays, strict=True))
 
     function = jax.custom_vjp(partial(_run, op), nondiff_argnums=(0,))
     function.defvjp(forward, backward)
@@ -50,8 +50,9 @@ def _differentiable(op: Operator) -> Callable[..., Any]:
 
 
 def call(op: Operator, operands: list[Any], attributes: dict[str, Any]) -> Any:
-    """Run `op` on JAX arrays; numbers and lists take the dtype of the first array."""
+    """Run `op` on JAX arrays; numbers and lists take the dtype of the first, but at least float32."""
     dtype = next(value.dtype for value in operands if isinstance(value, jax.Array))
+    dtype = jnp.float32 if dtype.itemsize == 2 else dtype
     arrays = [v if isinstance(v, jax.Array) else jnp.asarray(v, dtype) for v in operands]
     return op.wrap(_differentiable(op)(tuple(attributes.items()), *arrays))
 

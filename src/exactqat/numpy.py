@@ -9,23 +9,31 @@ import numpy as np
 from exactqat.cpu import planned
 from exactqat.spec.op import Operator, TensorSpec
 
+_FLOAT32 = np.dtype("float32")
 _NAMES: dict[np.dtype, str] = {}  # `dtype.name` is slow
+_DTYPES: dict[str, np.dtype] = {"float32": _FLOAT32, "float64": np.dtype("float64")}
 
 
 def _name(dtype: np.dtype) -> str:
     name = _NAMES.get(dtype)
     if name is None:
         name = _NAMES[dtype] = dtype.name
+        _DTYPES.setdefault(name, dtype.newbyteorder("="))  # bfloat16 has no name in NumPy until somebody brings it
     return name
 
 
+def _dtype_of_numbers(operands: list[Any]) -> np.dtype:
+    """Numbers and lists take the dtype of the first array, but at least float32: they are ranges and statistics."""
+    dtype = next((v.dtype for v in operands if isinstance(v, np.ndarray)), _FLOAT32)
+    return _FLOAT32 if dtype.itemsize == 2 else dtype
+
+
 def _arrays(operands: list[Any]) -> list[np.ndarray]:
-    """Dense native arrays; numbers and lists take the dtype of the first array, or float32."""
-    dtype = next((v.dtype for v in operands if isinstance(v, np.ndarray)), np.dtype("float32"))
+    """Dense native arrays."""
     arrays = []
     for value in operands:
         if type(value) is not np.ndarray:
-            value = np.asarray(value, None if isinstance(value, np.ndarray) else dtype)
+            value = np.asarray(value, None if isinstance(value, np.ndarray) else _dtype_of_numbers(operands))
         if not (value.flags.c_contiguous and value.flags.aligned and value.dtype.isnative):
             value = np.array(value, value.dtype.newbyteorder("="), order="C")
         arrays.append(value)
@@ -37,8 +45,8 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any]) -> Any:
     arrays = _arrays(operands)
     specs = tuple([TensorSpec(a.shape, _name(a.dtype)) for a in arrays])
     lowered, plan = planned(op, specs, tuple(attributes.items()))
-    results = [np.empty(spec.shape, spec.dtype) for spec in lowered.results]
-    plan(*arrays, *results)
+    results = [np.empty(spec.shape, _DTYPES[spec.dtype]) for spec in lowered.results]
+    plan(*[a if a.itemsize != 2 else a.view(np.uint16) for a in (*arrays, *results)])  # bfloat16 has no buffer protocol
     return op.wrap(results)
 
 

@@ -14,7 +14,7 @@ from exactqat.cpu import planned
 from exactqat.spec import OPERATORS
 from exactqat.spec.op import Operator, TensorSpec
 
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LIBRARY = torch.library.Library("exactqat", "DEF")
 _SCHEMA_TYPES = {"integers": "int[]", "choice": "str"}
@@ -106,10 +106,11 @@ for _op in OPERATORS.values():
 
 
 def call(op: Operator, operands: list[Any], attributes: dict[str, Any]) -> Any:
-    """Run `op` on PyTorch tensors; numbers and lists take the dtype and device of the first tensor."""
+    """Run `op` on PyTorch tensors; numbers and lists take the device and dtype of the first, but at least float32."""
     like = next(value for value in operands if isinstance(value, torch.Tensor))
+    dtype = torch.float32 if like.dtype.itemsize == 2 else like.dtype
     tensors = [
-        v if isinstance(v, torch.Tensor) else torch.as_tensor(v, dtype=like.dtype, device=like.device) for v in operands
+        v if isinstance(v, torch.Tensor) else torch.as_tensor(v, dtype=dtype, device=like.device) for v in operands
     ]
     for name, tensor in zip(op.operands, tensors, strict=True):
         if tensor.device != like.device:

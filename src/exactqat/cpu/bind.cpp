@@ -32,8 +32,7 @@ Plan make_plan(const std::string& kernel, const std::vector<std::tuple<std::stri
   Plan plan{find_kernel(kernel), {}, operands, {}};
   if (operands > arrays.size()) throw std::invalid_argument("a plan has no more operands than arrays");
   for (const auto& [dtype, shape] : arrays) {
-    if (dtype != "float32" && dtype != "float64") throw std::invalid_argument("no CPU kernel takes " + dtype);
-    plan.arrays.push_back({nullptr, dtype == "float32" ? DType::float32 : DType::float64, shape});
+    plan.arrays.push_back({nullptr, dtype_of(dtype), shape});
   }
   for (auto [key, value] : numbers) {
     if (nb::isinstance<nb::float_>(value))
@@ -55,7 +54,7 @@ class Memory {
     if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
     held_ = true;
     address_ = view_.buf;
-    const int64_t bytes = array.size() * (array.dtype == DType::float32 ? 4 : 8);
+    const int64_t bytes = array.size() * size_of(array.dtype);
     if (view_.len != bytes) {
       PyBuffer_Release(&view_);
       throw std::invalid_argument("an array of " + std::to_string(bytes) + " bytes is needed, got " + std::to_string(view_.len));

@@ -12,7 +12,12 @@
 
 namespace exactqat {
 
-enum class DType : uint8_t { float32, float64 };
+enum class DType : uint8_t { float16, bfloat16, float32, float64 };
+
+constexpr int64_t size_of(DType dtype) { return dtype == DType::float64 ? 8 : dtype == DType::float32 ? 4 : 2; }
+
+// The dtype of a name; throws for one that no kernel takes.
+DType dtype_of(std::string_view name);
 
 struct Array {
   void* data;
@@ -64,6 +69,12 @@ Kernel find_kernel(std::string_view name);
 std::vector<std::string> kernel_names();
 bool add_kernel(std::string_view name, Kernel kernel);
 
+// Runs a float32 kernel on a call some of whose arrays have 16 bits: they are widened before it and rounded after it.
+void run_widened(const Call& call, Kernel kernel);
+
+// Whether some array of the call has 16 bits.
+bool has_halves(const Call& call);
+
 }  // namespace exactqat
 
 // Defines a kernel for every dtype as a template over the real type T, and enters it in this module's table:
@@ -73,8 +84,9 @@ bool add_kernel(std::string_view name, Kernel kernel);
   static void name##_of(const ::exactqat::Call& call);                                           \
   static const bool name##_is_in_the_table =                                                     \
       ::exactqat::add_kernel(#name, [](const ::exactqat::Call& call) {                           \
-        call.results[0].dtype == ::exactqat::DType::float32 ? name##_of<float>(call)             \
-                                                            : name##_of<double>(call);           \
+        if (::exactqat::has_halves(call)) ::exactqat::run_widened(call, name##_of<float>);       \
+        else if (call.results[0].dtype == ::exactqat::DType::float32) name##_of<float>(call);    \
+        else name##_of<double>(call);                                                            \
       });                                                                                        \
   template <class T>                                                                             \
   static void name##_of(const ::exactqat::Call& call)

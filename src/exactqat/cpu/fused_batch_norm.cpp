@@ -180,6 +180,17 @@ EXACTQAT_KERNEL(fused_batch_norm) {
   store<T>(call.results[4], variance);
 }
 
+EXACTQAT_KERNEL(channel_sum) {
+  FlushDenormals flush;
+  const Layout layout = layout_of(call.numbers);
+  const T* x = call.operands[0].as<T>();
+  const auto totals = channel_sums(layout, x, x, [](int64_t, double value, double, double& sum, double& nothing) {
+    sum = value;
+    nothing = 0.0;
+  });
+  store<T>(call.results[0], totals[0]);
+}
+
 EXACTQAT_KERNEL(fused_batch_norm_grad) {
   FlushDenormals flush;
   const Layout layout = layout_of(call.numbers);

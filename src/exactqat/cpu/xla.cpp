@@ -9,10 +9,16 @@ namespace ffi = xla::ffi;
 namespace {
 
 bool describe(const ffi::AnyBuffer& buffer, std::vector<Array>& arrays) {
-  const auto type = buffer.element_type();
-  if (type != ffi::F32 && type != ffi::F64) return false;
   const auto shape = buffer.dimensions();
-  arrays.push_back({buffer.untyped_data(), type == ffi::F32 ? DType::float32 : DType::float64, {shape.begin(), shape.end()}});
+  Array array{buffer.untyped_data(), DType::float32, {shape.begin(), shape.end()}};
+  switch (buffer.element_type()) {
+    case ffi::F16: array.dtype = DType::float16; break;
+    case ffi::BF16: array.dtype = DType::bfloat16; break;
+    case ffi::F32: array.dtype = DType::float32; break;
+    case ffi::F64: array.dtype = DType::float64; break;
+    default: return false;
+  }
+  arrays.push_back(std::move(array));
   return true;
 }
 

@@ -140,10 +140,10 @@ def _page(results: Results) -> str:
         ),
         _section(
             "Why each channel has its own scale",
-            f"<p>The 96 channels of <code>{SHOWN_LAYER}</code>, each filtered on its own, need ranges of different width. "
-            "One scale for the whole layer (dashed) would leave narrow channels only some of the codes. Folding batch norm "
-            "multiplies every channel by its own factor; with per-channel scales that changes the scales and not one "
-            "integer code.</p>"
+            f"<p>The 96 channels of <code>{SHOWN_LAYER}</code>, each filtered on its own, need ranges of different "
+            "width. One scale for the whole layer (dashed) would leave narrow channels only some of the codes. Folding "
+            "batch norm multiplies every channel by its own factor; with per-channel scales that changes the scales "
+            "and not one integer code.</p>"
             + _picture(
                 _ranges_figure(best8),
                 "Range of the weights of every channel, before and after batch norm is folded in.",

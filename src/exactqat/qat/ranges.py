@@ -113,13 +113,9 @@ class ActivationRange(nn.Module):
                 # Gradients reach a bound only through values outside of it, so the start must already clip a little.
                 fraction = least_error_fraction(activation, *_with_width(low, high), bits=self.bits, narrow=False)
                 low, high = low * fraction, high * fraction
-            # The first batch sets the range. Later ones move it by (1 - decay), or to the mean of all during
-            # calibration.
-            keep = (
-                min(self.decay, float(self.batches) / (float(self.batches) + 1.0))
-                if self.batches < 1000
-                else self.decay
-            )
+            # The first batch sets the range; the average then runs over all batches until the decay takes over.
+            count = float(self.batches)
+            keep = min(self.decay, count / (count + 1.0))
             low, high = torch.lerp(low, self.minimum, keep), torch.lerp(high, self.maximum, keep)
         self.minimum.copy_(low)
         self.maximum.copy_(high)

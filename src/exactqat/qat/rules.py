@@ -33,7 +33,8 @@ class Rule:
             follows its largest magnitude.
         fixed_range: ``(min, max)`` in the activation's unit, with ``min <= 0 <= max`` and ``min < max``; for
             ``"fixed"`` only.
-        ema_decay: in (0, 1); how much of the old range stays after each batch, for ``"ema"``.
+        ema_decay: in (0, 1); how much of the old range stays after each batch, for ``"ema"``. The first batch sets the
+            range, and the first 1 / (1 - ema_decay) batches count alike.
 
     Raises:
         ValueError: a value is outside of what is allowed.

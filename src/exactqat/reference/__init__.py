@@ -18,6 +18,11 @@ KERNELS = {
 }
 
 
+def _widened(array: np.ndarray) -> np.ndarray:
+    """16-bit tensors are computed with as float32 ones; the results are rounded to 16 bits at the end."""
+    return array.astype(np.float32) if array.dtype.itemsize == 2 else array
+
+
 def call(op: str | Operator, operands: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> Any:
     """Run an operator, by declaration, raw name or name, on NumPy arrays through the reference."""
     if isinstance(op, str):
@@ -25,8 +30,10 @@ def call(op: str | Operator, operands: Mapping[str, np.ndarray], attributes: Map
     arrays, checked = op.bind((), {**operands, **attributes})
     lowered = op.lower(tuple(TensorSpec(a.shape, a.dtype.name) for a in arrays), tuple(checked.items()))
     with np.errstate(all="ignore"):
-        results = KERNELS[lowered.kernel](*arrays, **lowered.numbers)
+        results = KERNELS[lowered.kernel](*(_widened(a) for a in arrays), **lowered.numbers)
     results = results if isinstance(results, tuple) else (results,)
+    # By object, not by name: NumPy knows the name bfloat16 only through the package that defines it.
+    named = {name: np.dtype(name) for name in ("float32", "float64")} | {a.dtype.name: a.dtype for a in arrays}
     return op.wrap(
-        [np.asarray(r, dtype=s.dtype).reshape(s.shape) for r, s in zip(results, lowered.results, strict=False)]
+        [np.asarray(r).astype(named[s.dtype]).reshape(s.shape) for r, s in zip(results, lowered.results, strict=False)]
     )

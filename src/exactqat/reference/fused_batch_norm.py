@@ -68,6 +68,10 @@ def fused_batch_norm(
     return _unrows(y, x, outer, channels, inner), *vectors, real(0)
 
 
+def channel_sum(x, *, outer, channels, inner):
+    return narrow(tree_sum(_rows(x, outer, channels, inner)), x.dtype)
+
+
 def fused_batch_norm_grad(
     y_backprop, x, scale, reserve_space_1, reserve_space_2, *ignored, epsilon, is_training, outer, channels, inner
 ):

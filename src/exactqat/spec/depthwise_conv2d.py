@@ -139,7 +139,7 @@ def depthwise_conv2d_native(
     tap, taps in row-major order; taps that fall on the padding are skipped.
 
     Args:
-        input: float32 or float64, `[batch, height, width, channels]` (NHWC) or `[batch, channels, height, width]`
+        input: a float tensor, `[batch, height, width, channels]` (NHWC) or `[batch, channels, height, width]`
             (NCHW).
         filter: `[filter_height, filter_width, channels, multiplier]`, of the dtype of `input`.
         strides: 4 values in the order of `data_format`; 1 for batch and channels, those of height and width may differ.

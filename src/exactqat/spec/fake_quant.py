@@ -9,6 +9,7 @@ from exactqat.spec.op import (
     check_length,
     check_rank,
     check_same_shape,
+    check_wide_dtypes,
     operator,
     rounded,
 )
@@ -49,7 +50,7 @@ def fake_quant_with_min_max_args(
     upwards. NaN stays NaN.
 
     Args:
-        inputs: float32 or float64, any shape.
+        inputs: a float tensor, any shape.
         min, max: the range; `min < max`.
         num_bits: 2 to 16.
         narrow_range: leave out the lowest code, so that a symmetric range has symmetric codes.
@@ -80,7 +81,7 @@ def fake_quant_with_min_max_args_gradient(
     elsewhere.
 
     Args:
-        gradients: float32 or float64, the gradient that arrives at the outputs; same shape as `inputs`.
+        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
         inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_args`.
     Returns:
         backprops: like `inputs`. The nudged range includes both ends; the product with 0 keeps NaN, infinity and the
@@ -109,8 +110,8 @@ def fake_quant_with_min_max_vars(
     is not finite give NaN; `min > max` gives a constant.
 
     Args:
-        inputs: float32 or float64, any shape.
-        min, max: the range, scalars of the dtype of `inputs`.
+        inputs: a float tensor, any shape.
+        min, max: the range, scalars of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
         narrow_range: leave out the lowest code.
     Returns:
@@ -119,7 +120,8 @@ def fake_quant_with_min_max_vars(
         ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
     Source: TensorFlow `FakeQuantWithMinMaxVars`.
     """
-    check_dtypes(inputs=inputs, min=min, max=max)
+    check_dtypes(inputs=inputs)
+    check_wide_dtypes(inputs, "inputs", min=min, max=max)
     check_rank(0, min=min, max=max)
     return Lowering((inputs,), "fake_quant_with_min_max_vars", _quantization(num_bits, narrow_range))
 
@@ -131,7 +133,7 @@ def fake_quant_with_min_max_vars_gradient(
     """Gradients of `fake_quant_with_min_max_vars` for its inputs and both ends of the range.
 
     Args:
-        gradients: float32 or float64, the gradient that arrives at the outputs; same shape as `inputs`.
+        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
         inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the nudged range (ends included), times 0 outside.
@@ -144,7 +146,8 @@ def fake_quant_with_min_max_vars_gradient(
             differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
     """
-    check_dtypes(inputs=inputs, gradients=gradients, min=min, max=max)
+    check_dtypes(inputs=inputs, gradients=gradients)
+    check_wide_dtypes(inputs, "inputs", min=min, max=max)
     check_same_shape(gradients=gradients, inputs=inputs)
     check_rank(0, min=min, max=max)
     return Lowering((inputs, min, max), "fake_quant_with_min_max_vars_gradient", _quantization(num_bits, narrow_range))
@@ -160,8 +163,8 @@ def fake_quant_with_min_max_vars_per_channel(
     `fake_quant_with_min_max_vars`.
 
     Args:
-        inputs: float32 or float64, shape `[..., d]`, any rank from 1.
-        min, max: the ranges, shape `[d]`, of the dtype of `inputs`.
+        inputs: a float tensor, shape `[..., d]`, any rank from 1.
+        min, max: the ranges, shape `[d]`, of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
         narrow_range: leave out the lowest code.
     Returns:
@@ -171,7 +174,8 @@ def fake_quant_with_min_max_vars_per_channel(
             that differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`.
     """
-    check_dtypes(inputs=inputs, min=min, max=max)
+    check_dtypes(inputs=inputs)
+    check_wide_dtypes(inputs, "inputs", min=min, max=max)
     _channels(inputs, min, max)
     return Lowering((inputs,), "fake_quant_with_min_max_vars_per_channel", _quantization(num_bits, narrow_range))
 
@@ -187,7 +191,7 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
     """Gradients of `fake_quant_with_min_max_vars_per_channel` for its inputs and both ends of each channel's range.
 
     Args:
-        gradients: float32 or float64, the gradient that arrives at the outputs; same shape as `inputs`.
+        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
         inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars_per_channel`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range (ends included), times 0
@@ -201,7 +205,8 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
             that differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.
     """
-    check_dtypes(inputs=inputs, gradients=gradients, min=min, max=max)
+    check_dtypes(inputs=inputs, gradients=gradients)
+    check_wide_dtypes(inputs, "inputs", min=min, max=max)
     check_same_shape(gradients=gradients, inputs=inputs)
     _channels(inputs, min, max)
     return Lowering(
@@ -235,14 +240,8 @@ def fake_quant_with_min_max_vars_gradient_transpose(
         ValueError: shapes that do not fit, `num_bits` outside 2..16. TypeError: dtypes that differ.
     Source: the linear map of semantics of `FakeQuantWithMinMaxVars[PerChannel]Gradient`, transposed.
     """
-    check_dtypes(
-        inputs=inputs,
-        input_cotangent=input_cotangent,
-        min_cotangent=min_cotangent,
-        max_cotangent=max_cotangent,
-        min=min,
-        max=max,
-    )
+    check_dtypes(inputs=inputs, input_cotangent=input_cotangent)
+    check_wide_dtypes(inputs, "inputs", min_cotangent=min_cotangent, max_cotangent=max_cotangent, min=min, max=max)
     check_same_shape(input_cotangent=input_cotangent, inputs=inputs)
     check_same_shape(min_cotangent=min_cotangent, min=min)
     check_same_shape(max_cotangent=max_cotangent, max=max)

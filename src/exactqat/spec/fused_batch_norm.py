@@ -12,7 +12,10 @@ from exactqat.spec.op import (
     check_length,
     check_rank,
     check_same_shape,
+    check_wide_dtypes,
     operator,
+    wide,
+    widened,
 )
 
 DataFormat2D = Literal["NHWC", "NCHW"]
@@ -35,7 +38,7 @@ def _layout(x: TensorSpec, data_format: str) -> dict[str, int | float]:
 def _check_vectors(x: TensorSpec, data_format: str, **vectors: TensorSpec) -> TensorSpec:
     channels = x.shape[_channel_axis(x, data_format)]
     check_length(channels, "the channels of x", **vectors)
-    return TensorSpec((channels,), x.dtype)
+    return TensorSpec((channels,), wide(x.dtype))
 
 
 def _forward(
@@ -49,7 +52,8 @@ def _forward(
     data_format: str,
     is_training: bool,
 ) -> Lowering:
-    check_dtypes(x=x, scale=scale, offset=offset, mean=mean, variance=variance)
+    check_dtypes(x=x)
+    check_wide_dtypes(x, "x", scale=scale, offset=offset, mean=mean, variance=variance)
     vector = _check_vectors(x, data_format, scale=scale, offset=offset)
     check_rank(1, mean=mean, variance=variance)
     if not is_training or exponential_avg_factor != 1.0:
@@ -77,15 +81,14 @@ def _gradient(
     data_format: str,
     is_training: bool,
 ) -> Lowering:
-    check_dtypes(
-        x=x, y_backprop=y_backprop, scale=scale, reserve_space_1=reserve_space_1, reserve_space_2=reserve_space_2
-    )
+    check_dtypes(x=x, y_backprop=y_backprop)
+    check_wide_dtypes(x, "x", scale=scale, reserve_space_1=reserve_space_1, reserve_space_2=reserve_space_2)
     _channel_axis(x, data_format)
     check_same_shape(x=x, y_backprop=y_backprop)
     vector = _check_vectors(
         x, data_format, scale=scale, reserve_space_1=reserve_space_1, reserve_space_2=reserve_space_2
     )
-    empty = TensorSpec((0,), x.dtype)
+    empty = TensorSpec((0,), wide(x.dtype))
     numbers = {"epsilon": epsilon, "is_training": int(is_training)}
     return Lowering((x, vector, vector, empty, empty), "fused_batch_norm_grad", numbers | _layout(x, data_format))
 
@@ -164,8 +167,8 @@ def fused_batch_norm_v3(
     they are the arguments. Everything is computed in float64 and rounded once.
 
     Args:
-        x: float32 or float64, 4-D or 5-D images.
-        scale, offset: vectors, one element for each channel.
+        x: a float tensor, 4-D or 5-D images.
+        scale, offset: vectors, one element for each channel, of the dtype of `x` (float32 if that has 16 bits).
         mean, variance: running statistics, vectors likewise. In training with `exponential_avg_factor` 1 they are
             ignored and may have any length, as an empty vector.
         epsilon: added to the variance.
@@ -186,7 +189,7 @@ def fused_batch_norm_v3(
     Source: TensorFlow `FusedBatchNormV3`. Gradients of the statistics with respect to `x` are zero, as there.
     """
     lowered = _forward(x, scale, offset, mean, variance, epsilon, exponential_avg_factor, data_format, is_training)
-    return lowered._replace(results=(*lowered.results, TensorSpec((), x.dtype)))
+    return lowered._replace(results=(*lowered.results, TensorSpec((), wide(x.dtype))))
 
 
 @operator("FusedBatchNormGrad", (*_GRADIENT_RESULTS, "reserve_space_3", "reserve_space_4"))
@@ -271,6 +274,24 @@ def fused_batch_norm_grad_v3(
     return _gradient(y_backprop, x, scale, reserve_space_1, reserve_space_2, epsilon, data_format, is_training)
 
 
+@operator(None, ("sums",))
+def channel_sum(x: Tensor, data_format: DataFormat = "NHWC") -> Lowering:
+    """Sums over all dimensions but the channels, in the library's order: what second-order gradients are made of.
+
+    Args:
+        x: float32 or float64, 4-D or 5-D images.
+        data_format: where the channels are.
+    Returns:
+        sums: a vector, one element for each channel, of the dtype of `x` (float32 if that has 16 bits).
+    Raises:
+        ValueError: `x` not 4-D or 5-D.
+    Source: docs/decisions/summation-order.md.
+    """
+    check_dtypes(x=x)
+    layout = _layout(x, data_format)
+    return Lowering((TensorSpec((int(layout["channels"]),), wide(x.dtype)),), "channel_sum", layout)
+
+
 def _backward(
     gradient_operator: Any, gradients: Any, operands: Any, results: Any, attributes: Any, reserves: Any
 ) -> Any:
@@ -318,39 +339,42 @@ def _(gradients, operands, results, attributes):
     As in TensorFlow the statistics are those of `x` in training, whatever the reserve spaces hold, and the reserve
     spaces get no gradient. h is x normalized, r = 1/sqrt(variance + epsilon), M the mean over all but the channels.
     """
-    a, b, c = gradients[:3]
-    dy, x, scale, mean, variance, *ignored = operands
-    axis = 1 if attributes["data_format"].startswith("NC") else len(x.shape) - 1
-    others = tuple(i for i in range(len(x.shape)) if i != axis)
+    a, b, c = (widened(gradient) for gradient in gradients[:3])
+    dy, x, scale, mean, variance = (widened(operand) for operand in operands[:5])
+    data_format, epsilon = attributes["data_format"], attributes["epsilon"]
+    axis = 1 if data_format.startswith("NC") else len(x.shape) - 1
     broadcast = tuple(n if i == axis else 1 for i, n in enumerate(x.shape))
-    count = math.prod(x.shape[i] for i in others)
+    count = math.prod(x.shape) // max(x.shape[axis], 1)
 
     def spread(vector: Any) -> Any:
         return vector.reshape(broadcast)
 
     def M(z: Any) -> Any:
-        return spread(z.sum(others) / max(count, 1))
+        return spread(channel_sum(z, data_format) / max(count, 1))
 
     s, b, c = spread(scale), spread(b), spread(c)
     if not attributes["is_training"]:
-        r = (spread(variance) + attributes["epsilon"]) ** -0.5
+        r = (spread(variance) + epsilon) ** -0.5
         h = (x - spread(mean)) * r
         to_dy = a * s * r + b * h + c
         to_x = b * dy * r
-        to_scale = (a * dy * r).sum(others)
+        to_scale = channel_sum(a * dy * r, data_format)
     else:
         centered = x - M(x)
-        r = (M(centered * centered) + attributes["epsilon"]) ** -0.5
+        r = (M(centered * centered) + epsilon) ** -0.5
         h = centered * r
+        a_mean, a_slope, dy_mean, dy_slope = M(a), M(a * h), M(dy), M(dy * h)
+        projected_a, projected_dy = a - a_mean - h * a_slope, dy - dy_mean - h * dy_slope
+        to_dy = s * r * projected_a + b * h + c
+        to_scale = channel_sum(a * r * projected_dy, data_format)
+        curvature = h * (M(a * dy) - a_mean * dy_mean - a_slope * dy_slope)
+        to_x = b * r * projected_dy - s * r * r * (curvature + dy_slope * projected_a + a_slope * projected_dy)
+    return to_dy, to_x, to_scale, *(None for _ in operands[3:])
 
-        def P(z: Any) -> Any:
-            return z - M(z) - h * M(z * h)
 
-        projected = P(dy)
-        to_dy = s * r * P(a) + b * h + c
-        to_scale = (a * r * projected).sum(others)
-        inner = (
-            h * (M(a * dy) - M(a) * M(dy) - 3 * M(a * h) * M(dy * h)) + M(dy * h) * (a - M(a)) + M(a * h) * (dy - M(dy))
-        )
-        to_x = b * r * projected - s * r * r * inner
-    return to_dy, to_x, to_scale, None, None, *(None for _ in ignored)
+@channel_sum.gradient
+def _(gradients, operands, results, attributes):
+    (x,) = operands
+    axis = 1 if attributes["data_format"].startswith("NC") else len(x.shape) - 1
+    everywhere = (x == x) | (x != x)
+    return (everywhere * gradients[0].reshape(tuple(n if i == axis else 1 for i, n in enumerate(x.shape))),)

@@ -271,17 +271,30 @@ def frontend(framework: str) -> types.ModuleType:
 
 # Checks that several families share. Each names the argument, what was given and what is allowed.
 
-FLOATS = ("float32", "float64")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+HALVES = ("float16", "bfloat16")
 
 
-def check_dtypes(allowed: tuple[str, ...] = FLOATS, **specs: TensorSpec) -> None:
-    """All of one dtype, and that one of `allowed`."""
+def check_dtypes(**specs: TensorSpec) -> None:
+    """All of one dtype, and that one that the kernels take."""
     (first, leading), *others = specs.items()
-    if leading.dtype not in allowed:
-        raise TypeError(f"{first} must be {' or '.join(allowed)}, got {leading.dtype}")
+    if leading.dtype not in FLOATS:
+        raise TypeError(f"{first} must be {', '.join(FLOATS[:-1])} or {FLOATS[-1]}, got {leading.dtype}")
     for name, spec in others:
         if spec.dtype != leading.dtype:
             raise TypeError(f"{name} must be {leading.dtype} like {first}, got {spec.dtype}")
+
+
+def wide(dtype: str) -> str:
+    """The dtype that goes with `dtype` for ranges and statistics, which 16 bits are too few for: at least float32."""
+    return "float32" if dtype in HALVES else dtype
+
+
+def check_wide_dtypes(leading: TensorSpec, first: str, **specs: TensorSpec) -> None:
+    """Ranges and statistics of a tensor: of its dtype, or float32 if it has 16 bits."""
+    for name, spec in specs.items():
+        if spec.dtype != wide(leading.dtype):
+            raise TypeError(f"{name} must be {wide(leading.dtype)} for {leading.dtype} {first}, got {spec.dtype}")
 
 
 def check_rank(rank: int, **specs: TensorSpec) -> None:
@@ -305,6 +318,13 @@ def check_length(length: int, of: str, **specs: TensorSpec) -> None:
     for name, spec in specs.items():
         if spec.shape[0] != length:
             raise ValueError(f"{name} has incorrect size, expected {length} ({of}), got {spec.shape[0]}")
+
+
+def widened(array: Any) -> Any:
+    """A 16-bit array of any framework as float32; others as they are."""
+    if array.dtype.itemsize != 2:
+        return array
+    return array.astype("float32") if hasattr(array, "astype") else array.float()
 
 
 def rounded(dtype: str, value: float) -> float:

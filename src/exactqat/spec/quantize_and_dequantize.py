@@ -81,7 +81,7 @@ def quantize_and_dequantize(
     TensorFlow can no longer call it; it is here because old graphs name it. The gradient passes straight through.
 
     Args:
-        input: float32 or float64, any shape.
+        input: a float tensor, any shape.
         signed_input, num_bits, range_given: see `quantize_and_dequantize_v2`.
         input_min, input_max: the range if `range_given`.
     Returns:
@@ -116,7 +116,7 @@ def quantize_and_dequantize_v2(
     clamped only if the range is given. Data that hold NaN, with the range taken from them, give NaN in the whole slice.
 
     Args:
-        input: float32 or float64, any shape.
+        input: a float tensor, any shape.
         input_min, input_max: the range if `range_given`: scalars for axis -1, else vectors of the length of that axis;
             otherwise ignored.
         signed_input: integers from `-2**(num_bits-1)` (one more with `narrow_range`), else from 0.
@@ -150,7 +150,7 @@ def quantize_and_dequantize_v3(
     """As `quantize_and_dequantize_v2`, half to even; `num_bits` is an operand in TensorFlow and a static integer here.
 
     Args:
-        input: float32 or float64, any shape.
+        input: a float tensor, any shape.
         input_min, input_max: the range if `range_given`: scalars (or one element) for axis -1, else vectors of that
             axis' length.
         num_bits: 1 to 61, or to 62 if not signed; an integer or a scalar array of a known value.
@@ -208,7 +208,7 @@ def quantize_and_dequantize_v4_grad(
     """Gradient of `quantize_and_dequantize_v4`.
 
     Args:
-        gradients: float32 or float64, the gradient that arrives at the output; same shape as `input`.
+        gradients: a float tensor, the gradient that arrives at the output; same shape as `input`.
         input, input_min, input_max, axis: what was given to `quantize_and_dequantize_v4`.
     Returns:
         input_backprop: like `input`; `gradients` where `input_min <= input <= input_max`, times 0 elsewhere.

@@ -1,0 +1,731 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random calls of every declared operator: kernels against the reference, bit for bit, and bad calls that must be refused.
+
+Operators, attributes and dtypes come from the declarations; only what relates the shapes of operands is written down here,
+once for each family (`SHAPES`). The same generators serve two drivers: hypothesis in test_fuzz.py, which is reproducible and
+shrinks what it finds, and the campaign below, which is fast and new each time:
+
+    python tests/fuzz.py --cases 100000
+
+It prints its seed; `--seed S --case N` runs one of its cases again, here and now, so that a debugger sees it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import math
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from bits import assert_same_bits
+from cases import RANGES
+from conftest import DEVICES
+
+from exactqat import cpu, reference
+from exactqat.spec import OPERATORS, Operator
+from exactqat.spec.op import FLOATS, Lowering, TensorSpec, rounded
+
+# What is drawn from. A new dtype, size or layout is one more entry.
+DTYPES: tuple[str, ...] = FLOATS
+EDGES = (8, 64, 512, 4096)  # lanes, rows in a block, blocks of a tree, and blocks of blocks: where loops change
+THREADS = (1, 2, 3, 5)
+LARGEST = 2**20  # extents and results above this are legal but are not computed here
+
+T = TypeVar("T")
+
+
+class Source(Protocol):
+    """Where choices come from. `numbers` fills arrays; whatever decides about a call is an `integer`, which can shrink."""
+
+    numbers: np.random.Generator
+
+    def integer(self, low: int, high: int) -> int:
+        """An integer from `low` to `high`, both included."""
+
+
+class Random:
+    """Choices of one case of the campaign."""
+
+    def __init__(self, seed: int, case: int):
+        self.numbers = np.random.default_rng([seed, case])
+
+    def integer(self, low: int, high: int) -> int:
+        return int(self.numbers.integers(low, high + 1))
+
+
+def choose(source: Source, options: Sequence[T]) -> T:
+    return options[source.integer(0, len(options) - 1)]
+
+
+def chance(source: Source, percent: int) -> bool:
+    """True in about `percent` of 100 cases; False is the simpler answer."""
+    return source.integer(0, 99) >= 100 - percent
+
+
+@dataclass
+class Call:
+    """One call as a user would write it. `flaw` says what was done to it; `refused` that it must be refused for that."""
+
+    op: Operator
+    operands: dict[str, Any]
+    attributes: dict[str, Any]
+    layouts: dict[str, str]
+    threads: int
+    flaw: str = ""
+    refused: bool = False
+
+    def __str__(self) -> str:
+        lines = [f"{self.op.name} on {self.threads} threads" + (f", flaw: {self.flaw}" if self.flaw else "")]
+        for name, value in self.operands.items():
+            layout = self.layouts.get(name, "")
+            if isinstance(value, np.ndarray):
+                text = np.array2string(value.reshape(-1), threshold=8, edgeitems=4, max_line_width=10**6)
+                lines.append(f"  {name}: {value.dtype} {list(value.shape)} {layout} {text}")
+            else:
+                lines.append(f"  {name}: {str(value)[:100]!r} {layout}")
+        lines += [f"  {name} = {value!r}" for name, value in self.attributes.items()]
+        return "\n".join(lines)
+
+
+# Values
+
+
+def specials(dtype: np.dtype) -> np.ndarray:
+    limits = np.finfo(dtype)
+    positive = [np.inf, 0.0, limits.smallest_subnormal, limits.tiny, limits.max, limits.eps, 0.5, 1.0, 1.5, 2.5, 127.5]
+    with np.errstate(all="ignore"):
+        values = np.array([np.nan, *positive], dtype)
+        near = np.nextafter(values, dtype.type(0))
+        return np.concatenate([values, -values, near, -near])
+
+
+def _bits(numbers: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
+    width = 8 * dtype.itemsize
+    return numbers.integers(0, 2**width, size, dtype=f"u{dtype.itemsize}", endpoint=False).view(dtype)
+
+
+def _special(numbers: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
+    return numbers.choice(specials(dtype), size)
+
+
+def _spoiled(numbers: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
+    values = numbers.standard_normal(size).astype(dtype)
+    return np.where(numbers.random(size) < 0.1, _special(numbers, size, dtype), values)
+
+
+def _nearly_denormal(numbers: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
+    tiny = float(np.finfo(dtype).tiny)
+    return (tiny * numbers.choice([0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3], size) * numbers.choice([-1, 1], size)).astype(dtype)
+
+
+def _nearly_overflowing(numbers: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
+    return (float(np.finfo(dtype).max) * numbers.uniform(-1, 1, size)).astype(dtype)
+
+
+def _wide(numbers: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
+    limits = np.finfo(dtype)
+    return np.ldexp(numbers.uniform(-1, 1, size), numbers.integers(limits.minexp, limits.maxexp, size)).astype(dtype)
+
+
+# Simplest first. Those of the second group reach the ends of the exponent range.
+CALM: dict[str, Callable[[np.random.Generator, int, np.dtype], np.ndarray]] = {
+    "halves": lambda numbers, size, dtype: (numbers.integers(-8, 9, size) / 2).astype(dtype),
+    "normal": lambda numbers, size, dtype: (3 * numbers.standard_normal(size)).astype(dtype),
+    "far from zero": lambda numbers, size, dtype: (1000 + numbers.random(size)).astype(dtype),
+    "zeros and infinities": lambda numbers, size, dtype: numbers.choice([0.0, -0.0, 1.0, np.inf, -np.inf], size).astype(dtype),
+    "one NaN": lambda numbers, size, dtype: np.where(np.arange(size) == size // 2, np.nan, numbers.standard_normal(size)).astype(dtype),
+}
+EXTREME: dict[str, Callable[[np.random.Generator, int, np.dtype], np.ndarray]] = {
+    "spoiled": _spoiled,
+    "special": _special,
+    "bits": _bits,
+    "nearly denormal": _nearly_denormal,
+    "nearly overflowing": _nearly_overflowing,
+    "wide": _wide,
+}
+PALETTES = CALM | EXTREME
+
+
+def family(op: Operator) -> str:
+    return op.rule.__module__.rsplit(".", 1)[-1]
+
+
+def palettes(op: Operator, dtype: np.dtype) -> list[str]:
+    """The reference emulates float64's fused multiply-add, for which the exponent range needs room at both ends."""
+    return list(CALM if family(op) == "depthwise_conv2d" and dtype == np.float64 else PALETTES)
+
+
+def values(source: Source, shape: tuple[int, ...], dtype: np.dtype, palette: str) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return PALETTES[palette](source.numbers, math.prod(shape), dtype).reshape(shape)
+
+
+def ranges(source: Source, shape: tuple[int, ...], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Minima and maxima: ordinary ones, named ones that are degenerate in some way, or anything."""
+    numbers, size = source.numbers, math.prod(shape)
+    kind = choose(source, ("ordinary", "ordered", "some degenerate", "degenerate", "anything"))
+    if kind == "anything":
+        palette = choose(source, list(PALETTES))
+        return values(source, shape, dtype, palette), values(source, shape, dtype, palette)
+    low, high = -3 * numbers.random(size), 0.1 + 3 * numbers.random(size)
+    if kind == "ordered":
+        low, high = np.sort(numbers.standard_normal((2, size)), axis=0)
+    if kind in ("some degenerate", "degenerate"):
+        named = np.array(list(RANGES.values()))[numbers.integers(0, len(RANGES), size)].reshape(size, 2)
+        spoiled = numbers.random(size) < (0.2 if kind == "some degenerate" else 1)
+        low, high = np.where(spoiled, named[:, 0], low), np.where(spoiled, named[:, 1], high)
+    with np.errstate(all="ignore"):
+        return low.astype(dtype).reshape(shape), high.astype(dtype).reshape(shape)
+
+
+def ties(
+    source: Source, shape: tuple[int, ...], low: np.ndarray, high: np.ndarray, axis: int, num_bits: int, dtype: np.dtype
+) -> np.ndarray:
+    """Values on the steps of a quantizer, in the middle between them, and next to either."""
+    steps = 2 ** min(num_bits, 30) - 1
+    along = [-1 if i == axis % max(len(shape), 1) else 1 for i in range(len(shape))] if low.ndim and low.size > 1 else []
+    low, high = (bound.astype(np.float64).reshape(along if along or low.size == 1 else ()) for bound in (low, high))
+    with np.errstate(all="ignore"):
+        points = (low + source.numbers.integers(-2, 2 * steps + 3, shape) * 0.5 * ((high - low) / steps)).astype(dtype)
+        return np.nextafter(points, source.numbers.choice([-np.inf, np.inf], shape).astype(dtype)) if chance(source, 50) else points
+
+
+# Shapes
+
+
+def extent(source: Source) -> int:
+    kind = source.integer(0, 19)
+    if kind < 14:
+        return source.integer(1, 5)
+    if kind == 19:
+        return 0
+    return max(choose(source, EDGES[: kind - 12]) + source.integer(-1, 1), 1)
+
+
+def shape_of_rank(source: Source, rank: int) -> tuple[int, ...]:
+    """Mostly tiny; now and then enough for several threads."""
+    left = choose(source, (300, 300, 300, 300, 300, 300, 6000, 6000, 70000) if chance(source, 20) else (300,))
+    shape = []
+    for _ in range(rank):
+        shape.append(min(extent(source), max(left, 1)))
+        left //= max(shape[-1], 1)
+    for i in range(rank - 1, 0, -1):  # which axis is the long one
+        j = source.integer(0, i)
+        shape[i], shape[j] = shape[j], shape[i]
+    return tuple(shape)
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def _fake_quant(source: Source, op: Operator, attributes: dict[str, Any]) -> Shapes:
+    vectors = "per_channel" in op.name or ("min_cotangent" in op.operands and chance(source, 50))
+    shape = shape_of_rank(source, source.integer(1 if vectors else 0, 6))
+    bounds = shape[-1:] if vectors else ()
+    return {name: bounds if name.startswith(("min", "max")) else shape for name in op.operands}
+
+
+def _quantize_and_dequantize(source: Source, op: Operator, attributes: dict[str, Any]) -> Shapes:
+    shape = shape_of_rank(source, source.integer(0, 6))
+    axis = source.integer(-1, len(shape) - 1) if "axis" in attributes else -1
+    bounds: tuple[int, ...] = () if axis == -1 else (shape[axis],)
+    if not attributes.get("range_given", True) and chance(source, 30):
+        bounds = shape_of_rank(source, source.integer(0, 2))  # then they are ignored
+    elif op.name.endswith("v3") and axis == -1 and chance(source, 30):
+        bounds = (1,) * source.integer(1, 3)
+    if "axis" in attributes:
+        attributes["axis"] = axis
+    return {name: bounds if name in ("input_min", "input_max") else shape for name in op.operands}
+
+
+def _fused_batch_norm(source: Source, op: Operator, attributes: dict[str, Any]) -> Shapes:
+    shape = shape_of_rank(source, source.integer(4, 5))
+    vector = (shape[1 if attributes["data_format"].startswith("NC") else -1],)
+    shapes = {name: shape if name in ("x", "y_backprop") else vector for name in op.operands}
+    if attributes["is_training"] and attributes.get("exponential_avg_factor") == 1.0 and chance(source, 40):
+        shapes |= {"mean": (source.integer(0, 3),), "variance": (source.integer(0, 3),)}  # ignored
+    if "reserve_space_3" in op.operands:
+        shapes["reserve_space_3"] = shape_of_rank(source, source.integer(0, 2))  # ignored
+    return shapes
+
+
+def _depthwise_conv2d(source: Source, op: Operator, attributes: dict[str, Any]) -> Shapes:
+    layout = attributes["data_format"]
+
+    def arranged(n: int, h: int, w: int, c: int) -> tuple[int, ...]:
+        return tuple({"N": n, "H": h, "W": w, "C": c}[letter] for letter in layout)
+
+    kernel = [source.integer(1, 4), source.integer(1, 4)]
+    if chance(source, 5):
+        kernel[source.integer(0, 1)] = 0
+    strides, dilations = ([source.integer(1, 3) for _ in "hw"] for _ in range(2))
+    sizes = [source.integer(1, 9) for _ in "hw"]
+    if chance(source, 10):
+        sizes[source.integer(0, 1)] = choose(source, (0, 63, 64, 65, 130))
+    if attributes["padding"] == "VALID":  # else most such calls would be refused
+        sizes = [max(size, (k - 1) * d + 1) for size, k, d in zip(sizes, kernel, dilations, strict=True)]
+    channels = choose(source, (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 0, 31, 63, 64, 65) if chance(source, 30) else (1, 2, 3))
+    multiplier = choose(source, (1, 1, 1, 2, 3, 5, 0) if chance(source, 50) else (1,))
+    batch = choose(source, (1, 2, 3, 0) if chance(source, 40) else (1,))
+    if math.prod((*sizes, *kernel, channels, multiplier, batch)) > 60000:
+        channels, multiplier = min(channels, 3), 1
+    pads = {letter: (source.integer(0, 3), source.integer(0, 3)) for letter in "HW"}
+    attributes["strides"] = arranged(1, *strides, 1)
+    attributes["dilations"] = arranged(1, *dilations, 1)
+    explicit = attributes["padding"] == "EXPLICIT"
+    attributes["explicit_paddings"] = (
+        tuple(pad for letter in layout for pad in pads.get(letter, (0, 0))) if explicit else ()
+    )
+    image, filter = arranged(batch, *sizes, channels), (*kernel, channels, multiplier)
+    forward = OPERATORS["depthwise_conv2d_native"]
+    geometry = tuple((k, v) for k, v in attributes.items() if k in forward.attributes)
+    try:
+        (output,) = forward.check((TensorSpec(image, "float32"), TensorSpec(filter, "float32")), geometry).results
+        out_backprop = output.shape
+    except ValueError:  # padding that leaves too little for the filter: every operator of the family refuses it
+        out_backprop = (0, 0, 0, 0)
+    for name, sizes_of in (("input_sizes", image), ("filter_sizes", filter)):
+        if name in attributes:
+            attributes[name] = sizes_of
+    shapes = {"input": image, "filter": filter, "out_backprop": out_backprop}
+    return {name: shapes[name] for name in op.operands}
+
+
+SHAPES: dict[str, Callable[[Source, Operator, dict[str, Any]], Shapes]] = {
+    "depthwise_conv2d": _depthwise_conv2d,
+    "fake_quant": _fake_quant,
+    "fused_batch_norm": _fused_batch_norm,
+    "quantize_and_dequantize": _quantize_and_dequantize,
+}
+
+
+# Attributes
+
+
+def _num_bits(source: Source, op: Operator, signed: bool) -> int:
+    if family(op) == "fake_quant":
+        return source.integer(2, 16)
+    return source.integer(2, 16) if chance(source, 70) else source.integer(1, 61 if signed else 62)
+
+
+def attributes_of(source: Source, op: Operator, dtype: str) -> dict[str, Any]:
+    """Values of all attributes, in order; those that depend on shapes are replaced by SHAPES."""
+    found: dict[str, Any] = {}
+    for name, kind in op.attributes.items():
+        if name == "num_bits":
+            found[name] = _num_bits(source, op, found.get("signed_input", False))
+        elif kind == "bool":
+            found[name] = chance(source, 50)
+        elif kind == "choice":
+            found[name] = choose(source, op.choices[name])
+        elif name == "epsilon":
+            found[name] = choose(source, (1e-3, 1e-4, 0.0, 1.001e-5, 1.0))
+        elif name == "exponential_avg_factor":
+            found[name] = choose(source, (1.0, 0.0, 0.5, 0.01, 0.999))
+        else:
+            found[name] = op.defaults.get(name)
+    lowest, highest = ("min", "max") if "min" in op.attributes else ("input_min", "input_max")
+    if lowest in op.attributes:
+        low, high = (float(bound) for bound in ranges(source, (), np.dtype(dtype)))
+        if rounded(dtype, low) < rounded(dtype, high):
+            found[lowest], found[highest] = low, high
+    if "signed_input" in found and "num_bits" in found:  # V3 has num_bits first
+        found["num_bits"] = min(found["num_bits"], 61 if found["signed_input"] else 62)
+    return found
+
+
+# Layouts: the same values elsewhere in memory. Simplest first; only "broadcast" changes values.
+
+
+def _strided(array: np.ndarray, source: Source) -> np.ndarray:
+    buffer = np.zeros([2 * n for n in array.shape], array.dtype)
+    view = buffer[tuple(slice(source.integer(0, 1), None, 2) for _ in array.shape)]
+    view[...] = array
+    return view
+
+
+def _reversed(array: np.ndarray, source: Source) -> np.ndarray:
+    flip = tuple(slice(None, None, -1 if chance(source, 70) else 1) for _ in array.shape)
+    return np.array(array[flip], order="C")[flip]
+
+
+def _transposed(array: np.ndarray, source: Source) -> np.ndarray:
+    order = source.numbers.permutation(array.ndim)
+    return np.array(array.transpose(order), order="C").transpose(np.argsort(order))
+
+
+def _broadcast(array: np.ndarray, source: Source) -> np.ndarray:
+    if array.size == 0 or array.ndim == 0:
+        return array
+    axis = source.integer(0, array.ndim - 1)
+    return np.broadcast_to(array.take([0], axis), array.shape)
+
+
+def _read_only(array: np.ndarray, source: Source) -> np.ndarray:
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+def _at(array: np.ndarray, offset: int) -> np.ndarray:
+    buffer = np.zeros(array.nbytes + offset + 64, np.uint8)
+    begin = -buffer.ctypes.data % 64 + offset
+    view = buffer[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    view[...] = array
+    return view
+
+
+def _big_endian(array: np.ndarray, source: Source) -> np.ndarray:
+    return array.astype(array.dtype.newbyteorder(">")) if array.dtype.kind == "f" else array
+
+
+def _numbers(array: np.ndarray, source: Source) -> Any:
+    return array.tolist() if array.ndim < 2 else array
+
+
+class _Subclass(np.ndarray):
+    """Arrays that are not plain, as `np.memmap`."""
+
+
+LAYOUTS: dict[str, Callable[[np.ndarray, Source], Any]] = {
+    "dense": lambda array, source: array,
+    "Fortran": lambda array, source: np.asfortranarray(array) if array.ndim else array,
+    "transposed": _transposed,
+    "strided": _strided,
+    "reversed": _reversed,
+    "broadcast": _broadcast,
+    "read-only": _read_only,
+    "offset": lambda array, source: _at(array, array.itemsize * source.integer(1, 15)),
+    "misaligned": lambda array, source: _at(array, source.integer(1, array.itemsize - 1)),
+    "big-endian": _big_endian,
+    "subclass": lambda array, source: array.view(_Subclass),
+    "numbers": _numbers,
+}
+
+
+# Calls
+
+
+def generate(source: Source, op: Operator | None = None) -> Call:
+    """A call of `op`, or of any operator: mostly a good one."""
+    op = op or choose(source, list(OPERATORS.values()))
+    dtype_name = choose(source, DTYPES)
+    dtype = np.dtype(dtype_name)
+    attributes = attributes_of(source, op, dtype_name)
+    shapes = SHAPES[family(op)](source, op, attributes)
+    allowed = palettes(op, dtype)
+    arrays: dict[str, np.ndarray] = {}
+    for low, high in (("min", "max"), ("input_min", "input_max")):
+        if low in shapes:
+            arrays[low], arrays[high] = ranges(source, shapes[low], dtype)
+    bounds = [attributes.get(name, arrays.get(name)) for name in ("min", "max", "input_min", "input_max")]
+    bounds = [np.asarray(bound, dtype) for bound in bounds if bound is not None]
+    for name, shape in shapes.items():
+        if name in ("inputs", "input") and bounds and bounds[0].shape in ((), shape[attributes.get("axis", -1) :][:1]) and chance(source, 30):
+            arrays[name] = ties(source, shape, *bounds, attributes.get("axis", -1), attributes.get("num_bits", 8), dtype)
+        elif name not in arrays:
+            arrays[name] = values(source, shape, dtype, choose(source, allowed))
+            if name in ("variance", "reserve_space_2") and chance(source, 80):
+                arrays[name] = np.abs(arrays[name])
+    layouts = {name: choose(source, list(LAYOUTS)) if chance(source, 40) else "dense" for name in op.operands}
+    layouts = {k: "dense" if v == "numbers" and k == op.operands[0] else v for k, v in layouts.items()}  # it has the dtype
+    operands = {name: LAYOUTS[layouts[name]](arrays[name], source) for name in op.operands}
+    call = Call(op, operands, attributes, layouts, choose(source, THREADS))
+    if chance(source, 12):
+        FLAWS[choose(source, list(FLAWS))](source, call)
+    return call
+
+
+# Flaws: what is done to a good call. Most make it a bad one; `refused` marks those that always do.
+
+INTEGERS = (-1, 0, 1, 2, 3, 17, 62, 63, 64, -2, 2**31 - 1, 2**31, 2**32, 2**63, -(2**63), 2**70)
+REALS = (math.nan, math.inf, -math.inf, 0.0, -1.0, 1e39, 1e308, 5e-324, 10**400)
+WRONG = {
+    "bool": (1, "True", 1.5, [True]),
+    "int": (1.5, "8", [8], True, np.float32(8), object()),
+    "float": ("1", [1.0], True, 1j, object()),
+    "choice": ("", "nhwc", 3, ["SAME"], object()),
+    "integers": (1, 1.5, [1.5, 1, 1, 1], ["1", 1, 1, 1], [[1, 1], [1, 1]], object()),
+}
+
+
+def _attribute_of_the_wrong_type(source: Source, call: Call) -> None:
+    name = choose(source, list(call.op.attributes)) if call.op.attributes else ""
+    if name:
+        call.attributes[name] = choose(source, WRONG[call.op.attributes[name]])
+        call.flaw, call.refused = f"{name} of the wrong type", True
+
+
+def _attribute_anywhere(source: Source, call: Call) -> None:
+    names = [name for name, kind in call.op.attributes.items() if kind in ("int", "float", "integers")]
+    if not names:
+        return
+    name = choose(source, names)
+    kind = call.op.attributes[name]
+    if kind == "integers":
+        entries = list(call.attributes[name])
+        if chance(source, 30):
+            entries = entries[:-1] if chance(source, 50) else [*entries, 1]
+        elif entries:
+            entries[source.integer(0, len(entries) - 1)] = choose(source, INTEGERS)
+        call.attributes[name] = tuple(entries)
+    else:
+        call.attributes[name] = choose(source, INTEGERS if kind == "int" else REALS)
+    call.flaw = f"{name} from anywhere"
+
+
+def _shape(source: Source, call: Call) -> None:
+    name = choose(source, call.op.operands)
+    array = np.array(call.operands[name])
+    shape = list(array.shape)
+    if shape and chance(source, 50):
+        axis = source.integer(0, len(shape) - 1)
+        shape[axis] = choose(source, (shape[axis] + 1, max(shape[axis] - 1, 0), 0, 2 * shape[axis]))
+    elif shape and chance(source, 50):
+        del shape[source.integer(0, len(shape) - 1)]
+    else:
+        shape.insert(source.integer(0, len(shape)), choose(source, (1, 0, 2)))
+    call.operands[name] = np.resize(array, shape)
+    call.flaw = f"{name} of another shape"
+
+
+def _dtype(source: Source, call: Call) -> None:
+    name = choose(source, call.op.operands)
+    dtype = choose(source, ("int32", "bool", "complex64", "uint8", "U2", "object", "datetime64[s]", *DTYPES))
+    array = np.array(call.operands[name])
+    call.operands[name] = np.zeros(array.shape, dtype)
+    # The only operand that no check looks at is the ignored one of the gradient.
+    call.refused = dtype not in DTYPES and name != "reserve_space_3"
+    call.flaw = f"{name} as {dtype}"
+
+
+def _not_an_array(source: Source, call: Call) -> None:
+    name = choose(source, call.op.operands)
+    call.operands[name] = choose(source, (None, object(), "text", b"bytes", {1.0: 2.0}, [[1.0], [2.0, 3.0]]))
+    call.flaw, call.refused = f"{name} is not an array", True
+
+
+def _argument_missing(source: Source, call: Call) -> None:
+    del call.operands[choose(source, call.op.operands)]
+    call.flaw, call.refused = "an operand is missing", True
+
+
+def _argument_unknown(source: Source, call: Call) -> None:
+    call.attributes["unknown"] = 1
+    call.flaw, call.refused = "an unknown argument", True
+
+
+FLAWS: dict[str, Callable[[Source, Call], None]] = {
+    "shape": _shape,
+    "attribute anywhere": _attribute_anywhere,
+    "attribute of the wrong type": _attribute_of_the_wrong_type,
+    "dtype": _dtype,
+    "not an array": _not_an_array,
+    "argument missing": _argument_missing,
+    "argument unknown": _argument_unknown,
+}
+
+
+# Checks
+
+
+def _outcome(function: Callable[[], Any]) -> tuple[np.ndarray, ...] | ValueError | TypeError:
+    """Results or the refusal; any other exception is a failure and passes through."""
+    try:
+        results = function()
+    except (ValueError, TypeError) as error:
+        return error
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _lowered(op: Operator, operands: list[np.ndarray], attributes: dict[str, Any]) -> Lowering | None:
+    """The declaration's answer, None for a refusal."""
+    try:
+        _, checked = op.bind(tuple(operands), attributes)
+        return op.check(tuple(TensorSpec(a.shape, a.dtype.name) for a in operands), tuple(checked.items()))
+    except (ValueError, TypeError):
+        return None
+
+
+def check(call: Call) -> tuple[bool, int]:
+    """Run a call everywhere and compare. Returns whether it was refused and how many values were compared."""
+    op, attributes = call.op, call.attributes
+    if call.refused:
+        refusal = _outcome(lambda: op(**call.operands, **attributes))
+        assert isinstance(refusal, Exception), "a bad call was not refused"
+        return True, 0
+
+    dtype = next(v.dtype for v in call.operands.values() if isinstance(v, np.ndarray)).newbyteorder("=")
+    dense = {}
+    for name, value in call.operands.items():
+        native = value.dtype.newbyteorder("=") if isinstance(value, np.ndarray) else dtype
+        dense[name] = np.array(value, native, order="C", subok=False)
+    operands = list(dense.values())
+    lowered = _lowered(op, operands, dict(attributes))
+    if lowered and max((n for spec in lowered.results for n in (spec.size, *spec.shape)), default=0) > LARGEST:
+        return False, 0
+
+    before = [array.tobytes() for array in operands]
+    expected = _outcome(lambda: reference.call(op, dense, attributes))
+    for name in cpu.INSTRUCTION_SETS:
+        cpu.load(name).set_thread_count(call.threads)
+    got = _outcome(lambda: op(**call.operands, **attributes))
+    for name, value, bytes_before in zip(dense, call.operands.values(), before, strict=True):
+        assert np.array(value, dense[name].dtype, order="C").tobytes() == bytes_before, f"{name} was changed by the call"
+    if isinstance(expected, Exception):
+        assert isinstance(got, type(expected)), f"the reference answers {expected!r}, the call {got!r}"
+    else:
+        assert not isinstance(got, Exception), f"a good call was refused: {got!r}"
+        _compare(op, got, expected, "the NumPy frontend", dense)
+    if lowered is None:
+        return True, 0
+
+    _, checked = op.bind(tuple(operands), dict(attributes))
+    offset = len(before[0]) % 16  # any place within a cache line, the same each time
+    placed = [_at(array, array.itemsize * ((offset + i) % 16)) for i, array in enumerate(operands)]
+    compared = 0
+    for device, run in DEVICES.items():
+        got = _outcome(lambda run=run: tuple(run(op, placed, checked)))  # type: ignore[misc]
+        if isinstance(expected, Exception):
+            assert isinstance(got, type(expected)), f"the reference answers {expected!r}, {device} {got!r}"
+        else:
+            assert not isinstance(got, Exception), f"{device} refused a good call: {got!r}"
+            compared += _compare(op, got, expected, device, dense)
+    return isinstance(expected, Exception), compared
+
+
+def _compare(op: Operator, got: Any, expected: Any, device: str, operands: dict[str, np.ndarray]) -> int:
+    compared = 0
+    for name, result, wanted in zip(op.results, got, expected, strict=True):
+        assert type(result) is np.ndarray, f"{name} on {device} is {type(result)}"
+        if result.dtype != wanted.dtype or result.shape != wanted.shape or result.tobytes() != wanted.tobytes():
+            assert_same_bits(result, wanted, what=f"{name} on {device}", operands=operands)
+        compared += wanted.size
+    return compared
+
+
+# The campaign
+
+REPORT_EVERY = 50  # cases
+STUCK_AFTER = 300.0  # seconds for as many
+
+
+def run_cases(seed: int, begin: int, end: int, current: Path) -> None:
+    """A batch, in its own process. Before each case its number goes to the file `current`, so that a crash has a name."""
+    handle = os.open(current, os.O_WRONLY)
+    report: dict[str, Any] = {}
+    for case in range(begin, end):
+        if not report:
+            report = {"cases": 0, "refused": 0, "values": 0, "differences": []}
+            faulthandler.dump_traceback_later(STUCK_AFTER, exit=True)
+        os.pwrite(handle, b"%20d" % case, 0)
+        call = generate(Random(seed, case))
+        try:
+            refused, compared = check(call)
+            report["refused"] += refused
+            report["values"] += compared
+        except Exception as error:
+            report["differences"].append(f"case {case}: {type(error).__name__}: {error}\n{call}")
+        report["cases"] += 1
+        if report["cases"] == REPORT_EVERY or case == end - 1:
+            print(json.dumps(report), flush=True)
+            report = {}
+    faulthandler.cancel_dump_traceback_later()
+
+
+class Totals:
+    def __init__(self) -> None:
+        self.counts = {"cases": 0, "refused": 0, "values": 0}
+        self.differences: list[str] = []
+        self.crashes: list[str] = []
+
+
+def run_batch(seed: int, begin: int, end: int, totals: Totals, progress: Callable[[int], None]) -> None:
+    """Runs cases in child processes until all are done: a case that kills its process is counted, and the next one follows."""
+    with tempfile.TemporaryDirectory() as folder:
+        current, errors = Path(folder, "case"), Path(folder, "errors")
+        while begin < end:
+            current.write_bytes(b"%20d" % begin)
+            command = [sys.executable, __file__, "--seed", str(seed), "--batch", str(begin), str(end), str(current)]
+            with errors.open("w") as stderr, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as child:
+                assert child.stdout is not None
+                for line in child.stdout:
+                    report = json.loads(line)
+                    for key in totals.counts:
+                        totals.counts[key] += report[key]
+                    totals.differences += report["differences"]
+                    progress(report["cases"])
+            if child.returncode == 0:
+                return
+            case = int(current.read_bytes())
+            said = errors.read_text()
+            totals.crashes.append(f"case {case}: exit status {child.returncode}\n{generate(Random(seed, case))}\n{said[-6000:]}")
+            begin = case + 1
+
+
+def campaign(cases: int, seed: int, processes: int) -> int:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(highlight=False)
+    console.print(f"fuzzing {len(OPERATORS)} operators on {', '.join(DEVICES)}: {cases} cases, seed {seed}")
+    totals, started = Totals(), time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    batch = max(1, min(2000, -(-cases // (4 * processes))))
+    with Progress(*columns, console=console) as bar, ThreadPoolExecutor(processes) as pool:
+        task = bar.add_task("cases", total=cases)
+        batches = [
+            pool.submit(run_batch, seed, begin, min(begin + batch, cases), totals, lambda count: bar.advance(task, count))
+            for begin in range(0, cases, batch)
+        ]
+        for done in batches:
+            done.result()
+    for title, failures in (("crash", totals.crashes), ("difference", totals.differences)):
+        for failure in failures[:10]:
+            console.print(f"\n{title}: {failure}", markup=False)
+    seconds = time.monotonic() - started
+    console.print(
+        f"\n{totals.counts['cases'] + len(totals.crashes):,} cases in {seconds:.0f} s, {totals.counts['refused']:,} calls refused, "
+        f"{totals.counts['values']:,} values compared, {len(totals.crashes)} crashes, {len(totals.differences)} differences"
+    )
+    if totals.crashes or totals.differences:
+        console.print(f"one case again: python tests/fuzz.py --seed {seed} --case NUMBER")
+    return 1 if totals.crashes or totals.differences else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cases", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, help="of an earlier campaign; a new one by default")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--case", type=int, help="run this one case of --seed in this process")
+    parser.add_argument("--batch", nargs=3, help=argparse.SUPPRESS)  # how the campaign starts its processes
+    arguments = parser.parse_args()
+    seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
+    if arguments.batch:
+        begin, end, current = arguments.batch
+        run_cases(seed, int(begin), int(end), Path(current))
+        return 0
+    if arguments.case is not None:
+        call = generate(Random(seed, arguments.case))
+        print(call, flush=True)
+        refused, compared = check(call)
+        print("refused, as it should be" if refused else f"{compared} values agree")
+        return 0
+    return campaign(arguments.cases, seed, arguments.processes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
