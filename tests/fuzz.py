@@ -28,10 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import ml_dtypes
 import numpy as np
 from bits import assert_same_bits
 from cases import RANGES
-from conftest import DEVICES
+from conftest import DEVICES, WIDE
 
 from exactqat import cpu, reference
 from exactqat.spec import OPERATORS, Operator
@@ -103,7 +104,7 @@ class Call:
 
 
 def specials(dtype: np.dtype) -> np.ndarray:
-    limits = np.finfo(dtype)
+    limits = ml_dtypes.finfo(dtype)
     positive = [np.inf, 0.0, limits.smallest_subnormal, limits.tiny, limits.max, limits.eps, 0.5, 1.0, 1.5, 2.5, 127.5]
     with np.errstate(all="ignore"):
         values = np.array([np.nan, *positive], dtype)
@@ -126,16 +127,18 @@ def _spoiled(numbers: np.random.Generator, size: int, dtype: np.dtype) -> np.nda
 
 
 def _nearly_denormal(numbers: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
-    tiny = float(np.finfo(dtype).tiny)
-    return (tiny * numbers.choice([0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3], size) * numbers.choice([-1, 1], size)).astype(dtype)
+    tiny = float(ml_dtypes.finfo(dtype).tiny)
+    return (tiny * numbers.choice([0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3], size) * numbers.choice([-1, 1], size)).astype(
+        dtype
+    )
 
 
 def _nearly_overflowing(numbers: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
-    return (float(np.finfo(dtype).max) * numbers.uniform(-1, 1, size)).astype(dtype)
+    return (float(ml_dtypes.finfo(dtype).max) * numbers.uniform(-1, 1, size)).astype(dtype)
 
 
 def _wide(numbers: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
-    limits = np.finfo(dtype)
+    limits = ml_dtypes.finfo(dtype)
     return np.ldexp(numbers.uniform(-1, 1, size), numbers.integers(limits.minexp, limits.maxexp, size)).astype(dtype)
 
 
@@ -144,8 +147,12 @@ CALM: dict[str, Callable[[np.random.Generator, int, np.dtype], np.ndarray]] = {
     "halves": lambda numbers, size, dtype: (numbers.integers(-8, 9, size) / 2).astype(dtype),
     "normal": lambda numbers, size, dtype: (3 * numbers.standard_normal(size)).astype(dtype),
     "far from zero": lambda numbers, size, dtype: (1000 + numbers.random(size)).astype(dtype),
-    "zeros and infinities": lambda numbers, size, dtype: numbers.choice([0.0, -0.0, 1.0, np.inf, -np.inf], size).astype(dtype),
-    "one NaN": lambda numbers, size, dtype: np.where(np.arange(size) == size // 2, np.nan, numbers.standard_normal(size)).astype(dtype),
+    "zeros and infinities": lambda numbers, size, dtype: numbers.choice([0.0, -0.0, 1.0, np.inf, -np.inf], size).astype(
+        dtype
+    ),
+    "one NaN": lambda numbers, size, dtype: np.where(
+        np.arange(size) == size // 2, np.nan, numbers.standard_normal(size)
+    ).astype(dtype),
 }
 EXTREME: dict[str, Callable[[np.random.Generator, int, np.dtype], np.ndarray]] = {
     "spoiled": _spoiled,
@@ -156,6 +163,11 @@ EXTREME: dict[str, Callable[[np.random.Generator, int, np.dtype], np.ndarray]] =
     "wide": _wide,
 }
 PALETTES = CALM | EXTREME
+
+
+def dtype_of(name: str, dtype: np.dtype) -> np.dtype:
+    """The dtype of an operand beside tensors of `dtype`: ranges and statistics have no 16 bits."""
+    return np.dtype("float32") if dtype.itemsize == 2 and name in WIDE | {"min_cotangent", "max_cotangent"} else dtype
 
 
 def family(op: Operator) -> str:
@@ -195,11 +207,14 @@ def ties(
 ) -> np.ndarray:
     """Values on the steps of a quantizer, in the middle between them, and next to either."""
     steps = 2 ** min(num_bits, 30) - 1
-    along = [-1 if i == axis % max(len(shape), 1) else 1 for i in range(len(shape))] if low.ndim and low.size > 1 else []
-    low, high = (bound.astype(np.float64).reshape(along if along or low.size == 1 else ()) for bound in (low, high))
+    along = [-1 if i == axis % len(shape) else 1 for i in range(len(shape))] if low.ndim else []
+    low, high = (bound.astype(np.float64).reshape(along) for bound in (low, high))
     with np.errstate(all="ignore"):
-        points = (low + source.numbers.integers(-2, 2 * steps + 3, shape) * 0.5 * ((high - low) / steps)).astype(dtype)
-        return np.nextafter(points, source.numbers.choice([-np.inf, np.inf], shape).astype(dtype)) if chance(source, 50) else points
+        points = np.asarray(
+            low + source.numbers.integers(-2, 2 * steps + 3, shape) * 0.5 * ((high - low) / steps), dtype
+        )
+        towards = source.numbers.choice([-np.inf, np.inf], shape).astype(dtype)
+        return np.asarray(np.nextafter(points, towards)) if chance(source, 50) else points
 
 
 # Shapes
@@ -254,7 +269,7 @@ def _fused_batch_norm(source: Source, op: Operator, attributes: dict[str, Any]) 
     shape = shape_of_rank(source, source.integer(4, 5))
     vector = (shape[1 if attributes["data_format"].startswith("NC") else -1],)
     shapes = {name: shape if name in ("x", "y_backprop") else vector for name in op.operands}
-    if attributes["is_training"] and attributes.get("exponential_avg_factor") == 1.0 and chance(source, 40):
+    if attributes.get("is_training") and attributes.get("exponential_avg_factor") == 1.0 and chance(source, 40):
         shapes |= {"mean": (source.integer(0, 3),), "variance": (source.integer(0, 3),)}  # ignored
     if "reserve_space_3" in op.operands:
         shapes["reserve_space_3"] = shape_of_rank(source, source.integer(0, 2))  # ignored
@@ -276,7 +291,9 @@ def _depthwise_conv2d(source: Source, op: Operator, attributes: dict[str, Any]) 
         sizes[source.integer(0, 1)] = choose(source, (0, 63, 64, 65, 130))
     if attributes["padding"] == "VALID":  # else most such calls would be refused
         sizes = [max(size, (k - 1) * d + 1) for size, k, d in zip(sizes, kernel, dilations, strict=True)]
-    channels = choose(source, (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 0, 31, 63, 64, 65) if chance(source, 30) else (1, 2, 3))
+    channels = choose(
+        source, (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 0, 31, 63, 64, 65) if chance(source, 30) else (1, 2, 3)
+    )
     multiplier = choose(source, (1, 1, 1, 2, 3, 5, 0) if chance(source, 50) else (1,))
     batch = choose(source, (1, 2, 3, 0) if chance(source, 40) else (1,))
     if math.prod((*sizes, *kernel, channels, multiplier, batch)) > 60000:
@@ -351,13 +368,13 @@ def attributes_of(source: Source, op: Operator, dtype: str) -> dict[str, Any]:
 
 def _strided(array: np.ndarray, source: Source) -> np.ndarray:
     buffer = np.zeros([2 * n for n in array.shape], array.dtype)
-    view = buffer[tuple(slice(source.integer(0, 1), None, 2) for _ in array.shape)]
+    view = buffer[(..., *(slice(source.integer(0, 1), None, 2) for _ in array.shape))]
     view[...] = array
     return view
 
 
 def _reversed(array: np.ndarray, source: Source) -> np.ndarray:
-    flip = tuple(slice(None, None, -1 if chance(source, 70) else 1) for _ in array.shape)
+    flip = (..., *(slice(None, None, -1 if chance(source, 70) else 1) for _ in array.shape))
     return np.array(array[flip], order="C")[flip]
 
 
@@ -429,18 +446,27 @@ def generate(source: Source, op: Operator | None = None) -> Call:
     arrays: dict[str, np.ndarray] = {}
     for low, high in (("min", "max"), ("input_min", "input_max")):
         if low in shapes:
-            arrays[low], arrays[high] = ranges(source, shapes[low], dtype)
+            arrays[low], arrays[high] = ranges(source, shapes[low], dtype_of(low, dtype))
     bounds = [attributes.get(name, arrays.get(name)) for name in ("min", "max", "input_min", "input_max")]
-    bounds = [np.asarray(bound, dtype) for bound in bounds if bound is not None]
+    bounds = [np.asarray(bound) for bound in bounds if bound is not None]
     for name, shape in shapes.items():
-        if name in ("inputs", "input") and bounds and bounds[0].shape in ((), shape[attributes.get("axis", -1) :][:1]) and chance(source, 30):
-            arrays[name] = ties(source, shape, *bounds, attributes.get("axis", -1), attributes.get("num_bits", 8), dtype)
+        if (
+            name in ("inputs", "input")
+            and bounds
+            and bounds[0].shape in ((), shape[attributes.get("axis", -1) :][:1])
+            and chance(source, 30)
+        ):
+            arrays[name] = ties(
+                source, shape, *bounds, attributes.get("axis", -1), attributes.get("num_bits", 8), dtype
+            )
         elif name not in arrays:
-            arrays[name] = values(source, shape, dtype, choose(source, allowed))
+            arrays[name] = values(source, shape, dtype_of(name, dtype), choose(source, allowed))
             if name in ("variance", "reserve_space_2") and chance(source, 80):
-                arrays[name] = np.abs(arrays[name])
+                arrays[name] = np.asarray(np.abs(arrays[name]))
     layouts = {name: choose(source, list(LAYOUTS)) if chance(source, 40) else "dense" for name in op.operands}
-    layouts = {k: "dense" if v == "numbers" and k == op.operands[0] else v for k, v in layouts.items()}  # it has the dtype
+    layouts = {
+        k: "dense" if v == "numbers" and k == op.operands[0] else v for k, v in layouts.items()
+    }  # it has the dtype
     operands = {name: LAYOUTS[layouts[name]](arrays[name], source) for name in op.operands}
     call = Call(op, operands, attributes, layouts, choose(source, THREADS))
     if chance(source, 12):
@@ -567,10 +593,11 @@ def check(call: Call) -> tuple[bool, int]:
         assert isinstance(refusal, Exception), "a bad call was not refused"
         return True, 0
 
-    dtype = next(v.dtype for v in call.operands.values() if isinstance(v, np.ndarray)).newbyteorder("=")
+    leading = next(v.dtype for v in call.operands.values() if isinstance(v, np.ndarray)).newbyteorder("=")
+    of_numbers = np.dtype("float32") if leading.itemsize == 2 else leading
     dense = {}
     for name, value in call.operands.items():
-        native = value.dtype.newbyteorder("=") if isinstance(value, np.ndarray) else dtype
+        native = value.dtype.newbyteorder("=") if isinstance(value, np.ndarray) else of_numbers
         dense[name] = np.array(value, native, order="C", subok=False)
     operands = list(dense.values())
     lowered = _lowered(op, operands, dict(attributes))
@@ -583,7 +610,9 @@ def check(call: Call) -> tuple[bool, int]:
         cpu.load(name).set_thread_count(call.threads)
     got = _outcome(lambda: op(**call.operands, **attributes))
     for name, value, bytes_before in zip(dense, call.operands.values(), before, strict=True):
-        assert np.array(value, dense[name].dtype, order="C").tobytes() == bytes_before, f"{name} was changed by the call"
+        assert np.array(value, dense[name].dtype, order="C").tobytes() == bytes_before, (
+            f"{name} was changed by the call"
+        )
     if isinstance(expected, Exception):
         assert isinstance(got, type(expected)), f"the reference answers {expected!r}, the call {got!r}"
     else:
@@ -659,7 +688,10 @@ def run_batch(seed: int, begin: int, end: int, totals: Totals, progress: Callabl
         while begin < end:
             current.write_bytes(b"%20d" % begin)
             command = [sys.executable, __file__, "--seed", str(seed), "--batch", str(begin), str(end), str(current)]
-            with errors.open("w") as stderr, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as child:
+            with (
+                errors.open("w") as stderr,
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as child,
+            ):
                 assert child.stdout is not None
                 for line in child.stdout:
                     report = json.loads(line)
@@ -671,23 +703,40 @@ def run_batch(seed: int, begin: int, end: int, totals: Totals, progress: Callabl
                 return
             case = int(current.read_bytes())
             said = errors.read_text()
-            totals.crashes.append(f"case {case}: exit status {child.returncode}\n{generate(Random(seed, case))}\n{said[-6000:]}")
+            totals.crashes.append(
+                f"case {case}: exit status {child.returncode}\n{generate(Random(seed, case))}\n{said[-6000:]}"
+            )
             begin = case + 1
 
 
 def campaign(cases: int, seed: int, processes: int) -> int:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(highlight=False)
     console.print(f"fuzzing {len(OPERATORS)} operators on {', '.join(DEVICES)}: {cases} cases, seed {seed}")
     totals, started = Totals(), time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     batch = max(1, min(2000, -(-cases // (4 * processes))))
     with Progress(*columns, console=console) as bar, ThreadPoolExecutor(processes) as pool:
         task = bar.add_task("cases", total=cases)
         batches = [
-            pool.submit(run_batch, seed, begin, min(begin + batch, cases), totals, lambda count: bar.advance(task, count))
+            pool.submit(
+                run_batch, seed, begin, min(begin + batch, cases), totals, lambda count: bar.advance(task, count)
+            )
             for begin in range(0, cases, batch)
         ]
         for done in batches:

@@ -363,48 +363,6 @@ def test_range_taken_from_data_passes_all_of_the_gradient() -> None:
     assert (x.grad == 1).all()
 
 
-DOUBLE = {
-    "DepthwiseConv2dNative": lambda: (
-        lambda x, w: eq.nn.depthwise_conv2d(x, w, [1, 2, 1, 1], "SAME", dilations=[1, 2]),
-        [(2, 5, 6, 3), (3, 2, 3, 2)],
-    ),
-    "FusedBatchNormV3 training": lambda: (
-        lambda x, s, o: eq.nn.fused_batch_norm(x, s, o)[0],
-        [(2, 3, 2, 3), (3,), (3,)],
-    ),
-    "FusedBatchNormV3 inference": lambda: (
-        lambda x, s, o, m, v: eq.nn.fused_batch_norm(x, s, o, m, v.abs() + 0.5, is_training=False, data_format="NCHW")[
-            0
-        ],
-        [(2, 3, 2, 3), (3,), (3,), (3,), (3,)],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", DOUBLE)
-def test_gradients_against_finite_differences(name: str) -> None:
-    function, shapes = DOUBLE[name]()
-    random = np.random.Generator(np.random.PCG64(8))
-    inputs = [torch.from_numpy(random.standard_normal(shape)).requires_grad_() for shape in shapes]
-    assert torch.autograd.gradcheck(function, inputs)
-    # TensorFlow gives the running statistics no second derivative either: they are constants of the gradient operator.
-    second = inputs[:3] if "inference" in name else inputs
-    rest = [t.detach() for t in inputs[len(second) :]]
-    assert torch.autograd.gradgradcheck(lambda *arrays: function(*arrays, *rest), second)
-
-
-def test_second_derivative_of_fake_quantization() -> None:
-    x = torch.tensor([-2.0, -0.3, 0.4, 2.0], dtype=torch.float64, requires_grad=True)
-    low = torch.tensor(-1.0, dtype=torch.float64, requires_grad=True)
-    high = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
-    g = torch.tensor([3.0, 5.0, 7.0, 11.0], dtype=torch.float64, requires_grad=True)
-    y = eq.fake_quant_with_min_max_vars(x, low, high)
-    gx, glow, ghigh = torch.autograd.grad(y, (x, low, high), g, create_graph=True)
-    assert (gx.tolist(), glow.item(), ghigh.item()) == ([0, 5, 7, 0], 3, 11)
-    (to_g,) = torch.autograd.grad((gx * 2).sum() + glow * 13 + ghigh * 17, g)
-    assert to_g.tolist() == [13, 2, 2, 17]
-
-
 def test_importing_needs_numpy_only() -> None:
     code = "import exactqat, sys; assert not {'torch', 'jax', 'triton', 'typer', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -25,7 +25,7 @@ def test_kernel_equals_reference(case: Case, device: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("op", sorted(BY_RAW_NAME))
 def test_kernel_equals_reference_in_16_bits(op: str, dtype: str, device: str) -> None:
-    bits = np.dtype(getattr(pytest.importorskip("ml_dtypes"), "bfloat16") if dtype == "bfloat16" else dtype)
+    bits = np.dtype(pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype)
     for case in list(cases(op))[::2]:
         if "float64" not in case.tags:
             compare(in_halves(case, bits), device)

@@ -36,11 +36,12 @@ def _differentiable(op: Operator) -> Callable[..., Any]:
     vjp = op.vjp
 
     def forward(attributes: Any, *arrays: Any) -> Any:
-        results = _run(op, attributes, *arrays)
+        results = function(attributes, *arrays)  # and not _run, so that this can be differentiated again
         return results, (arrays, results if op.saves_results else None)
 
     def backward(attributes: Any, saved: Any, gradients: Any) -> Any:
-        arrays, results = saved
+        # JAX hands over constants as NumPy arrays.
+        gradients, (arrays, results) = jax.tree.map(jnp.asarray, (gradients, saved))
         answer = vjp(gradients, arrays, results, dict(attributes))
         return tuple(jnp.zeros_like(a) if g is None else g.astype(a.dtype) for g, a in zip(answer, arrays, strict=True))
 

@@ -90,6 +90,7 @@ void run(const Plan& plan, const nb::args& addresses) {
 
 NB_MODULE(EXACTQAT_MODULE, module) {
   using namespace exactqat;
+  nb::set_leak_warnings(false);  // plans stay remembered until the process ends
   nb::class_<Plan>(module, "Plan").def("__call__", &run);
   module.def("plan", &make_plan, nb::arg("kernel"), nb::arg("arrays"), nb::arg("operands"), nb::arg("numbers"));
   module.def("kernels", &kernel_names);
