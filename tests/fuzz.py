@@ -231,7 +231,7 @@ def extent(source: Source) -> int:
 
 def shape_of_rank(source: Source, rank: int) -> tuple[int, ...]:
     """Mostly tiny; now and then enough for several threads."""
-    left = choose(source, (300, 300, 300, 300, 300, 300, 6000, 6000, 70000) if chance(source, 20) else (300,))
+    left = choose(source, (2000, 6000, 20000, 80000)) if chance(source, 15) else 300
     shape = []
     for _ in range(rank):
         shape.append(min(extent(source), max(left, 1)))
@@ -683,30 +683,29 @@ class Totals:
 
 def run_batch(seed: int, begin: int, end: int, totals: Totals, progress: Callable[[int], None]) -> None:
     """Runs cases in child processes until all are done: a case that kills its process is counted, and the next one follows."""
+    flags = ["-S"] if sys.flags.no_site else []  # the children must import what this process imports
+    parts = [(begin, end)]
     with tempfile.TemporaryDirectory() as folder:
         current, errors = Path(folder, "case"), Path(folder, "errors")
-        while begin < end:
+        while parts:
+            begin, end = parts.pop()
+            command = [sys.executable, *flags, __file__, "--seed", str(seed), "--batch", str(begin), str(end), str(current)]
             current.write_bytes(b"%20d" % begin)
-            command = [sys.executable, __file__, "--seed", str(seed), "--batch", str(begin), str(end), str(current)]
-            with (
-                errors.open("w") as stderr,
-                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as child,
-            ):
+            with errors.open("w") as stderr, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as child:
                 assert child.stdout is not None
                 for line in child.stdout:
                     report = json.loads(line)
                     for key in totals.counts:
                         totals.counts[key] += report[key]
                     totals.differences += report["differences"]
+                    begin += report["cases"]
                     progress(report["cases"])
-            if child.returncode == 0:
-                return
-            case = int(current.read_bytes())
-            said = errors.read_text()
-            totals.crashes.append(
-                f"case {case}: exit status {child.returncode}\n{generate(Random(seed, case))}\n{said[-6000:]}"
-            )
-            begin = case + 1
+            if child.returncode:
+                case = int(current.read_bytes())
+                call, said = generate(Random(seed, case)), errors.read_text()[-6000:]
+                totals.crashes.append(f"case {case}: exit status {child.returncode}\n{call}\n{said}")
+                progress(1)
+                parts += [part for part in ((case + 1, end), (begin, case)) if part[0] < part[1]]
 
 
 def campaign(cases: int, seed: int, processes: int) -> int:

@@ -39,6 +39,9 @@ def described(function: Callable[..., Any]) -> list[dict[str, Any]]:
     """Arguments in the form in which TensorFlow's are recorded, after JSON."""
     arguments = []
     for name, parameter in inspect.signature(function).parameters.items():
+        if name == "out":  # ours, by keyword only
+            assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+            continue
         entry: dict[str, Any] = {"name": name}
         if parameter.default is not inspect.Parameter.empty:
             default = parameter.default

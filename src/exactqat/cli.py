@@ -39,7 +39,7 @@ def _application() -> Any:
             "Quantization-aware training with TensorFlow's exact operators. "
             "[bold]What was trained is what the device computes.[/]"
         ),
-        epilog="Start with: [bold]exactqat train --out runs/digits[/] (about a minute on two cores)",
+        epilog="Start with: [bold]exactqat train --out runs/digits[/] (about a minute and a half on two cores)",
         rich_markup_mode="rich",
         no_args_is_help=True,
         add_completion=False,
@@ -61,7 +61,7 @@ def _application() -> Any:
             typer.Option(
                 min=1, help="Epochs of each of the four quantization-aware trainings; the last third is frozen."
             ),
-        ] = 40,
+        ] = 80,
         data: Annotated[str, typer.Option(help="Data set: digits (scikit-learn's, needs no download).")] = "digits",
         quiet: Annotated[bool, typer.Option("--quiet", help="Print the table and the closing sentence only.")] = False,
     ) -> None:

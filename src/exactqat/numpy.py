@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from exactqat.cpu import planned
-from exactqat.spec.op import Operator, TensorSpec
+from exactqat.spec.op import Memory, Operator, TensorSpec, check_out
 
 _FLOAT32 = np.dtype("float32")
 _NAMES: dict[np.dtype, str] = {}  # `dtype.name` is slow
@@ -40,12 +40,24 @@ def _arrays(operands: list[Any]) -> list[np.ndarray]:
     return arrays
 
 
-def call(op: Operator, operands: list[Any], attributes: dict[str, Any]) -> Any:
-    """Run `op` on NumPy arrays."""
+def _memory(array: Any) -> Memory:
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"out must be NumPy arrays like the operands, got {type(array).__name__}")
+    dense = array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
+    address = array.__array_interface__["data"][0]
+    return Memory(TensorSpec(array.shape, _name(array.dtype)), address, dense, array.flags.writeable)
+
+
+def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:
+    """Run `op` on NumPy arrays; results go into `out` if it is given."""
     arrays = _arrays(operands)
     specs = tuple([TensorSpec(a.shape, _name(a.dtype)) for a in arrays])
     lowered, plan = planned(op, specs, tuple(attributes.items()))
-    results = [np.empty(spec.shape, _DTYPES[spec.dtype]) for spec in lowered.results]
+    if out is None:
+        results = [np.empty(spec.shape, _DTYPES[spec.dtype]) for spec in lowered.results]
+    else:
+        check_out(op, lowered, [_memory(array) for array in arrays], [_memory(array) for array in out])
+        results = list(out)
     plan(*[a if a.itemsize != 2 else a.view(np.uint16) for a in (*arrays, *results)])  # bfloat16 has no buffer protocol
     return op.wrap(results)
 

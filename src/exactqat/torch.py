@@ -12,7 +12,7 @@ import torch
 
 from exactqat.cpu import planned
 from exactqat.spec import OPERATORS
-from exactqat.spec.op import Operator, TensorSpec
+from exactqat.spec.op import Memory, Operator, TensorSpec, check_out
 
 _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -105,7 +105,28 @@ for _op in OPERATORS.values():
     _OVERLOADS[_op.name] = _register(_op)
 
 
-def call(op: Operator, operands: list[Any], attributes: dict[str, Any]) -> Any:
+def _memory(tensor: Any) -> Memory:
+    if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
+        raise TypeError(f"out must be PyTorch tensors on the CPU like the operands, got {type(tensor).__name__}")
+    return Memory(_spec(tensor), tensor.data_ptr(), tensor.is_contiguous(), not tensor.is_inference())
+
+
+def _into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[Any, ...], out: tuple[Any, ...]) -> Any:
+    """Run on the CPU into existing tensors, outside of autograd, as PyTorch's own out= does."""
+    if torch.compiler.is_compiling():
+        raise TypeError(f"{op.name}: out cannot be used under torch.compile, which plans memory itself")
+    given = [_memory(tensor) for tensor in out]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*tensors, *out)):
+        raise ValueError(f"{op.name}: out cannot be used with tensors that require grad; use torch.no_grad()")
+    dense = [tensor.contiguous() for tensor in tensors]
+    lowered, plan = planned(op, tuple([_spec(tensor) for tensor in dense]), attributes)
+    check_out(op, lowered, [_memory(tensor) for tensor in dense], given)
+    plan(*[tensor.data_ptr() for tensor in (*dense, *out)])
+    torch.autograd.graph.increment_version(out)
+    return op.wrap(out)
+
+
+def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:
     """Run `op` on PyTorch tensors; numbers and lists take the device and dtype of the first, but at least float32."""
     like = next(value for value in operands if isinstance(value, torch.Tensor))
     dtype = torch.float32 if like.dtype.itemsize == 2 else like.dtype
@@ -115,6 +136,8 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any]) -> Any:
     for name, tensor in zip(op.operands, tensors, strict=True):
         if tensor.device != like.device:
             raise ValueError(f"{op.name}: {name} is on device {tensor.device}, but other operands are on {like.device}")
+    if out is not None:
+        return _into(op, tensors, tuple(attributes.items()), out)
     if torch.compiler.is_compiling():
         # While PyTorch traces, an error from inside an operator would come out as a RuntimeError; here it stays what
         # it is.

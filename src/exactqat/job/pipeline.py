@@ -63,7 +63,7 @@ class Settings:
     out: Path
     seed: int = 0
     epochs_float: int = 80
-    epochs_qat: int = 40
+    epochs_qat: int = 80
     data: str = "digits"
 
     def __post_init__(self) -> None:

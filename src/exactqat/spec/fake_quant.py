@@ -39,7 +39,7 @@ def _channels(inputs: TensorSpec, min: TensorSpec, max: TensorSpec) -> None:
     check_length(inputs.shape[-1], "the last dimension of inputs", min=min, max=max)
 
 
-@operator("FakeQuantWithMinMaxArgs", ("outputs",), _exports("fake_quant_with_min_max_args"))
+@operator("FakeQuantWithMinMaxArgs", ("outputs",), _exports("fake_quant_with_min_max_args"), ("inputs",))
 def fake_quant_with_min_max_args(
     inputs: Tensor, min: float = -6.0, max: float = 6.0, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
@@ -68,7 +68,12 @@ def fake_quant_with_min_max_args(
     )
 
 
-@operator("FakeQuantWithMinMaxArgsGradient", ("backprops",), _exports("fake_quant_with_min_max_args_gradient"))
+@operator(
+    "FakeQuantWithMinMaxArgsGradient",
+    ("backprops",),
+    _exports("fake_quant_with_min_max_args_gradient"),
+    ("gradients", "inputs"),
+)
 def fake_quant_with_min_max_args_gradient(
     gradients: Tensor,
     inputs: Tensor,
@@ -99,7 +104,7 @@ def fake_quant_with_min_max_args_gradient(
     )
 
 
-@operator("FakeQuantWithMinMaxVars", ("outputs",), _exports("fake_quant_with_min_max_vars"))
+@operator("FakeQuantWithMinMaxVars", ("outputs",), _exports("fake_quant_with_min_max_vars"), ("inputs",))
 def fake_quant_with_min_max_vars(
     inputs: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
@@ -126,7 +131,12 @@ def fake_quant_with_min_max_vars(
     return Lowering((inputs,), "fake_quant_with_min_max_vars", _quantization(num_bits, narrow_range))
 
 
-@operator("FakeQuantWithMinMaxVarsGradient", GRADIENTS, _exports("fake_quant_with_min_max_vars_gradient"))
+@operator(
+    "FakeQuantWithMinMaxVarsGradient",
+    GRADIENTS,
+    _exports("fake_quant_with_min_max_vars_gradient"),
+    ("gradients", "inputs"),
+)
 def fake_quant_with_min_max_vars_gradient(
     gradients: Tensor, inputs: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
@@ -153,7 +163,9 @@ def fake_quant_with_min_max_vars_gradient(
     return Lowering((inputs, min, max), "fake_quant_with_min_max_vars_gradient", _quantization(num_bits, narrow_range))
 
 
-@operator("FakeQuantWithMinMaxVarsPerChannel", ("outputs",), _exports("fake_quant_with_min_max_vars_per_channel"))
+@operator(
+    "FakeQuantWithMinMaxVarsPerChannel", ("outputs",), _exports("fake_quant_with_min_max_vars_per_channel"), ("inputs",)
+)
 def fake_quant_with_min_max_vars_per_channel(
     inputs: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
@@ -184,6 +196,7 @@ def fake_quant_with_min_max_vars_per_channel(
     "FakeQuantWithMinMaxVarsPerChannelGradient",
     GRADIENTS,
     _exports("fake_quant_with_min_max_vars_per_channel_gradient"),
+    ("gradients", "inputs"),
 )
 def fake_quant_with_min_max_vars_per_channel_gradient(
     gradients: Tensor, inputs: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False

@@ -97,7 +97,7 @@ _FORWARD_RESULTS = ("y", "batch_mean", "batch_variance", "reserve_space_1", "res
 _GRADIENT_RESULTS = ("x_backprop", "scale_backprop", "offset_backprop")
 
 
-@operator("FusedBatchNorm", _FORWARD_RESULTS)
+@operator("FusedBatchNorm", _FORWARD_RESULTS, reuses=("x",))
 def fused_batch_norm(
     x: Tensor,
     scale: Tensor,
@@ -123,7 +123,7 @@ def fused_batch_norm(
     return _forward(x, scale, offset, mean, variance, epsilon, exponential_avg_factor, data_format, is_training)
 
 
-@operator("FusedBatchNormV2", _FORWARD_RESULTS)
+@operator("FusedBatchNormV2", _FORWARD_RESULTS, reuses=("x",))
 def fused_batch_norm_v2(
     x: Tensor,
     scale: Tensor,
@@ -149,7 +149,7 @@ def fused_batch_norm_v2(
     return _forward(x, scale, offset, mean, variance, epsilon, exponential_avg_factor, data_format, is_training)
 
 
-@operator("FusedBatchNormV3", (*_FORWARD_RESULTS, "reserve_space_3"))
+@operator("FusedBatchNormV3", (*_FORWARD_RESULTS, "reserve_space_3"), reuses=("x",))
 def fused_batch_norm_v3(
     x: Tensor,
     scale: Tensor,
@@ -192,7 +192,7 @@ def fused_batch_norm_v3(
     return lowered._replace(results=(*lowered.results, TensorSpec((), wide(x.dtype))))
 
 
-@operator("FusedBatchNormGrad", (*_GRADIENT_RESULTS, "reserve_space_3", "reserve_space_4"))
+@operator("FusedBatchNormGrad", (*_GRADIENT_RESULTS, "reserve_space_3", "reserve_space_4"), reuses=("y_backprop", "x"))
 def fused_batch_norm_grad(
     y_backprop: Tensor,
     x: Tensor,
@@ -218,7 +218,9 @@ def fused_batch_norm_grad(
     return _gradient(y_backprop, x, scale, reserve_space_1, reserve_space_2, epsilon, data_format, is_training)
 
 
-@operator("FusedBatchNormGradV2", (*_GRADIENT_RESULTS, "reserve_space_3", "reserve_space_4"))
+@operator(
+    "FusedBatchNormGradV2", (*_GRADIENT_RESULTS, "reserve_space_3", "reserve_space_4"), reuses=("y_backprop", "x")
+)
 def fused_batch_norm_grad_v2(
     y_backprop: Tensor,
     x: Tensor,
@@ -244,7 +246,9 @@ def fused_batch_norm_grad_v2(
     return _gradient(y_backprop, x, scale, reserve_space_1, reserve_space_2, epsilon, data_format, is_training)
 
 
-@operator("FusedBatchNormGradV3", (*_GRADIENT_RESULTS, "reserve_space_4", "reserve_space_5"))
+@operator(
+    "FusedBatchNormGradV3", (*_GRADIENT_RESULTS, "reserve_space_4", "reserve_space_5"), reuses=("y_backprop", "x")
+)
 def fused_batch_norm_grad_v3(
     y_backprop: Tensor,
     x: Tensor,

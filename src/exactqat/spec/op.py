@@ -60,7 +60,12 @@ class Operator:
     """A declared operator, callable with the arrays of any framework. See the module's text."""
 
     def __init__(
-        self, rule: Callable[..., Lowering], raw_name: str | None, results: tuple[str, ...], exports: tuple[str, ...]
+        self,
+        rule: Callable[..., Lowering],
+        raw_name: str | None,
+        results: tuple[str, ...],
+        exports: tuple[str, ...],
+        reuses: tuple[str, ...],
     ):
         update_wrapper(self, rule)
         self.name: str = rule.__name__
@@ -68,6 +73,7 @@ class Operator:
         self.raw_name = raw_name
         self.results = results
         self.exports = exports
+        self.reuses = reuses
         self.vjp: Callable[..., tuple[Any, ...]] | None = None
         self.saves_results = False
         self.differentiable = results
@@ -80,7 +86,8 @@ class Operator:
             k: typing.get_args(parameters[k].annotation) for k, kind in self.attributes.items() if kind == "choice"
         }
         name = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
-        self.__signature__ = inspect.Signature([*parameters.values(), name])
+        out = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None)
+        self.__signature__ = inspect.Signature([*parameters.values(), name, out])
         self.result_type = namedtuple(raw_name or self.name, results)  # type: ignore[misc]
         self.result_type.__doc__ = f"Results of `{self.name}`."
         self.lower = lru_cache(maxsize=4096)(self.check)
@@ -135,9 +142,17 @@ class Operator:
                 operands.append(value)
         return operands, attributes
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        """Run the operator. `out`: an array, or a tuple with one for each result, to write the results into."""
         operands, attributes = self.bind(args, kwargs)
-        return frontend_for(self, operands).call(self, operands, attributes)
+        if out is None:
+            return frontend_for(self, operands).call(self, operands, attributes)
+        arrays = out if isinstance(out, tuple) else (out,)
+        if len(arrays) != len(self.results):
+            raise ValueError(
+                f"{self.name}: out must be {len(self.results)} arrays, one for each result, got {len(arrays)}"
+            )
+        return frontend_for(self, operands).call(self, operands, attributes, arrays)
 
     def wrap(self, results: Any) -> Any:
         """Results as the caller gets them: the array itself, or a named tuple of several."""
@@ -207,16 +222,17 @@ def _describe(value: Any) -> str:
 
 
 def operator(
-    raw_name: str | None, results: tuple[str, ...], exports: tuple[str, ...] = ()
+    raw_name: str | None, results: tuple[str, ...], exports: tuple[str, ...] = (), reuses: tuple[str, ...] = ()
 ) -> Callable[[Any], Operator]:
     """Declare an operator.
 
     raw_name: its name in `tf.raw_ops`, None for one that TensorFlow does not have. results: names of the outputs.
-    exports: the public names TensorFlow gives it, as "namespace.name" or, for the top level, "name".
+    exports: the public names TensorFlow gives it, as "namespace.name" or, for the top level, "name". reuses: operands
+    whose memory the first result may be written into, because a kernel is done with each element when it writes it.
     """
 
     def declare(rule: Callable[..., Lowering]) -> Operator:
-        declared = Operator(rule, raw_name, results, exports)
+        declared = Operator(rule, raw_name, results, exports, reuses)
         OPERATORS[declared.name] = declared
         return declared
 
@@ -318,6 +334,43 @@ def check_length(length: int, of: str, **specs: TensorSpec) -> None:
     for name, spec in specs.items():
         if spec.shape[0] != length:
             raise ValueError(f"{name} has incorrect size, expected {length} ({of}), got {spec.shape[0]}")
+
+
+class Memory(NamedTuple):
+    """Where an array lies: what `check_out` needs to know of it."""
+
+    spec: TensorSpec
+    address: int
+    dense: bool  # row-major without gaps, in the machine's byte order
+    writable: bool
+
+    @property
+    def end(self) -> int:
+        return self.address + self.spec.size * {"float64": 8, "float32": 4}.get(self.spec.dtype, 2)
+
+    def overlaps(self, other: "Memory") -> bool:
+        return self.address < other.end and other.address < self.end
+
+
+def check_out(op: Operator, lowered: Lowering, operands: list[Memory], out: list[Memory]) -> None:
+    """Refuse arrays for the results that do not fit or whose memory is still needed."""
+    for i, (name, spec, given) in enumerate(zip(op.results, lowered.results, out, strict=True)):
+        where = f"{op.name}: out for {name}"
+        if given.spec != spec:
+            wanted = f"{spec.dtype} of shape {list(spec.shape)}"
+            raise ValueError(f"{where} must be {wanted}, got {given.spec.dtype} of shape {list(given.spec.shape)}")
+        if not given.dense or not given.writable:
+            raise ValueError(f"{where} must be a dense and writable array (row-major, native byte order)")
+        for operand_name, operand in zip(op.operands, operands, strict=True):
+            same = given.address == operand.address and given.spec == operand.spec
+            if given.overlaps(operand) and not (same and i == 0 and operand_name in op.reuses):
+                allowed = ", ".join(op.reuses) or "no operand"
+                raise ValueError(
+                    f"{where} shares memory with {operand_name}; the first result may take the place of {allowed}"
+                )
+        for other_name, other in zip(op.results[:i], out, strict=False):
+            if given.overlaps(other):
+                raise ValueError(f"{where} shares memory with out for {other_name}")
 
 
 def widened(array: Any) -> Any:

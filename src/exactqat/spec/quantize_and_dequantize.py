@@ -67,7 +67,7 @@ def _forward(
     return Lowering((input,), "quantize_and_dequantize", flags | slices)
 
 
-@operator("QuantizeAndDequantize", ("output",))
+@operator("QuantizeAndDequantize", ("output",), reuses=("input",))
 def quantize_and_dequantize(
     input: Tensor,
     signed_input: bool = True,
@@ -97,7 +97,7 @@ def quantize_and_dequantize(
     return lowered._replace(numbers={**lowered.numbers, "input_min": input_min, "input_max": input_max})
 
 
-@operator("QuantizeAndDequantizeV2", ("output",))
+@operator("QuantizeAndDequantizeV2", ("output",), reuses=("input",))
 def quantize_and_dequantize_v2(
     input: Tensor,
     input_min: Tensor,
@@ -136,7 +136,7 @@ def quantize_and_dequantize_v2(
     return _forward(input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range, axis)
 
 
-@operator("QuantizeAndDequantizeV3", ("output",))
+@operator("QuantizeAndDequantizeV3", ("output",), reuses=("input",))
 def quantize_and_dequantize_v3(
     input: Tensor,
     input_min: Tensor,
@@ -172,7 +172,7 @@ def quantize_and_dequantize_v3(
     )
 
 
-@operator("QuantizeAndDequantizeV4", ("output",))
+@operator("QuantizeAndDequantizeV4", ("output",), reuses=("input",))
 def quantize_and_dequantize_v4(
     input: Tensor,
     input_min: Tensor,
@@ -201,7 +201,11 @@ def quantize_and_dequantize_v4(
     return _forward(input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range, axis)
 
 
-@operator("QuantizeAndDequantizeV4Grad", ("input_backprop", "input_min_backprop", "input_max_backprop"))
+@operator(
+    "QuantizeAndDequantizeV4Grad",
+    ("input_backprop", "input_min_backprop", "input_max_backprop"),
+    reuses=("gradients", "input"),
+)
 def quantize_and_dequantize_v4_grad(
     gradients: Tensor, input: Tensor, input_min: Tensor, input_max: Tensor, axis: int = -1
 ) -> Lowering:
