@@ -17,6 +17,7 @@ from cases import Case
 __all__ = [
     "ACCURATE",
     "Evaluated",
+    "assert_is_plain_rounding",
     "convolution",
     "depthwise_evaluated",
     "depthwise_model",
@@ -31,6 +32,18 @@ class Evaluated(NamedTuple):
 
     exact: np.ndarray
     rounding: np.ndarray
+
+
+def assert_is_plain_rounding(result: np.ndarray, evaluated: Evaluated, what: str) -> None:
+    """Fails if a result differs from the formula's value by more than rounding explains: then it is another formula's.
+
+    The bound is taken twice, because the evaluation may have as large an error where the result is float64 itself.
+    """
+    exact = evaluated.exact
+    comparable = np.isfinite(exact) & np.isfinite(result)
+    bound = evaluated.rounding * np.finfo(result.dtype).eps + np.finfo(result.dtype).tiny
+    excess = np.where(comparable, np.abs(result - exact) / bound, 0)
+    assert (excess <= 1).all(), f"{what}: {excess.max():.3g} times what rounding can explain"
 
 
 def flush(values: np.ndarray) -> np.ndarray:

@@ -405,6 +405,18 @@ def test_a_trained_network_is_what_the_device_computes(bits: int, ranges: str, t
     assert_device_agrees(model, batch, tmp_path)
 
 
+@pytest.mark.parametrize("ranges", ["ema", "learned"])
+def test_one_scale_for_a_whole_weight(ranges: str, tmp_path: Path) -> None:
+    batch = images(24)
+    model = prepared(Residual(multiplier=2), batch, qat.Rule(weight_bits=5, per_channel=False, ranges=ranges))
+    qat.freeze(model)
+    graph = assert_device_agrees(model, batch, tmp_path)
+    assert (
+        graph.tensors["classifier/filter"].quantization.scale.min()
+        == graph.tensors["classifier/filter"].quantization.scale.max()
+    )
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 def test_negative_zero_and_dead_channels(bits: int, tmp_path: Path) -> None:
     model, batch = Residual(multiplier=2), images(24)

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 from bits import assert_same_bits, assert_within_ulp
 from cases import FAMILIES, RESULTS, BadCall, Case, bad_calls, cases, family_of
-from evaluations import ACCURATE, Evaluated, depthwise_evaluated, depthwise_model, fake_quant_model, fake_quant_sums
+from evaluations import (
+    ACCURATE,
+    assert_is_plain_rounding,
+    depthwise_evaluated,
+    depthwise_model,
+    fake_quant_model,
+    fake_quant_sums,
+)
 
 from exactqat import reference
 
@@ -139,18 +146,6 @@ CHECKS = {
     "accuracy": check_accuracy,
     "placeholder": check_placeholder,
 }
-
-
-def assert_is_plain_rounding(result: np.ndarray, evaluated: Evaluated, what: str) -> None:
-    """Fails if a result differs from the formula's value by more than rounding explains: then it is another formula's.
-
-    The bound is taken twice, because the evaluation may have as large an error where the result is float64 itself.
-    """
-    exact = evaluated.exact
-    comparable = np.isfinite(exact) & np.isfinite(result)
-    bound = evaluated.rounding * np.finfo(result.dtype).eps + np.finfo(result.dtype).tiny
-    excess = np.where(comparable, np.abs(result - exact) / bound, 0)
-    assert (excess <= 1).all(), f"{what}: {excess.max():.3g} times what rounding can explain"
 
 
 # QuantizeAndDequantize

@@ -2,9 +2,11 @@
 // DepthwiseConv2dNative and its two gradients: the same arithmetic as reference/depthwise_conv2d.py. Forward and input
 // gradient are one fused multiply-add for each tap, taps row-major, padded taps skipped.
 #include <cmath>
+#include <numeric>
 
 #include "call.h"
 #include "reduce.h"
+#include "simd.h"
 
 namespace exactqat {
 namespace {
@@ -48,10 +50,138 @@ Interval meeting(int64_t offset, int64_t stride, int64_t inputs, int64_t outputs
   return {begin, std::min(end, outputs)};
 }
 
+// What one row of a result is made of, channels last: for each tap row that meets the image, where its inputs and its filter
+// taps lie. Within the row, result column p * step + first meets, with tap t, input column begin + p * advance + t * reach.
+template <class T>
+struct Row {
+  std::vector<const T*> inputs;  // one for each tap row: channel 0 of column 0
+  std::vector<const T*> taps;    // likewise: channel 0 of the first tap of this row's columns
+  int64_t columns;               // number of result columns
+  int64_t begin, advance, reach; // see above, in columns
+  int64_t tap_count, tap_step;   // taps of a tap row, and the distance between them in the filter, in taps
+  int64_t input_columns;
+  int64_t output_step;           // distance between result columns, in columns
+};
+
+// P result columns by V vectors of channels, all of whose taps in [first_tap, last_tap) meet the image.
+template <int P, int V, class T>
+void fused_columns(const Row<T>& row, int64_t column, int64_t first_tap, int64_t last_tap, int64_t channels, int64_t channel,
+                   int64_t partial, T* output) {
+  using Lanes = Vector<T>;
+  Lanes sum[P][V];
+  for (size_t i = 0; i < row.inputs.size(); ++i) {
+    const T* x = row.inputs[i] + (row.begin + column * row.advance) * channels + channel;
+    const T* w = row.taps[i] + channel;
+    for (int64_t t = first_tap; t < last_tap; ++t) {
+      Lanes weight[V];
+      for (int v = 0; v < V; ++v) {
+        const T* from = w + t * row.tap_step * channels + v * Lanes::kWidth;
+        weight[v] = partial && v == V - 1 ? Lanes::load(from, partial) : Lanes::load(from);
+      }
+      for (int p = 0; p < P; ++p)
+        for (int v = 0; v < V; ++v) {
+          const T* from = x + (p * row.advance + t * row.reach) * channels + v * Lanes::kWidth;
+          const Lanes value = partial && v == V - 1 ? Lanes::load(from, partial) : Lanes::load(from);
+          sum[p][v] = Lanes::fused_multiply_add(value, weight[v], sum[p][v]);
+        }
+    }
+  }
+  for (int p = 0; p < P; ++p)
+    for (int v = 0; v < V; ++v) {
+      T* to = output + (column + p) * row.output_step * channels + channel + v * Lanes::kWidth;
+      if (partial && v == V - 1) sum[p][v].store(to, partial);
+      else sum[p][v].store(to);
+    }
+}
+
+// All columns for V vectors of channels; `partial` is the number of lanes of the last one if it is not full, else 0.
+template <int V, class T>
+void fused_row_of_channels(const Row<T>& row, int64_t channels, int64_t channel, int64_t partial, T* output) {
+  // Tap t meets the image in column c if 0 <= begin + c * advance + t * reach < input_columns.
+  const auto met = [&](int64_t column, int64_t& first, int64_t& last) {
+    const int64_t start = row.begin + column * row.advance;
+    first = 0, last = row.tap_count;
+    const auto outside = [&](int64_t t) { return start + t * row.reach < 0 || start + t * row.reach >= row.input_columns; };
+    while (first < last && outside(first)) ++first;
+    while (last > first && outside(last - 1)) --last;
+  };
+  constexpr int kMost = V == 1 ? 8 : 4;
+  for (int64_t column = 0; column < row.columns;) {
+    int64_t first, last, next_first, next_last;
+    met(column, first, last);
+    // As many columns together as meet the same taps. They do so in between if the first and the last of them do.
+    int64_t together = std::min<int64_t>(kMost, row.columns - column);
+    for (; together > 1; together /= 2) {
+      met(column + together - 1, next_first, next_last);
+      if (next_first == first && next_last == last) break;
+    }
+    if (together >= 8 && V == 1) fused_columns<kMost, V>(row, column, first, last, channels, channel, partial, output), together = 8;
+    else if (together >= 4) fused_columns<4, V>(row, column, first, last, channels, channel, partial, output), together = 4;
+    else if (together >= 2) fused_columns<2, V>(row, column, first, last, channels, channel, partial, output), together = 2;
+    else fused_columns<1, V>(row, column, first, last, channels, channel, partial, output), together = 1;
+    column += together;
+  }
+}
+
+template <class T>
+void fused_row(const Row<T>& row, int64_t channels, T* output) {
+  constexpr int64_t kWidth = Vector<T>::kWidth;
+  int64_t channel = 0;
+  for (; channel + 4 * kWidth <= channels; channel += 4 * kWidth) fused_row_of_channels<4>(row, channels, channel, 0, output);
+  for (; channel + kWidth <= channels; channel += kWidth) fused_row_of_channels<1>(row, channels, channel, 0, output);
+  if (channel < channels) fused_row_of_channels<1>(row, channels, channel, channels - channel, output);
+}
+
+// One output row, channels last, multiplier 1.
+template <class T>
+void forward_row(const Geometry& g, const T* image, const T* filter, T* output, int64_t output_row) {
+  Row<T> row;
+  for (int64_t di = 0; di < g.filter_height; ++di) {
+    const int64_t i = output_row * g.stride_height - g.pad_top + di * g.dilation_height;
+    if (i < 0 || i >= g.input_height) continue;
+    row.inputs.push_back(image + i * g.input_width * g.channels);
+    row.taps.push_back(filter + di * g.filter_width * g.channels);
+  }
+  row.columns = g.output_width, row.begin = -g.pad_left, row.advance = g.stride_width, row.reach = g.dilation_width;
+  row.tap_count = g.filter_width, row.tap_step = 1, row.input_columns = g.input_width, row.output_step = 1;
+  fused_row(row, g.channels, output);
+}
+
+// One row of the input's gradient, channels last, multiplier 1. Columns that meet the same taps of the filter lie
+// stride / gcd(stride, dilation) apart; each such class is a row of its own.
+template <class T>
+void backward_row(const Geometry& g, const T* gradient, const T* filter, T* output, int64_t input_row) {
+  Row<T> row;
+  for (int64_t di = 0; di < g.filter_height; ++di) {
+    const int64_t i = input_row + g.pad_top - di * g.dilation_height;
+    if (i < 0 || i % g.stride_height || i / g.stride_height >= g.output_height) continue;
+    row.inputs.push_back(gradient + i / g.stride_height * g.output_width * g.channels);
+    row.taps.push_back(filter + di * g.filter_width * g.channels);
+  }
+  const std::vector<const T*> taps = row.taps;
+  // Tap dj serves column c if (c + pad - dj * dilation) is a multiple of the stride: every `period`-th tap does or none.
+  const int64_t period = g.stride_width / std::gcd(g.stride_width, g.dilation_width);
+  for (int64_t start = 0; start < std::min(g.stride_width, g.input_width); ++start) {
+    int64_t first = 0;
+    while (first < std::min(period, g.filter_width) && (start + g.pad_left - first * g.dilation_width) % g.stride_width) ++first;
+    const bool any = first < std::min(period, g.filter_width);
+    row.columns = (g.input_width - start + g.stride_width - 1) / g.stride_width;
+    row.begin = any ? (start + g.pad_left - first * g.dilation_width) / g.stride_width : 0;
+    row.advance = 1;
+    row.reach = -(period * g.dilation_width / g.stride_width);
+    row.tap_count = any ? (g.filter_width - first + period - 1) / period : 0;
+    row.tap_step = period;
+    row.input_columns = g.output_width;
+    row.output_step = g.stride_width;
+    for (size_t i = 0; i < taps.size(); ++i) row.taps[i] = taps[i] + first * g.channels;
+    fused_row(row, g.channels, output + start * g.channels);
+  }
+}
+
 // Channels are worked on in pieces that stay in registers or the first cache.
 constexpr int64_t kPiece = 64;
 
-// One output position, channels last and next to each other.
+// One output position, channels last, any multiplier.
 template <class T>
 void forward_position(const Geometry& g, const T* image, const T* filter, T* output, int64_t row, int64_t column) {
   const int64_t outputs = g.outputs(), top = row * g.stride_height - g.pad_top, left = column * g.stride_width - g.pad_left;
@@ -66,10 +196,7 @@ void forward_position(const Geometry& g, const T* image, const T* filter, T* out
         if (j < 0 || j >= g.input_width) continue;
         const T* x = image + (i * g.input_width + j) * g.channels;
         const T* w = filter + (di * g.filter_width + dj) * outputs + begin;
-        if (g.multiplier == 1)
-          for (int64_t k = 0; k < count; ++k) sum[k] = std::fma(x[begin + k], w[k], sum[k]);
-        else
-          for (int64_t k = 0; k < count; ++k) sum[k] = std::fma(x[(begin + k) / g.multiplier], w[k], sum[k]);
+        for (int64_t k = 0; k < count; ++k) sum[k] = std::fma(x[(begin + k) / g.multiplier], w[k], sum[k]);
       }
     }
     std::copy_n(sum, count, output + begin);
@@ -99,7 +226,7 @@ void forward_plane(const Geometry& g, const T* plane, const T* filter, T* output
   }
 }
 
-// One input position, channels last.
+// One input position, channels last, any multiplier.
 template <class T>
 void backward_position(const Geometry& g, const T* gradient, const T* filter, T* output, int64_t row, int64_t column) {
   const int64_t outputs = g.outputs();
@@ -114,12 +241,8 @@ void backward_position(const Geometry& g, const T* gradient, const T* filter, T*
         if (j < 0 || j % g.stride_width || j / g.stride_width >= g.output_width) continue;
         const T* dy = gradient + (i / g.stride_height * g.output_width + j / g.stride_width) * outputs + begin * g.multiplier;
         const T* w = filter + (di * g.filter_width + dj) * outputs + begin * g.multiplier;
-        if (g.multiplier == 1) {
-          for (int64_t k = 0; k < count; ++k) sum[k] = std::fma(dy[k], w[k], sum[k]);
-        } else {
-          for (int64_t k = 0; k < count; ++k)
-            for (int64_t q = k * g.multiplier; q < (k + 1) * g.multiplier; ++q) sum[k] = std::fma(dy[q], w[q], sum[k]);
-        }
+        for (int64_t k = 0; k < count; ++k)
+          for (int64_t q = k * g.multiplier; q < (k + 1) * g.multiplier; ++q) sum[k] = std::fma(dy[q], w[q], sum[k]);
       }
     }
     std::copy_n(sum, count, output + begin);
@@ -172,6 +295,10 @@ EXACTQAT_KERNEL(depthwise_conv2d_native) {
   }
   parallel_for(g.batch * g.output_height, cost, [&](int64_t task) {
     const int64_t b = task / g.output_height, row = task % g.output_height;
+    if (g.multiplier == 1) {
+      forward_row(g, input + b * image, filter, output + task * g.output_width * g.channels, row);
+      return;
+    }
     for (int64_t column = 0; column < g.output_width; ++column)
       forward_position(g, input + b * image, filter, output + (task * g.output_width + column) * g.outputs(), row, column);
   });
@@ -195,10 +322,110 @@ EXACTQAT_KERNEL(depthwise_conv2d_native_backprop_input) {
   const int64_t image = g.output_height * g.output_width * g.outputs();
   parallel_for(g.batch * g.input_height, cost, [&](int64_t task) {
     const int64_t b = task / g.input_height, row = task % g.input_height;
+    if (g.multiplier == 1) {
+      backward_row(g, gradient + b * image, filter, output + task * g.input_width * g.channels, row);
+      return;
+    }
     for (int64_t column = 0; column < g.input_width; ++column)
       backward_position(g, gradient + b * image, filter, output + (task * g.input_width + column) * g.channels, row, column);
   });
 }
+
+namespace {
+
+// Sums of one output row for R tap rows by K taps by V vectors of channels, in float64: sums[r][t][channel].
+template <int R, int K, int V, class T>
+void filter_row(const T* const* inputs, const T* gradient, int64_t columns, int64_t begin, int64_t advance, int64_t reach,
+                int64_t input_columns, int64_t channels, int64_t partial, double* sums, int64_t sums_step) {
+  using Lanes = Vector<double>;
+  const auto load = [&](const T* from, int v) {
+    return partial && v == V - 1 ? Lanes::load(from + v * Lanes::kWidth, partial) : Lanes::load(from + v * Lanes::kWidth);
+  };
+  Lanes sum[R][K][V];
+  for (int64_t column = 0; column < columns; ++column) {
+    const int64_t start = begin + column * advance, end = start + (K - 1) * reach;
+    const bool inside = start >= 0 && end < input_columns;
+    Lanes dy[V];
+    for (int v = 0; v < V; ++v) dy[v] = load(gradient + column * channels, v);
+    for (int r = 0; r < R; ++r)
+      for (int t = 0; t < K; ++t) {
+        const int64_t j = start + t * reach;
+        if (!inside && (j < 0 || j >= input_columns)) continue;
+        for (int v = 0; v < V; ++v)
+          sum[r][t][v] = Lanes::fused_multiply_add(load(inputs[r] + j * channels, v), dy[v], sum[r][t][v]);
+      }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int t = 0; t < K; ++t)
+      for (int v = 0; v < V; ++v) sum[r][t][v].store(sums + (r * K + t) * sums_step + v * Lanes::kWidth);
+}
+
+// The same for channels first or any multiplier: `count` outputs from `begin` on, whose channels lie `in_channel` apart.
+template <class T>
+void filter_row_of_any_layout(const Geometry& g, const T* image, const T* gradient_row, int64_t row, int64_t begin,
+                              int64_t count, double* sums, int64_t sums_step) {
+  const int64_t in_channel = g.channels_first ? g.input_height * g.input_width : 1;
+  const int64_t in_position = g.channels_first ? 1 : g.channels;
+  const int64_t out_channel = g.channels_first ? g.output_height * g.output_width : 1;
+  const int64_t out_position = g.channels_first ? 1 : g.outputs();
+  for (int64_t column = 0; column < g.output_width; ++column)
+    for (int64_t di = 0; di < g.filter_height; ++di) {
+      const int64_t i = row * g.stride_height - g.pad_top + di * g.dilation_height;
+      if (i < 0 || i >= g.input_height) continue;
+      for (int64_t dj = 0; dj < g.filter_width; ++dj) {
+        const int64_t j = column * g.stride_width - g.pad_left + dj * g.dilation_width;
+        if (j < 0 || j >= g.input_width) continue;
+        const T* x = image + (i * g.input_width + j) * in_position;
+        const T* dy = gradient_row + column * out_position + begin * out_channel;
+        double* sum = sums + (di * g.filter_width + dj) * sums_step;
+        for (int64_t k = 0; k < count; ++k)
+          sum[k] = std::fma(double(x[(begin + k) / g.multiplier * in_channel]), double(dy[k * out_channel]), sum[k]);
+      }
+    }
+}
+
+// Channels last, multiplier 1: a piece of the channels that fits registers, tap rows and taps together where they do too.
+template <class T>
+void filter_row_of_channels(const Geometry& g, const T* image, const T* gradient_row, int64_t row, int64_t begin,
+                            int64_t count, double* sums, int64_t sums_step) {
+  constexpr int64_t kWidth = Vector<double>::kWidth;
+  constexpr int V = kWidth >= 8 ? 2 : 1;
+  std::vector<const T*> inputs;
+  int64_t first_row = -1;
+  for (int64_t di = 0; di < g.filter_height; ++di) {
+    const int64_t i = row * g.stride_height - g.pad_top + di * g.dilation_height;
+    if (i < 0 || i >= g.input_height) continue;
+    if (first_row < 0) first_row = di;
+    inputs.push_back(image + i * g.input_width * g.channels + begin);
+  }
+  const int64_t rows = int64_t(inputs.size());
+  for (int64_t channel = 0; channel < count;) {
+    const bool both = V == 2 && channel + kWidth < count;
+    const int64_t take = std::min<int64_t>(count - channel, both ? 2 * kWidth : kWidth), partial = take % kWidth;
+    const auto run = [&]<int R, int K>(int64_t r, int64_t dj) {
+      double* to = sums + ((first_row + r) * g.filter_width + dj) * sums_step + channel;
+      const int64_t start = -g.pad_left + dj * g.dilation_width;
+      (both ? filter_row<R, K, V, T> : filter_row<R, K, 1, T>)(inputs.data() + r, gradient_row + begin + channel, g.output_width,
+                                                               start, g.stride_width, g.dilation_width, g.input_width,
+                                                               g.channels, partial, to, sums_step);
+    };
+    if (g.filter_width == 3) {
+      int64_t r = 0;
+      for (; r + 3 <= rows; r += 3) run.template operator()<3, 3>(r, 0);
+      for (; r + 2 <= rows; r += 2) run.template operator()<2, 3>(r, 0);
+      for (; r < rows; ++r) run.template operator()<1, 3>(r, 0);
+    } else if (g.filter_width == 5) {
+      for (int64_t r = 0; r < rows; ++r) run.template operator()<1, 5>(r, 0);
+    } else {
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t dj = 0; dj < g.filter_width; ++dj) run.template operator()<1, 1>(r, dj);
+    }
+    for (const T*& input : inputs) input += take;
+    channel += take;
+  }
+}
+
+}  // namespace
 
 // Items of the sum are output rows (image by image), each summed from left to right in float64; then the tree of reduce.h.
 EXACTQAT_KERNEL(depthwise_conv2d_native_backprop_filter) {
@@ -209,40 +436,22 @@ EXACTQAT_KERNEL(depthwise_conv2d_native_backprop_filter) {
   const int64_t outputs = g.outputs(), taps = g.filter_height * g.filter_width;
   if (taps * outputs == 0) return;
   const int64_t items = g.batch * g.output_height, blocks = std::max<int64_t>(1, (items + kBlock - 1) / kBlock);
-  const int64_t in_channel = g.channels_first ? g.input_height * g.input_width : 1;
-  const int64_t in_position = g.channels_first ? 1 : g.channels;
-  const int64_t out_channel = g.channels_first ? g.output_height * g.output_width : 1;
-  const int64_t out_position = g.channels_first ? 1 : outputs;
-  constexpr int64_t kTile = 16;
-  const int64_t tiles = (outputs + kTile - 1) / kTile;
+  const bool in_registers = g.multiplier == 1 && !g.channels_first;
+  constexpr int64_t kTile = 64;
+  const int64_t tiles = (outputs + kTile - 1) / kTile, row_step = g.output_width * (g.channels_first ? 1 : outputs);
   std::vector<double> sums(blocks * taps * outputs);
 
   parallel_for(blocks * tiles, g.output_size() * taps, [&](int64_t task) {
     const int64_t block = task / tiles, begin = task % tiles * kTile, count = std::min(kTile, outputs - begin);
+    // Rows of sums are padded to whole vectors, which are stored whole.
     std::vector<double> row_sums(taps * kTile), lanes(kLanes * taps * kTile);
     for (int64_t item = block * kBlock; item < std::min(items, (block + 1) * kBlock); ++item) {
       const int64_t b = item / g.output_height, row = item % g.output_height;
       const T* image = input + b * g.input_height * g.input_width * g.channels;
-      const T* dy_row = gradient + b * g.output_height * g.output_width * outputs + row * g.output_width * out_position;
+      const T* gradient_row = gradient + b * g.output_height * g.output_width * outputs + row * row_step;
       std::fill(row_sums.begin(), row_sums.end(), 0.0);
-      for (int64_t column = 0; column < g.output_width; ++column) {
-        double dy[kTile];
-        for (int64_t k = 0; k < count; ++k) dy[k] = dy_row[column * out_position + (begin + k) * out_channel];
-        for (int64_t di = 0; di < g.filter_height; ++di) {
-          const int64_t i = row * g.stride_height - g.pad_top + di * g.dilation_height;
-          if (i < 0 || i >= g.input_height) continue;
-          for (int64_t dj = 0; dj < g.filter_width; ++dj) {
-            const int64_t j = column * g.stride_width - g.pad_left + dj * g.dilation_width;
-            if (j < 0 || j >= g.input_width) continue;
-            const T* x = image + (i * g.input_width + j) * in_position;
-            double* sum = row_sums.data() + (di * g.filter_width + dj) * kTile;
-            if (g.multiplier == 1 && !g.channels_first)
-              for (int64_t k = 0; k < count; ++k) sum[k] += double(x[begin + k]) * dy[k];
-            else
-              for (int64_t k = 0; k < count; ++k) sum[k] += double(x[(begin + k) / g.multiplier * in_channel]) * dy[k];
-          }
-        }
-      }
+      (in_registers ? filter_row_of_channels<T> : filter_row_of_any_layout<T>)(g, image, gradient_row, row, begin, count,
+                                                                               row_sums.data(), kTile);
       double* lane = lanes.data() + item % kLanes * taps * kTile;
       for (int64_t k = 0; k < taps * kTile; ++k) lane[k] += row_sums[k];
     }

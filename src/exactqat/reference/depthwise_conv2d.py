@@ -4,7 +4,7 @@ row-major."""
 
 import numpy as np
 
-from exactqat.reference.arithmetic import add, flush, fused_multiply_add, multiply, narrow
+from exactqat.reference.arithmetic import flush, fused_multiply_add, narrow
 from exactqat.reference.summation import tree_sum
 
 
@@ -64,9 +64,9 @@ def depthwise_conv2d_native_backprop_filter(input, out_backprop, **g):
     gradient = gradient.reshape(g["batch"], g["output_height"], g["output_width"], g["channels"], g["multiplier"])
     output = np.zeros((g["filter_height"], g["filter_width"], g["channels"], g["multiplier"]), input.dtype)
     for di, dj, (oi, oj), (ii, ij) in _taps(g):
-        products = multiply(image[:, ii, ij][..., None], gradient[:, oi, oj])
+        met, arriving = image[:, ii, ij][..., None], gradient[:, oi, oj]
         row_sums = np.zeros((g["batch"], g["output_height"], g["channels"], g["multiplier"]))
-        for column in range(products.shape[2]):
-            row_sums[:, oi[:, 0]] = add(row_sums[:, oi[:, 0]], products[:, :, column])
+        for column in range(met.shape[2]):
+            row_sums[:, oi[:, 0]] = fused_multiply_add(met[:, :, column], arriving[:, :, column], row_sums[:, oi[:, 0]])
         output[di, dj] = narrow(tree_sum(row_sums.reshape(rows, g["channels"], g["multiplier"])), input.dtype)
     return output

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing but the operands and attributes decides about the bits of a result, and a call leaves nothing behind.
+
+Not the instruction set, the number of threads, the process, where the operands lie, what other threads do meanwhile, nor a
+fork. The calls are those of the fuzzer; what they should give is test_fuzz.py's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ml_dtypes")
+
+import fuzz
+
+import exactqat as eq
+from exactqat import cpu
+from exactqat.spec import OPERATORS
+from exactqat.spec.op import TensorSpec
+
+ANY_NAN = b"NaN"  # its sign and payload are promised by nobody
+
+
+@lru_cache
+def calls() -> list[fuzz.Call]:
+    """Good calls of all operators, a dozen of them large enough for several threads."""
+    small, large = [], []
+    for case in range(1500):
+        call = fuzz.generate(fuzz.Random(20, case))
+        if not call.flaw:
+            many = max(np.size(value) for value in call.operands.values()) > 40000
+            (large if many else small).append(call)
+    assert len(large) >= 12
+    return small[:150] + large[:12]
+
+
+def digest_of(results: Any) -> str:
+    """Bits, dtypes and shapes of one call's results."""
+    digest = hashlib.blake2b(digest_size=16)
+    for result in results if isinstance(results, tuple | list) else (results,):
+        digest.update(f"{result.dtype} {result.shape}".encode())
+        values = np.array(result, order="C")
+        digest.update(ANY_NAN + np.isnan(values).tobytes())
+        digest.update(np.where(np.isnan(values), values.dtype.type(0), values).tobytes())
+    return digest.hexdigest()
+
+
+def answer(call: fuzz.Call) -> str:
+    """The digest of the results, or the refusal: some ranges are known to be wrong only when the kernel runs."""
+    try:
+        return digest_of(call.op(**call.operands, **call.attributes))
+    except ValueError as error:
+        return str(error)
+
+
+def answers() -> list[str]:
+    return [answer(call) for call in calls()]
+
+
+def in_process(code: str, **environment: str) -> str:
+    """What a fresh interpreter prints that has this file as the module `here`."""
+    flags = ["-S"] if sys.flags.no_site else []  # it must import what this process imports
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", f"import test_determinism as here\n{code}"],
+        env=os.environ | environment,
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stderr}"
+    return done.stdout
+
+
+def with_threads(count: int, function: Callable[[], Any]) -> Any:
+    before = eq.get_num_threads()
+    eq.set_num_threads(count)
+    try:
+        return function()
+    finally:
+        eq.set_num_threads(before)
+
+
+def test_repeated_runs() -> None:
+    wanted = answers()
+    assert answers() == wanted
+    assert with_threads(4, answers) == wanted
+
+
+SETTINGS = [
+    {"EXACTQAT_ISA": isa, "EXACTQAT_NUM_THREADS": threads, "PYTHONHASHSEED": seed}
+    for isa in cpu.INSTRUCTION_SETS
+    for threads, seed in (("1", "0"), ("3", "4242"))
+]
+
+
+@pytest.mark.parametrize("environment", SETTINGS, ids=lambda e: f"{e['EXACTQAT_ISA']}-{e['EXACTQAT_NUM_THREADS']}")
+def test_other_processes(environment: dict[str, str]) -> None:
+    said = in_process("print(here.cpu.kernels.__name__, here.eq.get_num_threads(), *here.answers(), sep='\\n')", **environment)
+    module, threads, *theirs = said.splitlines()
+    assert module == f"exactqat.cpu._{environment['EXACTQAT_ISA']}"
+    assert threads == environment["EXACTQAT_NUM_THREADS"]
+    ours = "\n".join(answers()).splitlines()
+    assert theirs == ours
+
+
+def placed(array: np.ndarray, offset: int) -> np.ndarray:
+    """A copy that begins `offset` bytes into a cache line, as memory that kernels take."""
+    buffer = np.zeros(array.nbytes + 128, np.uint8)
+    begin = -buffer.ctypes.data % 64 + offset
+    view = buffer[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    view[...] = array
+    return view
+
+
+def memory(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    return [array.view(np.uint16) if array.itemsize == 2 else array for array in arrays]
+
+
+@pytest.mark.parametrize("isa", cpu.INSTRUCTION_SETS)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_alignment(name: str, isa: str) -> None:
+    """Operands and results at every 4 bytes (every element, if it is longer) of a cache line, each somewhere else."""
+    tried = 0
+    for call in calls():
+        if call.op.name != name or tried == 3 or not 16 < max(np.size(v) for v in call.operands.values()) < 5000:
+            continue
+        operands = [np.array(value, order="C") for value in call.operands.values()]
+        operands = [a.astype(a.dtype.newbyteorder("=")) for a in operands]
+        specs = tuple(TensorSpec(a.shape, a.dtype.name) for a in operands)
+        dtypes = {a.dtype.name: a.dtype for a in operands}
+        try:
+            lowered = call.op.lower(specs, tuple(call.op.bind(tuple(operands), call.attributes)[1].items()))
+        except TypeError:  # numbers among the operands, which became float64 here
+            continue
+        plan = cpu.plan(cpu.load(isa), specs, lowered)
+        wanted = None
+        for step in range(16):
+            arrays = []
+            for i, array in enumerate(operands):
+                arrays.append(placed(array, (step + 3 * i) % 16 * 4 // array.itemsize * array.itemsize))
+            for i, spec in enumerate(lowered.results):
+                empty = np.full(spec.shape, np.nan, dtypes.get(spec.dtype, spec.dtype))
+                arrays.append(placed(empty, (step + 5 * i) % 16 * 4 // empty.itemsize * empty.itemsize))
+            try:
+                plan(*memory(arrays))
+            except ValueError:
+                break
+            digest = digest_of(arrays[len(operands) :])
+            wanted = wanted or digest
+            assert digest == wanted, f"offset {4 * step}\n{call}"
+        tried += wanted is not None
+    assert tried
+
+
+def test_concurrent_calls() -> None:
+    """16 threads, all calls in an order of their own, while the number of threads that kernels use changes."""
+    wanted = answers()
+    errors: list[str] = []
+    start = threading.Barrier(16)
+
+    def work(seed: int) -> None:
+        order = list(range(len(wanted)))
+        random.Random(seed).shuffle(order)
+        start.wait()
+        for done, i in enumerate(order):
+            if seed == 0 and done % 20 == 0:
+                eq.set_num_threads(1 + done // 20 % 3)
+            got = answer(calls()[i])
+            if got != wanted[i]:
+                errors.append(f"{got}, alone {wanted[i]}\n{calls()[i]}")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(16)]
+
+    def run_all() -> None:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    with_threads(2, run_all)
+    assert not errors, f"{len(errors)} results differ, the first: {errors[0]}"
+
+
+def child_is_right(wanted: list[str]) -> bool:
+    """Forks; the child answers all calls again."""
+    process = os.fork()
+    if process == 0:
+        os._exit(0 if answers() == wanted else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+
+
+def forks() -> None:
+    """Run by `test_fork` in a process of its own, so that a hang is cut short and no other library minds the fork."""
+    eq.set_num_threads(3)
+    wanted = answers()  # starts the threads that kernels use
+    assert child_is_right(wanted), "differs after os.fork"
+    assert answers() == wanted, "differs in the parent of a fork"
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(answer, calls(), chunksize=20) == wanted, "differs in a forked pool"
+
+    stop = threading.Event()
+    large = calls()[-1]
+
+    def keep_kernels_busy() -> None:
+        while not stop.is_set():
+            answer(large)
+
+    busy = threading.Thread(target=keep_kernels_busy)
+    busy.start()
+    try:
+        for _ in range(5):
+            assert child_is_right(wanted), "differs after a fork in the middle of a call"
+    finally:
+        stop.set()
+        busy.join()
+    print("all right")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_fork() -> None:
+    assert in_process("here.forks()") == "all right\n"
+
+
+def denormals_survive() -> bool:
+    """Denormal operands and results in NumPy's own arithmetic, in this thread."""
+    for dtype in (np.float32, np.float64):
+        tiny = np.finfo(dtype).tiny
+        denormal = np.full(67, tiny / 4, dtype)
+        if not ((denormal * dtype(2) == tiny / 2).all() and (np.full(67, tiny, dtype) / dtype(4) == denormal).all()):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("isa", cpu.INSTRUCTION_SETS)
+def test_denormals_of_the_caller_are_left_alone(isa: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels flush denormals; the caller's arithmetic must not, whether a call succeeds or is refused halfway."""
+    module = cpu.load(isa)
+    before = module.thread_count()
+    module.set_thread_count(threads)
+    cpu.planned.cache_clear()
+    monkeypatch.setattr(cpu, "kernels", module)
+    assert denormals_survive()
+    try:
+        for call in calls():
+            answer(call)
+            assert denormals_survive(), call
+        for size in (1, 100_000):
+            x = np.linspace(-1, 1, size, dtype=np.float32)
+            with pytest.raises(ValueError, match="Invalid range"):
+                eq.raw_ops.QuantizeAndDequantizeV2(input=x, input_min=1.0, input_max=-1.0, range_given=True)
+            assert denormals_survive()
+    finally:
+        cpu.planned.cache_clear()
+        module.set_thread_count(before)
