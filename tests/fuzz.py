@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random calls of every declared operator: kernels against the reference, bit for bit, and bad calls that must be refused.
+"""Random calls of every declared operator: kernels against the reference, bit for bit; bad calls must be refused.
 
-Operators, attributes and dtypes come from the declarations; only what relates the shapes of operands is written down here,
-once for each family (`SHAPES`). The same generators serve two drivers: hypothesis in test_fuzz.py, which is reproducible and
-shrinks what it finds, and the campaign below, which is fast and new each time:
+Operators, attributes and dtypes come from the declarations; only what relates the shapes of operands is written down
+here, once for each family (`SHAPES`). The same generators serve two drivers: hypothesis in test_fuzz.py, which is
+reproducible and shrinks what it finds, and the campaign below, which is fast and new each time:
 
     python tests/fuzz.py --cases 100000
 
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class Source(Protocol):
-    """Where choices come from. `numbers` fills arrays; whatever decides about a call is an `integer`, which can shrink."""
+    """Where choices come from. `numbers` fills arrays; what decides about a call is an `integer`, which can shrink."""
 
     numbers: np.random.Generator
 
@@ -77,18 +77,24 @@ def chance(source: Source, percent: int) -> bool:
 
 @dataclass
 class Call:
-    """One call as a user would write it. `flaw` says what was done to it; `refused` that it must be refused for that."""
+    """One call as a user would write it.
+
+    `out`: where the results go: "" for new arrays, "given" for given ones, or the operand whose place the first takes.
+    `flaw`: what was done to the call; `refused`: that it must be refused for that.
+    """
 
     op: Operator
     operands: dict[str, Any]
     attributes: dict[str, Any]
     layouts: dict[str, str]
     threads: int
+    out: str = ""
     flaw: str = ""
     refused: bool = False
 
     def __str__(self) -> str:
-        lines = [f"{self.op.name} on {self.threads} threads" + (f", flaw: {self.flaw}" if self.flaw else "")]
+        lines = [f"{self.op.name} on {self.threads} threads"]
+        lines += [f"  {what}: {text}" for what, text in (("out", self.out), ("flaw", self.flaw)) if text]
         for name, value in self.operands.items():
             layout = self.layouts.get(name, "")
             if isinstance(value, np.ndarray):
@@ -107,8 +113,8 @@ def specials(dtype: np.dtype) -> np.ndarray:
     limits = ml_dtypes.finfo(dtype)
     ends = [np.inf, limits.max, limits.tiny, limits.smallest_subnormal]
     ordinary = [0.5, 1.0, 1.5, 2.5, 127.5]
-    # The reference does not say which float64 products within half a step of the smallest normal number are denormal, such
-    # as that number times the neighbour of 1.
+    # The reference does not say which float64 products within half a step of the smallest normal number are denormal,
+    # such as that number times the neighbour of 1.
     neighbours = ends if dtype == np.float64 else ends + ordinary
     with np.errstate(all="ignore"):
         below = np.nextafter(np.array(neighbours, dtype), dtype.type(0))
@@ -235,11 +241,13 @@ def extent(source: Source) -> int:
 
 def shape_of_rank(source: Source, rank: int) -> tuple[int, ...]:
     """Mostly tiny; now and then enough for several threads."""
-    left = choose(source, (2000, 6000, 20000, 80000)) if chance(source, 15) else 300
-    shape = []
+    size = choose(source, (2000, 6000, 20000, 80000)) if chance(source, 10) else 300
+    left, shape = size, []
     for _ in range(rank):
         shape.append(min(extent(source), max(left, 1)))
         left //= max(shape[-1], 1)
+    if size > 300 and rank and left > 1:
+        shape[0] = max(shape[0] * left - source.integer(0, 9), 1)
     for i in range(rank - 1, 0, -1):  # which axis is the long one
         j = source.integer(0, i)
         shape[i], shape[j] = shape[j], shape[i]
@@ -300,7 +308,9 @@ def _depthwise_conv2d(source: Source, op: Operator, attributes: dict[str, Any]) 
     )
     multiplier = choose(source, (1, 1, 1, 2, 3, 5, 0) if chance(source, 50) else (1,))
     batch = choose(source, (1, 2, 3, 0) if chance(source, 40) else (1,))
-    if math.prod((*sizes, *kernel, channels, multiplier, batch)) > 60000:
+    if chance(source, 3):
+        sizes = [source.integer(20, 60), source.integer(20, 60)]
+    if math.prod((*sizes, *kernel, channels, multiplier, batch)) > 300_000:
         channels, multiplier = min(channels, 3), 1
     pads = {letter: (source.integer(0, 3), source.integer(0, 3)) for letter in "HW"}
     attributes["strides"] = arranged(1, *strides, 1)
@@ -451,28 +461,25 @@ def generate(source: Source, op: Operator | None = None) -> Call:
     for low, high in (("min", "max"), ("input_min", "input_max")):
         if low in shapes:
             arrays[low], arrays[high] = ranges(source, shapes[low], dtype_of(low, dtype))
-    bounds = [attributes.get(name, arrays.get(name)) for name in ("min", "max", "input_min", "input_max")]
-    bounds = [np.asarray(bound) for bound in bounds if bound is not None]
+    given: dict[str, Any] = attributes | arrays
+    bounds = [np.asarray(given[name]) for name in ("min", "max", "input_min", "input_max") if name in given]
+    axis = attributes.get("axis", -1)
     for name, shape in shapes.items():
-        if (
-            name in ("inputs", "input")
-            and bounds
-            and bounds[0].shape in ((), shape[attributes.get("axis", -1) :][:1])
-            and chance(source, 30)
-        ):
-            arrays[name] = ties(
-                source, shape, *bounds, attributes.get("axis", -1), attributes.get("num_bits", 8), dtype
-            )
+        quantized = name in ("inputs", "input") and bounds and bounds[0].shape in ((), shape[axis:][:1])
+        if quantized and chance(source, 30):
+            low, high = bounds
+            arrays[name] = ties(source, shape, low, high, axis, attributes.get("num_bits", 8), dtype)
         elif name not in arrays:
             arrays[name] = values(source, shape, dtype_of(name, dtype), choose(source, allowed))
             if name in ("variance", "reserve_space_2") and chance(source, 80):
                 arrays[name] = np.asarray(np.abs(arrays[name]))
     layouts = {name: choose(source, list(LAYOUTS)) if chance(source, 40) else "dense" for name in op.operands}
-    layouts = {
-        k: "dense" if v == "numbers" and k == op.operands[0] else v for k, v in layouts.items()
-    }  # it has the dtype
+    first = op.operands[0]
+    if layouts[first] == "numbers":  # its dtype decides about that of the numbers
+        layouts[first] = "dense"
     operands = {name: LAYOUTS[layouts[name]](arrays[name], source) for name in op.operands}
-    call = Call(op, operands, attributes, layouts, choose(source, THREADS))
+    out = choose(source, ("given", *op.reuses)) if chance(source, 20) else ""
+    call = Call(op, operands, attributes, layouts, choose(source, THREADS), out)
     if chance(source, 12):
         FLAWS[choose(source, list(FLAWS))](source, call)
     return call
@@ -555,11 +562,42 @@ def _argument_unknown(source: Source, call: Call) -> None:
     call.flaw, call.refused = "an unknown argument", True
 
 
+def _out_does_not_fit(source: Source, call: Call) -> None:
+    accepted = _lowered(call, _dense(call))
+    if accepted is None:
+        return
+    out = _results(accepted[0], _dense(call))
+    number = source.integer(0, len(out) - 1)
+    array = out[number]
+    what = choose(source, ("shape", "dtype", "read-only", "strided", "an operand", "list", "too many"))
+    if what == "shape":
+        out[number] = np.zeros((*array.shape, 2), array.dtype)
+    elif what == "dtype":
+        out[number] = np.zeros(array.shape, "int32")
+    elif what == "read-only":
+        array.flags.writeable = False
+    elif what == "strided" and array.size > 1:
+        out[number] = np.zeros((*array.shape, 2), array.dtype)[..., 0]
+    elif what == "an operand":
+        others = [k for k, layout in call.layouts.items() if layout == "dense" and np.size(call.operands[k])]
+        others = [k for k in others if number or k not in call.op.reuses]
+        if not others:
+            return
+        out[number] = call.operands[choose(source, others)]
+    elif what == "list":
+        out[number] = array.tolist()
+    else:
+        out.append(np.zeros(3))
+    call.attributes["out"] = tuple(out)
+    call.flaw, call.refused = f"out: {what}", True
+
+
 FLAWS: dict[str, Callable[[Source, Call], None]] = {
     "shape": _shape,
     "attribute anywhere": _attribute_anywhere,
     "attribute of the wrong type": _attribute_of_the_wrong_type,
     "dtype": _dtype,
+    "out does not fit": _out_does_not_fit,
     "not an array": _not_an_array,
     "argument missing": _argument_missing,
     "argument unknown": _argument_unknown,
@@ -578,11 +616,28 @@ def _outcome(function: Callable[[], Any]) -> tuple[np.ndarray, ...] | ValueError
     return results if isinstance(results, tuple) else (results,)
 
 
-def _lowered(op: Operator, operands: list[np.ndarray], attributes: dict[str, Any]) -> Lowering | None:
-    """The declaration's answer, None for a refusal."""
+def _dense(call: Call) -> dict[str, np.ndarray]:
+    """The operands as the kernels get them."""
+    leading = next(v.dtype for v in call.operands.values() if isinstance(v, np.ndarray)).newbyteorder("=")
+    of_numbers = leading if leading.kind == "f" and leading.itemsize > 2 else np.dtype("float32")
+    dense = {}
+    for name, value in call.operands.items():
+        native = value.dtype.newbyteorder("=") if isinstance(value, np.ndarray) else of_numbers
+        dense[name] = np.array(value, native, order="C", subok=False)
+    return dense
+
+
+def _results(lowered: Lowering, operands: dict[str, np.ndarray]) -> list[np.ndarray]:
+    dtypes = {array.dtype.name: array.dtype for array in operands.values()}
+    return [np.full(spec.shape, np.nan, dtypes.get(spec.dtype, spec.dtype)) for spec in lowered.results]
+
+
+def _lowered(call: Call, operands: dict[str, np.ndarray]) -> tuple[Lowering, dict[str, Any]] | None:
+    """The declaration's answer and the checked attributes, None for a refusal."""
     try:
-        _, checked = op.bind(tuple(operands), attributes)
-        return op.check(tuple(TensorSpec(a.shape, a.dtype.name) for a in operands), tuple(checked.items()))
+        _, attributes = call.op.bind((), {**operands, **call.attributes})
+        specs = tuple(TensorSpec(a.shape, a.dtype.name) for a in operands.values())
+        return call.op.check(specs, tuple(attributes.items())), attributes
     except (ValueError, TypeError):
         return None
 
@@ -595,18 +650,12 @@ def check(call: Call) -> tuple[bool, int]:
         assert isinstance(refusal, Exception), "a bad call was not refused"
         return True, 0
 
-    leading = next(v.dtype for v in call.operands.values() if isinstance(v, np.ndarray)).newbyteorder("=")
-    of_numbers = np.dtype("float32") if leading.itemsize == 2 else leading
-    dense = {}
-    for name, value in call.operands.items():
-        native = value.dtype.newbyteorder("=") if isinstance(value, np.ndarray) else of_numbers
-        dense[name] = np.array(value, native, order="C", subok=False)
-    operands = list(dense.values())
-    lowered = _lowered(op, operands, dict(attributes))
-    if lowered and max((n for spec in lowered.results for n in (spec.size, *spec.shape)), default=0) > LARGEST:
+    dense = _dense(call)
+    accepted = _lowered(call, dense)
+    if accepted and max(n for spec in accepted[0].results for n in (spec.size, *spec.shape)) > LARGEST:
         return False, 0
 
-    before = [array.tobytes() for array in operands]
+    before = [array.tobytes() for array in dense.values()]
     expected = _outcome(lambda: reference.call(op, dense, attributes))
     for name in cpu.INSTRUCTION_SETS:
         cpu.load(name).set_thread_count(call.threads)
@@ -620,21 +669,36 @@ def check(call: Call) -> tuple[bool, int]:
     else:
         assert not isinstance(got, Exception), f"a good call was refused: {got!r}"
         _compare(op, got, expected, "the NumPy frontend", dense)
-    if lowered is None:
+    if accepted and call.out:
+        got = _outcome(lambda: _with_out(call, dense, _results(accepted[0], dense)))
+        assert isinstance(got, Exception) == isinstance(expected, Exception), f"with out={call.out!r}: {got!r}"
+        if not isinstance(expected, Exception):
+            _compare(op, got, expected, f"the NumPy frontend, out={call.out!r}", dense)
+    if accepted is None:
+        assert isinstance(expected, Exception), "the declaration refuses what the reference takes"
         return True, 0
 
-    _, checked = op.bind(tuple(operands), dict(attributes))
     offset = len(before[0]) % 16  # any place within a cache line, the same each time
-    placed = [_at(array, array.itemsize * ((offset + i) % 16)) for i, array in enumerate(operands)]
+    placed = [_at(array, array.itemsize * ((offset + i) % 16)) for i, array in enumerate(dense.values())]
     compared = 0
     for device, run in DEVICES.items():
-        got = _outcome(lambda run=run: tuple(run(op, placed, checked)))  # type: ignore[misc]
+        got = _outcome(lambda run=run: tuple(run(op, placed, accepted[1])))  # type: ignore[misc]
         if isinstance(expected, Exception):
             assert isinstance(got, type(expected)), f"the reference answers {expected!r}, {device} {got!r}"
         else:
             assert not isinstance(got, Exception), f"{device} refused a good call: {got!r}"
             compared += _compare(op, got, expected, device, dense)
     return isinstance(expected, Exception), compared
+
+
+def _with_out(call: Call, dense: dict[str, np.ndarray], out: list[np.ndarray]) -> Any:
+    operands = dict(call.operands)
+    if call.out != "given":
+        operands[call.out] = out[0] = dense[call.out].copy()
+    results = call.op(**operands, **call.attributes, out=tuple(out))
+    returned = results if isinstance(results, tuple) else (results,)
+    assert [id(result) for result in returned] == [id(array) for array in out], "other arrays than out are returned"
+    return results
 
 
 def _compare(op: Operator, got: Any, expected: Any, device: str, operands: dict[str, np.ndarray]) -> int:
@@ -654,7 +718,7 @@ STUCK_AFTER = 300.0  # seconds for as many
 
 
 def run_cases(seed: int, begin: int, end: int, current: Path) -> None:
-    """A batch, in its own process. Before each case its number goes to the file `current`, so that a crash has a name."""
+    """A batch, in a process of its own. Before each case its number goes to the file `current`: a crash has a name."""
     handle = os.open(current, os.O_WRONLY)
     report: dict[str, Any] = {}
     for case in range(begin, end):
@@ -684,16 +748,20 @@ class Totals:
 
 
 def run_batch(seed: int, begin: int, end: int, totals: Totals, progress: Callable[[int], None]) -> None:
-    """Runs cases in child processes until all are done: a case that kills its process is counted, and the next one follows."""
+    """Runs cases in child processes until all are done: one that kills its process is counted, and the next follows."""
     flags = ["-S"] if sys.flags.no_site else []  # the children must import what this process imports
     parts = [(begin, end)]
     with tempfile.TemporaryDirectory() as folder:
         current, errors = Path(folder, "case"), Path(folder, "errors")
         while parts:
             begin, end = parts.pop()
-            command = [sys.executable, *flags, __file__, "--seed", str(seed), "--batch", str(begin), str(end), str(current)]
+            command = [sys.executable, *flags, __file__, "--seed", str(seed)]
+            command += ["--batch", str(begin), str(end), str(current)]
             current.write_bytes(b"%20d" % begin)
-            with errors.open("w") as stderr, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as child:
+            with (
+                errors.open("w") as stderr,
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as child,
+            ):
                 assert child.stdout is not None
                 for line in child.stdout:
                     report = json.loads(line)
@@ -745,10 +813,11 @@ def campaign(cases: int, seed: int, processes: int) -> int:
     for title, failures in (("crash", totals.crashes), ("difference", totals.differences)):
         for failure in failures[:10]:
             console.print(f"\n{title}: {failure}", markup=False)
-    seconds = time.monotonic() - started
+    counts = totals.counts
     console.print(
-        f"\n{totals.counts['cases'] + len(totals.crashes):,} cases in {seconds:.0f} s, {totals.counts['refused']:,} calls refused, "
-        f"{totals.counts['values']:,} values compared, {len(totals.crashes)} crashes, {len(totals.differences)} differences"
+        f"\n{counts['cases'] + len(totals.crashes):,} cases in {time.monotonic() - started:.0f} s, "
+        f"{counts['refused']:,} calls refused, {counts['values']:,} values compared, "
+        f"{len(totals.crashes)} crashes, {len(totals.differences)} differences"
     )
     if totals.crashes or totals.differences:
         console.print(f"one case again: python tests/fuzz.py --seed {seed} --case NUMBER")

@@ -37,7 +37,8 @@ def build() -> None:
 def library(name: str) -> str:
     """The path of a runtime library of the compiler. Python is not linked with it, so it must be loaded first."""
     compiler = os.environ.get("CXX", "g++")
-    path = subprocess.run([compiler, f"-print-file-name={name}"], check=True, capture_output=True, text=True).stdout.strip()
+    command = [compiler, f"-print-file-name={name}"]
+    path = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     if not os.path.isabs(path):
         raise SystemExit(f"{compiler} has no {name}: this needs GCC with its sanitizer libraries (or set CXX)")
     return path

@@ -73,6 +73,7 @@ class Entry:
     tensorflow: str
     calls: tuple[Call, ...]
     ours: str = ""  # for the page; by default the error of the first call
+    traced: bool = False  # it is about tracing
 
 
 AS_REFERENCE = reference.call
@@ -183,8 +184,8 @@ def call(op: str, expected: Expected = ValueError, **changes: Any) -> Call:
     """A good call with changes; the name says what these are."""
     words = []
     for key, value in changes.items():
-        shape = f"{list(value.shape)}" if isinstance(value, np.ndarray) else str(value).replace(" ", "")
-        words.append(f"{key}={shape}")
+        text = str(list(value.shape) if isinstance(value, np.ndarray) else value).replace(" ", "")
+        words.append(f"{key}={text if len(text) < 80 else text[:12] + '...'}")
     return Call(f"{op}({', '.join(words)})", op, GOOD[op] | changes, expected)
 
 
@@ -286,6 +287,7 @@ ADVISORIES = (
         "axis=-100; read out of bounds in the shape function",
         CLEAN,
         every((V2, V3, V4, V4_GRAD), axis=-100, input=ones(2)),
+        traced=True,
     ),
     Entry(
         "CVE-2021-41209, GHSA-6hpv-v2rx-c5g6",
@@ -365,6 +367,7 @@ ADVISORIES = (
         "axis=0x7fffffff; read out of bounds",
         CLEAN,
         (call(V2, axis=LARGEST, input=ones(2)),),
+        traced=True,
     ),
     Entry(
         "CVE-2023-25668, GHSA-gw97-ff7c-9v96",
@@ -388,6 +391,7 @@ STILL_BAD = (
         "inputs of rank 0",
         ABORT,
         (call(CHANNELS, inputs=SCALAR), call(f"{CHANNELS}Gradient", inputs=SCALAR, gradients=SCALAR)),
+        traced=True,
     ),
     Entry(
         "issues 60124, 99456, 99458",
@@ -475,24 +479,6 @@ STILL_BAD = (
                 is_training=training,
             )
             for op in ("FusedBatchNorm", "FusedBatchNormV2", NORM)
-            for training in (False, True)
-        ),
-        "zeros",
-    ),
-    Entry(
-        "found by running it",
-        NORM_GRAD,
-        "empty x",
-        "zeros, as it should be",
-        tuple(
-            call(
-                op,
-                {"x_backprop": ones(0, 3, 2, 3), "scale_backprop": ZEROS, "offset_backprop": ZEROS},
-                x=ones(0, 3, 2, 3),
-                y_backprop=ones(0, 3, 2, 3),
-                is_training=training,
-            )
-            for op in ("FusedBatchNormGrad", "FusedBatchNormGradV2", NORM_GRAD)
             for training in (False, True)
         ),
         "zeros",
@@ -605,7 +591,7 @@ def limits() -> Iterator[Call]:
         yield from every(convolutions, padding="EXPLICIT", explicit_paddings=(0, 0, value, 0, 0, value, 0, 0))
         yield call(TO_INPUT, input_sizes=(2, value, 4, 3))
         yield call(TO_INPUT, input_sizes=(2, 5, value, value))
-        yield call(TO_FILTER, filter_sizes=(3, value, 3, 2))
+        yield call(TO_FILTER, filter_sizes=(3, value, 3, 2), padding="VALID")
         yield call(TO_FILTER, filter_sizes=(value, value, 3, 2))
     for op in (ARGS, f"{ARGS}Gradient"):
         yield call(op, AS_REFERENCE, min=-1e308, max=1e308)
@@ -632,6 +618,11 @@ def limits() -> Iterator[Call]:
     for sizes in ((2**31,) * 4, (2**62, 2, 2, 2), (0, 2**40, 2**40, 1)):
         yield call(TO_INPUT, input_sizes=sizes)
         yield call(TO_FILTER, filter_sizes=sizes)
+    for op in ("FusedBatchNormGrad", "FusedBatchNormGradV2", NORM_GRAD):
+        for training in (False, True):
+            empty = ones(0, 3, 2, 3)
+            zeros = {"x_backprop": empty, "scale_backprop": ZEROS, "offset_backprop": ZEROS}
+            yield call(op, zeros, x=empty, y_backprop=empty, is_training=training)
     # Shapes with every dimension 0 in turn.
     for op in fake_quant:
         for shape in ((0, 3), (4, 0), (0, 0)):
@@ -677,11 +668,13 @@ CALLS: dict[str, Call] = {}
 for _made in itertools.chain((made for entry in ENTRIES for made in entry.calls), limits()):
     CALLS.setdefault(_made.name, _made)
 TABLED = {made.name for entry in ENTRIES for made in entry.calls}
+TRACED = {made.name for entry in ENTRIES for made in entry.calls if entry.traced}
 
 
 def ways_of(made: Call) -> list[str]:
-    """PyTorch's compiler is slow, so it gets what the tables name."""
-    return [way for way in WAYS if way != "torch.compile" or made.name in TABLED]
+    """Compilers are slow, so jax.jit gets what the tables name and what must fail, and torch.compile what is traced."""
+    refused = made.name in TABLED or made.expected is not AS_REFERENCE
+    return [way for way in WAYS if made.name in TRACED or way != "torch.compile" and (refused or way != "jax.jit")]
 
 
 # The process that is put at risk
@@ -703,7 +696,7 @@ def run(way: str, first: int) -> None:
 
 
 def attempt(made: Call, convert: Callable[[np.ndarray], Any], evaluate: Callable[..., Any]) -> dict[str, Any]:
-    poison()
+    poison(convert)
     operands = {key: convert(value) for key, value in made.operands.items()}
     try:
         results = evaluate(made.op, operands, made.attributes)
@@ -717,9 +710,9 @@ def attempt(made: Call, convert: Callable[[np.ndarray], Any], evaluate: Callable
     return {"results": [[a.dtype.name, list(a.shape), a.tobytes().hex()] for a in arrays]}
 
 
-def poison() -> None:
-    """Leaves recognisable numbers in the memory that small arrays are likely to get next."""
-    kept = [np.full(size, 7e33, np.float32) for size in (1, 2, 3, 4, 6, 12, 36, 54, 120, 240) for _ in range(8)]
+def poison(convert: Callable[[np.ndarray], Any]) -> None:
+    """Leaves a strange number in the memory that small arrays are likely to get next."""
+    kept = [convert(np.full(size, 7e33, np.float32)) for size in (1, 3, 12, 36, 54, 120, 240) for _ in range(4)]
     del kept
 
 
@@ -732,7 +725,7 @@ def with_torch() -> Any:
 
     torch.set_num_threads(1)
     function = with_numpy()[1]
-    return lambda array: torch.from_numpy(np.array(array)), function
+    return torch.tensor, function
 
 
 def with_torch_compile() -> Any:
@@ -751,7 +744,7 @@ def with_jax() -> Any:
     import jax
 
     function = with_numpy()[1]
-    return jax.numpy.asarray, lambda *arguments: jax.block_until_ready(function(*arguments))
+    return jax.numpy.array, lambda *arguments: jax.block_until_ready(function(*arguments))
 
 
 def with_jax_jit() -> Any:
@@ -979,7 +972,7 @@ def test_second_derivatives_of_quantizers() -> None:
     """None or a TypeError in TensorFlow. Here the gradient is linear in what arrives, and its slope in x is zero."""
     torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
     jnp = jax.numpy
-    data, arriving = counted(13), np.linspace(-1, 1, 13, dtype=np.float32)
+    data, arriving = counted(13), np.linspace(0.5, 2, 13, dtype=np.float32)
     functions: dict[str, Callable[[Any, Any], Any]] = {
         "Args": lambda x, b: eq.quantization.fake_quant_with_min_max_args(x, -1.0, 0.5),
         "Vars": lambda x, b: eq.quantization.fake_quant_with_min_max_vars(x, -b, b / 2),
@@ -995,7 +988,7 @@ def test_second_derivatives_of_quantizers() -> None:
         with_respect_to_x, with_respect_to_g = torch.autograd.grad(slope.sum(), (x, g), allow_unused=True)
         passes = (slope / g).detach().numpy()
         assert with_respect_to_x is None or not with_respect_to_x.any(), name
-        np.testing.assert_array_equal(with_respect_to_g.numpy(), np.nan_to_num(passes), err_msg=name)
+        np.testing.assert_array_equal(with_respect_to_g.numpy(), passes, err_msg=name)
         assert 0 < passes.sum() < 13, name
 
         def jax_slope(x: Any, g: Any, function: Any = function) -> Any:

@@ -127,6 +127,18 @@ def random_add(rng: Random, builder: Builder) -> str:
     return builder.add("x", "z", random_quantization(rng, scale), name="y", activation=activation)
 
 
+def random_mul(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_input(rng, builder))
+    shape = tensor.shape if rng.integers(2) else (1, 1, 1, tensor.shape[3])
+    builder.input("z", shape, random_quantization(rng))
+    activation = str(rng.choice(ACTIVATIONS))
+    product = tensor.quantization.scale[0] * builder.tensor("z").quantization.scale[0]
+    scale = product * random_scale(rng, -2, 12)
+    if activation == "RELU6" and 0.01 < scale < 1:
+        scale = np.float32(6 / (np.round(6 / scale) + 0.5))  # the upper clamp is a tie
+    return builder.mul("x", "z", random_quantization(rng, scale), name="y", activation=activation)
+
+
 def random_mean(rng: Random, builder: Builder) -> str:
     tensor = builder.tensor(random_input(rng, builder))
     scale = tensor.quantization.scale[0] * random_scale(rng, -2, 3)

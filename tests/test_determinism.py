@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nothing but the operands and attributes decides about the bits of a result, and a call leaves nothing behind.
 
-Not the instruction set, the number of threads, the process, where the operands lie, what other threads do meanwhile, nor a
-fork. The calls are those of the fuzzer; what they should give is test_fuzz.py's business.
+Not the instruction set, the number of threads, the process, where the operands lie, what other threads do meanwhile,
+nor a fork. The calls are those of the fuzzer; what they should give is test_fuzz.py's business.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import multiprocessing
 import os
@@ -28,7 +29,7 @@ import fuzz
 
 import exactqat as eq
 from exactqat import cpu
-from exactqat.spec import OPERATORS
+from exactqat.spec import OPERATORS, Operator
 from exactqat.spec.op import TensorSpec
 
 ANY_NAN = b"NaN"  # its sign and payload are promised by nobody
@@ -38,7 +39,7 @@ ANY_NAN = b"NaN"  # its sign and payload are promised by nobody
 def calls() -> list[fuzz.Call]:
     """Good calls of all operators, a dozen of them large enough for several threads."""
     small, large = [], []
-    for case in range(1500):
+    for case in range(1000):
         call = fuzz.generate(fuzz.Random(20, case))
         if not call.flaw:
             many = max(np.size(value) for value in call.operands.values()) > 40000
@@ -59,10 +60,10 @@ def digest_of(results: Any) -> str:
 
 
 def answer(call: fuzz.Call) -> str:
-    """The digest of the results, or the refusal: some ranges are known to be wrong only when the kernel runs."""
+    """The digest of the results, or the refusal."""
     try:
         return digest_of(call.op(**call.operands, **call.attributes))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         return str(error)
 
 
@@ -109,7 +110,8 @@ SETTINGS = [
 
 @pytest.mark.parametrize("environment", SETTINGS, ids=lambda e: f"{e['EXACTQAT_ISA']}-{e['EXACTQAT_NUM_THREADS']}")
 def test_other_processes(environment: dict[str, str]) -> None:
-    said = in_process("print(here.cpu.kernels.__name__, here.eq.get_num_threads(), *here.answers(), sep='\\n')", **environment)
+    code = "print(here.cpu.kernels.__name__, here.eq.get_num_threads(), *here.answers(), sep='\\n')"
+    said = in_process(code, **environment)
     module, threads, *theirs = said.splitlines()
     assert module == f"exactqat.cpu._{environment['EXACTQAT_ISA']}"
     assert threads == environment["EXACTQAT_NUM_THREADS"]
@@ -130,22 +132,35 @@ def memory(arrays: list[np.ndarray]) -> list[np.ndarray]:
     return [array.view(np.uint16) if array.itemsize == 2 else array for array in arrays]
 
 
+@lru_cache
+def alignable(op: Operator) -> list[tuple[list[np.ndarray], dict[str, Any]]]:
+    """Operands and attributes of three calls of some size that succeed."""
+    found: list[tuple[list[np.ndarray], dict[str, Any]]] = []
+    case = 0
+    while len(found) < 3:
+        call = fuzz.generate(fuzz.Random(21, case), op)
+        case += 1
+        if call.flaw or "numbers" in call.layouts.values():
+            continue
+        operands = [np.array(v, v.dtype.newbyteorder("="), order="C") for v in call.operands.values()]
+        if not 30 < max(a.size for a in operands) < 5000:
+            continue
+        with contextlib.suppress(ValueError):
+            results = op(**call.operands, **call.attributes)
+            first = results[0] if isinstance(results, tuple) else results
+            if first.size > 30:
+                found.append((operands, op.bind((), {**call.operands, **call.attributes})[1]))
+    return found
+
+
 @pytest.mark.parametrize("isa", cpu.INSTRUCTION_SETS)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_alignment(name: str, isa: str) -> None:
     """Operands and results at every 4 bytes (every element, if it is longer) of a cache line, each somewhere else."""
-    tried = 0
-    for call in calls():
-        if call.op.name != name or tried == 3 or not 16 < max(np.size(v) for v in call.operands.values()) < 5000:
-            continue
-        operands = [np.array(value, order="C") for value in call.operands.values()]
-        operands = [a.astype(a.dtype.newbyteorder("=")) for a in operands]
+    for operands, attributes in alignable(OPERATORS[name]):
         specs = tuple(TensorSpec(a.shape, a.dtype.name) for a in operands)
         dtypes = {a.dtype.name: a.dtype for a in operands}
-        try:
-            lowered = call.op.lower(specs, tuple(call.op.bind(tuple(operands), call.attributes)[1].items()))
-        except TypeError:  # numbers among the operands, which became float64 here
-            continue
+        lowered = OPERATORS[name].lower(specs, tuple(attributes.items()))
         plan = cpu.plan(cpu.load(isa), specs, lowered)
         wanted = None
         for step in range(16):
@@ -155,15 +170,10 @@ def test_alignment(name: str, isa: str) -> None:
             for i, spec in enumerate(lowered.results):
                 empty = np.full(spec.shape, np.nan, dtypes.get(spec.dtype, spec.dtype))
                 arrays.append(placed(empty, (step + 5 * i) % 16 * 4 // empty.itemsize * empty.itemsize))
-            try:
-                plan(*memory(arrays))
-            except ValueError:
-                break
+            plan(*memory(arrays))
             digest = digest_of(arrays[len(operands) :])
             wanted = wanted or digest
-            assert digest == wanted, f"offset {4 * step}\n{call}"
-        tried += wanted is not None
-    assert tried
+            assert digest == wanted, f"offset {4 * step}, shapes {[list(a.shape) for a in operands]}"
 
 
 def test_concurrent_calls() -> None:
@@ -195,6 +205,10 @@ def test_concurrent_calls() -> None:
     assert not errors, f"{len(errors)} results differ, the first: {errors[0]}"
 
 
+def numbered_answer(number: int) -> str:
+    return answer(calls()[number])
+
+
 def child_is_right(wanted: list[str]) -> bool:
     """Forks; the child answers all calls again."""
     process = os.fork()
@@ -210,7 +224,7 @@ def forks() -> None:
     assert child_is_right(wanted), "differs after os.fork"
     assert answers() == wanted, "differs in the parent of a fork"
     with multiprocessing.get_context("fork").Pool(2) as pool:
-        assert pool.map(answer, calls(), chunksize=20) == wanted, "differs in a forked pool"
+        assert pool.map(numbered_answer, range(len(wanted)), chunksize=20) == wanted, "differs in a forked pool"
 
     stop = threading.Event()
     large = calls()[-1]

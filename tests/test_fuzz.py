@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fuzzer of fuzz.py under hypothesis: the same calls on every run, shrunk when one fails; and tests of the fuzzer itself.
+"""The fuzzer of fuzz.py under hypothesis: the same calls on every run, shrunk when one fails; and tests of the fuzzer.
 
 The long campaign is `python tests/fuzz.py`.
 """
@@ -75,10 +75,11 @@ def test_everything_is_generated() -> None:
         seen.update("empty" for shape in shapes if 0 in shape)
         seen.update("for several threads" for shape in shapes if np.prod(shape) > 40000)
         seen["flaw"] += bool(call.flaw)
+        seen["out"] += bool(call.out)
         seen["must be refused"] += call.refused
         if not call.flaw:
             seen.update((name, value) for name, value in call.attributes.items() if name in call.op.choices)
-    wanted = {*OPERATORS, *fuzz.LAYOUTS, *fuzz.DTYPES, "empty", "for several threads", "flaw", "must be refused"}
+    wanted = {*OPERATORS, *fuzz.LAYOUTS, *fuzz.DTYPES, "empty", "for several threads", "flaw", "must be refused", "out"}
     wanted |= {("rank", rank) for rank in range(7)}
     wanted |= {(name, value) for op in OPERATORS.values() for name, values in op.choices.items() for value in values}
     assert not [item for item in wanted if seen[item] < 10]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from exactqat.cpu import planned
+from exactqat.cpu import LARGE, block, planned
 from exactqat.spec.op import Memory, Operator, TensorSpec, check_out
 
 _FLOAT32 = np.dtype("float32")
@@ -40,6 +40,14 @@ def _arrays(operands: list[Any]) -> list[np.ndarray]:
     return arrays
 
 
+def _empty(spec: TensorSpec) -> np.ndarray:
+    dtype = _DTYPES[spec.dtype]
+    bytes = spec.size * dtype.itemsize
+    if bytes < LARGE:
+        return np.empty(spec.shape, dtype)
+    return np.frombuffer(block(bytes), dtype).reshape(spec.shape)
+
+
 def _memory(array: Any) -> Memory:
     if not isinstance(array, np.ndarray):
         raise TypeError(f"out must be NumPy arrays like the operands, got {type(array).__name__}")
@@ -54,7 +62,7 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tup
     specs = tuple([TensorSpec(a.shape, _name(a.dtype)) for a in arrays])
     lowered, plan = planned(op, specs, tuple(attributes.items()))
     if out is None:
-        results = [np.empty(spec.shape, _DTYPES[spec.dtype]) for spec in lowered.results]
+        results = [_empty(spec) for spec in lowered.results]
     else:
         check_out(op, lowered, [_memory(array) for array in arrays], [_memory(array) for array in out])
         results = list(out)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from exactqat.cpu import planned
+from exactqat.cpu import LARGE, block, planned
 from exactqat.spec import OPERATORS
 from exactqat.spec.op import Memory, Operator, TensorSpec, check_out
 
@@ -23,6 +23,14 @@ _OVERLOADS: dict[str, Any] = {}
 
 def _spec(tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(tuple(tensor.shape), _NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch."))
+
+
+def _empty(spec: TensorSpec) -> torch.Tensor:
+    dtype = _DTYPES[spec.dtype]
+    bytes = spec.size * dtype.itemsize
+    if bytes < LARGE:
+        return torch.empty(spec.shape, dtype=dtype)
+    return torch.frombuffer(block(bytes), dtype=dtype, count=spec.size).view(spec.shape)
 
 
 def _schema(op: Operator) -> str:
@@ -47,7 +55,7 @@ def _register(op: Operator) -> Any:
         tensors, attributes = split(arguments)
         dense = [tensor.contiguous() for tensor in tensors]
         lowered, plan = planned(op, tuple([_spec(tensor) for tensor in dense]), attributes)
-        results = [torch.empty(spec.shape, dtype=_DTYPES[spec.dtype]) for spec in lowered.results]
+        results = [_empty(spec) for spec in lowered.results]
         plan(*[tensor.data_ptr() for tensor in (*dense, *results)])
         return one_or_all(results)
 

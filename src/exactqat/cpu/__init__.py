@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU kernels: the same C++ built once for each instruction set, chosen here at import.
 
-`EXACTQAT_ISA` (avx512, avx2 or baseline) forces one; all give the same bits. `EXACTQAT_NUM_THREADS` limits the threads.
+`EXACTQAT_ISA` (avx512, avx2 or baseline) forces one; all give the same bits. `EXACTQAT_NUM_THREADS` limits the threads,
+`EXACTQAT_KEEP_MIB` the memory of freed large results that is kept for the next ones.
 """
 
 import os
@@ -38,6 +39,18 @@ def planned(op: Any, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[s
     """`op.lower` and the plan for it, remembered: a call with known shapes costs one look-up."""
     lowered = op.lower(operands, attributes)
     return lowered, plan(kernels, operands, lowered)
+
+
+# Results of at least this many bytes get memory from the library's own blocks (memory.h).
+LARGE = 1 << 20
+
+
+def block(bytes: int) -> Any:
+    """Memory for one large result, as an object with the buffer protocol.
+
+    Freed blocks are kept for the next results, up to `EXACTQAT_KEEP_MIB` (512) in all.
+    """
+    return kernels.Block(bytes)
 
 
 def get_num_threads() -> int:

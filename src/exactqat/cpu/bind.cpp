@@ -8,6 +8,7 @@
 #include <deque>
 
 #include "call.h"
+#include "memory.h"
 #include "parallel.h"
 
 namespace nb = nanobind;
@@ -85,6 +86,14 @@ void run(const Plan& plan, const nb::args& addresses) {
   plan.kernel(Call{all.first(plan.operands), all.subspan(plan.operands), plan.numbers});
 }
 
+// A Block as Python sees it: writable bytes, alive as long as an array lies in them.
+int get_block_buffer(PyObject* object, Py_buffer* view, int flags) {
+  const Block* block = nb::inst_ptr<Block>(object);
+  return PyBuffer_FillInfo(view, object, block->data(), Py_ssize_t(block->size()), /* read-only */ 0, flags);
+}
+
+PyType_Slot block_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_block_buffer)}, {0, nullptr}};
+
 }  // namespace
 }  // namespace exactqat
 
@@ -96,6 +105,8 @@ NB_MODULE(EXACTQAT_MODULE, module) {
   module.def("kernels", &kernel_names);
   module.def("thread_count", &thread_count);
   module.def("set_thread_count", &set_thread_count);
+  nb::class_<Block>(module, "Block", nb::type_slots(block_slots))
+      .def("__init__", [](Block* self, size_t bytes) { new (self) Block(bytes); });
 #if defined(EXACTQAT_XLA)
   module.def("xla_handler", [] { return nb::capsule(xla_handler(), "xla._CUSTOM_CALL_TARGET"); });
 #endif

@@ -26,6 +26,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "DEPTHWISE_CONV_2D": ("strides", "padding", "dilations", "activation"),
     "FULLY_CONNECTED": ("activation",),
     "ADD": ("activation",),
+    "MUL": ("activation",),
     "MEAN": ("keep_dims",),
     "AVERAGE_POOL_2D": ("filter_size", "strides", "padding"),
     "MAX_POOL_2D": ("filter_size", "strides", "padding"),
@@ -236,6 +237,11 @@ def infer_shape(
     if kind == "ADD":
         _need(where, shapes[0] == shapes[1], f"operands must have equal shapes, got {shapes[0]} and {shapes[1]}")
         return first
+    if kind == "MUL":
+        per_channel = (1,) * (len(first) - 1) + first[-1:]
+        fits = shapes[1] in (first, per_channel)
+        _need(where, fits, f"the second operand must have shape {first} or {per_channel}, got {shapes[1]}")
+        return first
     if kind == "MEAN":
         _need(where, len(first) == 4, f"input must be rank 4, got {first}")
         return (first[0], 1, 1, first[3]) if attributes["keep_dims"] else (first[0], first[3])
@@ -351,6 +357,18 @@ class Builder:
     ) -> str:
         """Sum of two tensors of equal shape; their scales may differ."""
         return self._append("ADD", (first, second), output, name, {"activation": activation})
+
+    def mul(
+        self,
+        first: str,
+        second: str,
+        output: Quantization | Sequence[Quantization],
+        *,
+        name: str,
+        activation: str = "NONE",
+    ) -> str:
+        """Product of two tensors of equal shape, or of [1, height, width, channels] with [1, 1, 1, channels]."""
+        return self._append("MUL", (first, second), output, name, {"activation": activation})
 
     def mean(
         self, input: str, output: Quantization | Sequence[Quantization], *, name: str, keep_dims: bool = False
@@ -564,7 +582,7 @@ def _check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: se
         _need(where, name in ready, f"input {name!r} is used before it is computed")
     _need(where, len(operator.outputs) == 1, f"takes one output, got {operator.outputs}")
     _need(where, operator.outputs[0] not in ready, f"output {operator.outputs[0]!r} is written twice")
-    arity = 3 if kind in FILTER_AXIS else 2 if kind == "ADD" else 1
+    arity = 3 if kind in FILTER_AXIS else 2 if kind in ("ADD", "MUL") else 1
     fits = len(operator.inputs) >= 1 if kind == "CONCATENATION" else len(operator.inputs) == arity
     _need(where, fits, f"takes {arity} inputs, got {operator.inputs}")
 
@@ -585,6 +603,11 @@ def _check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: se
     if kind == "ADD":
         ratio = max(float(tensor.quantization.scale[0] / output.quantization.scale[0]) for tensor in inputs)
         _need(where, ratio < 256, f"input scale / output scale must be below 256, got {ratio:g}")
+    if kind == "MUL":
+        first_scale, second_scale = (tensor.quantization.scale[0] for tensor in inputs)
+        ratio = float(first_scale * second_scale / output.quantization.scale[0])
+        message = f"product of the input scales / output scale must be in [2**-16, 256), got {ratio:g}"
+        _need(where, 2.0**-16 <= ratio < 256, message)
     if kind in FILTER_AXIS:
         _check_weights(kind, inputs[0], inputs[1], inputs[2], output, where)
 

@@ -33,6 +33,8 @@ EXACT: dict[tuple[str, str], int] = {
     ("FULLY_CONNECTED", "reference"): 111_312,
     ("ADD", "xnnpack"): 3_494_149,
     ("ADD", "reference"): 3_618_424,
+    ("MUL", "xnnpack"): 1,
+    ("MUL", "reference"): 1,
     ("MEAN", "xnnpack"): 85_226,
     ("MEAN", "reference"): 85_188,
     ("AVERAGE_POOL_2D", "xnnpack"): 1_187_024,
@@ -283,6 +285,17 @@ def _add(codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes,
     return _finish(steps, output, attributes, "reference")
 
 
+def _mul(codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+    product = _centered(codes[0], inputs[0]) * _centered(codes[1], inputs[1])
+    # In float32 for the fixed-point multiplier too, unlike in the convolutions.
+    multiplier = _scale(inputs[0]) * _scale(inputs[1]) / _scale(output)
+    if profile == "xnnpack":
+        steps = np.rint(product.astype(np.float32) * multiplier).astype(np.int64)
+    else:
+        steps = _multiply_fixed_point(product, *_fixed_point(multiplier))
+    return _finish(steps, output, attributes, profile)
+
+
 def _mean(codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
     count = inputs[0].shape[1] * inputs[0].shape[2]
     keep = bool(attributes["keep_dims"])
@@ -347,6 +360,7 @@ OPERATORS: dict[str, Callable[..., np.ndarray]] = {
     "DEPTHWISE_CONV_2D": _depthwise_conv_2d,
     "FULLY_CONNECTED": _fully_connected,
     "ADD": _add,
+    "MUL": _mul,
     "MEAN": _mean,
     "AVERAGE_POOL_2D": _average_pool_2d,
     "MAX_POOL_2D": _max_pool_2d,

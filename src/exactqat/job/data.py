@@ -1,18 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data for the job. A source is a function that gives a `Dataset`; `SOURCES` names them all."""
+"""Data for the job: scikit-learn's digits, an .npz file, a folder of class folders, or any iterable of (x, y).
+
+How images become numbers, whatever they come from:
+
+- Integers of 8 and 16 bits without a sign are divided by 255 and 65535; all other numbers are taken as they are.
+- Grey images among colored ones become colored. Transparent pixels become black, in proportion. Cameras' rotation marks
+  (EXIF) are followed, palettes are resolved, of an animation the first picture counts.
+- `image_size` cuts the largest square out of the middle of every image and scales it. Without it all must agree in size.
+- What cannot be read is skipped and named in `Dataset.skipped`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import zipfile
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # The split belongs to the data, not to a run: every seed is judged on the same test images.
 SPLIT_SEED = 0
 TEST_SHARE, VALIDATION_SHARE = 0.2, 0.15
+# What the parts may be called, as folders and as endings of names in an .npz file.
+PART_NAMES = {"train": ("train", "training"), "validation": ("val", "valid", "validation"), "test": ("test",)}
 
 
 @dataclass(frozen=True)
@@ -30,7 +47,9 @@ class Split:
 class Dataset:
     """Images and labels in three disjoint parts, and what is known about them.
 
-    value_range: (min, max) that any image may take; it becomes the input's fixed quantization range.
+    Attributes:
+        value_range: (min, max) that any image may take; it becomes the input's fixed quantization range.
+        skipped: one sentence for each image that could not be used.
     """
 
     name: str
@@ -39,40 +58,334 @@ class Dataset:
     train: Split
     validation: Split
     test: Split
+    skipped: tuple[str, ...] = ()
+
+    def fingerprint(self) -> str:
+        """A hash of everything that a training sees."""
+        digest = hashlib.sha256(repr((self.class_names, self.value_range)).encode())
+        for part in (self.train, self.validation, self.test):
+            digest.update(repr(tuple(part.images.shape)).encode())
+            digest.update(part.images.numpy().tobytes())
+            digest.update(part.labels.numpy().tobytes())
+        return digest.hexdigest()
 
 
-def digits() -> Dataset:
+def load(name: str, image_size: int | None = None) -> Dataset:
+    """The data set of that name.
+
+    Args:
+        name: "digits", the path of an .npz file (see `from_npz`) or of a folder (see `from_folder`).
+        image_size: height and width to which images are scaled, in pixels.
+
+    Raises:
+        ValueError: there is none, or it cannot be used; the message says why.
+    """
+    if name == "digits":
+        return digits(image_size)
+    path = Path(name)
+    if path.suffix == ".npz":
+        return from_npz(path, image_size)
+    if path.is_dir():
+        return from_folder(path, image_size)
+    raise ValueError(
+        f"data must be 'digits', an .npz file or a folder that holds one folder of images for each class, got {name!r}"
+    )
+
+
+def digits(image_size: int | None = None) -> Dataset:
     """scikit-learn's handwritten digits: 1797 images of 8x8 pixels with values 0..16, scaled to 0..1."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    images = (bunch.images / 16.0).astype(np.float32)[:, None]
-    return split("digits", images, bunch.target.astype(np.int64), tuple(map(str, range(10))), (0.0, 1.0))
+    images = _fitted((bunch.images / 16.0).astype(np.float32)[:, None], image_size)
+    return _dataset("digits", {"": (images, bunch.target)}, (0.0, 1.0))
 
 
-def split(
-    name: str, images: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...], value_range: tuple[float, float]
-) -> Dataset:
-    """Divides images [n, channels, height, width], always the same way; every class has its share in each part."""
-    from sklearn.model_selection import train_test_split
+def from_npz(path: Path, image_size: int | None = None) -> Dataset:
+    """Arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test`` and, if given, ``x_val``, ``y_val``.
 
-    everything = np.arange(len(labels))
-    rest, test = train_test_split(everything, test_size=TEST_SHARE, stratify=labels, random_state=SPLIT_SEED)
-    share = VALIDATION_SHARE / (1 - TEST_SHARE)
-    train, validation = train_test_split(rest, test_size=share, stratify=labels[rest], random_state=SPLIT_SEED)
-    parts = [Split(torch.from_numpy(images[i]), torch.from_numpy(labels[i])) for i in (train, validation, test)]
-    return Dataset(name, class_names, value_range, *parts)
-
-
-SOURCES: dict[str, Callable[[], Dataset]] = {"digits": digits}
-
-
-def load(name: str) -> Dataset:
-    """The data set of that name.
+    x: [n, height, width] or [n, height, width, channels] or [n, channels, height, width] with 1 to 4 channels;
+    y: [n], integers or strings. Images that hold NaN or infinity are skipped.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the file or its arrays cannot be used; the message says why.
     """
-    if name not in SOURCES:
-        raise ValueError(f"data must be one of {', '.join(SOURCES)}, got {name!r}")
-    return SOURCES[name]()
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("it holds a single array, not an archive of x and y")
+        with archive:
+            arrays = {key: archive[key] for key in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path} cannot be read as an .npz file: {error}") from error
+    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for part, endings in {"": ("",), **{k: tuple(f"_{n}" for n in v) for k, v in PART_NAMES.items()}}.items():
+        for ending in endings:
+            if f"x{ending}" in arrays and f"y{ending}" in arrays:
+                found[part] = (arrays[f"x{ending}"], arrays[f"y{ending}"])
+    if "" in found:
+        found = {"": found[""]}
+    elif not {"train", "test"} <= set(found):
+        raise ValueError(
+            f"{path} must hold arrays named x and y, or x_train, y_train, x_test and y_test; it holds "
+            f"{', '.join(sorted(arrays)) or 'nothing'}"
+        )
+    skipped: list[str] = []
+    parts = {}
+    for part, (x, y) in found.items():
+        where = f"{path}, {part or 'x and y'}"
+        _check_labels(y, len(x) if x.ndim else 0, where)
+        images = _channels_first(x, where)
+        finite = np.isfinite(images).all((1, 2, 3))
+        skipped += [f"{where}, image {position}: holds NaN or infinity" for position in np.nonzero(~finite)[0]]
+        parts[part] = (_fitted(images[finite], image_size), y[finite])
+    return _dataset(str(path), parts, _range_of([images for images, _ in parts.values()]), skipped)
+
+
+def from_folder(path: Path, image_size: int | None = None) -> Dataset:
+    """One folder of images for each class, named like the class, read with Pillow.
+
+    With subfolders ``train`` and ``test``, and ``val`` if there is one, each of those holds the class folders; otherwise
+    the images are divided here, always in the same way. Files whose names begin with a dot are no part of the data.
+
+    Raises:
+        ValueError: a class without a usable image, fewer than two classes, images of different sizes without
+            `image_size`.
+    """
+    folders = _subfolders(path)
+    divided: dict[str, Path] = {}
+    for part, names in PART_NAMES.items():
+        divided.update({part: folders[name] for name in names if name in folders})
+    if not {"train", "test"} <= set(divided):
+        divided = {"": path}
+    skipped: list[str] = []
+    collected = {part: _read_classes(folder, image_size, skipped) for part, folder in divided.items()}
+    first = next(iter(collected.values()))
+    for part, (images, labels) in collected.items():
+        strangers = sorted(set(labels) - set(first[1]))
+        if strangers:
+            raise ValueError(f"{divided[part]} holds class '{strangers[0]}', which {next(iter(divided.values()))} lacks")
+        if not images:
+            raise ValueError(f"{divided[part]} holds no image")
+    stacked = _stacked([images for images, _ in collected.values()])
+    parts = {
+        part: (images, np.array(labels)) for (part, (_, labels)), images in zip(collected.items(), stacked, strict=True)
+    }
+    return _dataset(str(path), parts, (0.0, 1.0), skipped)
+
+
+def from_pairs(pairs: Iterable[tuple[Any, Any]], name: str = "data", image_size: int | None = None) -> Dataset:
+    """Any iterable of (x, y), such as a torch `Dataset`; it is gone through once and divided here.
+
+    Args:
+        pairs: x is a Pillow image, an array or a tensor: [height, width], [height, width, channels] or [channels,
+            height, width] with 1 to 4 channels; y an integer or a string.
+        name: for the report.
+        image_size: see the module.
+
+    Raises:
+        ValueError: as `from_folder`; or an x of another shape, a y that is neither.
+    """
+    from PIL import Image
+
+    images: list[_Named] = []
+    labels: list[Any] = []
+    skipped: list[str] = []
+    for position, (x, y) in enumerate(pairs):
+        where = f"{name}, image {position}"
+        if isinstance(x, Image.Image):
+            image = _pixels(x)
+        else:
+            array = np.asarray(x)
+            if array.ndim not in (2, 3):
+                raise ValueError(f"{where}: x must have 2 or 3 dimensions, got shape {list(array.shape)}")
+            image = _channels_first(array[None], where)[0]
+        if not np.isfinite(image).all():
+            skipped.append(f"{where}: holds NaN or infinity")
+            continue
+        images.append((where, _fitted(image[None], image_size)[0]))
+        labels.append(y.item() if hasattr(y, "item") else y)
+    if not images:
+        raise ValueError(f"{name} holds no usable image")
+    y = np.array(labels)
+    _check_labels(y, len(images), name)
+    (stacked,) = _stacked([images])
+    return _dataset(name, {"": (stacked, y)}, _range_of([stacked]), skipped)
+
+
+# An image [channels, height, width] and how messages call it.
+_Named = tuple[str, np.ndarray]
+
+
+def _subfolders(path: Path) -> dict[str, Path]:
+    return {entry.name: entry for entry in sorted(path.iterdir()) if entry.is_dir() and not entry.name.startswith(".")}
+
+
+def _read_classes(path: Path, image_size: int | None, skipped: list[str]) -> tuple[list[_Named], list[str]]:
+    """All images below the class folders of `path`, and their classes."""
+    from PIL import Image
+
+    folders = _subfolders(path)
+    if not folders:
+        raise ValueError(f"{path} must hold one folder of images for each class, it holds no folder")
+    images: list[_Named] = []
+    labels: list[str] = []
+    for label, folder in folders.items():
+        before = len(images)
+        files = sorted(entry for entry in folder.rglob("*") if entry.is_file() and not entry.name.startswith("."))
+        for file in files:
+            try:
+                with Image.open(file) as image:
+                    pixels = _pixels(image)
+            except Exception as error:  # noqa: BLE001 - Pillow's decoders raise nearly anything for damaged files
+                skipped.append(f"{file}: {error or type(error).__name__}")
+                continue
+            images.append((str(file), _fitted(pixels[None], image_size)[0]))
+            labels.append(label)
+        if len(images) == before:
+            why = f"none of its {len(files)} files can be read as one, such as {skipped[-1]}" if files else "it is empty"
+            raise ValueError(f"class '{label}' has no image in {folder}: {why}")
+    return images, labels
+
+
+def _pixels(image: Any) -> np.ndarray:
+    """A Pillow image as float32 [channels, height, width], 1 channel or 3, values 0..1."""
+    from PIL import ImageOps
+
+    image = ImageOps.exif_transpose(image)
+    mode = image.mode
+    if mode == "F":
+        raise ValueError("its pixels are floating-point numbers without a known range; use an .npz file for such data")
+    if mode.startswith("I"):
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() > 65535:
+            raise ValueError("its pixels have more than 16 bits")
+        return values.astype(np.float32)[None] / np.float32(65535)
+    grey = mode in ("1", "L", "LA", "La")
+    transparent = mode in ("LA", "La", "RGBA", "RGBa", "PA") or "transparency" in image.info
+    if not transparent:
+        array = np.asarray(image.convert("L" if grey else "RGB"), np.float32) / np.float32(255)
+        return array[None] if grey else array.transpose(2, 0, 1)
+    array = np.asarray(image.convert("RGBA"), np.float32).transpose(2, 0, 1) / np.float32(255)
+    return array[: 1 if grey else 3] * array[3:]
+
+
+def _channels_first(x: np.ndarray, where: str) -> np.ndarray:
+    """A batch of images as float32 [n, channels, height, width]."""
+    if x.dtype.kind not in "biuf":
+        raise ValueError(f"{where}: x must hold numbers, got dtype {x.dtype}")
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and 1 <= x.shape[3] <= 4:
+        x = x.transpose(0, 3, 1, 2)
+    elif x.ndim != 4 or not 1 <= x.shape[1] <= 4:
+        raise ValueError(
+            f"{where}: x must be [n, height, width], [n, height, width, channels] or [n, channels, height, width] with "
+            f"1 to 4 channels, got shape {list(x.shape)}"
+        )
+    if 0 in x.shape:
+        raise ValueError(f"{where}: x is empty, its shape is {list(x.shape)}")
+    scale = {"uint8": 255, "uint16": 65535}.get(x.dtype.name, 1)
+    return np.ascontiguousarray(x, np.float32) / np.float32(scale)
+
+
+def _check_labels(y: np.ndarray, count: int, where: str) -> None:
+    if y.shape != (count,):
+        raise ValueError(f"{where}: y must have one label for each of {count} images, got shape {list(y.shape)}")
+    if y.dtype.kind not in "biuU":
+        raise ValueError(f"{where}: y must hold integers or strings, got dtype {y.dtype}")
+
+
+def _range_of(parts: Sequence[np.ndarray]) -> tuple[float, float]:
+    """0..1 if the images keep to it, otherwise their extremes with zero."""
+    low = min(float(images.min(initial=0.0)) for images in parts)
+    high = max(float(images.max(initial=0.0)) for images in parts)
+    if low == 0 and high <= 1:
+        return 0.0, 1.0
+    return low, high
+
+
+def _fitted(images: np.ndarray, size: int | None) -> np.ndarray:
+    """The middle square of images [n, channels, height, width], scaled to `size`."""
+    height, width = images.shape[2:]
+    if size is None or (height, width) == (size, size):
+        return images
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    square = torch.from_numpy(np.ascontiguousarray(images[:, :, top : top + side, left : left + side]))
+    return F.interpolate(square, (size, size), mode="bilinear", antialias=True, align_corners=False).numpy()
+
+
+def _stacked(parts: Sequence[list[_Named]]) -> list[np.ndarray]:
+    """Each part as one array; grey images get three equal channels if any image of any part has colors."""
+    first_name, first = parts[0][0]
+    channels = max(image.shape[0] for part in parts for _, image in part)
+    for name, image in (named for part in parts for named in part):
+        if image.shape[1:] != first.shape[1:]:
+            sizes = " and ".join(
+                f"{where} has {shape[1]}x{shape[0]} pixels"
+                for where, shape in ((first_name, first.shape[1:]), (name, image.shape[1:]))
+            )
+            raise ValueError(f"images differ in size ({sizes}); give image_size (--image-size) to scale them all")
+        if image.shape[0] not in (1, channels):
+            raise ValueError(f"{name} has {image.shape[0]} channels, others have {channels}")
+    return [
+        np.stack([image if image.shape[0] == channels else np.repeat(image, channels, 0) for _, image in part])
+        for part in parts
+    ]
+
+
+def _dataset(
+    name: str,
+    parts: dict[str, tuple[np.ndarray, np.ndarray]],
+    value_range: tuple[float, float],
+    skipped: Sequence[str] = (),
+) -> Dataset:
+    """Puts the parts together; one part called "" is divided into three, and a missing validation part is taken off."""
+    whole = next(iter(parts.values()))
+    # Strings in their order, integers in theirs.
+    labels = np.unique(whole[1])
+    class_names = tuple(str(label) for label in labels)
+    if len(labels) < 2:
+        only = f"only class '{class_names[0]}'" if len(labels) else "none"
+        raise ValueError(f"{name} must hold at least two classes, it holds {only}")
+    shapes = {part: images.shape[1:] for part, (images, _) in parts.items()}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"{name}: the parts differ in the shape of their images: {shapes}")
+    codes = {}
+    for part, (_, y) in parts.items():
+        strangers = np.setdiff1d(y, labels)
+        if len(strangers):
+            raise ValueError(f"{name}: part '{part}' holds class '{strangers[0]}', which the training part lacks")
+        codes[part] = np.searchsorted(labels, y).astype(np.int64)
+    splits = {
+        part: Split(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(codes[part]))
+        for part, (images, _) in parts.items()
+    }
+    if "" in splits:
+        rest, test = _divided(name, splits.pop(""), TEST_SHARE, class_names, least=3)
+        train, validation = _divided(name, rest, VALIDATION_SHARE / (1 - TEST_SHARE), class_names, least=2)
+        splits = {"train": train, "validation": validation, "test": test}
+    elif "validation" not in splits:
+        train, validation = _divided(name, splits["train"], VALIDATION_SHARE, class_names, least=2)
+        splits |= {"train": train, "validation": validation}
+    return Dataset(name, class_names, value_range, **splits, skipped=tuple(skipped))
+
+
+def _divided(name: str, split: Split, share: float, class_names: tuple[str, ...], least: int) -> tuple[Split, Split]:
+    """A larger and a smaller part, always the same; every class has its share, at least one image, in the smaller."""
+    generator = np.random.default_rng(SPLIT_SEED)
+    labels = split.labels.numpy()
+    taken = []
+    for code, class_name in enumerate(class_names):
+        members = generator.permutation(np.nonzero(labels == code)[0])
+        if len(members) < least:
+            raise ValueError(
+                f"{name}: class '{class_name}' has {len(members)} images to divide, at least {least} are needed"
+            )
+        taken.append(members[: max(1, round(share * len(members)))])
+    smaller = np.sort(np.concatenate(taken))
+    larger = np.setdiff1d(np.arange(len(labels)), smaller)
+    # Not in the order of classes: batches without shuffling, as in calibration, should hold all of them.
+    parts = [torch.from_numpy(generator.permutation(indices)) for indices in (larger, smaller)]
+    return Split(split.images[parts[0]], split.labels[parts[0]]), Split(split.images[parts[1]], split.labels[parts[1]])

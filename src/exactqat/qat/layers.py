@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .modules import Conv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
+from .modules import Conv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize, same_padding
 
+Pads = tuple[tuple[int, int], tuple[int, int]]
 LARGEST_BIAS_CODE = 2.0**30
 
 
@@ -124,9 +125,19 @@ class WeightedLayer(QuantizedLayer):
 
     def compute(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The linear operation with a given weight and bias."""
-        if isinstance(self.operation, Conv2d):
-            return self.operation.convolve(features, weight, bias)
-        return F.linear(features, weight, bias)
+        if not isinstance(self.operation, Conv2d):
+            return F.linear(features, weight, bias)
+        if features.dim() == 2:
+            return self.operation.convolve(features[:, :, None, None], weight, bias)[:, :, 0, 0]
+        return self.operation.convolve(features, weight, bias)
+
+    def normalize(self, features: Tensor) -> Tensor:
+        """Batch norm, if the layer has one."""
+        if self.batch_norm is None:
+            return features
+        return self.batch_norm(features[:, :, None, None])[:, :, 0, 0] if features.dim() == 2 else (
+            self.batch_norm(features)
+        )
 
     def forward(self, features: Tensor) -> Tensor:
         weight = self.weight_quantizer(self.operation.weight)
@@ -134,8 +145,7 @@ class WeightedLayer(QuantizedLayer):
             grid = self.grid()
             shape = (-1, *[1] * (weight.dim() - 1))
             return self.store(self.compute(features, weight * grid.factor.reshape(shape), grid.bias))
-        features = self.compute(features, weight, self.operation.bias)
-        return self.store(features if self.batch_norm is None else self.batch_norm(features))
+        return self.store(self.normalize(self.compute(features, weight, self.operation.bias)))
 
 
 class QuantizedAdd(QuantizedLayer):
@@ -143,6 +153,116 @@ class QuantizedAdd(QuantizedLayer):
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         return self.store(first + second)
+
+
+class QuantizedMultiply(QuantizedLayer):
+    """The product of two stored tensors; the second may be [batch, channels, 1, 1]."""
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return self.store(first * second)
+
+
+class QuantizedConcatenation(QuantizedLayer):
+    """Stored tensors joined along the channels. They share one quantizer, so that the device copies codes."""
+
+    def forward(self, *features: Tensor) -> Tensor:
+        return torch.cat(features, 1)
+
+
+class QuantizedPool(QuantizedLayer):
+    """What pooling layers share: they keep the quantizer of the tensor they read.
+
+    Attributes:
+        window, strides: (rows, columns).
+        pads: zeros (before, after) the rows and the columns that the layer itself puts round its input.
+    """
+
+    def __init__(
+        self,
+        output_quantizer: FakeQuantize,
+        window: tuple[int, int],
+        strides: tuple[int, int],
+        padding: str | Pads,
+    ) -> None:
+        """
+        Args:
+            padding: ``"VALID"``, ``"SAME"`` (only real values take part; the surplus goes after), or the zeros to put
+                round the input.
+        """
+        super().__init__(output_quantizer)
+        self.window = window
+        self.strides = strides
+        self.padding = padding
+
+    def pads(self, features: Tensor) -> Pads:
+        """Positions (before, after) the rows and the columns that the windows reach beyond `features`."""
+        if not isinstance(self.padding, str):
+            return self.padding
+        if self.padding == "VALID":
+            return (0, 0), (0, 0)
+        rows, columns = (
+            same_padding(size, window, stride, 1)
+            for size, window, stride in zip(features.shape[2:], self.window, self.strides, strict=True)
+        )
+        return rows, columns
+
+    def pad(self, features: Tensor, value: float) -> Tensor:
+        """`features` with `value` wherever the windows reach beyond it."""
+        rows, columns = self.pads(features)
+        return F.pad(features, (*columns, *rows), value=value) if any(rows + columns) else features
+
+
+class QuantizedMaxPool(QuantizedPool):
+    """The largest value of every window: always one of the stored values, so nothing is rounded."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        fill = -torch.inf if self.padding == "SAME" else 0.0
+        return F.max_pool2d(self.pad(features, fill), self.window, self.strides)
+
+
+class QuantizedAveragePool(QuantizedPool):
+    """The mean of every window, rounded as the device rounds it: half away from zero in int8 codes.
+
+    Averages of small windows are often exactly between two codes, so another rounding would show.
+    """
+
+    def __init__(
+        self,
+        output_quantizer: FakeQuantize,
+        window: tuple[int, int],
+        strides: tuple[int, int],
+        padding: str | Pads,
+        stored_high: bool,
+    ) -> None:
+        """
+        Args:
+            stored_high: codes of fewer than eight bits stand at the top of int8, not at its bottom.
+        """
+        super().__init__(output_quantizer, window, strides, padding)
+        self.stored_high = stored_high
+
+    def sums(self, features: Tensor) -> Tensor:
+        """The sum of every window; what is beyond the features counts as 0."""
+        return F.avg_pool2d(self.pad(features, 0.0), self.window, self.strides, divisor_override=1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        # Zeros that are really put there are values as good as any other.
+        counted = features.new_ones((1, 1, *features.shape[2:]))
+        count = self.sums(counted) if self.padding == "SAME" else float(self.window[0] * self.window[1])
+        mean = self.sums(features) / count
+        quantizer = self.output_quantizer
+        if not quantizer.quantizing:
+            return mean
+        with torch.no_grad():
+            scale = quantizer.scale()
+            zero_point = quantizer.scale_and_zero_point()[1] - 128 + self.stored_high * (256 - 2**quantizer.bits)
+            steps = self.sums(torch.round(features / scale))
+            # Sums of fewer than 2**16 codes: every number below is a whole one that float32 holds.
+            total = steps + zero_point * count
+            half = torch.floor(count / 2) if isinstance(count, Tensor) else count // 2
+            codes = total.sign() * torch.div(total.abs() + half, count, rounding_mode="floor")
+            on_grid = (codes - zero_point) * scale
+        return on_grid + (mean - mean.detach())
 
 
 class QuantizedMean(QuantizedLayer):

@@ -9,6 +9,7 @@ in training and on the device alike. Weights need no such rule: a channel whose 
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
@@ -81,7 +82,11 @@ class ActivationRange(nn.Module):
         self.policy = rule.ranges
         self.bits = rule.activation_bits
         self.decay = rule.ema_decay
+        self.percentile = rule.percentile
         self.nonnegative = nonnegative
+        # Layers that store a tensor under this range. What they show of one batch counts together, as one tensor.
+        self.writers = 1
+        self._shown: list[tuple[Tensor, Tensor]] = []
         low, high = rule.fixed_range if rule.fixed_range is not None else (0.0, 0.0)
         self.register_buffer("batches", torch.tensor(0))
         if self.policy == "learned":
@@ -97,32 +102,49 @@ class ActivationRange(nn.Module):
     @property
     def follows_training_data(self) -> bool:
         """Whether every training batch moves the range (outside of gradients)."""
-        return self.policy == "ema"
+        return self.policy in ("ema", "last_batch", "percentile")
 
     @torch.no_grad()
     def observe(self, activation: Tensor) -> None:
         """Takes one batch into account; a fixed range stays as it is."""
         if self.policy == "fixed":
             return
-        low = activation.amin().clamp(max=0.0)
-        high = activation.amax().clamp(min=0.0)
+        self._shown.append(self._bounds(activation))
+        low = torch.stack([bounds[0] for bounds in self._shown]).amin()
+        high = torch.stack([bounds[1] for bounds in self._shown]).amax()
+        complete = len(self._shown) == self.writers
+        if complete:
+            self._shown.clear()
+        elif self.batches > 0:
+            return
         if self.policy == "min_max":
             low, high = torch.minimum(low, self.minimum), torch.maximum(high, self.maximum)
-        else:
-            if self.policy == "learned":
-                # Gradients reach a bound only through values outside of it, so the start must already clip a little.
-                fraction = least_error_fraction(activation, *_with_width(low, high), bits=self.bits, narrow=False)
-                low, high = low * fraction, high * fraction
+        elif self.policy != "last_batch":
             # The first batch sets the range; the average then runs over all batches until the decay takes over.
             count = float(self.batches)
             keep = min(self.decay, count / (count + 1.0))
             low, high = torch.lerp(low, self.minimum, keep), torch.lerp(high, self.maximum, keep)
         self.minimum.copy_(low)
         self.maximum.copy_(high)
-        self.batches += 1
+        self.batches += int(complete)
+
+    def _bounds(self, activation: Tensor) -> tuple[Tensor, Tensor]:
+        """What one tensor of one batch asks for, rank 0, low <= 0 <= high."""
+        if self.policy == "percentile":
+            values = activation.flatten()
+            within = math.ceil(self.percentile / 100 * values.numel())
+            low, high = values.kthvalue(values.numel() + 1 - within).values, values.kthvalue(within).values
+        else:
+            low, high = activation.amin(), activation.amax()
+        low, high = low.clamp(max=0.0), high.clamp(min=0.0)
+        if self.policy != "learned":
+            return low, high
+        # Gradients reach a bound only through values outside of it, so the start must already clip a little.
+        fraction = least_error_fraction(activation, *_with_width(low, high), bits=self.bits, narrow=False)
+        return low * fraction, high * fraction
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        if self.policy != "fixed" and self.batches == 0:
+        if self.policy != "fixed" and self.batches == 0 and not self._shown:
             raise RuntimeError("this range has seen no data: train a batch or run exactqat.qat.calibrate first")
         if self.policy == "learned":
             # An optimizer's step may cross zero, where the gradient would end for good. `.data`: a version counter must

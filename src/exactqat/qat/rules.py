@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-RANGE_POLICIES = ("ema", "min_max", "learned", "fixed")
+RANGE_POLICIES = ("ema", "last_batch", "percentile", "min_max", "learned", "fixed")
 
 
 class UnusedRuleWarning(UserWarning):
@@ -27,14 +27,17 @@ class Rule:
         per_channel: one weight scale per output channel; otherwise one per tensor.
         symmetric: weight range is ``[-a, a]``; the device asks for it.
         narrow_range: the lowest weight code is left out, so codes are symmetric; the device asks for it.
-        ranges: how activation ranges come about. ``"ema"``: moving average of each batch's extremes. ``"min_max"``:
-            extremes of all calibration data. ``"learned"``: parameters trained through the operators' min/max gradients
+        ranges: how activation ranges come about. ``"ema"``: moving average of each batch's extremes. ``"last_batch"``:
+            the extremes of the last batch. ``"percentile"``: moving average of each batch's `percentile`, which leaves
+            outliers out. ``"min_max"``: extremes of all calibration data. ``"learned"``: parameters trained through the operators' min/max gradients
             (then the weights' ranges are learned too). ``"fixed"``: `fixed_range`. Unless learned, a weight's range
             follows its largest magnitude.
         fixed_range: ``(min, max)`` in the activation's unit, with ``min <= 0 <= max`` and ``min < max``; for
             ``"fixed"`` only.
-        ema_decay: in (0, 1); how much of the old range stays after each batch, for ``"ema"``. The first batch sets the
+        ema_decay: in (0, 1); how much of the old range stays after each batch, for moving averages. The first batch sets the
             range, and the first 1 / (1 - ema_decay) batches count alike.
+        percentile: in (50, 100]; share of a batch's values, in percent, that lie at or below the maximum, and at or
+            above the minimum; for ``"percentile"``.
 
     Raises:
         ValueError: a value is outside of what is allowed.
@@ -49,6 +52,7 @@ class Rule:
     ranges: str = "ema"
     fixed_range: tuple[float, float] | None = None
     ema_decay: float = 0.99
+    percentile: float = 99.99
 
     def __post_init__(self) -> None:
         if not isinstance(self.match, str) or not self.match:
@@ -72,6 +76,8 @@ class Rule:
                 )
         if not 0 < self.ema_decay < 1:
             raise ValueError(f"Rule.ema_decay must lie between 0 and 1, got {self.ema_decay!r}")
+        if not 50 < self.percentile <= 100:
+            raise ValueError(f"Rule.percentile must lie above 50 and not above 100, got {self.percentile!r}")
         if self.narrow_range and not self.symmetric:
             raise ValueError(
                 "Rule.narrow_range=True leaves out a code to make the grid symmetric: set symmetric=True too"

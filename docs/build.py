@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the documentation: `python docs/build.py` writes build/docs/html; warnings are errors.
+
+The operators' pages come from their declarations (`operator_pages`), the pages of the training kit from its
+docstrings, everything else from the Markdown files of the repository.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import operator_pages
+from docstrings import markdown, parse, table
+
+import exactqat
+from exactqat import deploy, nn, qat, quantization
+from exactqat.spec import OPERATORS
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+SOURCE = ROOT / "build" / "docs" / "source"
+HTML = ROOT / "build" / "docs" / "html"
+
+# Pages outside of docs/, and what they are called on the site.
+ELSEWHERE = {"README.md": "README.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+
+DECISIONS = """# Decisions
+
+What was decided that a reader may doubt: the question, the choice, and what would change it.
+
+```{toctree}
+:glob:
+:maxdepth: 1
+
+*
+```
+"""
+
+
+def pages() -> dict[str, str]:
+    """The repository's Markdown files: where each lies, and its name on the site."""
+    own = [path.relative_to(ROOT).as_posix() for path in sorted(DOCS.rglob("*.md"))]
+    return {name: ELSEWHERE[name] for name in ELSEWHERE if (ROOT / name).exists()} | {
+        name: name.removeprefix("docs/") for name in own
+    }
+
+
+def with_site_links(text: str, name: str, known: dict[str, str]) -> str:
+    """A file's text with its links to other files leading to their pages. Files that are no pages become plain text."""
+
+    def changed(match: re.Match[str]) -> str:
+        label, target, anchor = match.groups()
+        if "://" in target:
+            return match[0]
+        file = os.path.normpath(os.path.join(os.path.dirname(name), target))
+        if file not in known:
+            return label
+        return f"[{label}]({os.path.relpath(known[file], os.path.dirname(known[name]) or '.')}{anchor or ''})"
+
+    return re.sub(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)", changed, text)
+
+
+def functions_page() -> str:
+    """The functions that are no operators themselves."""
+    parts = [
+        "# Functions",
+        "What TensorFlow writes in Python around its operators, and what this library adds. Operators that TensorFlow "
+        "exports unchanged stand on [their own pages](operators/index.md).",
+    ]
+    for module, prefix in ((quantization, "quantization."), (nn, "nn."), (exactqat, "")):
+        here = {
+            name: thing
+            for name, thing in vars(module).items()
+            if inspect.isfunction(thing) and not name.startswith("_") and name == thing.__name__
+        }
+        parts += [_described(f"eq.{prefix}{name}", function) for name, function in here.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def module_page(title: str, module: ModuleType) -> str:
+    """Everything a module exports, from its docstrings."""
+    parts = [f"# {title}", markdown(inspect.getdoc(module) or "")]
+    for name in module.__all__:
+        thing = getattr(module, name)
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            parts.append(_described(f"{module.__name__}.{name}", thing))
+    return "\n\n".join(parts) + "\n"
+
+
+def _described(name: str, thing: Any) -> str:
+    """A function or a class: heading, signature, text and sections."""
+    documentation = parse(thing)
+    parts = [f"## {name.rpartition('.')[2]}"]
+    if not (inspect.isclass(thing) and issubclass(thing, BaseException)):
+        parts.append(f"```python\n{name}{_signature(thing)}\n```")
+    parts += [markdown(text, _link) for text in documentation.text.split("\n\n")]
+    for section, entries in documentation.sections.items():
+        rows = [[", ".join(f"`{n}`" for n in entry.names), markdown(entry.text, _link)] for entry in entries]
+        if any(entry.names for entry in entries):
+            parts.append(table([{"Args": "argument"}.get(section, section.lower()), "meaning"], rows))
+        else:
+            parts.append(f"**{section}.** " + " ".join(row[1] for row in rows))
+    return "\n\n".join(parts)
+
+
+def _signature(thing: Any) -> str:
+    """Names and defaults; types stand in the text and in the stubs."""
+    signature = inspect.signature(thing)
+    shown = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    text = str(signature.replace(parameters=shown, return_annotation=inspect.Signature.empty))
+    return text if len(text) < 70 else "(\n    " + text[1:-1].replace(", ", ",\n    ") + ",\n)"
+
+
+def _link(name: str) -> str | None:
+    return operator_pages.link(name, "operators/")
+
+
+def write(name: str, text: str) -> None:
+    path = SOURCE / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def collect() -> None:
+    """Put all pages under build/docs/source."""
+    shutil.rmtree(SOURCE, ignore_errors=True)
+    known = pages()
+    for name, site_name in known.items():
+        write(site_name, with_site_links((ROOT / name).read_text(), name, known))
+    shutil.copytree(DOCS / "_static", SOURCE / "_static")
+    for op in OPERATORS.values():
+        write(f"operators/{op.name}.md", operator_pages.page(op))
+    write("decisions/index.md", DECISIONS)
+    write("operators/index.md", operator_pages.overview())
+    write("arithmetic.md", operator_pages.arithmetic_page())
+    write("functions.md", functions_page())
+    write("training.md", module_page("Training: exactqat.qat", qat))
+    write("deployment.md", module_page("Deployment: exactqat.deploy", deploy))
+
+
+def main() -> int:
+    from sphinx.cmd.build import main as sphinx
+
+    collect()
+    return sphinx(["-b", "html", "-c", str(DOCS), "-q", "-W", "--keep-going", str(SOURCE), str(HTML)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

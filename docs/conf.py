@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of Sphinx for the pages that `docs/build.py` puts together."""
+
+project = "exactqat"
+copyright = "the exactqat authors"
+extensions = ["myst_parser"]
+exclude_patterns = ["README.md"]  # included by index.md
+nitpicky = True
+myst_heading_anchors = 3
+html_theme = "furo"
+html_title = "exactqat"
+html_copy_source = False
+html_show_sourcelink = False
+html_theme_options = {"navigation_with_keys": True}
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]

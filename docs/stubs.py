@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the stub files that tell type checkers the signatures of the operators: `python docs/stubs.py`.
+
+At run time the operators are objects made from declarations, whose arguments a type checker cannot see. In the stubs
+each has one overload for each framework: what goes in comes out, mixtures are errors, and JAX, whose arrays never
+change, has no `out`. (One signature with a type variable instead would give NumPy results the shape and dtype of the
+operands, and fail where the operands' dtypes differ.)
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import exactqat
+from exactqat import quantization
+from exactqat.spec import OPERATORS, Operator
+
+PACKAGE = Path(__file__).resolve().parent.parent / "src" / "exactqat"
+HEAD = "# SPDX-License-Identifier: Apache-2.0\n# Made by docs/stubs.py from the declarations in spec/; do not edit.\n"
+ATTRIBUTES = {"bool": "bool", "int": "SupportsIndex", "float": "_Float", "integers": "Iterable[SupportsIndex]"}
+
+# Types of the first operand and of the others; whether there is `out`.
+FRAMEWORKS = {
+    "_NumPy": ("_NumPy | _Numbers", "_NumPy | _Numbers", True),
+    "torch.Tensor": ("torch.Tensor", "torch.Tensor | _Numbers", True),
+    "jax.Array": ("jax.Array", "jax.Array | _Numbers", False),
+}
+
+TYPES = """
+_Array = TypeVar("_Array")
+_NumPy: TypeAlias = np.ndarray[Any, Any]
+_Float: TypeAlias = float | np.floating[Any] | np.integer[Any]
+_Numbers: TypeAlias = _Float | list[Any] | tuple[Any, ...]
+"""
+
+
+def raw_ops() -> str:
+    """`exactqat/raw_ops.pyi`: the types that all stubs share, the results, and one function for each operator."""
+    imports = [
+        "from collections.abc import Iterable",
+        "from typing import Any, Generic, Literal, NamedTuple, SupportsIndex, TypeAlias, TypeVar, overload",
+        "",
+        "import jax",
+        "import numpy as np",
+        "import torch",
+    ]
+    parts = ["\n".join(imports), TYPES.strip("\n")]
+    raw = [op for op in OPERATORS.values() if op.raw_name]
+    for op in raw:
+        if len(op.results) > 1:
+            fields = "\n".join(f"    {name}: _Array" for name in op.results)
+            parts.append(f"class {_results(op)}(NamedTuple, Generic[_Array]):\n{fields}")
+    parts.append("\n".join(_function(str(op.raw_name), op, keywords_only=True) for op in raw))
+    return HEAD + "\n" + "\n\n".join(parts) + "\n"
+
+
+def quantization_stub() -> str:
+    """`exactqat/quantization.pyi`: the operators exported there, and the functions written in Python."""
+    here = {
+        name.removeprefix("quantization."): op
+        for op in OPERATORS.values()
+        for name in op.exports
+        if name.startswith("quantization.")
+    }
+    functions = [
+        _python_function(thing)
+        for name, thing in vars(quantization).items()
+        if inspect.isfunction(thing) and not name.startswith("_")
+    ]
+    body = [*(_function(name, op) for name, op in here.items()), *functions]
+    return HEAD + "\n" + _imports(body) + "\n\n" + "\n".join(body) + "\n"
+
+
+def top_level() -> str:
+    """`exactqat/__init__.pyi`. The operators there are those of `tf.quantization` under TensorFlow 1's names."""
+    public = {name: getattr(exactqat, name) for name in exactqat.__all__}
+    home = {name: thing.__module__ for name, thing in public.items() if inspect.isfunction(thing)}
+    home |= {name: quantization.__name__ for name, thing in public.items() if isinstance(thing, Operator)}
+    lines = [f"from exactqat import {name} as {name}" for name in public if inspect.ismodule(public[name])]
+    for name in sorted(home, key=lambda name: (home[name], name)):
+        lines += [f"from {home[name]} import (", f"    {name} as {name},", ")"]
+    listed = "\n".join(f'    "{name}",' for name in exactqat.__all__)
+    return HEAD + "\n" + "\n".join(lines) + f"\n\n__version__: str\n\n__all__ = [\n{listed}\n]\n"
+
+
+def _imports(body: list[str]) -> str:
+    """What the functions in `body` need."""
+    text = "\n".join(body)
+    own = ["_Float", "_NumPy", "_Numbers", *(_results(op) for op in OPERATORS.values() if op.raw_name)]
+    used = "\n".join(f"    {name}," for name in sorted((name for name in own if name in text), key=str.lower))
+    iterable = "from collections.abc import Iterable\n" * ("Iterable[" in text)
+    typing = ", ".join(name for name in ("Literal", "SupportsIndex", "overload") if name in text)
+    frameworks = "import jax\nimport torch"
+    return f"{iterable}from typing import {typing}\n\n{frameworks}\n\nfrom exactqat.raw_ops import (\n{used}\n)"
+
+
+def _results(op: Operator) -> str:
+    return f"_{op.raw_name}Results"
+
+
+def _default(value: Any) -> str:
+    return repr(value).replace("'", '"')
+
+
+def _function(name: str, op: Operator, keywords_only: bool = False) -> str:
+    """The stub of an operator."""
+    several = len(op.results) > 1
+    overloads = []
+    for array, (first, other, takes_out) in FRAMEWORKS.items():
+        parameters = []
+        for key in op.parameters:
+            if key in op.operands:
+                annotation = first if key == op.operands[0] else other
+            elif key in op.choices:
+                annotation = f"Literal[{', '.join(map(_default, op.choices[key]))}]"
+            else:
+                annotation = ATTRIBUTES[op.attributes[key]]
+            default = f" = {_default(op.defaults[key])}" if key in op.defaults else ""
+            parameters.append(f"{key}: {annotation}{default}")
+        parameters = ["*", *parameters] if keywords_only else parameters
+        parameters.append("name: str | None = None")
+        if takes_out:
+            out = f"tuple[{', '.join([array] * len(op.results))}]" if several else f"{array} | tuple[{array}]"
+            parameters += [*(["*"] if not keywords_only else []), f"out: {out} | None = None"]
+        overloads.append(_overload(name, parameters, f"{_results(op)}[{array}]" if several else array))
+    return "\n".join(overloads)
+
+
+def _python_function(function: Callable[..., Any]) -> str:
+    """The stub of a function whose operands are annotated Any and whose result is one array."""
+    overloads = []
+    for array, (first, other, _) in FRAMEWORKS.items():
+        annotations = iter([first])
+        parameters = []
+        for key, parameter in inspect.signature(function).parameters.items():
+            given = parameter.annotation
+            annotation = next(annotations, other) if given is Any else inspect.formatannotation(given)
+            default = "" if parameter.default is inspect.Parameter.empty else f" = {_default(parameter.default)}"
+            parameters.append(f"{key}: {annotation}{default}")
+        overloads.append(_overload(function.__name__, parameters, array))
+    return "\n".join(overloads)
+
+
+def _overload(name: str, parameters: list[str], result: str) -> str:
+    return (
+        f"@overload\ndef {name}(\n" + "".join(f"    {parameter},\n" for parameter in parameters) + f") -> {result}: ..."
+    )
+
+
+STUBS = {"raw_ops.pyi": raw_ops, "quantization.pyi": quantization_stub, "__init__.pyi": top_level}
+
+
+def main() -> int:
+    for name, text in STUBS.items():
+        (PACKAGE / name).write_text(text())
+    (PACKAGE / "py.typed").touch()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

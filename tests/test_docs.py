@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation: differences from TensorFlow are told, examples run, and pages are built without a warning."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bits import assert_same_bits
+from cases import bad_calls, cases
+from conftest import BY_RAW_NAME
+
+from exactqat.spec import OPERATORS
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+
+import docstrings  # noqa: E402
+import operator_pages  # noqa: E402
+
+DIFFERENCES = tomllib.loads((ROOT / "docs" / "differences.toml").read_text())["difference"]
+NAMES = {case.name for case in cases()} | {call.name for call in bad_calls()}
+
+
+@pytest.mark.parametrize("entry", DIFFERENCES, ids=lambda e: f"{e['operators'][0]}: {e['about']}")
+def test_differences_name_operators_and_cases_that_exist(entry: dict) -> None:
+    assert set(entry) - {"cases"} == {"operators", "about", "tensorflow", "exactqat"}
+    for pattern in entry["operators"]:
+        assert any(fnmatchcase(name, pattern) for name in BY_RAW_NAME), pattern
+    for pattern in entry.get("cases", ()):
+        shown = [name for name in NAMES if fnmatchcase(name, pattern)]
+        assert shown, f"no case is called {pattern}"
+        for name in shown:
+            assert any(fnmatchcase(name.partition("/")[0], operator) for operator in entry["operators"]), name
+
+
+def test_every_case_that_differs_from_tensorflow_is_told() -> None:
+    told = [pattern for entry in DIFFERENCES for pattern in entry.get("cases", ())]
+    differing = [case.name for case in cases() if case.tags & {"deviation", "beyond_tensorflow"}]
+    differing += [call.name for call in bad_calls() if call.aborts or call.accepted]
+    assert [name for name in differing if not any(fnmatchcase(name, pattern) for pattern in told)] == []
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_operator_has_a_page(name: str) -> None:
+    op = OPERATORS[name]
+    page = operator_pages.page(op)
+    for heading in ("Arguments", "Results", "Errors", "Gradient", "Differs from TensorFlow", "Meaning", "Source"):
+        assert f"\n## {heading}\n" in page
+    for parameter in op.parameters:
+        assert f"| `{parameter}` |" in page
+    for result in op.results:
+        assert f"| `{result}` |" in page
+    assert f"def {name}(" in page or any(f"def {kernel}(" in page for kernel in operator_pages.reference.KERNELS)
+    if op.raw_name:
+        assert "recorded with TensorFlow 2" in page
+
+
+@pytest.mark.parametrize("name", [op.name for op in OPERATORS.values() if op.raw_name])
+def test_examples_are_programs_that_give_the_recorded_results(name: str) -> None:
+    op = OPERATORS[name]
+    shown = operator_pages.example(op)
+    assert shown is not None
+    program = operator_pages.example_code(op, shown)
+    if not program:
+        assert max(array.size for array in shown.case.operands.values()) > operator_pages.READABLE
+        return
+    variables: dict = {}
+    exec(program, variables)
+    results = variables["results"]
+    for result, value in zip(op.results, results if isinstance(results, tuple) else (results,), strict=True):
+        assert_same_bits(value, shown.actual[result], what=f"the printed program's {result}")
+
+
+def test_an_example_with_other_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = OPERATORS["fake_quant_with_min_max_args"]
+    monkeypatch.setattr(operator_pages.raw_ops, "FakeQuantWithMinMaxArgs", lambda inputs, **_: np.nextafter(inputs, 9))
+    with pytest.raises(ValueError, match="differs from TensorFlow's bits"):
+        operator_pages.example(op)
+
+
+def test_docstrings_are_taken_apart() -> None:
+    def documented() -> None:
+        """Sums `a` and `b`.
+
+        Second
+        paragraph.
+
+        Args:
+            a, b: vectors,
+                of one length.
+        Returns:
+            sum: a_b * `c|d`.
+            Free text: that runs
+            on.
+        Source: here
+            and there.
+        """
+
+    parsed = docstrings.parse(documented)
+    assert parsed.text == "Sums `a` and `b`.\n\nSecond paragraph."
+    assert parsed.sections["Args"] == [docstrings.Entry(("a", "b"), "vectors, of one length.")]
+    assert parsed.sections["Returns"] == [
+        docstrings.Entry(("sum",), "a_b * `c|d`."),
+        docstrings.Entry((), "Free text: that runs on."),
+    ]
+    assert parsed.sections["Source"] == [docstrings.Entry((), "here and there.")]
+    assert docstrings.markdown("a_b * `c`", lambda name: f"{name}.md") == r"a\_b \* [`c`](c.md)"
+    assert docstrings.table(["x"], [["a|b"]]).splitlines()[-1] == r"| a\|b |"
+
+
+def test_the_quick_start_runs() -> None:
+    for needed in ("torch", "jax"):
+        pytest.importorskip(needed)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "quick-start.md").read_text(), re.S)
+    assert len(blocks) == 3
+    subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True)
+
+
+def test_the_pages_are_built_without_a_warning() -> None:
+    for needed in ("sphinx", "myst_parser", "furo", "torch"):
+        pytest.importorskip(needed)
+    subprocess.run([sys.executable, "docs/build.py"], cwd=ROOT, check=True)
+    html = ROOT / "build" / "docs" / "html"
+    for page in ("index", "quick-start", "exactness", "contributing", "operators/index", "decisions/summation-order"):
+        assert (html / f"{page}.html").exists()
+    assert "eq.quantization" in (html / "index.html").read_text()
