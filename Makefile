@@ -7,13 +7,14 @@ OUT ?= demo
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check goldens bench clean
+.PHONY: help demo test check goldens oracle bench clean
 
 help:
 	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html"
 	@echo "make test     build, install and run all tests"
 	@echo "make check    formatting, lint and types"
 	@echo "make goldens  record the expected results from TensorFlow again"
+	@echo "make oracle   compare random calls with TensorFlow, live; ARGS='--values 20000000 --seed 1'"
 	@echo "make bench    time the kernels beside other frameworks"
 
 $(VENV)/.created:
@@ -37,6 +38,9 @@ check: $(VENV)/.installed
 
 goldens: $(VENV)-tensorflow/.installed
 	$(VENV)-tensorflow/bin/python tests/record_goldens.py
+
+oracle: $(VENV)/.installed $(VENV)-tensorflow/.installed
+	$(BIN)/python tests/oracle.py --tensorflow $(VENV)-tensorflow/bin/python $(ARGS)
 
 $(VENV)-tensorflow/.installed:
 	$(PYTHON) -m venv $(VENV)-tensorflow

@@ -80,7 +80,7 @@ def functions_page() -> str:
             for name, thing in vars(module).items()
             if inspect.isfunction(thing) and not name.startswith("_") and name == thing.__name__
         }
-        parts += [_described(f"eq.{prefix}{name}", function) for name, function in here.items()]
+        parts += [_described(f"{prefix}{name}", f"eq.{prefix}{name}", function) for name, function in here.items()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -90,16 +90,16 @@ def module_page(title: str, module: ModuleType) -> str:
     for name in module.__all__:
         thing = getattr(module, name)
         if inspect.isclass(thing) or inspect.isfunction(thing):
-            parts.append(_described(f"{module.__name__}.{name}", thing))
+            parts.append(_described(name, f"{module.__name__}.{name}", thing))
     return "\n\n".join(parts) + "\n"
 
 
-def _described(name: str, thing: Any) -> str:
+def _described(heading: str, name: str, thing: Any) -> str:
     """A function or a class: heading, signature, text and sections."""
     documentation = parse(thing)
-    parts = [f"## {name.rpartition('.')[2]}"]
+    parts = [f"## {heading}"]
     if not (inspect.isclass(thing) and issubclass(thing, BaseException)):
-        parts.append(f"```python\n{name}{_signature(thing)}\n```")
+        parts.append(f"```python\n{_signature(name, thing)}\n```")
     parts += [markdown(text, _link) for text in documentation.text.split("\n\n")]
     for section, entries in documentation.sections.items():
         rows = [[", ".join(f"`{n}`" for n in entry.names), markdown(entry.text, _link)] for entry in entries]
@@ -110,12 +110,12 @@ def _described(name: str, thing: Any) -> str:
     return "\n\n".join(parts)
 
 
-def _signature(thing: Any) -> str:
+def _signature(name: str, thing: Any) -> str:
     """Names and defaults; types stand in the text and in the stubs."""
     signature = inspect.signature(thing)
     shown = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     text = str(signature.replace(parameters=shown, return_annotation=inspect.Signature.empty))
-    return text if len(text) < 70 else "(\n    " + text[1:-1].replace(", ", ",\n    ") + ",\n)"
+    return operator_pages.wrapped(f"{name}{text}")
 
 
 def _link(name: str) -> str | None:

@@ -170,8 +170,12 @@ def _signatures(op: Operator) -> str:
 
 
 def _call(name: str, arguments: list[str]) -> str:
-    line = f"{name}({', '.join(arguments)})"
-    return "\n".join(textwrap.wrap(line, 84, subsequent_indent="    ", break_long_words=False))
+    return wrapped(f"{name}({', '.join(arguments)})")
+
+
+def wrapped(call: str) -> str:
+    """A call in lines that fit on the page."""
+    return "\n".join(textwrap.wrap(call, 96, subsequent_indent="    ", break_long_words=False))
 
 
 def _meanings(entries: list[Entry]) -> dict[str, str]:
@@ -293,7 +297,7 @@ def _text(array: np.ndarray, indent: int) -> str:
     """The values in brackets, with as many digits as tell them apart."""
     if not array.size:
         return "[]"
-    with np.printoptions(floatmode="unique", linewidth=84, threshold=sys.maxsize):
+    with np.printoptions(floatmode="unique", linewidth=80, threshold=sys.maxsize):
         return np.array2string(array, separator=", ", prefix=" " * indent, formatter={"float_kind": _number})
 
 

@@ -13,7 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from ..qat.layers import QuantizedAdd, QuantizedInput, QuantizedLayer, QuantizedMean, WeightedLayer
+from ..qat.layers import (
+    Pads,
+    QuantizedAdd,
+    QuantizedConcatenation,
+    QuantizedInput,
+    QuantizedLayer,
+    QuantizedMaxPool,
+    QuantizedMean,
+    QuantizedMultiply,
+    QuantizedPool,
+    WeightedLayer,
+)
 from ..qat.modules import Conv2d, DepthwiseConv2d, FakeQuantize
 from ..qat.prepare import PreparedModel
 from .graph import Builder, Graph, Quantization, place_codes, same_padding
@@ -77,8 +88,10 @@ class _Lowering:
                     self.names[node] = self._layer(node, module)
                 else:
                     self._pass_through(node)
-            elif node.op == "call_function":
+            elif node.op == "call_function" and node.target is torch.flatten:
                 self._flatten(node)
+            elif node.op in ("call_function", "call_method"):
+                self._pass_through(node)
         raise AssertionError("a traced graph ends with an output")
 
     def _source(self, node: fx.Node, position: int = 0) -> fx.Node:
@@ -117,8 +130,25 @@ class _Lowering:
             return self.builder.add(sources[0], sources[1], output, name=path, activation=layer.activation)
         if isinstance(layer, QuantizedMean):
             return self.builder.mean(sources[0], output, name=path, keep_dims=layer.keep_dims)
+        if isinstance(layer, QuantizedMultiply):
+            return self.builder.mul(sources[0], sources[1], output, name=path, activation=layer.activation)
+        if isinstance(layer, QuantizedConcatenation):
+            stored = self.builder.tensor(sources[0]).quantization
+            return self.builder.concatenation(sources, stored, name=path, axis=len(self._shape(node)) - 1)
+        if isinstance(layer, QuantizedPool):
+            return self._pool(path, layer, sources[0])
         assert isinstance(layer, WeightedLayer)
         return self._weighted(node, path, layer, sources[0], output)
+
+    def _pool(self, path: str, layer: QuantizedPool, source: str) -> str:
+        padding = layer.padding
+        if not isinstance(padding, str):
+            source, padding = self._pad(path, source, padding), "VALID"
+        method = self.builder.max_pool_2d if isinstance(layer, QuantizedMaxPool) else self.builder.average_pool_2d
+        return method(source, name=path, filter_size=layer.window, strides=layer.strides, padding=padding)
+
+    def _pad(self, path: str, source: str, pads: Pads) -> str:
+        return self.builder.pad(source, ((0, 0), *pads, (0, 0)), name=f"{path}/padded")
 
     def _weighted(
         self, node: fx.Node, path: str, layer: WeightedLayer, source: str, output: tuple[Quantization, ...]
@@ -142,7 +172,14 @@ class _Lowering:
         common.update(strides=layer.operation.stride, padding=padding, dilations=layer.operation.dilation)
         if isinstance(layer.operation, DepthwiseConv2d):
             # [channels * multiplier, 1, height, width] to [1, height, width, channels * multiplier]
-            return self.builder.depthwise_conv_2d(source, codes.transpose(1, 2, 3, 0), **common)
+            filter_ = codes.transpose(1, 2, 3, 0)
+            if len(self._shape(node)) == 4:
+                return self.builder.depthwise_conv_2d(source, filter_, **common)
+            features = filter_.shape[3]
+            image = self.builder.reshape(source, (1, 1, 1, features), name=f"{path}/as_image")
+            common["name"] = f"{path}/of_image"
+            result = self.builder.depthwise_conv_2d(image, filter_, **common)
+            return self.builder.reshape(result, (1, features), name=path)
         return self.builder.conv_2d(source, codes.transpose(0, 2, 3, 1), **common)
 
     def _device_columns(self, node: fx.Node, codes: np.ndarray) -> np.ndarray:
@@ -153,7 +190,7 @@ class _Lowering:
 
     def _padding(self, node: fx.Node, path: str, operation: Conv2d, source: str) -> tuple[str, str]:
         """The input (padded if need be) and the device's padding word that give the convolution's own zeros."""
-        height, width = self._shape(self._source(node))[2:]
+        height, width = self._shape(self._source(node))[2:] or (1, 1)
         pads = operation.pads(height, width)
         if not any(pads[0] + pads[1]):
             return source, "VALID"
@@ -165,4 +202,4 @@ class _Lowering:
         )
         if pads == same:
             return source, "SAME"
-        return self.builder.pad(source, ((0, 0), *pads, (0, 0)), name=f"{path}/padded"), "VALID"
+        return self._pad(path, source, pads), "VALID"

@@ -4,9 +4,10 @@
 How images become numbers, whatever they come from:
 
 - Integers of 8 and 16 bits without a sign are divided by 255 and 65535; all other numbers are taken as they are.
-- Grey images among colored ones become colored. Transparent pixels become black, in proportion. Cameras' rotation marks
-  (EXIF) are followed, palettes are resolved, of an animation the first picture counts.
-- `image_size` cuts the largest square out of the middle of every image and scales it. Without it all must agree in size.
+- Grey images among colored ones become colored. Transparent pixels become black, in proportion. Cameras' rotation
+  marks (EXIF) are followed, palettes are resolved, of an animation the first picture counts.
+- `image_size` cuts the largest square out of the middle of every image and scales it. Without it all must agree in
+  size.
 - What cannot be read is skipped and named in `Dataset.skipped`.
 """
 
@@ -145,8 +146,8 @@ def from_npz(path: Path, image_size: int | None = None) -> Dataset:
 def from_folder(path: Path, image_size: int | None = None) -> Dataset:
     """One folder of images for each class, named like the class, read with Pillow.
 
-    With subfolders ``train`` and ``test``, and ``val`` if there is one, each of those holds the class folders; otherwise
-    the images are divided here, always in the same way. Files whose names begin with a dot are no part of the data.
+    With subfolders ``train`` and ``test``, and ``val`` if there is one, each of those holds the class folders;
+    otherwise the images are divided here, always in the same way. Names that begin with a dot are no part of the data.
 
     Raises:
         ValueError: a class without a usable image, fewer than two classes, images of different sizes without
@@ -155,7 +156,9 @@ def from_folder(path: Path, image_size: int | None = None) -> Dataset:
     folders = _subfolders(path)
     divided: dict[str, Path] = {}
     for part, names in PART_NAMES.items():
-        divided.update({part: folders[name] for name in names if name in folders})
+        for name in names:
+            if name in folders:
+                divided[part] = folders[name]
     if not {"train", "test"} <= set(divided):
         divided = {"": path}
     skipped: list[str] = []
@@ -164,7 +167,9 @@ def from_folder(path: Path, image_size: int | None = None) -> Dataset:
     for part, (images, labels) in collected.items():
         strangers = sorted(set(labels) - set(first[1]))
         if strangers:
-            raise ValueError(f"{divided[part]} holds class '{strangers[0]}', which {next(iter(divided.values()))} lacks")
+            raise ValueError(
+                f"{divided[part]} holds class '{strangers[0]}', which {next(iter(divided.values()))} lacks"
+            )
         if not images:
             raise ValueError(f"{divided[part]} holds no image")
     stacked = _stacked([images for images, _ in collected.values()])
@@ -243,7 +248,9 @@ def _read_classes(path: Path, image_size: int | None, skipped: list[str]) -> tup
             images.append((str(file), _fitted(pixels[None], image_size)[0]))
             labels.append(label)
         if len(images) == before:
-            why = f"none of its {len(files)} files can be read as one, such as {skipped[-1]}" if files else "it is empty"
+            why = (
+                f"none of its {len(files)} files can be read as one, such as {skipped[-1]}" if files else "it is empty"
+            )
             raise ValueError(f"class '{label}' has no image in {folder}: {why}")
     return images, labels
 

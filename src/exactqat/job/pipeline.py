@@ -3,33 +3,36 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import platform
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import qat
 from ..deploy.graph import Graph
 from ..deploy.lower import device_codes, lower
 from ..deploy.simulate import quantize, simulate
-from ..deploy.tflite import write_tflite
+from ..deploy.tflite import tflite_bytes, write_tflite
 from ..deploy.verify import Report, verify
 from . import training
 from .data import Dataset, load
 from .models import SmallMobileNet
+from .processes import ALONE, Processes
 
-# Directory name, bits of weights, bits of activations.
-PRECISIONS = {"w8a8": (8, 8), "w4a4": (4, 4)}
-CHECKPOINT_FORMAT = 1
+NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {"small-mobilenet": SmallMobileNet}
+# Bits of weights and of activations, if the user names none.
+PRECISIONS = ((8, 8), (4, 4), (3, 4))
+JOB_FORMAT = 1
 # Quantization-aware trainings start from the calibrated float network; this many images at a time are shown to it.
 CALIBRATION_BATCH = 256
 
@@ -56,8 +59,16 @@ METHODS = (
 class Settings:
     """What the user decides.
 
+    Attributes:
+        out: the directory that holds everything the job writes.
+        data: as in `data.load`.
+        model: a name in `NETWORKS`.
+        weight_bits, activation_bits: 2..8; if either is given, this precision alone, the other with 8 unless given too.
+        batch_size: images in a training step, over all processes.
+        image_size: height and width to which images are scaled; None leaves them.
+
     Raises:
-        ValueError: an epoch count below 1, or a negative seed.
+        ValueError: a value outside of what is allowed.
     """
 
     out: Path
@@ -65,13 +76,36 @@ class Settings:
     epochs_float: int = 80
     epochs_qat: int = 80
     data: str = "digits"
+    model: str = "small-mobilenet"
+    weight_bits: int | None = None
+    activation_bits: int | None = None
+    batch_size: int = training.BATCH_SIZE
+    image_size: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("epochs_float", "epochs_qat"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.seed < 0:
-            raise ValueError(f"seed must not be negative, got {self.seed}")
+        least = {"seed": 0, "epochs_float": 1, "epochs_qat": 1, "batch_size": 2, "image_size": 1}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ValueError(f"{name} must be at least {low}, got {value}")
+        for name in ("weight_bits", "activation_bits"):
+            bits = getattr(self, name)
+            if bits is not None and not 2 <= bits <= 8:
+                raise ValueError(f"{name} must be from 2 to 8, got {bits}")
+        if self.model not in NETWORKS:
+            raise ValueError(f"model must be one of {', '.join(NETWORKS)}, got {self.model!r}")
+
+    @property
+    def precisions(self) -> dict[str, tuple[int, int]]:
+        """Bits of weights and activations by name, such as ``{"w4a4": (4, 4)}``."""
+        pairs = PRECISIONS
+        if self.weight_bits is not None or self.activation_bits is not None:
+            pairs = ((self.weight_bits or 8, self.activation_bits or 8),)
+        return {f"w{weights}a{activations}": (weights, activations) for weights, activations in pairs}
+
+    def stored(self) -> dict[str, Any]:
+        """All of them but the directory, for job.json."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "out"}
 
 
 @dataclass
@@ -79,8 +113,7 @@ class Outcome:
     """One quantized network and what was found out about it.
 
     fake_quant_differing / fake_quant_values: codes of stored tensors where the trained PyTorch model, which computes in
-        float,
-    differs from the integers, and how many were compared.
+        float, differs from the integers, and how many were compared.
     """
 
     method: Method
@@ -113,6 +146,7 @@ class Results:
     float_bytes: int
     outcomes: list[Outcome]
     seconds: float = 0.0
+    resumed: bool = False
 
     def of(self, precision: str) -> list[Outcome]:
         """The outcomes of one precision, in the order of METHODS."""
@@ -135,47 +169,148 @@ class Results:
 
 @dataclass(frozen=True)
 class Progress:
-    """How the job tells what it does. begin(text): a new piece of work; advance(): one training step is done."""
+    """How the job tells what it does. begin(text): a new piece of work; advance(n): n more training steps are done."""
 
     begin: Callable[[str], None] = lambda text: None
-    advance: Callable[[], None] = lambda: None
+    advance: Callable[[int], None] = lambda steps: None
 
 
 def total_steps(settings: Settings, dataset: Dataset) -> int:
     """Training steps of the whole job, for the time left."""
-    trainings = len(PRECISIONS) * sum(method.trained for method in METHODS)
-    return training.steps_per_epoch(dataset.train) * (settings.epochs_float + trainings * settings.epochs_qat)
+    trainings = len(settings.precisions) * sum(method.trained for method in METHODS)
+    epochs = settings.epochs_float + trainings * settings.epochs_qat
+    return training.steps_per_epoch(dataset.train, settings.batch_size) * epochs
 
 
-def make_rules(precision: str, ranges: str, value_range: tuple[float, float]) -> list[qat.Rule]:
-    """Input and logits stay at 8 bits: the input is the data itself, and the logits' order is the answer."""
-    weight_bits, activation_bits = PRECISIONS[precision]
+def make_rules(bits: tuple[int, int], ranges: str, value_range: tuple[float, float], last: str) -> list[qat.Rule]:
+    """Input and logits stay at 8 bits: the input is the data itself, and the logits' order is the answer.
+
+    Args:
+        bits: of weights and activations.
+        last: path of the layer that stores the logits.
+    """
+    weight_bits, activation_bits = bits
     return [
         qat.Rule("input", ranges="fixed", fixed_range=value_range),
-        qat.Rule("classifier", weight_bits=weight_bits, activation_bits=8, ranges=ranges),
+        qat.Rule(glob.escape(last), weight_bits=weight_bits, activation_bits=8, ranges=ranges),
         qat.Rule("*", weight_bits=weight_bits, activation_bits=activation_bits, ranges=ranges),
     ]
 
 
-def new_model(dataset: Dataset) -> nn.Module:
-    """The untrained network for a data set, in the memory format that the operators take without a copy."""
-    channels = dataset.train.images.shape[1]
-    model = SmallMobileNet(channels, len(dataset.class_names))
+def last_layer(model: nn.Module, example: Tensor) -> str:
+    """The path of the layer that stores the logits.
+
+    Raises:
+        qat.UnsupportedOperator: the device cannot run the network; better known before training than after.
+    """
+    return list(qat.prepare(model, example).layers())[-1][0]
+
+
+def new_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
+    """The untrained network of that name, in the memory format that the operators take without a copy.
+
+    Args:
+        input_shape: channels, height, width.
+    """
+    model = NETWORKS[name](input_shape[0], classes)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def run(settings: Settings, progress: Progress | None = None) -> Results:
-    """The whole job except the report. Writes the checkpoints and .tflite files under `settings.out`."""
+def start(settings: Settings, dataset: Dataset, resume: bool = False, restart: bool = False) -> bool:
+    """Makes `settings.out` ready: notes the settings in job.json, or compares them with those of the job to continue.
+
+    Args:
+        resume: continue the job in the directory, if there is one.
+        restart: replace an unfinished job. A finished one is replaced in any case.
+
+    Returns:
+        Whether there is something to continue.
+
+    Raises:
+        ValueError: the directory holds a job with other settings, or an unfinished one and neither option is given.
+    """
+    out, job = settings.out, settings.out / "job.json"
+    fingerprint = dataset.fingerprint()
+    for leftover in out.glob("**/*.tmp"):
+        leftover.unlink()
+    if resume and job.exists():
+        given, (stored, stored_fingerprint) = settings.stored(), _read_job(out)
+        for name, value in given.items():
+            if stored.get(name) != value:
+                option = "--" + name.replace("_", "-")
+                raise ValueError(
+                    f"{out} holds a job with {option} {stored.get(name)}, it cannot be continued with {option} {value}"
+                )
+        if stored_fingerprint != fingerprint:
+            raise ValueError(f"the images in --data {settings.data} are not those with which the job in {out} began")
+        return True
+    if job.exists() and not restart and not (out / "metrics.json").exists():
+        raise ValueError(f"{out} holds an unfinished job: continue it with --resume, or replace it with --restart")
+    # What marks the job as finished goes first, what says that there is one comes last.
+    for name in ("metrics.json", "report.html", "training/*.pt", "float/checkpoint.pt", "w*a*/checkpoint.pt"):
+        for old in out.glob(name):
+            old.unlink()
+    for old in out.glob("w*a*/model.*"):
+        old.unlink()
+    content = {"format": JOB_FORMAT, "settings": settings.stored(), "images": fingerprint}
+    training.write_atomically(job, (json.dumps(content, indent=2) + "\n").encode())
+    return False
+
+
+def _read_job(out: Path) -> tuple[dict[str, Any], str]:
+    path = out / "job.json"
+    if not path.exists():
+        raise FileNotFoundError(f"{out} holds no job.json; run `exactqat train` first")
+    try:
+        content = json.loads(path.read_text())
+        if content["format"] != JOB_FORMAT:
+            raise ValueError(f"it has format {content['format']}, this program reads {JOB_FORMAT}")
+        return dict(content["settings"]), str(content["images"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def stored_settings(out: Path) -> Settings:
+    """The settings of the job in a directory.
+
+    Raises:
+        FileNotFoundError: there is no job.
+        ValueError: job.json is damaged.
+    """
+    stored, _ = _read_job(out)
+    try:
+        return Settings(out, **stored)
+    except TypeError as error:
+        raise ValueError(f"{out / 'job.json'} cannot be read: {error}") from error
+
+
+def run(
+    settings: Settings,
+    progress: Progress | None = None,
+    dataset: Dataset | None = None,
+    processes: Processes = ALONE,
+    resume: bool = False,
+    restart: bool = False,
+) -> Results:
+    """The whole job except metrics.json and the report. Writes checkpoints and .tflite files under `settings.out`.
+
+    Args:
+        dataset: instead of what `settings.data` names, such as from `data.from_pairs`.
+        processes: those that work on the job together; all but the first only train.
+        resume, restart: see `start`.
+    """
     progress = progress or Progress()
     started = time.perf_counter()
-    dataset = load(settings.data)
-    results = _float_network(settings, dataset, progress)
-    for precision in PRECISIONS:
+    dataset = dataset or load(settings.data, settings.image_size)
+    resumed = processes.from_first(start(settings, dataset, resume, restart) if processes.writes else None)
+    results = _float_network(settings, dataset, progress, processes, resumed)
+    for precision in settings.precisions:
         for method in METHODS:
             progress.begin(f"{precision.upper()} {method.title}")
-            results.outcomes.append(
-                _quantized_network(settings, dataset, results.float_model, precision, method, progress)
-            )
+            if method.trained or processes.writes:
+                results.outcomes.append(_quantized_network(results, precision, method, progress, processes))
+        if not processes.writes:
+            continue
         progress.begin(f"{precision.upper()} on the runtime, every integer compared")
         for outcome in results.of(precision):
             with tempfile.TemporaryDirectory() as scratch:
@@ -185,15 +320,32 @@ def run(settings: Settings, progress: Progress | None = None) -> Results:
     return results
 
 
-def _float_network(settings: Settings, dataset: Dataset, progress: Progress) -> Results:
+def finished(out: Path, progress: Progress | None = None, dataset: Dataset | None = None) -> Results:
+    """The results of the finished job in a directory: its networks are loaded, evaluated and compared again.
+
+    Raises:
+        ValueError, FileNotFoundError: there is no job, or an unfinished one.
+    """
+    settings = stored_settings(out)
+    if not (out / "metrics.json").exists():
+        raise ValueError(f"{out} holds an unfinished job: continue it with `exactqat train --resume --out {out}`")
+    trainings = ["float", *(f"{p}-{m.name}" for p in settings.precisions for m in METHODS if m.trained)]
+    for name in trainings:
+        if not (out / "training" / f"{name}.pt").exists():
+            raise FileNotFoundError(f"{out / 'training' / name}.pt is missing; without it the job cannot be told again")
+    seconds, resumed = (json.loads((out / "metrics.json").read_text())[name] for name in ("seconds", "resumed"))
+    results = run(settings, progress, dataset, resume=True)
+    results.seconds, results.resumed = seconds, resumed
+    return results
+
+
+def _float_network(
+    settings: Settings, dataset: Dataset, progress: Progress, processes: Processes, resumed: bool
+) -> Results:
     progress.begin("float training")
     torch.manual_seed(settings.seed)
-    model = new_model(dataset)
-    path = settings.out / "float" / "checkpoint.pt"
-
-    def describe() -> dict[str, Any]:
-        return {"format": CHECKPOINT_FORMAT, "data": dataset.name, "seed": settings.seed, "state": model.state_dict()}
-
+    model = new_model(settings.model, dataset.train.images.shape[1:], len(dataset.class_names))
+    last_layer(model, dataset.train.images[:2])
     history = training.train(
         model,
         [{"params": list(model.parameters()), "lr": training.FLOAT_LEARNING_RATE}],
@@ -203,28 +355,39 @@ def _float_network(settings: Settings, dataset: Dataset, progress: Progress) -> 
         settings.seed,
         "float training",
         progress.advance,
-        path,
-        describe,
+        settings.out / "training" / "float.pt",
+        settings.batch_size,
+        processes=processes,
+        resume=resumed,
     )
+    if processes.writes:
+        description = _describe_network(settings, dataset) | {"state": model.state_dict()}
+        training.save_checkpoint(settings.out / "float" / "checkpoint.pt", description)
     return Results(
         settings,
         dataset,
         model,
         history,
-        training.accuracy(model, dataset.validation),
-        training.accuracy(model, dataset.test),
+        training.accuracy(model, dataset.validation) if processes.writes else 0.0,
+        training.accuracy(model, dataset.test) if processes.writes else 0.0,
         4 * sum(parameter.numel() for parameter in model.parameters()),
         [],
+        resumed=resumed,
     )
 
 
 def _quantized_network(
-    settings: Settings, dataset: Dataset, float_model: nn.Module, precision: str, method: Method, progress: Progress
+    results: Results, precision: str, method: Method, progress: Progress, processes: Processes
 ) -> Outcome:
-    rules = make_rules(precision, method.ranges, dataset.value_range)
+    settings, dataset = results.settings, results.dataset
     example = dataset.train.images[:2]
-    model = qat.prepare(float_model, example, rules)
+    bits = settings.precisions[precision]
+    rules = make_rules(bits, method.ranges, dataset.value_range, last_layer(results.float_model, example))
+    model = qat.prepare(results.float_model, example, rules)
+    # In each process over all images: the ranges are then the same bits everywhere.
     qat.calibrate(model, dataset.train.images.split(CALIBRATION_BATCH))
+    title = f"{precision.upper()} {method.title}"
+    training.check_ranges(model, f"{title}, after calibration")
     history = None
     if method.trained:
         history = training.train(
@@ -237,11 +400,13 @@ def _quantized_network(
             dataset.validation,
             settings.epochs_qat,
             settings.seed,
-            f"{precision.upper()} {method.title}",
+            title,
             progress.advance,
-            settings.out / precision / f"{method.name}.pt",
-            lambda: describe_checkpoint(settings, dataset, precision, method, rules, model),
-            freeze_at=settings.epochs_qat - training.frozen_epochs(settings.epochs_qat),
+            settings.out / "training" / f"{precision}-{method.name}.pt",
+            settings.batch_size,
+            settings.epochs_qat - training.frozen_epochs(settings.epochs_qat),
+            processes,
+            results.resumed,
         )
     else:
         qat.freeze(model)
@@ -259,41 +424,52 @@ def _quantized_network(
     )
 
 
-def describe_checkpoint(
-    settings: Settings,
-    dataset: Dataset,
-    precision: str,
-    method: Method,
-    rules: list[qat.Rule],
-    model: qat.PreparedModel,
-) -> dict[str, Any]:
-    """A checkpoint's content; `restore` is its counterpart."""
+def _describe_network(settings: Settings, dataset: Dataset) -> dict[str, Any]:
     return {
-        "format": CHECKPOINT_FORMAT,
-        "data": dataset.name,
-        "precision": precision,
-        "method": method.name,
+        "format": training.CHECKPOINT_FORMAT,
+        "data": settings.data,
+        "image_size": settings.image_size,
+        "network": settings.model,
         "seed": settings.seed,
-        "rules": [asdict(rule) for rule in rules],
-        "state": model.state_dict(),
+        "input_shape": list(dataset.train.images.shape[1:]),
+        "class_names": list(dataset.class_names),
     }
 
 
-def restore(path: Path) -> tuple[qat.PreparedModel, Dataset, dict[str, Any]]:
-    """The network of a checkpoint, its data, and the checkpoint.
+def describe_checkpoint(settings: Settings, dataset: Dataset, outcome: Outcome) -> dict[str, Any]:
+    """A checkpoint's content; `restore` is its counterpart."""
+    return _describe_network(settings, dataset) | {
+        "precision": outcome.precision,
+        "method": outcome.method.name,
+        "rules": [asdict(rule) for rule in outcome.rules],
+        "state": outcome.model.state_dict(),
+    }
+
+
+def restore(path: Path) -> tuple[qat.PreparedModel, dict[str, Any]]:
+    """The network of a checkpoint, and the checkpoint. Needs no data.
 
     Raises:
-        ValueError: the file has another format.
+        ValueError: the file has another format, or names an unknown network.
     """
-    checkpoint = torch.load(path, weights_only=True)
-    if not isinstance(checkpoint, dict) or checkpoint.get("format") != CHECKPOINT_FORMAT or "rules" not in checkpoint:
-        raise ValueError(f"{path} is no checkpoint of a quantized network (format {CHECKPOINT_FORMAT})")
-    dataset = load(checkpoint["data"])
+    checkpoint = training.load_checkpoint(path)
+    if "rules" not in checkpoint:
+        raise ValueError(f"{path} is no checkpoint of a quantized network")
+    if checkpoint["network"] not in NETWORKS:
+        raise ValueError(f"{path} holds the network {checkpoint['network']!r}, known are {', '.join(NETWORKS)}")
     rules = [qat.Rule(**rule) for rule in checkpoint["rules"]]
-    model = qat.prepare(new_model(dataset), dataset.train.images[:2], rules)
+    shape = checkpoint["input_shape"]
+    network = new_model(checkpoint["network"], shape, len(checkpoint["class_names"]))
+    model = qat.prepare(network, torch.zeros(2, *shape), rules)
     model.load_state_dict(checkpoint["state"])
     model.eval()
-    return model, dataset, checkpoint
+    return model, checkpoint
+
+
+def restore_graph(path: Path) -> tuple[Graph, dict[str, Any]]:
+    """The integer network of a checkpoint, and the checkpoint."""
+    model, checkpoint = restore(path)
+    return lower(model, torch.zeros(2, *checkpoint["input_shape"])), checkpoint
 
 
 def _deploy(outcome: Outcome, dataset: Dataset, path: Path) -> None:
@@ -333,19 +509,51 @@ def run_on_device(graph: Graph, path: Path, codes: np.ndarray) -> np.ndarray:
 
 
 def _deliver(results: Results, precision: str) -> None:
-    """Puts the better network of a precision at its place: checkpoint.pt and model.tflite."""
+    """Puts the better network of a precision at its place: checkpoint.pt and the files made from it."""
     outcome = results.chosen(precision)
+    checkpoint = describe_checkpoint(results.settings, results.dataset, outcome)
     folder = results.settings.out / precision
-    checkpoint = describe_checkpoint(
-        results.settings, results.dataset, precision, outcome.method, outcome.rules, outcome.model
-    )
     training.save_checkpoint(folder / "checkpoint.pt", checkpoint)
-    write_tflite(outcome.graph, folder / "model.tflite", f"{precision} {outcome.method.name}")
-    for method in METHODS:
-        (folder / f"{method.name}.pt").unlink(missing_ok=True)
+    _write_files(outcome.graph, folder, f"{precision} {outcome.method.name}")
 
 
-def verify_directory(out: Path, progress: Progress | None = None) -> dict[str, Report]:
+def _write_files(graph: Graph, folder: Path, description: str) -> list[Path]:
+    """The delivered network in every format there is; each file appears whole or not at all."""
+    files = [folder / "model.tflite"]
+    training.write_atomically(files[0], tflite_bytes(graph, description))
+    return files
+
+
+def _delivered(out: Path, *names: str) -> list[Path]:
+    """The folders below `out` that hold all of these files, finest precision first.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    folders = [folder for folder in out.glob("w*a*") if all((folder / name).exists() for name in names)]
+    if not folders:
+        raise FileNotFoundError(
+            f"no {' with a '.join(names)} beside it in a folder such as {out / 'w8a8'}; run `exactqat train` first"
+            if len(names) > 1
+            else f"no {names[0]} in a folder such as {out / 'w8a8'}; run `exactqat train` first"
+        )
+    return sorted(folders, reverse=True)
+
+
+def export_directory(out: Path) -> list[Path]:
+    """Writes the files of every delivered network again from its checkpoint, and gives their paths. Needs no data.
+
+    Raises:
+        FileNotFoundError: the directory holds no checkpoint of a delivered network.
+    """
+    written = []
+    for folder in _delivered(out, "checkpoint.pt"):
+        graph, checkpoint = restore_graph(folder / "checkpoint.pt")
+        written += _write_files(graph, folder, f"{checkpoint['precision']} {checkpoint['method']}")
+    return written
+
+
+def verify_directory(out: Path, progress: Progress | None = None, dataset: Dataset | None = None) -> dict[str, Report]:
     """Runs the delivered files again and compares them with the simulation of the networks in the checkpoints.
 
     Raises:
@@ -353,19 +561,11 @@ def verify_directory(out: Path, progress: Progress | None = None) -> dict[str, R
     """
     progress = progress or Progress()
     reports = {}
-    for precision in PRECISIONS:
-        checkpoint, file = out / precision / "checkpoint.pt", out / precision / "model.tflite"
-        if not checkpoint.exists() or not file.exists():
-            continue
-        progress.begin(f"{precision.upper()} on the runtime")
-        model, dataset, _ = restore(checkpoint)
-        graph = lower(model, dataset.test.images[:2])
-        reports[precision] = verify(graph, file, input_codes(graph, dataset))
-    if not reports:
-        folders = " or ".join(str(out / precision) for precision in PRECISIONS)
-        raise FileNotFoundError(
-            f"no checkpoint.pt with a model.tflite beside it in {folders}; run `exactqat train` first"
-        )
+    for folder in _delivered(out, "checkpoint.pt", "model.tflite"):
+        progress.begin(f"{folder.name.upper()} on the runtime")
+        graph, checkpoint = restore_graph(folder / "checkpoint.pt")
+        dataset = dataset or load(checkpoint["data"], checkpoint["image_size"])
+        reports[folder.name] = verify(graph, folder / "model.tflite", input_codes(graph, dataset))
     return reports
 
 
@@ -378,13 +578,12 @@ def metrics(results: Results) -> dict[str, Any]:
             "train": len(dataset.train),
             "validation": len(dataset.validation),
             "test": len(dataset.test),
+            "classes": list(dataset.class_names),
+            "skipped": list(dataset.skipped),
         },
-        "settings": {
-            "seed": settings.seed,
-            "epochs_float": settings.epochs_float,
-            "epochs_qat": settings.epochs_qat,
-        },
+        "settings": settings.stored(),
         "seconds": round(results.seconds, 2),
+        "resumed": results.resumed,
         "versions": {
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("torch", "numpy", "ai-edge-litert")},
@@ -400,7 +599,7 @@ def metrics(results: Results) -> dict[str, Any]:
                 "chosen": results.chosen(precision).method.name,
                 **{outcome.method.name: _outcome_metrics(outcome) for outcome in results.of(precision)},
             }
-            for precision in PRECISIONS
+            for precision in settings.precisions
         },
         "values_compared": results.values_compared,
         "values_differing": results.values_differing,

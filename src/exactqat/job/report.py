@@ -16,14 +16,14 @@ from matplotlib.figure import Figure
 
 from ..qat import WeightedLayer
 from . import training
-from .pipeline import PRECISIONS, Outcome, Results
+from .pipeline import Outcome, Results
 
 FLOAT_COLOR, PTQ_COLORS, QAT_COLORS = "#6b7280", ("#f2b77c", "#e08a3c"), ("#6fa8dc", "#1f5fa8")
 METHOD_COLORS = dict(
     zip(("ptq_min_max", "ptq_least_error", "qat_ema", "qat_learned"), PTQ_COLORS + QAT_COLORS, strict=True)
 )
-# The layer shown in the pictures of weights: 96 channels of nine weights each.
-SHOWN_LAYER = "block2.depthwise.0"
+# Beyond this many classes a table of mistakes replaces the matrix, which nobody could read.
+MATRIX_CLASSES = 20
 
 
 @dataclass(frozen=True)
@@ -79,26 +79,33 @@ def write_report(results: Results) -> Path:
 
 
 def _page(results: Results) -> str:
-    dataset = results.dataset
-    best8, best4 = results.chosen("w8a8"), results.chosen("w4a4")
+    dataset, settings = results.dataset, results.settings
+    best = [results.chosen(precision) for precision in settings.precisions]
+    finest, coarsest = best[0], best[-1]
     rounding = sum(o.fake_quant_differing for o in results.outcomes if o.method.trained)
     rounded = sum(o.fake_quant_values for o in results.outcomes if o.method.trained)
     equal = results.values_differing == 0
     cards = [
         (f"{results.float_test_accuracy:.1%}", "float32 network, test images"),
-        (f"{best8.device_accuracy:.1%}", "W8A8 on the device runtime"),
-        (f"{best4.device_accuracy:.1%}", "W4A4 on the device runtime"),
+        *((f"{o.device_accuracy:.1%}", f"{o.precision.upper()} on the device runtime") for o in best),
         (f"{results.values_differing:,}", f"of {results.values_compared:,} integers differ from our simulation"),
     ]
+    precisions = ", ".join(
+        f"{name.upper()} with {2**weights} codes for a weight and {2**activations} for an activation"
+        for name, (weights, activations) in settings.precisions.items()
+    )
+    name, layer = _shown_layer(finest)
+    command = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in settings.stored().items() if value is not None)
     sections = [
         _section(
             "What happened",
-            f"<p>A small MobileNet-like network ({results.float_bytes // 4:,} parameters) learned to read "
-            f"{len(dataset.class_names)} kinds of images from the data set <em>{html.escape(dataset.name)}</em> "
-            f"({len(dataset.train):,} images to train on, {len(dataset.validation)} to choose by, "
-            f"{len(dataset.test)} to test on). Phones and microcontrollers compute fastest in small integers, not in "
-            "such real numbers, so the network was <strong>quantized</strong>: every weight and every stored "
-            "activation becomes a code on a grid, 256 codes for 8 bits (W8A8), 16 codes for 4 bits (W4A4).</p>"
+            f"<p>The network <em>{html.escape(settings.model)}</em> ({results.float_bytes // 4:,} parameters) learned to "
+            f"tell {len(dataset.class_names)} kinds of images apart, from the data set "
+            f"<em>{html.escape(dataset.name)}</em> ({len(dataset.train):,} images to train on, "
+            f"{len(dataset.validation):,} to choose by, {len(dataset.test):,} to test on). "
+            "Phones and microcontrollers compute fastest in small integers, not in such real numbers, so the network was "
+            "<strong>quantized</strong>: every weight and every stored activation becomes a code on a grid, "
+            f"{precisions}.</p>"
             "<ol><li><strong>Post-training quantization</strong> (PTQ) measures ranges of the float network's values "
             "and rounds. It needs no training; with few codes it costs accuracy. Ranges are the extremes of the "
             "training images (min/max), or are narrowed to where rounding and clipping together "
@@ -108,23 +115,23 @@ def _page(results: Results) -> str:
             "average of the extremes), or start as least-error ranges and are trained like weights (learned).</li>"
             "<li>Every network is <strong>lowered</strong> to integer operators, written as <code>model.tflite</code>, "
             "run by the device runtime (LiteRT with XNNPACK), and <strong>every integer of every layer</strong> is "
-            "compared with an independent integer simulation.</li></ol>",
+            "compared with an independent integer simulation.</li></ol>" + _skipped(dataset.skipped),
         ),
         _section(
             "Results",
             _result_table(results)
             + f"<p class='{'good' if equal else 'bad'}'>{html.escape(closing_sentence(results))}</p>"
-            "<p class='note'>★ marks what was delivered, chosen by the lower validation loss. "
-            "In W4A4, the input and the logits stay at 8 bits. Weights and activations of 4 bits travel in "
-            "8-bit containers, so a W4A4 file is not smaller; with 4-bit weights packed, the parameters would take "
-            f"{_packed_bytes(best4):,} bytes instead of {_packed_bytes(best8):,}. "
-            "The float32 size counts four bytes per parameter, without a file around it.</p>"
+            "<p class='note'>★ marks what was delivered, chosen by the lower validation loss. Input and logits always "
+            "have 8 bits. Weights and activations of fewer bits travel in 8-bit containers, so their files are not "
+            "smaller; with weights packed, the parameters would take "
+            + ", ".join(f"{_packed_bytes(outcome):,} bytes in {outcome.precision.upper()}" for outcome in best)
+            + ". The float32 size counts four bytes per parameter, without a file around it.</p>"
             + _picture(_accuracy_figure(results), "Test accuracy of every network; the line is the float network's."),
         ),
         _section(
             "Does training see what the device computes?",
             "<p>Training computes in float with rounding put in (fake quantization). In its last phase, batch norm is "
-            "folded, ranges are fixed and biases stand on the device's int32 grid. Over all layers of the four QAT "
+            "folded, ranges are fixed and biases stand on the device's int32 grid. Over all layers of all QAT "
             f"networks and all test images, <strong>{rounding:,} of {rounded:,}</strong> stored "
             f"values ({rounding / rounded:.4%}) differ from the integers: some lie all but exactly between two codes, "
             "where float arithmetic cannot tell, the others follow from those. The simulation and the device agree on "
@@ -140,41 +147,37 @@ def _page(results: Results) -> str:
         ),
         _section(
             "Why each channel has its own scale",
-            f"<p>The 96 channels of <code>{SHOWN_LAYER}</code>, each filtered on its own, need ranges of different "
-            "width. One scale for the whole layer (dashed) would leave narrow channels only some of the codes. Folding "
-            "batch norm multiplies every channel by its own factor; with per-channel scales that changes the scales "
-            "and not one integer code.</p>"
+            f"<p>The {layer.operation.weight.shape[0]} channels of <code>{html.escape(name)}</code> need ranges of "
+            "different width. One scale for the whole layer (dashed) would leave narrow channels only some of the "
+            "codes. Folding batch norm multiplies every channel by its own factor; with per-channel scales that changes "
+            "the scales and not one integer code.</p>"
             + _picture(
-                _ranges_figure(best8),
+                _ranges_figure(finest),
                 "Range of the weights of every channel, before and after batch norm is folded in.",
             ),
         ),
         _section(
             "Weights on their grid",
-            "<p>Weights in units of their channel's step: outline before rounding, filled after rounding. At 8 bits, "
-            "255 codes follow the weights closely; at 4 bits, all weights of a channel share 15 codes, "
-            "drawn as vertical lines.</p>"
-            + _picture(_histogram_figure(best8, best4), f"Weights of all channels of {SHOWN_LAYER}, in steps."),
-        ),
-        _section(
-            "Which images are confused",
-            _picture(
-                _confusion_figure(results, best8, best4),
-                "Rows: what the image shows. Columns: what the network answers. Off the diagonal: mistakes.",
+            "<p>Weights in units of their channel's step: outline before rounding, filled after rounding. The fewer the "
+            "bits, the fewer the codes that all weights of a channel share; few enough are drawn as lines.</p>"
+            + _picture(
+                _histogram_figure(*([finest, coarsest] if finest is not coarsest else [finest])),
+                f"Weights of all channels of {name}, in steps.",
             ),
         ),
+        _section("Which images are confused", _confusion(results, best)),
     ]
-    for outcome in (best8, best4):
+    for outcome in best:
         sections.append(_section(f"Layers of the delivered {outcome.precision.upper()} network", _layer_table(outcome)))
+    out = html.escape(str(settings.out))
+    resumed = " in the last of its runs; it was continued from a checkpoint" if results.resumed else ""
     sections.append(
         _section(
             "Do it again",
-            f"<pre>exactqat train --out {html.escape(str(results.settings.out))} --seed {results.settings.seed} "
-            f"--epochs-float {results.settings.epochs_float} --epochs-qat {results.settings.epochs_qat}\n"
-            f"exactqat verify {html.escape(str(results.settings.out))}</pre>"
-            f"<p class='note'>The whole job took {results.seconds:.0f} seconds. The same seed on the same machine "
-            "gives the same bits. Accuracies on a few hundred test images carry luck of about a percentage point; look "
-            "at more than one seed before you conclude something from such a difference. All figures are in "
+            f"<pre>exactqat train --out {out} {html.escape(command)}\nexactqat verify {out}</pre>"
+            f"<p class='note'>The whole job took {results.seconds:.0f} seconds{resumed}. The same seed on the same "
+            "machine gives the same bits. Accuracies on a few hundred test images carry luck of about a percentage "
+            "point; look at more than one seed before you conclude something from such a difference. All figures are in "
             "<code>metrics.json</code>.</p>",
         )
     )
@@ -183,9 +186,18 @@ def _page(results: Results) -> str:
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
         f"<title>exactqat: {html.escape(dataset.name)}</title><style>{_STYLE}</style></head><body><main>"
         "<h1>What was trained is what the device computes</h1>"
-        f"<p class='lead'>exactqat on <em>{html.escape(dataset.name)}</em>, seed {results.settings.seed}</p>"
+        f"<p class='lead'>exactqat on <em>{html.escape(dataset.name)}</em>, seed {settings.seed}</p>"
         f"<div class='cards'>{shown}</div>{''.join(sections)}</main></body></html>\n"
     )
+
+
+def _skipped(sentences: Sequence[str]) -> str:
+    """How many images were left out, and the first of them by name."""
+    if not sentences:
+        return ""
+    shown = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences[:20])
+    more = f"<li>… all of them are in metrics.json</li>" if len(sentences) > 20 else ""
+    return f"<p class='note'>{len(sentences):,} images could not be used:</p><ul class='note'>{shown}{more}</ul>"
 
 
 _STYLE = """

@@ -6,31 +6,42 @@ from __future__ import annotations
 import io
 import math
 import os
+import pickle
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import qat
+from ..qat.ranges import SMALLEST_WIDTH
 from .data import Split
+from .processes import ALONE, Processes
 
+CHECKPOINT_FORMAT = 2
 BATCH_SIZE = 64
+EVALUATION_BATCH = 512
 FLOAT_LEARNING_RATE = 4e-3
 QAT_LEARNING_RATE = 1e-3
 RANGE_LEARNING_RATE = 3e-3
 # Share of quantization-aware epochs with batch norm and ranges frozen and biases on the int32 grid.
 FROZEN_SHARE = 1 / 3
 
-Step = Callable[[], None]
+# Called with the number of training steps that are done since the last call.
+Step = Callable[[int], None]
 
 
 class TrainingDiverged(RuntimeError):
     """The loss is no longer a number. The message says where, and which checkpoint is still good."""
+
+
+class RangeCollapsed(RuntimeError):
+    """A quantization range has no width left, so the network's answer is the same for all images."""
 
 
 @dataclass
@@ -43,9 +54,16 @@ class History:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """The file appears whole or not at all, also through a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    """The file appears whole or not at all, also through a power cut.
+
+    Raises:
+        OSError: it cannot be written, such as on a full disk; what stood at `path` before is untouched.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    except OSError as error:
+        raise _cannot_write(path, error) from error
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -53,9 +71,19 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise _cannot_write(path, error) from error
         raise
+
+
+def _cannot_write(path: Path, error: OSError) -> OSError:
+    kept = "; the file that stood there before is whole" if path.exists() else ""
+    return OSError(
+        f"{path} cannot be written: {error.strerror or error}{kept}. Finished epochs are kept: make room, "
+        "then continue with --resume"
+    )
 
 
 def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
@@ -66,27 +94,42 @@ def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
     write_atomically(path, buffer.getvalue())
 
 
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """What `save_checkpoint` wrote.
+
+    Raises:
+        ValueError: the file is damaged, or of another format.
+    """
+    try:
+        checkpoint = torch.load(path, weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError) as error:
+        raise ValueError(f"{path} cannot be read as a checkpoint: {str(error).splitlines()[0]}") from error
+    if not isinstance(checkpoint, dict) or checkpoint.get("format") != CHECKPOINT_FORMAT:
+        raise ValueError(f"{path} is no checkpoint of format {CHECKPOINT_FORMAT}; it is of another program or version")
+    return checkpoint
+
+
 def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Every image moved by up to one pixel in each direction; zeros come in at the edge."""
+    """Every image moved by up to an eighth of its size, at least a pixel, along each axis; zeros fill the edge."""
     count, _, height, width = images.shape
-    offsets = torch.randint(0, 3, (2, count, 1), generator=generator)
-    rows = torch.arange(height) + offsets[0]
-    columns = torch.arange(width) + offsets[1]
-    padded = F.pad(images, (1, 1, 1, 1))
+    down, across = max(1, height // 8), max(1, width // 8)
+    rows = torch.arange(height) + torch.randint(0, 2 * down + 1, (count, 1), generator=generator)
+    columns = torch.arange(width) + torch.randint(0, 2 * across + 1, (count, 1), generator=generator)
+    padded = F.pad(images, (across, across, down, down))
     everyone = torch.arange(count)[:, None, None]
     return padded.movedim(1, 3)[everyone, rows[:, :, None], columns[:, None, :]].movedim(3, 1)
 
 
-def batches(split: Split, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(split: Split, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
     """One epoch of shuffled, shifted batches; a last batch of one image would have no variance and is left out."""
-    for chosen in torch.randperm(len(split), generator=generator).split(BATCH_SIZE):
+    for chosen in torch.randperm(len(split), generator=generator).split(batch_size):
         if len(chosen) > 1:
             yield shifted(split.images[chosen], generator), split.labels[chosen]
 
 
-def steps_per_epoch(split: Split) -> int:
+def steps_per_epoch(split: Split, batch_size: int = BATCH_SIZE) -> int:
     """Number of batches that `batches` gives."""
-    full, rest = divmod(len(split), BATCH_SIZE)
+    full, rest = divmod(len(split), batch_size)
     return full + int(rest > 1)
 
 
@@ -94,7 +137,7 @@ def steps_per_epoch(split: Split) -> int:
 def predictions(model: nn.Module, split: Split) -> Tensor:
     """The most likely class of every image, [n]."""
     model.eval()
-    return torch.cat([model(images).argmax(1) for images in split.images.split(512)])
+    return torch.cat([model(images).argmax(1) for images in split.images.split(EVALUATION_BATCH)])
 
 
 def accuracy(model: nn.Module, split: Split) -> float:
@@ -103,12 +146,39 @@ def accuracy(model: nn.Module, split: Split) -> float:
 
 
 @torch.no_grad()
-def accuracy_and_loss(model: nn.Module, split: Split) -> tuple[float, float]:
-    """Share of images classified rightly, and the mean cross entropy."""
+def accuracy_and_loss(model: nn.Module, split: Split, processes: Processes = ALONE) -> tuple[float, float]:
+    """Share of images classified rightly, and the mean cross entropy; each process computes its share of the images."""
     model.eval()
-    logits = torch.cat([model(images) for images in split.images.split(512)])
-    share = (logits.argmax(1) == split.labels).double().mean().item()
-    return share, F.cross_entropy(logits, split.labels).item()
+    right = loss = 0.0
+    for chosen in processes.share(torch.arange(len(split))).split(EVALUATION_BATCH):
+        logits, labels = model(split.images[chosen]), split.labels[chosen]
+        right += (logits.argmax(1) == labels).sum().item()
+        loss += F.cross_entropy(logits.double(), labels, reduction="sum").item()
+    right, loss = processes.sums([right, loss])
+    return right / len(split), loss / len(split)
+
+
+def check_ranges(model: nn.Module, when: str) -> None:
+    """Refuses a prepared network with a range that has no width; other networks have no ranges.
+
+    Raises:
+        RangeCollapsed: names the layer, its range, and `when` it was.
+    """
+    if not isinstance(model, qat.PreparedModel):
+        return
+    for path, layer in model.layers():
+        observed = layer.output_quantizer.range
+        low, high = observed.minimum.item(), observed.maximum.item()
+        if not high - low >= SMALLEST_WIDTH:
+            raise RangeCollapsed(
+                f"{when}: the range of what '{path}' stores collapsed to [{low:g}, {high:g}]; "
+                "all its values are zero or not a number"
+            )
+        if (
+            isinstance(layer, qat.WeightedLayer)
+            and not (layer.weight_quantizer.scale(layer.operation.weight) > 0).any()
+        ):
+            raise RangeCollapsed(f"{when}: the range of the weights of '{path}' collapsed to zero for all channels")
 
 
 def train(
@@ -120,56 +190,92 @@ def train(
     seed: int,
     name: str,
     on_step: Step,
-    checkpoint_path: Path,
-    describe: Callable[[], dict[str, Any]],
+    state_path: Path,
+    batch_size: int = BATCH_SIZE,
     freeze_at: int | None = None,
+    processes: Processes = ALONE,
+    resume: bool = False,
 ) -> History:
-    """Trains `model` in place and leaves it in its best state, which is also what the checkpoint holds.
+    """Trains `model` in place and leaves it in its best state.
+
+    After every epoch `state_path` holds all it takes to continue: with `resume` a training that was stopped at any
+    moment ends with the bits of one that was not. Of a finished training it holds the best state and the history.
 
     Args:
         groups: the optimizer's parameter groups, each with its learning rate at the start; rates fall to zero as a
             cosine.
         seed: of the order and the shifts of the images.
         name: of this training, for error messages.
-        describe: the checkpoint's content, taken whenever the validation loss is the lowest so far.
+        batch_size: over all processes.
         freeze_at: epoch with which the model, a `PreparedModel`, is frozen. Only later states count as the best then.
+        processes: those that train together, all with the same arguments.
+        resume: continue from `state_path` if it exists.
 
     Raises:
         TrainingDiverged: the loss became NaN or infinite.
+        RangeCollapsed: a quantization range lost its width.
+        ValueError: `state_path` is damaged or belongs to another training.
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(groups)
-    total_steps = max(1, epochs * steps_per_epoch(training))
+    steps = steps_per_epoch(training, batch_size)
+    total_steps = max(1, epochs * steps)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / total_steps))
     )
     history = History(frozen_from=freeze_at)
     best_loss = math.inf
     best_state: dict[str, Any] = {}
-    for epoch in range(epochs):
+    first_epoch = 0
+    state = processes.from_first(_stored_state(state_path, name, epochs) if resume and processes.writes else None)
+    if state is not None:
+        first_epoch, best_loss, best_state = state["epoch"], state["best_loss"], state["best"]
+        history = History(**state["history"])
+        on_step(first_epoch * steps)
+        if first_epoch < epochs:
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            schedule.load_state_dict(state["schedule"])
+            generator.set_state(state["generator"])
+    replica = processes.replica(model) if first_epoch < epochs else model
+
+    def kept() -> str:
+        return f"the last good checkpoint is kept in {state_path}" if history.loss else "no checkpoint was written yet"
+
+    for epoch in range(first_epoch, epochs):
+        when = f"{name}, epoch {epoch + 1} of {epochs}"
         if epoch == freeze_at:
             assert isinstance(model, qat.PreparedModel)
             qat.freeze(model)
-        model.train()
+            # Ranges have no gradients from here on, which DistributedDataParallel has to know.
+            replica = processes.replica(model)
+        # For layers that draw numbers, such as dropout: others in each process, and the same again after a resume.
+        torch.manual_seed(int(np.random.SeedSequence([seed, epoch, processes.rank]).generate_state(1)[0]))
+        replica.train()
         losses = []
-        for images, labels in batches(training, generator):
-            loss = F.cross_entropy(model(images), labels)
-            value = loss.item()
+        for images, labels in batches(training, batch_size, generator):
+            mine = processes.share(torch.arange(len(labels)))
+            # Averaged over the processes, as their gradients will be, this is the mean over the whole batch, also when
+            # shares differ in size.
+            summed = F.cross_entropy(replica(images[mine]), labels[mine], reduction="sum")
+            loss = summed * (processes.count / len(labels))
+            value = processes.sums([summed.item()])[0] / len(labels)
             if not math.isfinite(value):
-                kept = (
-                    f"the best state so far is kept in {checkpoint_path}"
-                    if best_state
-                    else "no checkpoint was written yet"
-                )
-                raise TrainingDiverged(f"{name}: the loss became {value} in epoch {epoch + 1} of {epochs}; {kept}")
+                raise TrainingDiverged(f"{when}: the loss became {value}; {kept()}")
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
             losses.append(value)
-            on_step()
+            on_step(1)
+        validation_accuracy, validation_loss = accuracy_and_loss(model, validation, processes)
+        if not math.isfinite(validation_loss):
+            raise TrainingDiverged(f"{when}: the loss on the validation images became {validation_loss}; {kept()}")
+        try:
+            check_ranges(model, when)
+        except RangeCollapsed as error:
+            raise RangeCollapsed(f"{error}; {kept()}") from None
         history.loss.append(sum(losses) / len(losses))
-        validation_accuracy, validation_loss = accuracy_and_loss(model, validation)
         history.validation_accuracy.append(validation_accuracy)
         # The loss, not the accuracy, picks the best state: on a few hundred images it is far less a matter of luck.
         if (freeze_at is None or epoch >= freeze_at) and validation_loss < best_loss:
@@ -177,10 +283,40 @@ def train(
             best_state = {
                 key: entry.clone() if isinstance(entry, Tensor) else entry for key, entry in model.state_dict().items()
             }
-            save_checkpoint(checkpoint_path, describe())
+        if processes.writes:
+            finished = epoch + 1 == epochs
+            checkpoint = {
+                "format": CHECKPOINT_FORMAT,
+                "training": name,
+                "epoch": epoch + 1,
+                "epochs": epochs,
+                "best": best_state,
+                "best_loss": best_loss,
+                "history": asdict(history),
+            }
+            if not finished:
+                checkpoint |= {
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "schedule": schedule.state_dict(),
+                    "generator": generator.get_state(),
+                }
+            save_checkpoint(state_path, checkpoint)
     model.load_state_dict(best_state)
     model.eval()
     return history
+
+
+def _stored_state(path: Path, name: str, epochs: int) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    state = load_checkpoint(path)
+    found = (state.get("training"), state.get("epochs"))
+    if found != (name, epochs):
+        raise ValueError(
+            f"{path} belongs to the training {found[0]!r} of {found[1]} epochs, not to {name!r} of {epochs}"
+        )
+    return state
 
 
 def frozen_epochs(epochs: int) -> int:

@@ -71,6 +71,11 @@ class QuantizedLayer(nn.Module):
         self.activation = activation
         self.frozen = False
 
+    def replace_quantizers(self, old: list[FakeQuantize], new: FakeQuantize) -> None:
+        """Takes `new` wherever the layer now has one of `old`."""
+        if self.output_quantizer in old:
+            self.output_quantizer = new
+
     def store(self, features: Tensor) -> Tensor:
         """Activation, then the grid of the stored tensor."""
         return self.output_quantizer(activate(features, self.activation))
@@ -107,6 +112,11 @@ class WeightedLayer(QuantizedLayer):
         self.batch_norm = batch_norm
         # In a tuple, so that the quantizer is not registered as a child a second time.
         self._source = (source,)
+
+    def replace_quantizers(self, old: list[FakeQuantize], new: FakeQuantize) -> None:
+        super().replace_quantizers(old, new)
+        if self.source in old:
+            self._source = (new,)
 
     @property
     def source(self) -> FakeQuantize:

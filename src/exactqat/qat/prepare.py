@@ -9,24 +9,54 @@ device cannot run is refused here, before any training time is spent.
 from __future__ import annotations
 
 import copy
+import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from .layers import QuantizedAdd, QuantizedInput, QuantizedLayer, QuantizedMean, WeightedLayer
-from .modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
+from .layers import (
+    Pads,
+    QuantizedAdd,
+    QuantizedAveragePool,
+    QuantizedConcatenation,
+    QuantizedInput,
+    QuantizedLayer,
+    QuantizedMaxPool,
+    QuantizedMean,
+    QuantizedMultiply,
+    QuantizedPool,
+    WeightedLayer,
+)
+from .modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize, same_padding
 from .rules import Rule, RuleBook
 
 SUPPORTED = (
-    "Conv2d (dense or depthwise) with BatchNorm2d and ReLU/ReLU6 behind it, Linear with ReLU/ReLU6, sums of two "
-    "tensors with ReLU/ReLU6, AdaptiveAvgPool2d(1) or mean over height and width, flatten, Dropout, Identity"
+    "Conv2d (dense or depthwise) and Linear, batch norm, ReLU, ReLU6, Hardsigmoid, Hardswish, sums and products of two "
+    "tensors or of a tensor and a number, concatenation of channels, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d, mean "
+    "over height and width, flatten, Dropout, Identity; softmax, log_softmax or sigmoid at the very end, which stay "
+    "outside of the device's network"
 )
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
+_PRODUCTS = (operator.mul, operator.imul, torch.mul, "mul", "mul_")
+_QUOTIENTS = (operator.truediv, torch.div, "div")
+_CONCATENATIONS = (torch.cat, torch.concat)
+_MAX_POOLS = (nn.MaxPool2d, F.max_pool2d, torch.max_pool2d)
+_AVERAGE_POOLS = (nn.AvgPool2d, F.avg_pool2d)
+_ADAPTIVE_POOLS = (nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d)
+_HARD_SIGMOIDS = (nn.Hardsigmoid, F.hardsigmoid)
+_HARD_SWISHES = (nn.Hardswish, F.hardswish)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+_FINAL = (
+    *(nn.Softmax, nn.LogSoftmax, nn.Sigmoid),
+    *(F.softmax, F.log_softmax, F.sigmoid, torch.softmax, torch.log_softmax, torch.sigmoid),
+    *("softmax", "log_softmax", "sigmoid"),
+)
 _ACTIVATIONS: dict[Any, str] = {
     nn.ReLU: "RELU",
     F.relu: "RELU",
@@ -38,6 +68,7 @@ _ACTIVATIONS: dict[Any, str] = {
     F.relu6: "RELU6",
 }
 _FLATTENS = (nn.Flatten, torch.flatten, "flatten")
+_VIEWS = (torch.reshape, "reshape", "view")
 _MEANS = (torch.mean, "mean")
 
 
@@ -245,6 +276,10 @@ class _Preparation:
         self.graph = fx.Graph()
         self.values: dict[fx.Node, fx.Node] = {}
         self.quantizers: dict[fx.Node, FakeQuantize] = {}
+        # Results whose codes of fewer than eight bits stand at the top of int8 (see `deploy.graph.Graph`).
+        self.stored_high: set[fx.Node] = set()
+        # Flattened feature maps: their order is not the device's, which only a Linear behind them can make up for.
+        self.flattened: set[fx.Node] = set()
         self.swallowed: dict[fx.Node, fx.Node] = {}
         self.used_modules: set[str] = set()
         self.unknown: set[fx.Node] = set()
@@ -275,49 +310,59 @@ class _Preparation:
             self._output(node)
         elif node.op == "get_attr":
             self._report(node, f"the tensor '{node.target}' is used as data; only module weights are supported")
+        elif node.meta.get("type") in (int, torch.Size):
+            # Sizes, which a view asks for; what it makes of them is seen in its shape.
+            pass
+        elif self._reads_flattened(node):
+            self._report(
+                node, "it reads a flattened feature map, whose order differs on the device; move it before the flatten"
+            )
         else:
             self._operator(node)
 
+    def _reads_flattened(self, node: fx.Node) -> bool:
+        module, kind = self._module(node), self._kind(node)
+        keeps = isinstance(module, nn.Linear | nn.Dropout | nn.Identity) or kind in (*_FLATTENS, *_VIEWS)
+        return not keeps and any(source in self.flattened for source in node.all_input_nodes)
+
     def _operator(self, node: fx.Node) -> None:
-        kind = self._kind(node)
-        module = self._module(node)
+        kind, module = self._kind(node), self._module(node)
+        handlers: tuple[tuple[tuple[Any, ...], Callable[[fx.Node], None]], ...] = (
+            (_SUMS, self._sum),
+            (_PRODUCTS, self._product),
+            (_QUOTIENTS, self._quotient),
+            (_CONCATENATIONS, self._concatenation),
+            (_MAX_POOLS, self._pool),
+            (_AVERAGE_POOLS, self._pool),
+            (_ADAPTIVE_POOLS, self._adaptive_pool),
+            (_MEANS, self._mean_call),
+            (_FLATTENS, self._flatten),
+            (_VIEWS, self._view),
+            (_HARD_SIGMOIDS, self._hard_sigmoid),
+            (_HARD_SWISHES, self._hard_swish),
+        )
+        handler = next((handler for kinds, handler in handlers if kind in kinds), None)
         if isinstance(module, nn.Conv2d):
             self._convolution(node, module)
         elif isinstance(module, nn.Linear):
             self._linear(node, module)
-        elif kind in _SUMS:
-            self._sum(node)
-        elif isinstance(module, nn.AdaptiveAvgPool2d) or kind is F.adaptive_avg_pool2d:
-            size = (
-                module.output_size
-                if isinstance(module, nn.AdaptiveAvgPool2d)
-                else self._argument(node, 1, "output_size")
-            )
-            if size in (1, (1, 1), [1, 1]):
-                self._mean(node, keep_dims=True)
-            else:
-                self._report(node, f"average pooling to {size}; only a pool to one value (output_size=1) is supported")
-        elif kind in _MEANS:
-            self._mean_call(node)
-        elif kind in _FLATTENS:
-            self._flatten(node, module)
+        elif node.all_input_nodes and node.all_input_nodes[0] in self.unknown and (
+            kind in _ACTIVATIONS or isinstance(module, _BATCH_NORMS)
+        ):
+            # It may well be fused into what was reported.
+            self._stand_in(node)
+        elif isinstance(module, _BATCH_NORMS):
+            self._batch_norm(node, module)
+        elif kind in _ACTIVATIONS:
+            self._pointwise(node, 1.0, 0.0, _ACTIVATIONS[kind])
+        elif handler is not None:
+            handler(node)
         elif isinstance(module, nn.Dropout | nn.Dropout2d) or kind in (F.dropout, F.dropout2d):
             self._dropout(node, module)
         elif isinstance(module, nn.Identity):
             self._alias(node, node.args[0])
-        elif node.args[0] in self.unknown and (isinstance(module, nn.BatchNorm2d) or kind in _ACTIVATIONS):
-            # It may well be fused into what was reported.
-            self._stand_in(node)
-        elif isinstance(module, nn.BatchNorm2d):
-            self._report(
-                node, "the batch norm does not directly follow a convolution whose only reader it is; fold it by hand"
-            )
-        elif kind in _ACTIVATIONS:
-            self._report(
-                node,
-                "the activation does not directly follow a convolution, linear layer or sum whose only reader it is; "
-                "the device fuses activations into the operator before them",
-            )
+        elif kind in _FINAL and all(reader.op == "output" for reader in node.users):
+            self._outside(node)
         else:
             name = type(module).__name__ if module is not None else getattr(node.target, "__name__", str(node.target))
             self._report(
@@ -348,8 +393,15 @@ class _Preparation:
 
     def _alias(self, node: fx.Node, original: Any) -> None:
         self.values[node] = self.values[original]
+        self._keep_quantizer(node, original)
+
+    def _keep_quantizer(self, node: fx.Node, original: fx.Node) -> None:
+        """Notes that `node` is stored as `original` is."""
         if original in self.quantizers:
             self.quantizers[node] = self.quantizers[original]
+        for known in (self.stored_high, self.flattened):
+            if original in known:
+                known.add(node)
 
     def _rule(self, path: str) -> Rule:
         rule = self.book.find(path)
@@ -360,9 +412,16 @@ class _Preparation:
             )
         return rule
 
+    def _shape(self, node: fx.Node) -> tuple[int, ...]:
+        return tuple(node.meta["tensor_meta"].shape)
+
     def _path(self, node: fx.Node, name: str) -> str:
-        """A free path for a layer that stems from a function: the scope's path and a name."""
-        path = ".".join(filter(None, (_scope(node), name)))
+        """A free path: the module's own, or for a function its scope's and a name; numbered from the second call on."""
+        path = str(node.target) if node.op == "call_module" else ".".join(filter(None, (_scope(node), name)))
+        return self._free(path)
+
+    def _free(self, path: str) -> str:
+        """The path itself, or with a number if it is taken."""
         number = 1
         unique = path
         while unique in self.used_modules:
@@ -389,6 +448,13 @@ class _Preparation:
         return activation
 
     def _add_layer(self, node: fx.Node, path: str, layer: QuantizedLayer, sources: tuple[fx.Node, ...]) -> None:
+        self.values[node] = self._call(path, layer, tuple(self.values[source] for source in sources))
+        self.quantizers[node] = layer.output_quantizer
+        if layer.activation != "NONE":
+            self.stored_high.add(node)
+
+    def _call(self, path: str, layer: nn.Module, arguments: tuple[Any, ...]) -> fx.Node:
+        """Puts a layer at its path and calls it."""
         owner = self.root
         *parents, name = path.split(".")
         for parent in parents:
@@ -396,8 +462,7 @@ class _Preparation:
                 owner.add_module(parent, nn.Module())
             owner = getattr(owner, parent)
         owner.add_module(name, layer)
-        self.values[node] = self.graph.call_module(path, tuple(self.values[source] for source in sources))
-        self.quantizers[node] = layer.output_quantizer
+        return self.graph.call_module(path, arguments)
 
     def _input(self, node: fx.Node) -> None:
         path = self._path(node, "input")
@@ -409,6 +474,8 @@ class _Preparation:
         result = node.args[0]
         if not isinstance(result, fx.Node):
             raise UnsupportedOperator(f"the model must return one tensor, it returns {type(result).__name__}")
+        if result in self.flattened:
+            self._report(node, "the model returns a flattened feature map; on the device its order would differ")
         self.graph.output(self.values[result])
 
     def _claim(self, node: fx.Node) -> bool:
@@ -433,27 +500,27 @@ class _Preparation:
                 f"groups={module.groups} with {module.in_channels} channels; use groups=1 or one group per channel",
             )
             return
-        last, batch_norm = node, None
-        reader = self._only_reader(node)
-        if reader is not None and isinstance(self._module(reader), nn.BatchNorm2d):
-            norm = self._module(reader)
-            assert isinstance(norm, nn.BatchNorm2d)
-            if not norm.track_running_stats:
-                self._report(reader, "batch norm without running statistics; the device needs them")
-                return
-            batch_norm = _fused_batch_norm(norm)
-            self.swallowed[reader] = node
-            last = reader
+        last, batch_norm = self._take_batch_norm(node, nn.BatchNorm2d)
         self._weighted(node, last, _convolution(module, depthwise), batch_norm)
+
+    def _take_batch_norm(self, node: fx.Node, kind: type) -> tuple[fx.Node, FusedBatchNorm2d | None]:
+        """Swallows the batch norm behind `node`, if there is one; also gives the node that now holds the result."""
+        reader = self._only_reader(node)
+        norm = self._module(reader) if reader is not None else None
+        if reader is None or not isinstance(norm, kind) or not norm.track_running_stats:
+            return node, None
+        self.swallowed[reader] = node
+        return reader, _fused_batch_norm(norm)
 
     def _linear(self, node: fx.Node, module: nn.Linear) -> None:
         if not self._claim(node):
             return
-        shape = node.meta["tensor_meta"].shape
+        shape = self._shape(node)
         if len(shape) != 2:
             self._report(node, f"Linear on a tensor of shape {list(shape)}; flatten to [batch, features] first")
             return
-        self._weighted(node, node, copy.deepcopy(module), None)
+        last, batch_norm = self._take_batch_norm(node, nn.BatchNorm1d)
+        self._weighted(node, last, copy.deepcopy(module), batch_norm)
 
     def _weighted(
         self, node: fx.Node, last: fx.Node, operation: Conv2d | nn.Linear, batch_norm: FusedBatchNorm2d | None
@@ -478,25 +545,279 @@ class _Preparation:
         self._add_layer(node, path, layer, (source,))
 
     def _sum(self, node: fx.Node) -> None:
-        first, second = node.args[0], self._argument(node, 1, "other")
-        if not isinstance(first, fx.Node) or not isinstance(second, fx.Node):
-            self._report(node, "a sum with a constant; only sums of two computed tensors are supported")
-            return
         if self._argument(node, 2, "alpha", 1) != 1:
             self._report(node, "a sum with alpha; only plain sums are supported")
             return
-        shapes = [list(term.meta["tensor_meta"].shape) for term in (first, second)]
-        if shapes[0] != shapes[1]:
-            self._report(node, f"a sum of shapes {shapes[0]} and {shapes[1]}; broadcasting is not supported")
+        tensors, numbers = self._operands(node)
+        if len(tensors) == 1 and len(numbers) == 1:
+            self._pointwise(node, 1.0, numbers[0], self._take_activation(node, node), "add", tensors[0])
+        elif len(tensors) == 2:
+            shapes = [list(self._shape(tensor)) for tensor in tensors]
+            if shapes[0] != shapes[1]:
+                self._report(node, f"a sum of shapes {shapes[0]} and {shapes[1]}; broadcasting is not supported")
+                return
+            self._binary(node, "add", QuantizedAdd, tensors)
+        else:
+            self._report(node, "a sum of something else than two computed tensors or a tensor and a number")
+
+    def _product(self, node: fx.Node) -> None:
+        tensors, numbers = self._operands(node)
+        if len(tensors) == 1 and len(numbers) == 1:
+            self._pointwise(node, numbers[0], 0.0, self._take_activation(node, node), "mul", tensors[0])
+        elif len(tensors) == 2:
+            shapes = [self._shape(tensor) for tensor in tensors]
+            if len(shapes[0]) == 4 and shapes[0][2:] == (1, 1):
+                # The device broadcasts its second operand.
+                tensors, shapes = tensors[::-1], shapes[::-1]
+            if shapes[1] not in (shapes[0], (*shapes[0][:2], *[1] * (len(shapes[0]) - 2))):
+                self._report(
+                    node,
+                    f"a product of shapes {list(shapes[0])} and {list(shapes[1])}; only equal shapes, or one value for "
+                    "every channel ([batch, channels, 1, 1]), are supported",
+                )
+                return
+            self._binary(node, "mul", QuantizedMultiply, tensors)
+        else:
+            self._report(node, "a product of something else than two computed tensors or a tensor and a number")
+
+    def _quotient(self, node: fx.Node) -> None:
+        tensors, numbers = self._operands(node)
+        if len(tensors) != 1 or len(numbers) != 1 or node.args[0] is not tensors[0] or numbers[0] == 0:
+            self._report(node, "a quotient of something else than a computed tensor and a number other than 0")
             return
-        path = self._path(node, "add")
+        self._pointwise(node, 1.0 / numbers[0], 0.0, self._take_activation(node, node), "div", tensors[0])
+
+    def _operands(self, node: fx.Node) -> tuple[list[fx.Node], list[float]]:
+        """The two operands, told apart."""
+        both = (node.args[0], self._argument(node, 1, "other"))
+        tensors = [operand for operand in both if isinstance(operand, fx.Node) and "tensor_meta" in operand.meta]
+        numbers = [float(operand) for operand in both if isinstance(operand, int | float)]
+        return tensors, numbers
+
+    def _binary(self, node: fx.Node, name: str, kind: type, tensors: list[fx.Node]) -> None:
+        path = self._path(node, name)
         activation = self._take_activation(node, node)
         quantizer = FakeQuantize(self._rule(path), nonnegative=activation != "NONE")
-        self._add_layer(node, path, QuantizedAdd(quantizer, activation), (first, second))
+        self._add_layer(node, path, kind(quantizer, activation), tuple(tensors))
+
+    def _pointwise(
+        self,
+        node: fx.Node,
+        weight: float,
+        bias: float,
+        activation: str,
+        name: str = "activation",
+        source: fx.Node | None = None,
+    ) -> None:
+        self._affine(node, self._path(node, name), source or node.all_input_nodes[0], weight, bias, activation)
+
+    def _affine(
+        self,
+        node: fx.Node,
+        path: str,
+        source: fx.Node,
+        weight: float,
+        bias: float,
+        activation: str = "NONE",
+        batch_norm: FusedBatchNorm2d | None = None,
+        fixed_range: tuple[float, float] | None = None,
+        rule: Rule | None = None,
+    ) -> None:
+        """``activation(weight * source + bias)``, value by value: on the device a 1x1 depthwise convolution.
+
+        The runtimes have operators of their own for some of these, with coarser arithmetic or outside of the fast
+        kernels; a convolution is neither, and it takes any range and number of bits.
+        """
+        if source not in self.quantizers:
+            self._stand_in(node)
+            return
+        rule = rule or self._rule(path)
+        # The weights are constants, so there is no range of theirs to be learned.
+        constant = replace(rule, ranges="ema", fixed_range=None)
+        stored = replace(rule, ranges="fixed", fixed_range=fixed_range) if fixed_range is not None else rule
+        example = next(self.traced.parameters(), torch.empty(0))
+        operation = DepthwiseConv2d(self._shape(source)[1], 1, bias=bias != 0, device=example.device)
+        nn.init.constant_(operation.weight, weight)
+        if operation.bias is not None:
+            nn.init.constant_(operation.bias, bias)
+        operation.requires_grad_(False)
+        quantizer = FakeQuantize(stored, nonnegative=activation != "NONE" or fixed_range == (0.0, 1.0))
+        layer = WeightedLayer(
+            operation,
+            WeightFakeQuantize(constant, operation.weight),
+            quantizer,
+            activation,
+            self.quantizers[source],
+            batch_norm,
+        )
+        self._add_layer(node, path, layer, (source,))
+
+    def _batch_norm(self, node: fx.Node, module: nn.BatchNorm1d | nn.BatchNorm2d) -> None:
+        if not module.track_running_stats:
+            self._report(node, "batch norm without running statistics; the device needs them")
+        elif len(self._shape(node)) not in (2, 4):
+            self._report(node, f"batch norm on a tensor of shape {list(self._shape(node))}")
+        elif self._claim(node):
+            activation = self._take_activation(node, node)
+            source = node.all_input_nodes[0]
+            self._affine(node, str(node.target), source, 1.0, 0.0, activation, _fused_batch_norm(module))
+
+    def _hard_sigmoid(self, node: fx.Node) -> None:
+        path = self._path(node, "hardsigmoid")
+        source = node.all_input_nodes[0]
+        # Its two clamps are the ends of the int8 range.
+        self._affine(node, path, source, 1 / 6, 0.5, fixed_range=(0.0, 1.0))
+
+    def _hard_swish(self, node: fx.Node) -> None:
+        """x * hard_sigmoid(x), in two operators: the runtime's own HARD_SWISH is outside of its fast kernels."""
+        source = node.all_input_nodes[0]
+        if source not in self.quantizers:
+            self._stand_in(node)
+            return
+        path = self._path(node, "hardswish")
+        gate = self._node_before(node, F.hardsigmoid, source)
+        self._affine(gate, self._free(f"{path}_gate"), source, 1 / 6, 0.5, fixed_range=(0.0, 1.0))
+        quantizer = FakeQuantize(self._rule(path))
+        self._add_layer(node, path, QuantizedMultiply(quantizer), (source, gate))
+
+    def _node_before(self, node: fx.Node, function: Callable[..., Any], source: fx.Node) -> fx.Node:
+        """A step that the device takes on its way to `node` and that the user's model does not show."""
+        with self.traced.graph.inserting_before(node):
+            step = self.traced.graph.call_function(function, (source,))
+        step.meta = dict(source.meta)
+        return step
+
+    def _concatenation(self, node: fx.Node) -> None:
+        operands = self._argument(node, 0, "tensors")
+        axis = self._argument(node, 1, "dim", 0)
+        rank = len(self._shape(node))
+        if rank not in (2, 4) or axis % rank != 1:
+            self._report(node, f"concatenation along axis {axis}; only that of the channels (1) is supported")
+            return
+        if any(operand not in self.quantizers for operand in operands):
+            self._stand_in(node)
+            return
+        path = self._path(node, "cat")
+        rule = self._rule(path)
+        sources = []
+        for index, operand in enumerate(operands):
+            if _same_ranges(self.quantizers[operand].rule, rule):
+                sources.append(operand)
+                continue
+            # A tensor whose rule gives it another kind of range is stored once more, under the rule of the result.
+            stored = self._node_before(node, torch.clone, operand)
+            self._affine(stored, self._free(f"{path}_operand_{index}"), operand, 1.0, 0.0, rule=rule)
+            sources.append(stored)
+        shared = self._share([self.quantizers[source] for source in sources])
+        self._add_layer(node, path, QuantizedConcatenation(shared), tuple(sources))
+        if all(source in self.stored_high for source in sources):
+            self.stored_high.add(node)
+
+    def _share(self, quantizers: list[FakeQuantize]) -> FakeQuantize:
+        """One quantizer in the place of several, everywhere: the device then joins their tensors as they are."""
+        distinct = list(dict.fromkeys(quantizers))
+        if len(distinct) == 1:
+            return distinct[0]
+        shared = FakeQuantize(distinct[0].rule, all(quantizer.range.nonnegative for quantizer in distinct))
+        shared.range.writers = sum(quantizer.range.writers for quantizer in distinct)
+        for module in self.root.modules():
+            if isinstance(module, QuantizedLayer):
+                module.replace_quantizers(distinct, shared)
+        for node, quantizer in self.quantizers.items():
+            if quantizer in distinct:
+                self.quantizers[node] = shared
+        return shared
+
+    def _pool(self, node: fx.Node) -> None:
+        source = node.all_input_nodes[0]
+        if source not in self.quantizers:
+            self._stand_in(node)
+            return
+        module = self._module(node)
+        average = self._kind(node) in _AVERAGE_POOLS
+
+        def setting(position: int, name: str, default: Any) -> Any:
+            return getattr(module, name) if module is not None else self._argument(node, position, name, default)
+
+        window = _pair(setting(1, "kernel_size", None))
+        strides = _pair(setting(2, "stride", None) or window)
+        padding = _pair(setting(3, "padding", 0))
+        if average and setting(6, "divisor_override", None) is not None:
+            self._report(node, "average pooling with divisor_override")
+            return
+        if not average and _pair(setting(4, "dilation", 1)) != (1, 1):
+            self._report(node, "max pooling with dilation")
+            return
+        sizes = self._shape(source)[2:]
+        reach = [size + 2 * zeros - side for size, zeros, side in zip(sizes, padding, window, strict=True)]
+        floor = tuple(distance // stride + 1 for distance, stride in zip(reach, strides, strict=True))
+        if self._shape(node)[2:] != floor:
+            self._report(node, "pooling with ceil_mode; choose a padding under which the windows fit")
+            return
+        pads: Pads = ((padding[0], padding[0]), (padding[1], padding[1]))
+        same = tuple(
+            same_padding(size, side, stride, 1) for size, side, stride in zip(sizes, window, strides, strict=True)
+        )
+        counts_zeros = average and bool(setting(5, "count_include_pad", True))
+        chosen: str | Pads
+        if not any(padding):
+            chosen = "VALID"
+        elif same == pads and not counts_zeros:
+            chosen = "SAME"
+        elif counts_zeros or (not average and self.quantizers[source].range.nonnegative):
+            # Among values that are not negative, zeros round the border change no maximum.
+            chosen = pads
+        else:
+            what = "average pooling that does not count its padding" if average else "max pooling with padding"
+            self._report(
+                node,
+                f"{what} {padding} on size {tuple(sizes)}: the device can do this behind a ReLU (maximum), or where the "
+                "padding is TensorFlow's SAME",
+            )
+            return
+        self._add_pool(node, "pool", source, window, strides, chosen, average)
+
+    def _add_pool(
+        self,
+        node: fx.Node,
+        name: str,
+        source: fx.Node,
+        window: tuple[int, int],
+        strides: tuple[int, int],
+        padding: str | Pads,
+        average: bool,
+    ) -> None:
+        path = self._path(node, name)
+        quantizer = self.quantizers[source]
+        layer: QuantizedPool
+        if average:
+            layer = QuantizedAveragePool(quantizer, window, strides, padding, source in self.stored_high)
+        else:
+            layer = QuantizedMaxPool(quantizer, window, strides, padding)
+        self._add_layer(node, path, layer, (source,))
+        if source in self.stored_high:
+            self.stored_high.add(node)
+
+    def _adaptive_pool(self, node: fx.Node) -> None:
+        module = self._module(node)
+        size = (
+            module.output_size if isinstance(module, nn.AdaptiveAvgPool2d) else self._argument(node, 1, "output_size")
+        )
+        source = node.all_input_nodes[0]
+        sizes, results = self._shape(source)[2:], self._shape(node)[2:]
+        if results == (1, 1):
+            self._mean(node, keep_dims=True)
+        elif any(full % part for full, part in zip(sizes, results, strict=True)):
+            self._report(node, f"average pooling of {sizes} to {size}; only to a divisor of the size is supported")
+        elif source not in self.quantizers:
+            self._stand_in(node)
+        else:
+            window = (sizes[0] // results[0], sizes[1] // results[1])
+            self._add_pool(node, "pool", source, window, window, "VALID", average=True)
 
     def _mean_call(self, node: fx.Node) -> None:
         axes = self._argument(node, 1, "dim")
-        rank = len(node.args[0].meta["tensor_meta"].shape)  # type: ignore[union-attr]
+        rank = len(self._shape(node.all_input_nodes[0]))
         spatial = isinstance(axes, tuple | list) and rank == 4 and sorted(axis % rank for axis in axes) == [2, 3]
         if spatial:
             self._mean(node, keep_dims=bool(self._argument(node, 2, "keepdim", False)))
@@ -506,30 +827,42 @@ class _Preparation:
     def _mean(self, node: fx.Node, keep_dims: bool) -> None:
         source = node.args[0]
         assert isinstance(source, fx.Node)
-        path = str(node.target) if node.op == "call_module" else self._path(node, "mean")
-        if node.op == "call_module" and not self._claim(node):
-            return
+        path = self._path(node, "mean")
         before = self.quantizers.get(source)
         nonnegative = before is not None and before.range.nonnegative
         layer = QuantizedMean(FakeQuantize(self._rule(path), nonnegative), keep_dims)
         self._add_layer(node, path, layer, (source,))
 
-    def _flatten(self, node: fx.Node, module: nn.Module | None) -> None:
+    def _flatten(self, node: fx.Node) -> None:
+        module = self._module(node)
         if isinstance(module, nn.Flatten):
             axes = (module.start_dim, module.end_dim)
         else:
             axes = (self._argument(node, 1, "start_dim", 0), self._argument(node, 2, "end_dim", -1))
         source = node.args[0]
         assert isinstance(source, fx.Node)
-        rank = len(source.meta["tensor_meta"].shape)
+        rank = len(self._shape(source))
         if (axes[0] % rank, axes[1] % rank) != (1, rank - 1):
             self._report(
                 node, f"flatten over axes {axes}; only flattening to [batch, features] (start_dim=1) is supported"
             )
             return
+        self._add_flatten(node, source)
+
+    def _view(self, node: fx.Node) -> None:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        before, after = self._shape(source), self._shape(node)
+        if after != (before[0], math.prod(before[1:])):
+            self._report(node, f"{list(before)} seen as {list(after)}; only flattening to [batch, features] is supported")
+            return
+        self._add_flatten(node, source)
+
+    def _add_flatten(self, node: fx.Node, source: fx.Node) -> None:
         self.values[node] = self.graph.call_function(torch.flatten, (self.values[source], 1))
-        if source in self.quantizers:
-            self.quantizers[node] = self.quantizers[source]
+        self._keep_quantizer(node, source)
+        if math.prod(self._shape(source)[2:]) > 1:
+            self.flattened.add(node)
 
     def _dropout(self, node: fx.Node, module: nn.Module | None) -> None:
         if module is None:
@@ -537,11 +870,30 @@ class _Preparation:
             return
         source = node.args[0]
         assert isinstance(source, fx.Node)
-        name = node.name
-        self.root.add_module(name, copy.deepcopy(module))
-        self.values[node] = self.graph.call_module(name, (self.values[source],))
-        if source in self.quantizers:
-            self.quantizers[node] = self.quantizers[source]
+        self.values[node] = self._call(self._path(node, ""), copy.deepcopy(module), (self.values[source],))
+        self._keep_quantizer(node, source)
+
+    def _outside(self, node: fx.Node) -> None:
+        """A last function of the logits: computed in training, left to the program that runs the device."""
+        module = self._module(node)
+        if module is not None:
+            arguments = (self.values[node.all_input_nodes[0]],)
+            self.values[node] = self._call(self._path(node, ""), copy.deepcopy(module), arguments)
+        else:
+            self.values[node] = self.graph.node_copy(node, lambda source: self.values[source])
+        self._keep_quantizer(node, node.all_input_nodes[0])
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    """One number for both axes, or one for each."""
+    first, second = (value, value) if isinstance(value, int) else value
+    return int(first), int(second)
+
+
+def _same_ranges(first: Rule, second: Rule) -> bool:
+    """Whether two rules ask for activation ranges of the same kind, so that tensors may share one."""
+    names = ("activation_bits", "ranges", "fixed_range", "ema_decay", "percentile")
+    return all(getattr(first, name) == getattr(second, name) for name in names)
 
 
 def _convolution(module: nn.Conv2d, depthwise: bool) -> Conv2d:
@@ -570,7 +922,7 @@ def _convolution(module: nn.Conv2d, depthwise: bool) -> Conv2d:
     return converted
 
 
-def _fused_batch_norm(module: nn.BatchNorm2d) -> FusedBatchNorm2d:
+def _fused_batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d) -> FusedBatchNorm2d:
     """The module as this library's batch norm, with a copy of its state."""
     converted = FusedBatchNorm2d(module.num_features, eps=module.eps, momentum=module.momentum, affine=module.affine)
     converted.load_state_dict(module.state_dict())

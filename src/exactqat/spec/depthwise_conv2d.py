@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declarations of the DepthwiseConv2dNative family."""
 
+import math
 from typing import Literal
 
 from exactqat.spec.op import Lowering, Tensor, TensorSpec, check_dtypes, check_rank, operator
+
+# An array of so many elements cannot exist; said before anybody tries to make one.
+_TOO_MANY = 2**60
 
 Padding = Literal["SAME", "VALID", "EXPLICIT"]
 DataFormat = Literal["NHWC", "NCHW"]
@@ -97,18 +101,18 @@ def _geometry(
         "channels_first": int(data_format == "NCHW"),
     }
     sizes = {"N": input.shape[n], "H": rows, "W": cols, "C": filter.shape[2] * filter.shape[3]}
-    return numbers, TensorSpec(tuple(sizes[letter] for letter in data_format), input.dtype)
+    shape = tuple(sizes[letter] for letter in data_format)
+    if math.prod([max(size, 1) for size in shape]) >= _TOO_MANY:
+        raise ValueError(f"explicit_paddings, strides and dilations give an output that is too large: {list(shape)}")
+    return numbers, TensorSpec(shape, input.dtype)
 
 
 def _sizes(name: str, sizes: tuple[int, ...], dtype: str) -> TensorSpec:
     if len(sizes) != 4:
         raise ValueError(f"{name} must have 4 values, got {list(sizes)}")
-    total = 1
-    for size in sizes:
-        if size < 0:
-            raise ValueError(f"{name} must be >= 0, got {list(sizes)}")
-        total *= max(size, 1)
-    if total >= 2**60:  # an array of this size cannot exist; said before anybody tries
+    if min(sizes) < 0:
+        raise ValueError(f"{name} must be >= 0, got {list(sizes)}")
+    if math.prod([max(size, 1) for size in sizes]) >= _TOO_MANY:
         raise ValueError(f"{name} is too large: {list(sizes)}")
     return TensorSpec(tuple(sizes), dtype)
 

@@ -175,16 +175,19 @@ class Operator:
             if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
                 return bool(value)
         elif kind == "int":
-            if type(value) is int:
-                return value
             if not isinstance(value, bool):
-                try:
-                    return python_operator.index(value)
-                except Exception:  # arrays, tracers and tensors each refuse in their own way
-                    pass
+                index = value if type(value) is int else _index(value)
+                if index is not None:
+                    self._check_int64(name, index)
+                    return index
         elif kind == "float":
             if isinstance(value, numbers.Real) and not isinstance(value, bool):
-                return float(value)
+                try:
+                    return float(value)
+                except OverflowError:
+                    raise ValueError(
+                        f"{self.name}: {name} must be a float64 number, got an integer beyond it"
+                    ) from None
         elif kind == "choice":
             if isinstance(value, str) and value in self.choices[name]:
                 return value
@@ -194,11 +197,27 @@ class Operator:
                 raise ValueError(f"{self.name}: {name} must be {kind}, got {value!r}")
         else:
             try:
-                return tuple([python_operator.index(v) for v in value])
-            except Exception:  # not a sequence, not integers, or not static
-                pass
+                indices = tuple([_index(v) for v in value])
+            except Exception:  # not a sequence, or not static
+                indices = (None,)
+            if None not in indices:
+                for index in indices:
+                    self._check_int64(name, index)
+                return indices
         wanted = _WANTED.get(kind, kind)
         raise TypeError(f"{self.name}: {name} must be {wanted}, got {_describe(value)}")
+
+    def _check_int64(self, name: str, value: int) -> None:
+        if not -(2**63) <= value < 2**63:
+            raise ValueError(f"{self.name}: {name} must fit 64 bits, got {value}")
+
+
+def _index(value: Any) -> Any:
+    """`value` as an int if it is one of any kind, else None."""
+    try:
+        return python_operator.index(value)
+    except Exception:  # arrays, tracers and tensors each refuse in their own way
+        return None
 
 
 _WANTED = {

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training in several processes: batch norm and observed ranges that see every process's share of the batch.
+
+`torch.nn.parallel.DistributedDataParallel` averages gradients and nothing else. Without `synchronize`, batch norm would
+normalize each share by itself, and ranges would be those of one process. `torch.nn.SyncBatchNorm` runs on GPUs only;
+this runs wherever the process group does, and shares may differ in size.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import exactqat as eq
+
+from .modules import FusedBatchNorm2d, channels_first_view, channels_last_view
+from .ranges import ActivationRange
+
+
+def synchronize(model: nn.Module) -> None:
+    """Makes every BatchNorm2d and every observed range of `model` use the batches of all processes; in place.
+
+    To be called in every process, before the model is wrapped in ``DistributedDataParallel(...,
+    broadcast_buffers=False)`` (the buffers are equal everywhere, there is nothing to broadcast). All processes must
+    then train in step. Evaluation needs no other process.
+
+    A range that is learned starts from calibration, where each process has to see the same batches.
+    """
+    for module in model.modules():
+        # The class alone is exchanged: parameters, hooks and the place in the model stay what they are.
+        if isinstance(module, nn.BatchNorm2d):
+            if not module.track_running_stats:
+                raise ValueError("track_running_stats must be True: inference uses the running statistics")
+            module.__class__ = CrossReplicaBatchNorm2d
+        elif isinstance(module, ActivationRange):
+            module.__class__ = CrossReplicaRange
+
+
+class CrossReplicaRange(ActivationRange):
+    """An `ActivationRange` that observes the extremes over all processes."""
+
+    @torch.no_grad()
+    def observe(self, activation: Tensor) -> None:
+        """As `ActivationRange.observe`, of what all processes have."""
+        if self.policy == "learned":
+            super().observe(activation)
+            return
+        # One call: the largest of the maximum and of the turned minimum. An empty share has nothing to say.
+        ends = torch.full((2,), -torch.inf)
+        if activation.numel():
+            ends = torch.stack([-activation.amin(), activation.amax()])
+        dist.all_reduce(ends, dist.ReduceOp.MAX)
+        super().observe(torch.stack([-ends[0], ends[1]]))
+
+
+class CrossReplicaBatchNorm2d(FusedBatchNorm2d):
+    """A `FusedBatchNorm2d` whose training statistics are those of all processes' batches together.
+
+    The same sums and the same float64 formulas as in one process: only the order of adding the shares differs, so
+    results agree to the last bits of float64 before the one rounding to float32.
+    """
+
+    def forward(self, features: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(features)
+        self._check_input_dim(features)
+        scale = self.weight if self.affine else torch.ones_like(cast(Tensor, self.running_mean))
+        offset = self.bias if self.affine else torch.zeros_like(scale)
+        y, mean, variance, count = _Normalize.apply(channels_last_view(features), scale, offset, self.eps)
+        with torch.no_grad():
+            batches = cast(Tensor, self.num_batches_tracked)
+            batches += 1
+            share = 1.0 / float(batches) if self.momentum is None else self.momentum
+            unbiased = variance * (count / (count - 1))
+            for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+                statistic = cast(Tensor, running)
+                statistic.copy_((1.0 - share) * statistic.double() + share * new)
+        return channels_first_view(y)
+
+
+def _statistics(x: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Mean and biased variance for each channel of float64 `x`, and the number of values for each, of all processes.
+
+    Two exchanges, (count, sum) and the sum of squares about the mean: a difference of large sums would lose digits.
+    """
+    channels = x.shape[-1]
+    count = x.numel() // channels
+    mean, variance = x.new_zeros(channels), x.new_zeros(channels)
+    if count:
+        nothing = x.new_zeros(0)
+        ones, zeros = torch.ones_like(mean), torch.zeros_like(mean)
+        # The operator's own statistics of the share: the library's sums in their documented order.
+        local = eq.raw_ops.FusedBatchNormV3(x=x, scale=ones, offset=zeros, mean=nothing, variance=nothing)
+        mean, variance = local.reserve_space_1, local.reserve_space_2
+    sums = torch.cat([mean * count, mean.new_tensor([count])])
+    dist.all_reduce(sums)
+    total = sums[-1].item()
+    if total < 2:
+        raise ValueError(f"a training batch needs more than one value per channel over all processes, got {total:.0f}")
+    whole_mean = sums[:-1] / total
+    squares = count * (variance + (mean - whole_mean).square())
+    dist.all_reduce(squares)
+    return whole_mean, squares / total, total
+
+
+class _Normalize(torch.autograd.Function):
+    """x [n, height, width, channels], scale and offset [channels]; gives y, mean, variance (float64) and the count."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, scale: Tensor, offset: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor, Tensor, float]:
+        wide = x.double()
+        mean, variance, count = _statistics(wide)
+        normalized = eq.raw_ops.FusedBatchNormV3(
+            x=wide,
+            scale=scale.double(),
+            offset=offset.double(),
+            mean=mean,
+            variance=variance,
+            epsilon=epsilon,
+            is_training=False,
+        )
+        ctx.save_for_backward(x, scale, mean, variance)
+        ctx.count, ctx.epsilon = count, epsilon
+        ctx.mark_non_differentiable(mean, variance)
+        return normalized.y.to(x.dtype), mean, variance, count
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, scale, mean, variance = ctx.saved_tensors
+        wide, wide_gradient, wide_scale = x.double(), gradient.contiguous().double(), scale.double()
+        local = eq.raw_ops.FusedBatchNormGradV3(
+            y_backprop=wide_gradient,
+            x=wide,
+            scale=wide_scale,
+            reserve_space_1=mean,
+            reserve_space_2=variance,
+            reserve_space_3=mean.new_zeros(()),
+            epsilon=ctx.epsilon,
+            is_training=False,
+        )
+        # The gradients of scale and offset stay those of the share, as DistributedDataParallel averages them itself;
+        # the gradient of x needs their sums.
+        sums = torch.stack([local.scale_backprop, local.offset_backprop])
+        dist.all_reduce(sums)
+        inverse = (variance + ctx.epsilon).rsqrt()
+        slope, shift = sums[0] / ctx.count, sums[1] / ctx.count
+        x_backprop = wide_scale * inverse * (wide_gradient - shift - (wide - mean) * inverse * slope)
+        return (
+            x_backprop.to(x.dtype),
+            local.scale_backprop.to(scale.dtype),
+            local.offset_backprop.to(scale.dtype),
+            None,
+        )
