@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the kernels with AddressSanitizer and UndefinedBehaviorSanitizer and runs the kernel tests on them.
 
-    python tests/sanitize.py            the tests below, then a short fuzzing campaign
+    python tests/sanitize.py            kernels, determinism, bad input, and a short fuzzing campaign
     python tests/sanitize.py TEST ...   these tests instead
 
 The sanitized package goes to build/sanitize/site; what is installed stays as it is. Needs GCC on Linux.
@@ -18,8 +18,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "sanitize"
 SITE = BUILD / "site"
-TESTS = ("test_kernels.py", "test_bad_input.py", "test_determinism.py")  # those that need NumPy only
-FUZZ = ("tests/fuzz.py", "--cases", "5000")
+# What needs NumPy only. The bad input is run without the limit of address space under which its test runs it, because
+# the sanitizer reserves more than that for itself; requests for terabytes are refused by MAX_ALLOCATION instead.
+COMMANDS = (
+    ("-m", "pytest", "-p", "no:cacheprovider", "tests/test_kernels.py", "tests/test_determinism.py"),
+    (
+        "-c",
+        "import resource, sys; sys.path.insert(0, 'tests'); resource.setrlimit = lambda *limits: None\n"
+        "import contextlib, io, test_bad_input\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as said: test_bad_input.run('numpy', 0)\n"
+        "print(said.getvalue().count('begin '), 'calls with bad input')",
+    ),
+    ("tests/fuzz.py", "--cases", "5000"),
+)
+MAX_ALLOCATION = 16384  # MiB
 
 
 def build() -> None:
@@ -48,7 +60,8 @@ def environment() -> dict[str, str]:
     return os.environ | {
         # The C++ library too: else the sanitizer does not find the function that throws exceptions.
         "LD_PRELOAD": f"{library('libasan.so')} {library('libstdc++.so')}",
-        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",  # Python keeps memory until the end
+        # No leaks, because Python keeps memory until the end.
+        "ASAN_OPTIONS": f"detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb={MAX_ALLOCATION}",
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "PYTHONMALLOC": "malloc",  # every small object its own block, with guards around it
         # Child processes are started with -S, which leaves out an editable installation; what they need is named here.
@@ -59,12 +72,8 @@ def environment() -> dict[str, str]:
 def main() -> int:
     build()
     asked = sys.argv[1:]
-    tests = asked or [str(ROOT / "tests" / name) for name in TESTS if (ROOT / "tests" / name).exists()]
-    commands = [("-m", "pytest", "-p", "no:cacheprovider", *tests)]
-    if not asked:
-        commands.append(FUZZ)
     failed = 0
-    for command in commands:
+    for command in [("-m", "pytest", *asked)] if asked else COMMANDS:
         failed |= subprocess.run([sys.executable, "-S", *command], cwd=ROOT, env=environment()).returncode
     return int(failed != 0)
 

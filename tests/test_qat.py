@@ -236,7 +236,8 @@ def test_codes_are_the_grid_of_the_operator(bits: int) -> None:
         ({"weight_bits": 1}, "weight_bits must be an integer from 2 to 8"),
         ({"activation_bits": 17}, "activation_bits must be an integer from 2 to 16"),
         ({"activation_bits": True}, "activation_bits"),
-        ({"ranges": "magic"}, "ema, min_max, learned, fixed"),
+        ({"ranges": "magic"}, "ema, last_batch, percentile, min_max, learned, fixed"),
+        ({"percentile": 50}, "percentile"),
         ({"ranges": "fixed"}, "fixed_range must be given exactly"),
         ({"ema_decay": 1.0}, "ema_decay"),
         ({"match": ""}, "match"),
@@ -284,7 +285,7 @@ class Unsupported(nn.Module):
         self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU(), nn.Conv2d(4, 4, 3, groups=2), nn.BatchNorm2d(4))
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        return torch.sigmoid(self.body(batch))
+        return torch.sigmoid(self.body(batch)) * 2.0
 
 
 def test_every_unsupported_operator_is_named_with_its_place() -> None:
@@ -300,11 +301,25 @@ def test_every_unsupported_operator_is_named_with_its_place() -> None:
 @pytest.mark.parametrize(
     ("forward", "message"),
     [
-        (lambda self, x: torch.sigmoid(self.conv(x)), "sigmoid has no int8 operator"),
-        (lambda self, x: self.conv(x) + 1.0, "a sum with a constant"),
+        (lambda self, x: self.conv(torch.sigmoid(x)), "sigmoid has no int8 operator"),
+        (lambda self, x: x * self.conv.weight.sum(), "used as data"),
+        (lambda self, x: torch.add(x, x, alpha=2), "a sum with alpha"),
+        (lambda self, x: x + x.mean((2, 3), keepdim=True), r"a sum of shapes .*broadcasting"),
+        (lambda self, x: x * x.mean(1, keepdim=True), "mean over axes 1"),
+        (lambda self, x: x * x[:, :, :1], "getitem has no int8 operator"),
+        (lambda self, x: 2.0 / x, "a quotient of something else"),
         (lambda self, x: self.conv(self.conv(x)), "called twice"),
-        (lambda self, x: self.norm(x), "does not directly follow a convolution"),
-        (lambda self, x: F.relu(x), "activation does not directly follow"),
+        (lambda self, x: self.norm(self.norm(x)), "called twice"),
+        (lambda self, x: torch.cat([x, x], 2), "concatenation along axis 2"),
+        (lambda self, x: F.max_pool2d(x, 2, 2, 0, ceil_mode=True), "ceil_mode"),
+        (lambda self, x: F.max_pool2d(x, 3, 1, dilation=2), "dilation"),
+        (lambda self, x: F.max_pool2d(x, 2, 2, 1), r"max pooling with padding \(1, 1\)"),
+        (lambda self, x: F.avg_pool2d(x, 2, 2, 1, count_include_pad=False), "does not count its padding"),
+        (lambda self, x: F.avg_pool2d(x, 2, divisor_override=3), "divisor_override"),
+        (lambda self, x: F.adaptive_avg_pool2d(x, 2), "only to a divisor of the size"),
+        (lambda self, x: F.relu(torch.flatten(x, 1)), "reads a flattened feature map"),
+        (lambda self, x: self.conv(x).flatten(1), "returns a flattened feature map"),
+        (lambda self, x: x.view(x.size(0), 9, -1), "only flattening to"),
         (lambda self, x: self.conv(x).mean(1), "mean over axes 1"),
         (lambda self, x: self.conv(x) if x.sum() > 0 else x, "cannot be traced"),
         (lambda self, x: self.conv(x).flatten(), "flatten over axes"),
@@ -378,7 +393,7 @@ def test_freezing_fixes_statistics_and_ranges_and_leaves_weights_to_train() -> N
 
 def test_bias_on_the_grid_has_the_gradient_of_the_bias() -> None:
     bias = torch.tensor([0.1234, -3.3], requires_grad=True)
-    grid = channel_grid(torch.ones(2), bias, torch.tensor([0.01, 0.02]), torch.tensor(0.5))
+    grid = channel_grid(torch.ones(2), bias, torch.tensor([0.01, 0.02]), torch.tensor(0.5), torch.tensor(0.1))
     assert torch.equal(grid.bias, grid.bias_code * (torch.tensor(0.5) * grid.weight_scale))
     assert torch.equal(grid.bias_code, torch.round(bias / torch.tensor([0.005, 0.01])))
     grid.bias.sum().backward()

@@ -8,7 +8,8 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,33 +50,77 @@ def _application() -> Any:
 
     @application.command()
     def train(
+        context: typer.Context,
         out: Annotated[
             Path, typer.Option(help="Directory for checkpoints, .tflite files, metrics.json and report.html.")
         ],
-        seed: Annotated[
-            int, typer.Option(min=0, help="Of weights, order and shifts. The same seed gives the same bits.")
-        ] = 0,
+        data: Annotated[
+            str,
+            typer.Option(
+                help="digits (scikit-learn's, needs no download), an .npz file with x and y, or a folder with one "
+                "folder of images for each class (or train, val and test folders that hold them)."
+            ),
+        ] = "digits",
+        model: Annotated[str, typer.Option(help="Network; an unknown name lists those there are.")] = "small-mobilenet",
+        weight_bits: Annotated[
+            int | None, typer.Option(min=2, max=8, help="Quantize to this precision alone, not to W8A8, W4A4 and W3A4.")
+        ] = None,
+        activation_bits: Annotated[int | None, typer.Option(min=2, max=8, help="Likewise, for activations.")] = None,
+        image_size: Annotated[
+            int | None, typer.Option(min=1, help="Height and width to which images are scaled, in pixels.")
+        ] = None,
+        batch_size: Annotated[int, typer.Option(min=2, help="Images in a training step, over all processes.")] = 64,
         epochs_float: Annotated[int, typer.Option(min=1, help="Epochs of float training.")] = 80,
         epochs_qat: Annotated[
             int,
-            typer.Option(
-                min=1, help="Epochs of each of the four quantization-aware trainings; the last third is frozen."
-            ),
+            typer.Option(min=1, help="Epochs of each quantization-aware training; the last third is frozen."),
         ] = 80,
-        data: Annotated[str, typer.Option(help="Data set: digits (scikit-learn's, needs no download).")] = "digits",
+        seed: Annotated[
+            int, typer.Option(min=0, help="Of weights, order and shifts. The same seed gives the same bits.")
+        ] = 0,
+        resume: Annotated[
+            bool,
+            typer.Option(
+                "--resume", help="Continue the job in DIR; begin it if there is none. The bits stay the same."
+            ),
+        ] = False,
+        restart: Annotated[bool, typer.Option("--restart", help="Replace an unfinished job in DIR.")] = False,
         quiet: Annotated[bool, typer.Option("--quiet", help="Print the table and the closing sentence only.")] = False,
     ) -> None:
-        """Train in float, quantize to W8A8 and W4A4, deploy, and compare [bold]every integer[/] with the device
+        """Train in float, quantize to W8A8, W4A4 and W3A4, deploy, compare [bold]every integer[/] with the device
         runtime.
 
-        For both precisions: post-training quantization as a baseline, then quantization-aware training with EMA ranges
-            and with
-        learned ranges. The better one is delivered as DIR/w8a8/ and DIR/w4a4/ (checkpoint.pt, model.tflite);
-        DIR/report.html tells the story. Exit status 1 if any integer differs.
+        For each precision: post-training quantization as a baseline, then quantization-aware training with EMA ranges
+        and with learned ranges. The better one is delivered as checkpoint.pt and model.tflite in DIR/w8a8/ and so on;
+        DIR/report.html tells the story. Under torchrun, all processes work together. Exit status 1 if any integer
+        differs.
         """
+        options = dict(context.params)
+        given = {
+            name: options[name]
+            for name in options
+            if name not in ("out", "resume", "restart", "quiet")
+            and getattr(context.get_parameter_source(name), "name", "") not in ("DEFAULT", "DEFAULT_MAP")
+        }
         with _failures(errors):
-            differing = _train(out, seed, epochs_float, epochs_qat, data, quiet)
+            differing = _train(out, given, resume, restart, quiet)
         raise typer.Exit(1 if differing else 0)
+
+    @application.command()
+    def report(
+        directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")],
+    ) -> None:
+        """Write DIR/report.html again: load the networks in DIR, evaluate and compare them again, train nothing."""
+        with _failures(errors):
+            _report(directory)
+
+    @application.command()
+    def export(
+        directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")],
+    ) -> None:
+        """Write the files for the device again from DIR's checkpoints. Needs no data."""
+        with _failures(errors):
+            _export(directory)
 
     @application.command()
     def verify(
@@ -137,52 +182,102 @@ def _native_messages_kept_back() -> Iterator[None]:
             os.close(kept)
 
 
-def _train(out: Path, seed: int, epochs_float: int, epochs_qat: int, data: str, quiet: bool) -> int:
+def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet: bool) -> int:
+    import torch
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    console = Console()
-    if not quiet:
-        console.print(
-            f"[bold]exactqat train[/] on [bold]{data}[/], seed {seed}, results in [bold]{out}[/]", highlight=False
-        )
-
-    import torch
-
     from .job import data as sources
-    from .job import pipeline, report
+    from .job import pipeline, processes, report
 
-    # The network is small: a second thread costs more than it gives, and one thread gives the same bits everywhere.
+    if resume and restart:
+        raise ValueError("--resume and --restart exclude each other")
+    # The networks are small: a second thread costs more than it gives, and one thread gives the same bits everywhere.
     torch.set_num_threads(1)
-    settings = pipeline.Settings(out, seed, epochs_float, epochs_qat, data)
-    dataset = sources.load(data)
-    out.mkdir(parents=True, exist_ok=True)
-    with (
-        Progress(
-            TextColumn("{task.description:<42}"),
-            BarColumn(bar_width=20),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=console,
-            transient=True,
-            disable=quiet,
-        ) as bars,
-        _native_messages_kept_back(),
-    ):
-        task = bars.add_task("float training", total=pipeline.total_steps(settings, dataset))
-        progress = pipeline.Progress(
-            begin=lambda text: bars.update(task, description=text), advance=lambda: bars.advance(task)
-        )
-        results = pipeline.run(settings, progress)
-        pipeline.write_metrics(results)
-        progress.begin("report")
-        report_path = report.write_report(results)
+    if given.get("data", "digits") != "digits":
+        given["data"] = str(Path(given["data"]).resolve())
+    settings = pipeline.Settings(out, **given)
+    if resume and (out / "job.json").exists():
+        # What is not given is as it was; what is given is compared.
+        settings = replace(pipeline.stored_settings(out), **given)
+    with processes.joined() as together:
+        console = Console(quiet=not together.writes)
+        if not quiet:
+            console.print(
+                f"[bold]exactqat train[/] on [bold]{settings.data}[/], seed {settings.seed}, results in [bold]{out}[/]"
+                + (f", {together.count} processes" if together.count > 1 else ""),
+                highlight=False,
+            )
+        dataset = sources.load(settings.data, settings.image_size)
+        if together.writes:
+            _print_skipped(Console(stderr=True), dataset.skipped)
+        with (
+            Progress(
+                TextColumn("{task.description:<42}"),
+                BarColumn(bar_width=20),
+                TaskProgressColumn(),
+                TimeRemainingColumn(),
+                TextColumn("left"),
+                console=console,
+                transient=True,
+                disable=quiet or not together.writes,
+            ) as bars,
+            _native_messages_kept_back(),
+        ):
+            task = bars.add_task("float training", total=pipeline.total_steps(settings, dataset))
+            progress = pipeline.Progress(
+                begin=lambda text: bars.update(task, description=text),
+                advance=lambda steps: bars.advance(task, steps),
+            )
+            results = pipeline.run(settings, progress, dataset, together, resume, restart)
+            if not together.writes:
+                return 0
+            progress.begin("report")
+            report_path = report.write_report(results)
+            # Last: it marks the job as finished.
+            pipeline.write_metrics(results)
     _print_results(console, results)
     if not quiet:
         console.print(f"\nThe story with pictures: [bold]{report_path}[/]", highlight=False)
         console.print(f"Compare again at any time: [bold]exactqat verify {out}[/]", highlight=False)
     return results.values_differing
+
+
+def _print_skipped(console: "Console", skipped: Sequence[str]) -> None:
+    shown = 20
+    for sentence in skipped[:shown]:
+        console.print(f"skipped {sentence}", markup=False, highlight=False)
+    if len(skipped) > shown:
+        console.print(f"… and {len(skipped) - shown:,} more, all of them in metrics.json", highlight=False)
+    if skipped:
+        console.print(f"[bold]{len(skipped):,} images could not be used[/]", highlight=False)
+
+
+def _report(directory: Path) -> None:
+    import torch
+    from rich.console import Console
+
+    from .job import pipeline, report
+
+    torch.set_num_threads(1)
+    console = Console()
+    with _native_messages_kept_back(), console.status("reading") as status:
+        results = pipeline.finished(directory, pipeline.Progress(begin=status.update))
+        path = report.write_report(results)
+        pipeline.write_metrics(results)
+    console.print(report.closing_sentence(results), highlight=False)
+    console.print(f"Written: [bold]{path}[/]", highlight=False)
+
+
+def _export(directory: Path) -> None:
+    from rich.console import Console
+
+    from .job import pipeline
+
+    with _native_messages_kept_back():
+        paths = pipeline.export_directory(directory)
+    for path in paths:
+        Console().print(f"Written: [bold]{path}[/] ({path.stat().st_size:,} bytes)", highlight=False)
 
 
 def _print_results(console: "Console", results: "Results") -> None:
@@ -218,7 +313,7 @@ def _print_results(console: "Console", results: "Results") -> None:
     console.print(
         "PTQ: post-training quantization. QAT: quantization-aware training. Second word: where ranges come from. "
         "★ delivered (lower validation loss). "
-        "W4A4 keeps input and logits at 8 bits, and its 4-bit codes travel in 8-bit containers. "
+        "Input and logits keep 8 bits; codes of fewer bits travel in 8-bit containers. "
         f"The job took {results.seconds:.0f} seconds.",
         style="dim",
         highlight=False,

@@ -27,6 +27,9 @@ struct Vector<float> {
   void store(float* p) const { _mm512_storeu_ps(p, v); }
   void store(float* p, int64_t n) const { _mm512_mask_storeu_ps(p, __mmask16((1u << n) - 1), v); }
   static Vector fused_multiply_add(Vector a, Vector b, Vector c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+  friend Vector operator+(Vector a, Vector b) { return {_mm512_add_ps(a.v, b.v)}; }
+  friend Vector operator-(Vector a, Vector b) { return {_mm512_sub_ps(a.v, b.v)}; }
+  friend Vector operator*(Vector a, Vector b) { return {_mm512_mul_ps(a.v, b.v)}; }
 };
 
 template <>
@@ -44,6 +47,9 @@ struct Vector<double> {
   void store(double* p) const { _mm512_storeu_pd(p, v); }
   void store(double* p, int64_t n) const { _mm512_mask_storeu_pd(p, __mmask8((1u << n) - 1), v); }
   static Vector fused_multiply_add(Vector a, Vector b, Vector c) { return {_mm512_fmadd_pd(a.v, b.v, c.v)}; }
+  friend Vector operator+(Vector a, Vector b) { return {_mm512_add_pd(a.v, b.v)}; }
+  friend Vector operator-(Vector a, Vector b) { return {_mm512_sub_pd(a.v, b.v)}; }
+  friend Vector operator*(Vector a, Vector b) { return {_mm512_mul_pd(a.v, b.v)}; }
 };
 
 #elif defined(__AVX2__)
@@ -61,6 +67,9 @@ struct Vector<float> {
   void store(float* p) const { _mm256_storeu_ps(p, v); }
   void store(float* p, int64_t n) const { _mm256_maskstore_ps(p, mask(n), v); }
   static Vector fused_multiply_add(Vector a, Vector b, Vector c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+  friend Vector operator+(Vector a, Vector b) { return {_mm256_add_ps(a.v, b.v)}; }
+  friend Vector operator-(Vector a, Vector b) { return {_mm256_sub_ps(a.v, b.v)}; }
+  friend Vector operator*(Vector a, Vector b) { return {_mm256_mul_ps(a.v, b.v)}; }
 };
 
 template <>
@@ -78,6 +87,9 @@ struct Vector<double> {
   void store(double* p) const { _mm256_storeu_pd(p, v); }
   void store(double* p, int64_t n) const { _mm256_maskstore_pd(p, mask(n), v); }
   static Vector fused_multiply_add(Vector a, Vector b, Vector c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
+  friend Vector operator+(Vector a, Vector b) { return {_mm256_add_pd(a.v, b.v)}; }
+  friend Vector operator-(Vector a, Vector b) { return {_mm256_sub_pd(a.v, b.v)}; }
+  friend Vector operator*(Vector a, Vector b) { return {_mm256_mul_pd(a.v, b.v)}; }
 };
 
 #else
@@ -109,6 +121,18 @@ struct Vector {
     Vector r;
     for (int64_t k = 0; k < kWidth; ++k) r.v[k] = std::fma(a.v[k], b.v[k], c.v[k]);
     return r;
+  }
+  friend Vector operator+(Vector a, Vector b) {
+    for (int64_t k = 0; k < kWidth; ++k) a.v[k] += b.v[k];
+    return a;
+  }
+  friend Vector operator-(Vector a, Vector b) {
+    for (int64_t k = 0; k < kWidth; ++k) a.v[k] -= b.v[k];
+    return a;
+  }
+  friend Vector operator*(Vector a, Vector b) {
+    for (int64_t k = 0; k < kWidth; ++k) a.v[k] *= b.v[k];
+    return a;
   }
 };
 

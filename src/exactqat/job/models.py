@@ -1,21 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job's network: an ordinary PyTorch module that knows nothing of quantization."""
+"""The job's networks: ordinary PyTorch modules that know nothing of quantization.
+
+`NETWORKS` names them; `network` builds one of them, or any other that an importable function builds. Their structures
+are those of the papers named with them; paddings are TensorFlow's, so that devices need no operator of their own for
+padding. The last layer is always called ``classifier``.
+"""
 
 from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
 from ..qat import Conv2d, DepthwiseConv2d
 
-
-def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    """Convolution, batch norm, ReLU6."""
-    return nn.Sequential(Conv2d(inputs, outputs, kernel, stride, bias=False), nn.BatchNorm2d(outputs), nn.ReLU6())
+Shape = Sequence[int]
 
 
-def depthwise(channels: int, stride: int = 1) -> nn.Sequential:
-    """3x3 depthwise convolution, batch norm, ReLU6."""
-    return nn.Sequential(DepthwiseConv2d(channels, 3, stride, bias=False), nn.BatchNorm2d(channels), nn.ReLU6())
+def convolution(
+    inputs: int, outputs: int, kernel: int | tuple[int, int], stride: int = 1, activation: type[nn.Module] = nn.ReLU6
+) -> nn.Sequential:
+    """Convolution, batch norm, activation."""
+    return nn.Sequential(Conv2d(inputs, outputs, kernel, stride, bias=False), nn.BatchNorm2d(outputs), activation())
+
+
+def depthwise(
+    channels: int, stride: int = 1, kernel: int = 3, activation: type[nn.Module] = nn.ReLU6
+) -> nn.Sequential:
+    """Depthwise convolution, batch norm, activation."""
+    filter_ = DepthwiseConv2d(channels, kernel, stride, bias=False)
+    return nn.Sequential(filter_, nn.BatchNorm2d(channels), activation())
 
 
 class Separable(nn.Module):
@@ -30,18 +46,67 @@ class Separable(nn.Module):
         return self.pointwise(self.depthwise(features))
 
 
-class InvertedResidual(nn.Module):
-    """MobileNetV2's block: widen, filter, narrow without an activation (the linear bottleneck), add the input."""
+class SqueezeExcite(nn.Module):
+    """Scales every channel by a number between 0 and 1 that depends on all channels' means."""
 
-    def __init__(self, channels: int, widening: int) -> None:
+    def __init__(self, channels: int, squeezed: int) -> None:
         super().__init__()
-        wide = channels * widening
-        self.expand = convolution(channels, wide, 1)
-        self.depthwise = depthwise(wide)
-        self.project = nn.Sequential(Conv2d(wide, channels, 1, bias=False), nn.BatchNorm2d(channels))
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.squeeze = nn.Sequential(Conv2d(channels, squeezed, 1), nn.ReLU())
+        self.excite = nn.Sequential(Conv2d(squeezed, channels, 1), nn.Hardsigmoid())
 
     def forward(self, features: Tensor) -> Tensor:
-        return features + self.project(self.depthwise(self.expand(features)))
+        return features * self.excite(self.squeeze(self.pool(features)))
+
+
+class InvertedResidual(nn.Module):
+    """MobileNetV2's and V3's block: widen, filter, narrow without an activation, and add the input if it fits.
+
+    Args:
+        wide: channels in the middle; equal to `inputs`, there is nothing to widen.
+        squeeze_excite: with `SqueezeExcite` between filtering and narrowing.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        wide: int,
+        outputs: int,
+        stride: int = 1,
+        kernel: int = 3,
+        activation: type[nn.Module] = nn.ReLU6,
+        squeeze_excite: bool = False,
+    ) -> None:
+        super().__init__()
+        self.expand = convolution(inputs, wide, 1, activation=activation) if wide != inputs else nn.Identity()
+        self.depthwise = depthwise(wide, stride, kernel, activation)
+        self.scale = SqueezeExcite(wide, _divisible(wide / 4)) if squeeze_excite else nn.Identity()
+        self.project = nn.Sequential(Conv2d(wide, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
+        self.residual = stride == 1 and inputs == outputs
+
+    def forward(self, features: Tensor) -> Tensor:
+        narrow = self.project(self.scale(self.depthwise(self.expand(features))))
+        return features + narrow if self.residual else narrow
+
+
+def _divisible(channels: float, divisor: int = 8) -> int:
+    """The next multiple of eight, never below nine tenths of what was asked for."""
+    rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
+    return rounded + divisor if rounded < 0.9 * channels else rounded
+
+
+class ImageClassifier(nn.Module):
+    """Features, their mean over the image, and one linear layer."""
+
+    def __init__(self, features: nn.Module, channels: int, classes: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.features = features
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.classifier = nn.Linear(channels, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classifier(self.dropout(self.pool(self.features(images)).flatten(1)))
 
 
 class SmallMobileNet(nn.Module):
@@ -56,7 +121,7 @@ class SmallMobileNet(nn.Module):
         super().__init__()
         self.stem = convolution(channels, 16, 3)
         self.block1 = Separable(16, 24, stride=2)
-        self.block2 = InvertedResidual(24, widening=4)
+        self.block2 = InvertedResidual(24, 96, 24)
         self.block3 = Separable(24, 48, stride=2)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Linear(48, classes)
@@ -64,3 +129,151 @@ class SmallMobileNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         features = self.block3(self.block2(self.block1(self.stem(images))))
         return self.classifier(self.pool(features).flatten(1))
+
+
+def small_mobilenet(shape: Shape, classes: int) -> nn.Module:
+    """`SmallMobileNet` for images of that shape."""
+    return SmallMobileNet(shape[0], classes)
+
+
+def dscnn(shape: Shape, classes: int, width: int = 64) -> nn.Module:
+    """Keyword spotting on spectrograms (arXiv:1711.07128); shape (1, 49, 10) in MLPerf Tiny."""
+    blocks = [Separable(width, width, stride=1) for _ in range(4)]
+    return ImageClassifier(nn.Sequential(convolution(shape[0], width, (10, 4), 2), *blocks), width, classes, 0.4)
+
+
+def mobilenet_v1(shape: Shape, classes: int, width: float = 0.25) -> nn.Module:
+    """arXiv:1704.04861; shape (3, 96, 96) with width 0.25 is visual wake words of MLPerf Tiny."""
+
+    def scaled(channels: int) -> int:
+        return max(8, int(channels * width))
+
+    blocks = [convolution(shape[0], scaled(32), 3, 2)]
+    inputs = 32
+    for outputs, stride in [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2)]:
+        blocks.append(Separable(scaled(inputs), scaled(outputs), stride))
+        inputs = outputs
+    blocks.append(Separable(scaled(1024), scaled(1024), 1))
+    return ImageClassifier(nn.Sequential(*blocks), scaled(1024), classes)
+
+
+def mobilenet_v2(shape: Shape, classes: int, width: float = 1.0) -> nn.Module:
+    """arXiv:1801.04381, table 2."""
+    inputs = _divisible(32 * width)
+    blocks: list[nn.Module] = [convolution(shape[0], inputs, 3, 2)]
+    stages = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
+    for widening, channels, repeats, stride in stages:
+        outputs = _divisible(channels * width)
+        for repeat in range(repeats):
+            blocks.append(InvertedResidual(inputs, inputs * widening, outputs, stride if repeat == 0 else 1))
+            inputs = outputs
+    last = _divisible(1280 * max(1.0, width))
+    return ImageClassifier(nn.Sequential(*blocks, convolution(inputs, last, 1)), last, classes, 0.2)
+
+
+def mobilenet_v3_small(shape: Shape, classes: int) -> nn.Module:
+    """arXiv:1905.02244, table 2: squeeze-and-excite, hard swish."""
+    relu, swish = nn.ReLU, nn.Hardswish
+    # kernel, channels in the middle, channels after, squeeze-and-excite, activation, stride
+    stages = [
+        (3, 16, 16, True, relu, 2),
+        (3, 72, 24, False, relu, 2),
+        (3, 88, 24, False, relu, 1),
+        (5, 96, 40, True, swish, 2),
+        (5, 240, 40, True, swish, 1),
+        (5, 240, 40, True, swish, 1),
+        (5, 120, 48, True, swish, 1),
+        (5, 144, 48, True, swish, 1),
+        (5, 288, 96, True, swish, 2),
+        (5, 576, 96, True, swish, 1),
+        (5, 576, 96, True, swish, 1),
+    ]
+    inputs = 16
+    blocks: list[nn.Module] = [convolution(shape[0], inputs, 3, 2, swish)]
+    for kernel, wide, outputs, squeeze_excite, activation, stride in stages:
+        blocks.append(InvertedResidual(inputs, wide, outputs, stride, kernel, activation, squeeze_excite))
+        inputs = outputs
+    head = [nn.AdaptiveAvgPool2d(1), Conv2d(576, 1024, 1), swish()]
+    return ImageClassifier(nn.Sequential(*blocks, convolution(96, 576, 1, 1, swish), *head), 1024, classes, 0.2)
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions beside the input, or beside its 1x1 convolution where size or channels change."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = convolution(inputs, outputs, 3, stride, nn.ReLU)
+        self.second = nn.Sequential(Conv2d(outputs, outputs, 3, bias=False), nn.BatchNorm2d(outputs))
+        same = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same else Conv2d(inputs, outputs, 1, stride)
+        self.relu = nn.ReLU()
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.relu(self.shortcut(features) + self.second(self.first(features)))
+
+
+def resnet8(shape: Shape, classes: int) -> nn.Module:
+    """The smallest residual network of arXiv:1512.03385's kind; shape (3, 32, 32) in MLPerf Tiny."""
+    blocks = [ResidualBlock(16, 16, 1), ResidualBlock(16, 32, 2), ResidualBlock(32, 64, 2)]
+    return ImageClassifier(nn.Sequential(convolution(shape[0], 16, 3, 1, nn.ReLU), *blocks), 64, classes)
+
+
+class Autoencoder(nn.Module):
+    """Dense layers down to eight numbers and up again."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        sizes = [inputs, 128, 128, 128, 128, 8, 128, 128, 128, 128]
+        layers: list[nn.Module] = []
+        for size, following in zip(sizes, sizes[1:], strict=False):
+            layers += [nn.Linear(size, following), nn.BatchNorm1d(following), nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
+        self.classifier = nn.Linear(128, outputs)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.classifier(self.layers(features.flatten(1)))
+
+
+def autoencoder(shape: Shape, classes: int) -> nn.Module:
+    """Anomaly detection of MLPerf Tiny, shape (640,); `classes` outputs: 640 to reconstruct the input."""
+    return Autoencoder(math.prod(shape), classes)
+
+
+NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    function.__name__: function
+    for function in (
+        small_mobilenet,
+        dscnn,
+        mobilenet_v1,
+        mobilenet_v2,
+        mobilenet_v3_small,
+        resnet8,
+        autoencoder,
+    )
+}
+
+
+def network(name: str, shape: Shape, classes: int) -> nn.Module:
+    """The untrained network of that name.
+
+    Args:
+        name: one of NETWORKS, or ``"package.module:function"`` for a function that takes `shape` and `classes`.
+        shape: of one input, without the batch: (channels, height, width) or (features,).
+        classes: number of outputs.
+
+    Raises:
+        ValueError: there is no such network, or the function gives something else than a module.
+    """
+    if name in NETWORKS:
+        return NETWORKS[name](tuple(shape), classes)
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise ValueError(f"model must be one of {', '.join(NETWORKS)} or 'package.module:function', got {name!r}")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"model {name!r} cannot be loaded: {error}") from error
+    model = function(tuple(shape), classes)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model {name!r} must give a torch.nn.Module, got {type(model).__name__}")
+    return model

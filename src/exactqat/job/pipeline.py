@@ -98,7 +98,7 @@ class Settings:
     @property
     def precisions(self) -> dict[str, tuple[int, int]]:
         """Bits of weights and activations by name, such as ``{"w4a4": (4, 4)}``."""
-        pairs = PRECISIONS
+        pairs: tuple[tuple[int, int], ...] = PRECISIONS
         if self.weight_bits is not None or self.activation_bits is not None:
             pairs = ((self.weight_bits or 8, self.activation_bits or 8),)
         return {f"w{weights}a{activations}": (weights, activations) for weights, activations in pairs}

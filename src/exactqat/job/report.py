@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..qat import WeightedLayer
+from ..qat import DepthwiseConv2d, WeightedLayer
 from . import training
 from .pipeline import Outcome, Results
 
@@ -95,16 +96,18 @@ def _page(results: Results) -> str:
         for name, (weights, activations) in settings.precisions.items()
     )
     name, layer = _shown_layer(finest)
-    command = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in settings.stored().items() if value is not None)
+    command = " ".join(
+        f"--{key.replace('_', '-')} {value}" for key, value in settings.stored().items() if value is not None
+    )
     sections = [
         _section(
             "What happened",
-            f"<p>The network <em>{html.escape(settings.model)}</em> ({results.float_bytes // 4:,} parameters) learned to "
-            f"tell {len(dataset.class_names)} kinds of images apart, from the data set "
+            f"<p>The network <em>{html.escape(settings.model)}</em> ({results.float_bytes // 4:,} parameters) learned "
+            f"to tell {len(dataset.class_names)} kinds of images apart, from the data set "
             f"<em>{html.escape(dataset.name)}</em> ({len(dataset.train):,} images to train on, "
             f"{len(dataset.validation):,} to choose by, {len(dataset.test):,} to test on). "
-            "Phones and microcontrollers compute fastest in small integers, not in such real numbers, so the network was "
-            "<strong>quantized</strong>: every weight and every stored activation becomes a code on a grid, "
+            "Phones and microcontrollers compute fastest in small integers, not in such real numbers, so the network "
+            "was <strong>quantized</strong>: every weight and every stored activation becomes a code on a grid, "
             f"{precisions}.</p>"
             "<ol><li><strong>Post-training quantization</strong> (PTQ) measures ranges of the float network's values "
             "and rounds. It needs no training; with few codes it costs accuracy. Ranges are the extremes of the "
@@ -149,8 +152,8 @@ def _page(results: Results) -> str:
             "Why each channel has its own scale",
             f"<p>The {layer.operation.weight.shape[0]} channels of <code>{html.escape(name)}</code> need ranges of "
             "different width. One scale for the whole layer (dashed) would leave narrow channels only some of the "
-            "codes. Folding batch norm multiplies every channel by its own factor; with per-channel scales that changes "
-            "the scales and not one integer code.</p>"
+            "codes. Folding batch norm multiplies every channel by its own factor; with per-channel scales that "
+            "changes the scales and not one integer code.</p>"
             + _picture(
                 _ranges_figure(finest),
                 "Range of the weights of every channel, before and after batch norm is folded in.",
@@ -158,8 +161,8 @@ def _page(results: Results) -> str:
         ),
         _section(
             "Weights on their grid",
-            "<p>Weights in units of their channel's step: outline before rounding, filled after rounding. The fewer the "
-            "bits, the fewer the codes that all weights of a channel share; few enough are drawn as lines.</p>"
+            "<p>Weights in units of their channel's step: outline before rounding, filled after rounding. The fewer "
+            "the bits, the fewer the codes that all weights of a channel share; few enough are drawn as lines.</p>"
             + _picture(
                 _histogram_figure(*([finest, coarsest] if finest is not coarsest else [finest])),
                 f"Weights of all channels of {name}, in steps.",
@@ -177,8 +180,8 @@ def _page(results: Results) -> str:
             f"<pre>exactqat train --out {out} {html.escape(command)}\nexactqat verify {out}</pre>"
             f"<p class='note'>The whole job took {results.seconds:.0f} seconds{resumed}. The same seed on the same "
             "machine gives the same bits. Accuracies on a few hundred test images carry luck of about a percentage "
-            "point; look at more than one seed before you conclude something from such a difference. All figures are in "
-            "<code>metrics.json</code>.</p>",
+            "point; look at more than one seed before you conclude something from such a difference. All figures are "
+            "in <code>metrics.json</code>.</p>",
         )
     )
     shown = "".join(f"<div class='card'><b>{value}</b><span>{html.escape(text)}</span></div>" for value, text in cards)
@@ -196,7 +199,7 @@ def _skipped(sentences: Sequence[str]) -> str:
     if not sentences:
         return ""
     shown = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences[:20])
-    more = f"<li>… all of them are in metrics.json</li>" if len(sentences) > 20 else ""
+    more = "<li>… all of them are in metrics.json</li>" if len(sentences) > 20 else ""
     return f"<p class='note'>{len(sentences):,} images could not be used:</p><ul class='note'>{shown}{more}</ul>"
 
 
@@ -349,15 +352,17 @@ def _accuracy_figure(results: Results) -> Figure:
     heights = [results.float_test_accuracy]
     axes.bar(position, heights[0], color=FLOAT_COLOR, label="float")
     ticks.append((position, "float32"))
-    for precision in PRECISIONS:
+    labelled = False
+    for precision in results.settings.precisions:
         outcomes = results.of(precision)
         start = position + 1.6
         for offset, outcome in enumerate(outcomes):
-            label = outcome.method.title if precision == next(iter(PRECISIONS)) else None
+            label = outcome.method.title if not labelled else None
             position = start + offset
             axes.bar(position, outcome.device_accuracy, color=METHOD_COLORS[outcome.method.name], label=label)
             _label(axes, position, outcome.device_accuracy)
             heights.append(outcome.device_accuracy)
+        labelled = True
         ticks.append(((start + position) / 2, f"{precision.upper()}, on the device"))
     _label(axes, 0.0, heights[0])
     axes.axhline(heights[0], color=FLOAT_COLOR, linestyle="--", linewidth=1)
@@ -375,13 +380,14 @@ def _accuracy_figure(results: Results) -> Figure:
 def _curves_figure(results: Results) -> Figure:
     figure = Figure(figsize=(9, 6), layout="constrained")
     rows = figure.subplots(2, 2)
+    styles = dict(zip(results.settings.precisions, ("-", "--", ":"), strict=False))
     histories = [
         ("float", FLOAT_COLOR, "-", results.float_history),
         *(
             (
                 f"{outcome.precision.upper()} {outcome.method.title}",
                 METHOD_COLORS[outcome.method.name],
-                "-" if outcome.precision == "w8a8" else ":",
+                styles[outcome.precision],
                 outcome.history,
             )
             for outcome in results.outcomes
@@ -410,13 +416,17 @@ def _curves_figure(results: Results) -> Figure:
     return figure
 
 
-def _shown_layer(outcome: Outcome) -> WeightedLayer:
-    layers = {name: layer for name, layer in outcome.model.layers() if isinstance(layer, WeightedLayer)}
-    return layers[SHOWN_LAYER]
+def _shown_layer(outcome: Outcome) -> tuple[str, WeightedLayer]:
+    """The layer whose weights are shown: the widest depthwise one, or the widest if there is none."""
+    layers = [(name, layer) for name, layer in outcome.model.layers() if isinstance(layer, WeightedLayer)]
+    return max(
+        layers,
+        key=lambda named: (isinstance(named[1].operation, DepthwiseConv2d), named[1].operation.weight.shape[0]),
+    )
 
 
 def _ranges_figure(outcome: Outcome) -> Figure:
-    layer = _shown_layer(outcome)
+    _, layer = _shown_layer(outcome)
     weight = layer.operation.weight.detach().flatten(1)
     factor = layer.grid().factor.detach()
     figure = Figure(figsize=(9, 3.8), layout="constrained")
@@ -442,8 +452,8 @@ def _ranges_figure(outcome: Outcome) -> Figure:
 
 def _histogram_figure(*outcomes: Outcome) -> Figure:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for axes, outcome in zip(figure.subplots(1, len(outcomes)), outcomes, strict=True):
-        layer = _shown_layer(outcome)
+    for axes, outcome in zip(figure.subplots(1, len(outcomes), squeeze=False)[0], outcomes, strict=True):
+        _, layer = _shown_layer(outcome)
         weight = layer.operation.weight.detach()
         scale = layer.weight_quantizer.scale(weight).detach().numpy()
         alive = scale > 0
@@ -481,13 +491,35 @@ def _histogram_figure(*outcomes: Outcome) -> Figure:
     return figure
 
 
+def _confusion(results: Results, outcomes: Sequence[Outcome]) -> str:
+    labels = results.dataset.test.labels.numpy()
+    names = results.dataset.class_names
+    if len(names) <= MATRIX_CLASSES:
+        return _picture(
+            _confusion_figure(results, *outcomes),
+            "Rows: what the image shows. Columns: what the network answers. Off the diagonal: mistakes.",
+        )
+    mistakes: Counter[tuple[int, int]] = Counter()
+    for outcome in outcomes:
+        answers = outcome.device_predictions
+        mistakes.update((int(a), int(b)) for a, b in zip(labels, answers, strict=True) if a != b)
+    rows = [(False, [names[shown], names[answer], f"{count}"]) for (shown, answer), count in mistakes.most_common(15)]
+    return "<p>The most frequent mistakes of the delivered networks together, on the device.</p>" + _table(
+        ["the image shows", "the network answers", "times"], rows, 2
+    )
+
+
 def _confusion_figure(results: Results, *outcomes: Outcome) -> Figure:
     labels = results.dataset.test.labels.numpy()
     names = results.dataset.class_names
     answers = [("float32", training.predictions(results.float_model, results.dataset.test).numpy())]
     answers += [(f"{outcome.precision.upper()}, device", outcome.device_predictions) for outcome in outcomes]
-    figure = Figure(figsize=(9.6, 3.7), layout="constrained")
-    for axes, (title, answer) in zip(figure.subplots(1, len(answers)), answers, strict=True):
+    # Two in a row: with ten classes, three are too small to read.
+    figure = Figure(figsize=(9.6, 4.6 * -(-len(answers) // 2)), layout="constrained")
+    grid = figure.subplots(-(-len(answers) // 2), 2).ravel()
+    for unused in grid[len(answers) :]:
+        unused.set_axis_off()
+    for axes, (title, answer) in zip(grid, answers, strict=False):
         counts = np.zeros((len(names), len(names)), int)
         np.add.at(counts, (labels, answer), 1)
         mistakes = counts - np.diag(np.diag(counts))
@@ -509,7 +541,7 @@ def _confusion_figure(results: Results, *outcomes: Outcome) -> Figure:
                 fontsize=8,
                 color="#6b7280" if right else "#000",
             )
-        axes.set_xticks(range(len(names)), names)
+        axes.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 2 else 0)
         axes.set_yticks(range(len(names)), names)
         axes.set_title(f"{title}: {mistakes.sum()} of {len(labels)} wrong", loc="left", fontsize=11)
         axes.set_xlabel("answer")

@@ -130,7 +130,7 @@ class _Normalize(torch.autograd.Function):
         return normalized.y.to(x.dtype), mean, variance, count
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, None]:
         x, scale, mean, variance = ctx.saved_tensors
         wide, wide_gradient, wide_scale = x.double(), gradient.contiguous().double(), scale.double()

@@ -18,6 +18,8 @@ from .modules import Conv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize,
 
 Pads = tuple[tuple[int, int], tuple[int, int]]
 LARGEST_BIAS_CODE = 2.0**30
+# Sums are below 2**31; twice the smallest multiplier that the device takes.
+SMALLEST_MULTIPLIER = 2.0**-31
 
 
 class ChannelGrid(NamedTuple):
@@ -35,19 +37,20 @@ class ChannelGrid(NamedTuple):
     bias: Tensor
 
 
-def channel_grid(factor: Tensor, bias: Tensor, raw_scale: Tensor, input_scale: Tensor) -> ChannelGrid:
+def channel_grid(
+    factor: Tensor, bias: Tensor, raw_scale: Tensor, input_scale: Tensor, output_scale: Tensor
+) -> ChannelGrid:
     """Folds batch norm's `factor` into the weight's `raw_scale` and puts the bias on the accumulator's grid.
 
     The integer weight codes stay what they are, except that a negative factor turns their signs. A channel is constant
-    if its factor or its weights are zero, or if its bias is more than 2**30 steps of its own grid, which no weight
-    could then move
-    noticeably: it keeps only its bias, on the coarsest grid of the layer.
+    if its factor or its weights are zero, or if they are so small that they cannot matter: the largest possible sum
+    would move the result by less than a step, or the bias is more than 2**30 steps of its own grid. It keeps only its
+    bias, on a grid 256 times finer than that of the result.
     """
     scale = raw_scale * factor.abs()
-    alive = (scale > 0) & (bias.abs() <= LARGEST_BIAS_CODE * (scale * input_scale))
-    largest = torch.where(alive, scale, 0.0).amax()
-    stand_in = torch.where(largest > 0, largest, 1.0 / 127)
-    scale = torch.where(alive, scale, stand_in)
+    step = scale * input_scale
+    alive = (step > SMALLEST_MULTIPLIER * output_scale) & (bias.abs() <= LARGEST_BIAS_CODE * step)
+    scale = torch.where(alive, scale, output_scale / input_scale / 256)
     step = input_scale * scale
     code = (bias / step).detach().round()
     # Straight through: the value is exactly the grid's (the bracket is 0), the gradient is that of the bias.
@@ -131,7 +134,8 @@ class WeightedLayer(QuantizedLayer):
         if self.batch_norm is not None:
             factor, offset = self.batch_norm.factor_and_offset()
             bias = bias * factor + offset
-        return channel_grid(factor, bias, self.weight_quantizer.scale(weight).detach(), self.source.scale().detach())
+        scales = (self.weight_quantizer.scale(weight), self.source.scale(), self.output_quantizer.scale())
+        return channel_grid(factor, bias, *(scale.detach() for scale in scales))
 
     def compute(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The linear operation with a given weight and bias."""
