@@ -7,12 +7,13 @@ OUT ?= demo
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check goldens oracle bench clean
+.PHONY: help demo test check docs goldens oracle bench clean
 
 help:
 	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html"
 	@echo "make test     build, install and run all tests"
 	@echo "make check    formatting, lint and types"
+	@echo "make docs     build the documentation into build/docs/html"
 	@echo "make goldens  record the expected results from TensorFlow again"
 	@echo "make oracle   compare random calls with TensorFlow, live; ARGS='--values 20000000 --seed 1'"
 	@echo "make bench    time the kernels beside other frameworks"
@@ -32,9 +33,16 @@ test: $(VENV)/.installed
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.installed
-	$(BIN)/ruff check src tests bench
-	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff check src tests bench docs
+	$(BIN)/ruff format --check src tests bench docs
 	$(BIN)/mypy
+
+docs: $(VENV)/.documented
+	$(BIN)/python docs/build.py
+
+$(VENV)/.documented: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt '.[docs]'
+	touch $@
 
 goldens: $(VENV)-tensorflow/.installed
 	$(VENV)-tensorflow/bin/python tests/record_goldens.py

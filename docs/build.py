@@ -129,8 +129,9 @@ def write(name: str, text: str) -> None:
 
 
 def collect() -> None:
-    """Put all pages under build/docs/source."""
+    """Put all pages under build/docs/source, and nothing that was there before."""
     shutil.rmtree(SOURCE, ignore_errors=True)
+    shutil.rmtree(HTML, ignore_errors=True)
     known = pages()
     for name, site_name in known.items():
         write(site_name, with_site_links((ROOT / name).read_text(), name, known))

@@ -36,6 +36,12 @@ def depthwise(**changes: Any) -> Any:
             ),
             "input_sizes is too large",
         ),
+        (
+            lambda: depthwise(padding="EXPLICIT", explicit_paddings=(0, 0) + (2**31 - 1,) * 4 + (0, 0)),
+            "give an output that is too large",
+        ),
+        (lambda: eq.fake_quant_with_min_max_args(X, num_bits=2**64), "num_bits must fit 64 bits"),
+        (lambda: eq.fake_quant_with_min_max_args(X, -(10**400), 1), "min must be a float64 number"),
         # Both ends are infinite in float32.
         (lambda: eq.fake_quant_with_min_max_args(X, 1e300, 1e301), "min has to be smaller than max"),
         (

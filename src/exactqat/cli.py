@@ -61,7 +61,10 @@ def _application() -> Any:
                 "folder of images for each class (or train, val and test folders that hold them)."
             ),
         ] = "digits",
-        model: Annotated[str, typer.Option(help="Network; an unknown name lists those there are.")] = "small-mobilenet",
+        model: Annotated[
+            str,
+            typer.Option(help="Network, or module:function that builds one; an unknown name lists those there are."),
+        ] = "small_mobilenet",
         weight_bits: Annotated[
             int | None, typer.Option(min=2, max=8, help="Quantize to this precision alone, not to W8A8, W4A4 and W3A4.")
         ] = None,

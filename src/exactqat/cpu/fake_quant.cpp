@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // FakeQuantWithMinMax*: the same arithmetic as reference/fake_quant.py.
 #include <cmath>
+#include <cstring>
 
 #include "arithmetic.h"
 #include "call.h"
@@ -125,28 +126,39 @@ void gradient_of_channels(const Call& call, int64_t channels) {
   T *backprops = call.results[0].as<T>(), *backprop_min = call.results[1].as<T>(), *backprop_max = call.results[2].as<T>();
   const int64_t rows = channels ? call.operands[1].size() / channels : 0;
   const NudgedChannels<T> n(call.operands[2].as<T>(), call.operands[3].as<T>(), channels, call.numbers);
-  const auto totals =
-      column_sums<2>(rows, channels, [&](int64_t offset, int64_t p, auto count, double* const* lanes) {
-        const T *low = n.nudged_min.data() + p, *high = n.nudged_max.data() + p;
-        const T *g = gradients + offset, *x = inputs + offset;
-        T* out = backprops + offset;
-        double *below = lanes[0], *above = lanes[1];
-        if (n.any_no_range) {  // these channels copy their gradient, denormals and NaN included
+  const auto totals = column_sums<2>(rows, channels, [&](int64_t offset, int64_t p, auto count, int64_t repeats,
+                                                         double* const* lanes) {
+    const T *low = n.nudged_min.data() + p, *high = n.nudged_max.data() + p;
+    const auto runs = [&](double* below, double* above) {
+      for (int64_t run = 0; run < repeats; ++run) {
+        const T *g = gradients + offset + run * count, *x = inputs + offset + run * count;
+        T* out = backprops + offset + run * count;
+        if (n.any_no_range) {
           for (int64_t k = 0; k < count; ++k) {
-            const bool inside = bool((x[k] >= low[k]) & (x[k] <= high[k]));
             below[k] += masked(g[k], x[k] < low[k]);
             above[k] += masked(g[k], x[k] > high[k]);
+            const bool inside = bool((x[k] >= low[k]) & (x[k] <= high[k]));
             if (!n.no_range[p + k]) out[k] = masked(g[k], inside);
-            else if (out != g) std::copy_n(g + k, 1, out + k);
+            else std::memmove(out + k, g + k, sizeof(T));  // a copy, denormals and NaN included
           }
-          return;
+          continue;
         }
         for (int64_t k = 0; k < count; ++k) {
           below[k] += masked(g[k], x[k] < low[k]);
           above[k] += masked(g[k], x[k] > high[k]);
           out[k] = masked(g[k], bool((x[k] >= low[k]) & (x[k] <= high[k])));
         }
-      });
+      }
+    };
+    if constexpr (std::is_same_v<decltype(count), int64_t>) {
+      runs(lanes[0], lanes[1]);
+    } else {  // few enough to stay in registers
+      double below[kLanes] = {}, above[kLanes] = {};
+      runs(below, above);
+      std::copy_n(below, kLanes, lanes[0]);
+      std::copy_n(above, kLanes, lanes[1]);
+    }
+  });
   for (int64_t c = 0; c < channels; ++c) {
     backprop_min[c] = n.no_range[c] ? T(0) : T(totals[0][c]);
     backprop_max[c] = n.no_range[c] ? T(0) : T(totals[1][c]);

@@ -102,13 +102,15 @@ std::array<Doubles, 2> channel_sums(const Layout& layout, const T* a, const T* b
   if (layout.size() == 0) return {Doubles(layout.channels), Doubles(layout.channels)};
   if (layout.inner == 1 && layout.channels >= Lanes::kWidth) return sums_of_rows(layout, a, b, term);
   if (layout.inner == 1)
-    return column_sums<2>(layout.outer, layout.channels, [&](int64_t offset, int64_t p, auto count, double* const* lanes) {
-      for (int64_t k = 0; k < count; ++k) {
-        double first, second;
-        term(p + k, double(a[offset + k]), double(b[offset + k]), first, second);
-        lanes[0][k] += first;
-        lanes[1][k] += second;
-      }
+    return column_sums<2>(layout.outer, layout.channels, [&](int64_t offset, int64_t p, auto count, int64_t repeats,
+                                                                  double* const* lanes) {
+      for (; repeats > 0; --repeats, offset += count)
+        for (int64_t k = 0; k < count; ++k) {
+          double first, second;
+          term(p + k, double(a[offset + k]), double(b[offset + k]), first, second);
+          lanes[0][k] += first;
+          lanes[1][k] += second;
+        }
     });
   std::array<Doubles, 2> totals{Doubles(layout.channels), Doubles(layout.channels)};
   const int64_t rows = layout.rows(), blocks = (rows + kBlock - 1) / kBlock;

@@ -37,55 +37,93 @@ Scale<T> scale_of(Range<T> range, const Numbers& numbers) {
   return {from_max, inverse, low * inverse, range.maximum};
 }
 
-// Minimum and maximum over `outer` runs of `inner` elements that lie `stride` apart. A NaN makes both NaN.
+// Minimum and maximum so far of each of a row of columns, and how many NaN there were. None of it depends on the order.
 template <class T>
-Range<T> range_of(const T* input, int64_t outer, int64_t inner, int64_t stride) {
-  T minimum = std::numeric_limits<T>::infinity(), maximum = -minimum;
-  bool nan = false;
-  for (int64_t o = 0; o < outer; ++o) {
-    const T* run = input + o * stride;
-    for (int64_t i = 0; i < inner; ++i) {
-      minimum = run[i] < minimum ? run[i] : minimum;
-      maximum = run[i] > maximum ? run[i] : maximum;
-      nan |= run[i] != run[i];
+struct Extremes {
+  using Count = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+  std::vector<T> minimum, maximum;
+  std::vector<Count> nan;
+
+  explicit Extremes(int64_t columns)
+      : minimum(columns, std::numeric_limits<T>::infinity()), maximum(columns, -std::numeric_limits<T>::infinity()), nan(columns) {}
+
+  void see(const T* values, int64_t begin, int64_t end) {
+    T *low = minimum.data() + begin, *high = maximum.data() + begin;
+    Count* nans = nan.data() + begin;
+    for (int64_t c = 0; c < end - begin; ++c) {
+      low[c] = values[c] < low[c] ? values[c] : low[c];
+      high[c] = values[c] > high[c] ? values[c] : high[c];
+      nans[c] |= Count(values[c] != values[c]);
     }
   }
-  if (nan) return {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::quiet_NaN()};
-  if (maximum == T(0)) {  // which of the two zeros came first must not matter: -0 only if there is no +0
-    bool positive_zero = false;
-    for (int64_t o = 0; o < outer; ++o)
-      for (int64_t i = 0; i < inner; ++i)
-        positive_zero |= (input[o * stride + i] == T(0)) & !std::signbit(input[o * stride + i]);
-    maximum = positive_zero ? T(0) : -T(0);
+  Range<T> all() const { return range(0, int64_t(minimum.size())); }
+  // The columns [begin, end) together.
+  Range<T> range(int64_t begin, int64_t end) const {
+    const T none = std::numeric_limits<T>::quiet_NaN();
+    T low = minimum[begin], high = maximum[begin];
+    for (int64_t c = begin; c < end; ++c) {
+      if (nan[c]) return {none, none};
+      low = minimum[c] < low ? minimum[c] : low;
+      high = maximum[c] > high ? maximum[c] : high;
+    }
+    return {low, high};
   }
-  return {minimum, maximum};
+  void merge(const Extremes& other) {
+    for (size_t c = 0; c < minimum.size(); ++c) {
+      minimum[c] = other.minimum[c] < minimum[c] ? other.minimum[c] : minimum[c];
+      maximum[c] = other.maximum[c] > maximum[c] ? other.maximum[c] : maximum[c];
+      nan[c] |= other.nan[c];
+    }
+  }
+};
+
+// Extremes of the columns of a dense [rows, columns] array.
+template <class T>
+Extremes<T> extremes_of(const T* input, int64_t rows, int64_t columns) {
+  const int64_t rows_per_task = std::max<int64_t>(1, 65536 / columns), tasks = (rows + rows_per_task - 1) / rows_per_task;
+  std::vector<Extremes<T>> partial(tasks, Extremes<T>(columns));
+  parallel_for(tasks, rows * columns, [&](int64_t task) {
+    for (int64_t row = task * rows_per_task; row < std::min(rows, (task + 1) * rows_per_task); ++row)
+      partial[task].see(input + row * columns, 0, columns);
+  });
+  Extremes<T> whole(columns);
+  for (const Extremes<T>& part : partial) whole.merge(part);
+  return whole;
 }
 
-// Ranges of all slices of `[outer, slices, inner]`.
+// Ranges of all slices of `[outer, slices, inner]`. A NaN makes the whole slice NaN.
 template <class T>
 std::vector<Range<T>> ranges_of(const T* input, int64_t outer, int64_t slices, int64_t inner) {
   std::vector<Range<T>> ranges(slices);
-  if (slices > 1) {
+  if (slices == 1) {  // any columns will do; so many that a row of them fills registers
+    constexpr int64_t kColumns = 256;
+    const int64_t rows = outer * inner / kColumns;
+    Extremes<T> extremes = extremes_of(input, rows, kColumns);
+    extremes.see(input + rows * kColumns, 0, outer * inner - rows * kColumns);
+    ranges[0] = extremes.all();
+  } else if (inner == 1) {
+    const Extremes<T> extremes = extremes_of(input, outer, slices);
+    for (int64_t s = 0; s < slices; ++s) ranges[s] = extremes.range(s, s + 1);
+  } else {
     parallel_for(slices, outer * slices * inner, [&](int64_t s) {
-      ranges[s] = range_of(input + s * inner, outer, inner, slices * inner);
+      constexpr int64_t kColumns = 256;
+      Extremes<T> extremes(kColumns);
+      for (int64_t o = 0; o < outer; ++o) {
+        const T* run = input + (o * slices + s) * inner;
+        for (int64_t i = 0; i < inner; i += kColumns) extremes.see(run + i, 0, std::min(kColumns, inner - i));
+      }
+      ranges[s] = extremes.all();
     });
-    return ranges;
   }
-  // One slice: pieces of the flat array; minimum, maximum and "any NaN" do not depend on the order.
-  constexpr int64_t kPiece = 32768;
-  const int64_t size = outer * inner, pieces = (size + kPiece - 1) / kPiece;
-  std::vector<Range<T>> partial(pieces);
-  parallel_for(pieces, size, [&](int64_t p) {
-    partial[p] = range_of(input + p * kPiece, 1, std::min(kPiece, size - p * kPiece), 0);
-  });
-  Range<T> whole = partial[0];
-  for (const Range<T>& r : partial) {
-    if (r.minimum != r.minimum) whole = r;
-    whole.minimum = r.minimum < whole.minimum ? r.minimum : whole.minimum;
-    const bool positive_zero = r.maximum == whole.maximum && std::signbit(whole.maximum);
-    whole.maximum = r.maximum > whole.maximum || positive_zero ? r.maximum : whole.maximum;
+  for (int64_t s = 0; s < slices; ++s) {
+    if (ranges[s].maximum != T(0)) continue;
+    // Which of the two zeros came first must not matter: the maximum is -0 only if there is no +0.
+    bool positive_zero = false;
+    for (int64_t o = 0; o < outer; ++o)
+      for (int64_t i = (o * slices + s) * inner; i < (o * slices + s + 1) * inner; ++i)
+        positive_zero |= (input[i] == T(0)) & !std::signbit(input[i]);
+    ranges[s].maximum = positive_zero ? T(0) : -T(0);
   }
-  ranges[0] = whole;
   return ranges;
 }
 
@@ -104,17 +142,42 @@ std::vector<Range<T>> given_ranges(const Call& call, int64_t slices) {
 }
 
 template <class T, bool Given, bool HalfUp>
-void quantize_run(const T* input, T* output, int64_t count, const Scale<T>& s) {
-  for (int64_t i = 0; i < count; ++i) {
-    const T scaled = (Given ? clamp(input[i], s.minimum, s.maximum) : input[i]) * s.scale;
-    output[i] = (HalfUp ? std::floor(scaled + T(0.5)) : std::rint(scaled)) * s.inverse;
+inline T quantized(T value, T scale, T inverse, T minimum, T maximum) {
+  const T scaled = (Given ? clamp(value, minimum, maximum) : value) * scale;
+  return (HalfUp ? std::floor(scaled + T(0.5)) : std::rint(scaled)) * inverse;
+}
+
+template <class T, bool Given, bool HalfUp>
+void quantize(const T* input, T* output, int64_t outer, int64_t slices, int64_t inner, const std::vector<Scale<T>>& scales) {
+  const auto run = [&](int64_t begin, int64_t end, const Scale<T>& s) {
+    for (int64_t i = begin; i < end; ++i)
+      output[i] = quantized<T, Given, HalfUp>(input[i], s.scale, s.inverse, s.minimum, s.maximum);
+  };
+  if (slices == 1) {
+    for_each_piece(outer * inner, [&](int64_t begin, int64_t end) { run(begin, end, scales[0]); });
+  } else if (inner > 1) {
+    parallel_for(outer, outer * slices * inner, [&](int64_t o) {
+      for (int64_t s = 0; s < slices; ++s) run((o * slices + s) * inner, (o * slices + s + 1) * inner, scales[s]);
+    });
+  } else {
+    std::vector<T> part[4];
+    for (const Scale<T>& s : scales) {
+      part[0].push_back(s.scale), part[1].push_back(s.inverse);
+      part[2].push_back(s.minimum), part[3].push_back(s.maximum);
+    }
+    for (std::vector<T>& v : part) v = widen(v.data(), slices);
+    for_each_run(outer, slices, [&](int64_t offset, int64_t p, int64_t count) {
+      const T *scale = part[0].data() + p, *inverse = part[1].data() + p, *low = part[2].data() + p, *high = part[3].data() + p;
+      for (int64_t k = 0; k < count; ++k)
+        output[offset + k] = quantized<T, Given, HalfUp>(input[offset + k], scale[k], inverse[k], low[k], high[k]);
+    });
   }
 }
 
 template <class T>
 auto quantizer(bool given, bool half_up) {
-  if (given) return half_up ? quantize_run<T, true, true> : quantize_run<T, true, false>;
-  return half_up ? quantize_run<T, false, true> : quantize_run<T, false, false>;
+  if (given) return half_up ? quantize<T, true, true> : quantize<T, true, false>;
+  return half_up ? quantize<T, false, true> : quantize<T, false, false>;
 }
 
 }  // namespace
@@ -130,17 +193,7 @@ EXACTQAT_KERNEL(quantize_and_dequantize) {
   const auto ranges = given ? given_ranges<T>(call, slices) : ranges_of(input, outer, slices, inner);
   std::vector<Scale<T>> scales(slices);
   for (int64_t s = 0; s < slices; ++s) scales[s] = scale_of(ranges[s], call.numbers);
-  const auto quantize = quantizer<T>(given, call.numbers.integer("half_up"));
-  if (slices == 1) {
-    for_each_piece(size, [&](int64_t begin, int64_t end) { quantize(input + begin, output + begin, end - begin, scales[0]); });
-    return;
-  }
-  parallel_for(outer, size, [&](int64_t o) {
-    for (int64_t s = 0; s < slices; ++s) {
-      const int64_t offset = (o * slices + s) * inner;
-      quantize(input + offset, output + offset, inner, scales[s]);
-    }
-  });
+  quantizer<T>(given, call.numbers.integer("half_up"))(input, output, outer, slices, inner, scales);
 }
 
 EXACTQAT_KERNEL(quantize_and_dequantize_v4_grad) {
@@ -160,9 +213,19 @@ EXACTQAT_KERNEL(quantize_and_dequantize_v4_grad) {
     for_each_piece(outer * inner, [&](int64_t begin, int64_t end) { run(begin, end, *minimum, *maximum); });
     return;
   }
-  parallel_for(outer, outer * slices * inner, [&](int64_t o) {
-    for (int64_t s = 0; s < slices; ++s)
-      run((o * slices + s) * inner, (o * slices + s + 1) * inner, minimum[s], maximum[s]);
+  if (inner > 1) {
+    parallel_for(outer, outer * slices * inner, [&](int64_t o) {
+      for (int64_t s = 0; s < slices; ++s)
+        run((o * slices + s) * inner, (o * slices + s + 1) * inner, minimum[s], maximum[s]);
+    });
+    return;
+  }
+  const std::vector<T> low = widen(minimum, slices), high = widen(maximum, slices);
+  for_each_run(outer, slices, [&](int64_t offset, int64_t p, int64_t count) {
+    for (int64_t k = 0; k < count; ++k) {
+      const T value = input[offset + k];
+      backprop[offset + k] = masked(gradients[offset + k], bool((value >= low[p + k]) & (value <= high[p + k])));
+    }
   });
 }
 

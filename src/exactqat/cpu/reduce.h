@@ -54,8 +54,9 @@ std::vector<T> widen(const T* parameters, int64_t channels) {
 }
 
 // Sums over the rows of a dense [rows, channels] array: totals[s][channel] for s < Sums.
-// visit(offset, parameter, count, lanes): elements [offset, offset + count), with widened parameters from `parameter`; adds
-// what element k contributes to lanes[s][k]. Called once for each element, so it may also write elementwise results.
+// visit(offset, parameter, count, repeats, lanes): `repeats` runs of `count` elements from `offset` on, one after the other,
+// each with widened parameters from `parameter`; adds what element k of a run contributes to lanes[s][k]. Called once for each
+// element, so it may also write elementwise results. For one channel `count` is a constant.
 template <int Sums, class Visit>
 std::array<std::vector<double>, Sums> column_sums(int64_t rows, int64_t channels, Visit&& visit) {
   const int64_t blocks = std::max<int64_t>(1, (rows + kBlock - 1) / kBlock);
@@ -77,17 +78,16 @@ std::array<std::vector<double>, Sums> column_sums(int64_t rows, int64_t channels
           std::fill_n(storage[s], kLanes * span, 0.0);
         }
         if (few) {
-          for (int64_t row = begin; row < end; row += kLanes) {
-            const int64_t count = std::min(kLanes, end - row) * channels;
-            if (count == kLanes)
-              visit(row * channels, int64_t{0}, std::integral_constant<int64_t, kLanes>{}, lanes);
-            else
-              visit(row * channels, int64_t{0}, count, lanes);
-          }
+          const int64_t whole = (end - begin) / kLanes, rest = (end - begin) % kLanes;
+          if (channels == 1)
+            visit(begin, int64_t{0}, std::integral_constant<int64_t, kLanes>{}, whole, lanes);
+          else
+            visit(begin * channels, int64_t{0}, kLanes * channels, whole, lanes);
+          if (rest) visit((begin + whole * kLanes) * channels, int64_t{0}, rest * channels, int64_t{1}, lanes);
         } else {
           for (int64_t row = begin; row < end; ++row) {
             for (int s = 0; s < Sums; ++s) lanes[s] = storage[s] + row % kLanes * span;
-            visit(row * channels + channel, channel, span, lanes);
+            visit(row * channels + channel, channel, span, int64_t{1}, lanes);
           }
         }
         for (int s = 0; s < Sums; ++s) {

@@ -90,8 +90,8 @@ def verify(
     names = graph.results()
     plain = _Runtime(content, graph.inputs, graph.outputs, profile)
     opened = _Runtime(_with_outputs(content, names), graph.inputs, names, profile)
-    operators = {name: _Tally() for name in names}
-    outputs = {name: _Tally() for name in graph.outputs}
+    operators = {name: Tally() for name in names}
+    outputs = {name: Tally() for name in graph.outputs}
     for start in range(0, total, batch_size):
         batch = {name: codes[start : start + batch_size] for name, codes in inputs.items()}
         device = {**batch, **opened.run(batch)}
@@ -111,7 +111,7 @@ def verify(
     )
 
 
-class _Tally:
+class Tally:
     """Running counts of one comparison."""
 
     def __init__(self) -> None:

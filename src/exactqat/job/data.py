@@ -140,7 +140,7 @@ def from_npz(path: Path, image_size: int | None = None) -> Dataset:
         finite = np.isfinite(images).all((1, 2, 3))
         skipped += [f"{where}, image {position}: holds NaN or infinity" for position in np.nonzero(~finite)[0]]
         parts[part] = (_fitted(images[finite], image_size), y[finite])
-    return _dataset(str(path), parts, _range_of([images for images, _ in parts.values()]), skipped)
+    return _dataset(path.name, parts, _range_of([images for images, _ in parts.values()]), skipped)
 
 
 def from_folder(path: Path, image_size: int | None = None) -> Dataset:
@@ -176,7 +176,7 @@ def from_folder(path: Path, image_size: int | None = None) -> Dataset:
     parts = {
         part: (images, np.array(labels)) for (part, (_, labels)), images in zip(collected.items(), stacked, strict=True)
     }
-    return _dataset(str(path), parts, (0.0, 1.0), skipped)
+    return _dataset(path.name, parts, (0.0, 1.0), skipped)
 
 
 def from_pairs(pairs: Iterable[tuple[Any, Any]], name: str = "data", image_size: int | None = None) -> Dataset:

@@ -26,10 +26,9 @@ from ..deploy.tflite import tflite_bytes, write_tflite
 from ..deploy.verify import Report, verify
 from . import training
 from .data import Dataset, load
-from .models import SmallMobileNet
+from .models import network
 from .processes import ALONE, Processes
 
-NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {"small-mobilenet": SmallMobileNet}
 # Bits of weights and of activations, if the user names none.
 PRECISIONS = ((8, 8), (4, 4), (3, 4))
 JOB_FORMAT = 1
@@ -62,7 +61,7 @@ class Settings:
     Attributes:
         out: the directory that holds everything the job writes.
         data: as in `data.load`.
-        model: a name in `NETWORKS`.
+        model: as in `models.network`.
         weight_bits, activation_bits: 2..8; if either is given, this precision alone, the other with 8 unless given too.
         batch_size: images in a training step, over all processes.
         image_size: height and width to which images are scaled; None leaves them.
@@ -76,7 +75,7 @@ class Settings:
     epochs_float: int = 80
     epochs_qat: int = 80
     data: str = "digits"
-    model: str = "small-mobilenet"
+    model: str = "small_mobilenet"
     weight_bits: int | None = None
     activation_bits: int | None = None
     batch_size: int = training.BATCH_SIZE
@@ -92,8 +91,6 @@ class Settings:
             bits = getattr(self, name)
             if bits is not None and not 2 <= bits <= 8:
                 raise ValueError(f"{name} must be from 2 to 8, got {bits}")
-        if self.model not in NETWORKS:
-            raise ValueError(f"model must be one of {', '.join(NETWORKS)}, got {self.model!r}")
 
     @property
     def precisions(self) -> dict[str, tuple[int, int]]:
@@ -207,13 +204,12 @@ def last_layer(model: nn.Module, example: Tensor) -> str:
 
 
 def new_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
-    """The untrained network of that name, in the memory format that the operators take without a copy.
+    """The untrained network of that name (see `models.network`), in the memory format that needs no copies.
 
     Args:
         input_shape: channels, height, width.
     """
-    model = NETWORKS[name](input_shape[0], classes)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network(name, input_shape, classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def start(settings: Settings, dataset: Dataset, resume: bool = False, restart: bool = False) -> bool:
@@ -302,8 +298,10 @@ def run(
     progress = progress or Progress()
     started = time.perf_counter()
     dataset = dataset or load(settings.data, settings.image_size)
+    # Before anything is written: whether there is such a network, and whether the device can run it.
+    untrained = _untrained(settings, dataset)
     resumed = processes.from_first(start(settings, dataset, resume, restart) if processes.writes else None)
-    results = _float_network(settings, dataset, progress, processes, resumed)
+    results = _float_network(settings, dataset, untrained, progress, processes, resumed)
     for precision in settings.precisions:
         for method in METHODS:
             progress.begin(f"{precision.upper()} {method.title}")
@@ -339,13 +337,21 @@ def finished(out: Path, progress: Progress | None = None, dataset: Dataset | Non
     return results
 
 
-def _float_network(
-    settings: Settings, dataset: Dataset, progress: Progress, processes: Processes, resumed: bool
-) -> Results:
-    progress.begin("float training")
+def _untrained(settings: Settings, dataset: Dataset) -> nn.Module:
     torch.manual_seed(settings.seed)
     model = new_model(settings.model, dataset.train.images.shape[1:], len(dataset.class_names))
-    last_layer(model, dataset.train.images[:2])
+    try:
+        last_layer(model, dataset.train.images[:2])
+    except RuntimeError as error:
+        shape = list(dataset.train.images.shape[1:])
+        raise ValueError(f"model {settings.model} does not fit images of shape {shape}: {error}") from error
+    return model
+
+
+def _float_network(
+    settings: Settings, dataset: Dataset, model: nn.Module, progress: Progress, processes: Processes, resumed: bool
+) -> Results:
+    progress.begin("float training")
     history = training.train(
         model,
         [{"params": list(model.parameters()), "lr": training.FLOAT_LEARNING_RATE}],
@@ -455,12 +461,10 @@ def restore(path: Path) -> tuple[qat.PreparedModel, dict[str, Any]]:
     checkpoint = training.load_checkpoint(path)
     if "rules" not in checkpoint:
         raise ValueError(f"{path} is no checkpoint of a quantized network")
-    if checkpoint["network"] not in NETWORKS:
-        raise ValueError(f"{path} holds the network {checkpoint['network']!r}, known are {', '.join(NETWORKS)}")
     rules = [qat.Rule(**rule) for rule in checkpoint["rules"]]
     shape = checkpoint["input_shape"]
-    network = new_model(checkpoint["network"], shape, len(checkpoint["class_names"]))
-    model = qat.prepare(network, torch.zeros(2, *shape), rules)
+    original = new_model(checkpoint["network"], shape, len(checkpoint["class_names"]))
+    model = qat.prepare(original, torch.zeros(2, *shape), rules)
     model.load_state_dict(checkpoint["state"])
     model.eval()
     return model, checkpoint

@@ -92,7 +92,7 @@ def _page(results: Results) -> str:
         (f"{results.values_differing:,}", f"of {results.values_compared:,} integers differ from our simulation"),
     ]
     precisions = ", ".join(
-        f"{name.upper()} with {2**weights} codes for a weight and {2**activations} for an activation"
+        f"{name.upper()} with {2**weights - 1} codes for a weight and {2**activations} for an activation"
         for name, (weights, activations) in settings.precisions.items()
     )
     name, layer = _shown_layer(finest)
@@ -171,7 +171,9 @@ def _page(results: Results) -> str:
         _section("Which images are confused", _confusion(results, best)),
     ]
     for outcome in best:
-        sections.append(_section(f"Layers of the delivered {outcome.precision.upper()} network", _layer_table(outcome)))
+        sections.append(
+            _section(f"Layers of the delivered {outcome.precision.upper()} network", _layer_table(outcome), "layers")
+        )
     out = html.escape(str(settings.out))
     resumed = " in the last of its runs; it was continued from a checkpoint" if results.resumed else ""
     sections.append(
@@ -208,12 +210,14 @@ body{margin:0;background:#f6f7f9;color:#1c2430;font:16px/1.55 system-ui,-apple-s
 main{max-width:1000px;margin:0 auto;padding:32px 20px 64px}
 h1{font-size:30px;margin:0}h2{font-size:21px;margin:0 0 8px}
 .lead{color:#5a6675;margin:4px 0 20px}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(200px,1fr));gap:14px}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(160px,1fr));gap:14px}
 .card,section{background:#fff;border:1px solid #e3e7ec;border-radius:10px}
 .card{padding:14px 16px}.card b{display:block;font-size:28px}.card span{color:#5a6675;font-size:14px}
 section{padding:20px 22px;margin-top:18px;overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:14px}
 th,td{padding:5px 9px;text-align:right;border-bottom:1px solid #e9edf1;white-space:nowrap}
+.layers table{font-size:12.5px}.layers th,.layers td{padding:4px 6px}
+.layers th{white-space:normal;vertical-align:bottom}
 th{color:#5a6675;font-weight:600}th.t,td.t{text-align:left}
 tr.delivered td{background:#eef4fb;font-weight:600}
 .good{color:#146c43;font-weight:600}.bad{color:#b02a37;font-weight:600}.note{color:#5a6675;font-size:14px}
@@ -222,8 +226,8 @@ pre{background:#f2f4f7;padding:12px;border-radius:6px;overflow-x:auto}
 """
 
 
-def _section(title: str, body: str) -> str:
-    return f"<section><h2>{html.escape(title)}</h2>{body}</section>"
+def _section(title: str, body: str, kind: str = "") -> str:
+    return f"<section class='{kind}'><h2>{html.escape(title)}</h2>{body}</section>"
 
 
 def _table(header: Sequence[str], rows: Iterable[tuple[bool, Sequence[str]]], text_columns: int) -> str:
@@ -264,8 +268,8 @@ def _layer_table(outcome: Outcome) -> str:
     compared = {comparison.name: comparison for comparison in outcome.report.operators}
     layers = dict(outcome.model.layers())
     header = [
-        "layer", "operator", "result", "activation", "weight bits", "bits", "weight scales", "scale", "zero point",
-        "multiply-adds", "compared", "differing",
+        "layer", "operator", "result", "activation", "bits: weights", "result", "weight scales", "scale", "zero point",
+        "multiply-adds", "integers compared", "differing",
     ]  # fmt: skip
     rows = []
     for summary, operator in zip(outcome.graph.summary(), outcome.graph.operators, strict=True):
@@ -302,8 +306,8 @@ def _layer_table(outcome: Outcome) -> str:
         (True, ["whole network", "", "", "", "", "", "", "", "", "", f"{whole.values:,}", f"{whole.differing:,}"])
     )
     note = (
-        "<p class='note'>A QUANTIZE of equal scale behind a layer shifts 4-bit codes to the other end of int8, where "
-        "the device's own saturation is the lower clamp of training. Every layer is computed from the operands that "
+        "<p class='note'>A QUANTIZE of equal scale behind a layer shifts codes of fewer bits to the other end of int8, "
+        "where the device's own saturation is the lower clamp of training. Every layer is computed from the operands that "
         "the device itself had; the last row compares the untouched file from input to logits.</p>"
         if any(operator.kind == "QUANTIZE" for operator in outcome.graph.operators)
         else "<p class='note'>Every layer is computed from the operands that the device itself had; the last row "
@@ -397,8 +401,8 @@ def _curves_figure(results: Results) -> Figure:
     for row, (title, chosen) in zip(rows, (("float training", histories[:1]), ("QAT", histories[1:])), strict=True):
         for label, color, style, history in chosen:
             epochs = np.arange(1, len(history.loss) + 1)
-            row[0].plot(epochs, history.loss, color=color, linestyle=style, label=label)
-            row[1].plot(epochs, history.validation_accuracy, color=color, linestyle=style)
+            row[0].plot(epochs, history.loss, color=color, linestyle=style, linewidth=1.2, label=label)
+            row[1].plot(epochs, history.validation_accuracy, color=color, linestyle=style, linewidth=1.2)
             if history.frozen_from is not None:
                 for axes in row:
                     axes.axvline(history.frozen_from + 0.5, color="#9aa5b1", linestyle="--", linewidth=1)
@@ -412,7 +416,9 @@ def _curves_figure(results: Results) -> Figure:
         for axes in row:
             axes.set_xlabel("epoch")
             _clean(axes)
-    rows[1][0].legend(frameon=False, fontsize=8)
+    figure.legend(
+        *rows[1][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9
+    )
     return figure
 
 

@@ -100,9 +100,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: the file is damaged, or of another format.
     """
+    content = io.BytesIO(path.read_bytes())
     try:
-        checkpoint = torch.load(path, weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError) as error:
+        checkpoint = torch.load(content, weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError, OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as a checkpoint: {str(error).splitlines()[0]}") from error
     if not isinstance(checkpoint, dict) or checkpoint.get("format") != CHECKPOINT_FORMAT:
         raise ValueError(f"{path} is no checkpoint of format {CHECKPOINT_FORMAT}; it is of another program or version")

@@ -402,9 +402,6 @@ def widened(array: Any) -> Any:
 def rounded(dtype: str, value: float) -> float:
     """A number as the kernels see it: rounded to the dtype they compute in, denormals as 0."""
     if dtype != "float64":
-        try:
-            value = struct.unpack("f", struct.pack("f", value))[0]
-        except OverflowError:
-            value = math.copysign(math.inf, value)
+        value = struct.unpack("f", struct.pack("f", value))[0]
     smallest_normal = sys.float_info.min if dtype == "float64" else 2.0**-126
     return 0.0 if abs(value) < smallest_normal else value
