@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import json
-import math
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +19,7 @@ pytest.importorskip("matplotlib")
 
 from exactqat.job import data, pipeline, report, training  # noqa: E402
 
+PRECISIONS = ("w8a8", "w4a4", "w3a4")
 RUN = [sys.executable, "-m", "exactqat.cli"]
 
 
@@ -34,7 +35,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
 
 def test_the_job_writes_everything_it_promises(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     out, done = finished
-    for precision in ("w8a8", "w4a4"):
+    for precision in PRECISIONS:
         assert sorted(path.name for path in (out / precision).iterdir()) == ["checkpoint.pt", "model.tflite"]
         assert (out / precision / "model.tflite").read_bytes()[4:8] == b"TFL3"
     page = (out / "report.html").read_text()
@@ -43,17 +44,22 @@ def test_the_job_writes_everything_it_promises(finished: tuple[Path, subprocess.
     assert not list(out.rglob("*.tmp"))
     assert "every single one is equal" in page
     output = " ".join(done.stdout.split())
-    assert "integers (every layer's output of 8 networks on all 360 test images)" in output
+    assert "integers (every layer's output of 12 networks on all 359 test images)" in output
     assert "QAT, learned" in output and "PTQ, min/max" in output and "PTQ, least-error" in output
 
 
 def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     metrics = json.loads((finished[0] / "metrics.json").read_text())
-    assert metrics["settings"] == {"seed": 3, "epochs_float": 1, "epochs_qat": 1}
+    assert metrics["settings"] == {
+        "seed": 3, "epochs_float": 1, "epochs_qat": 1, "data": "digits", "model": "small_mobilenet",
+        "weight_bits": None, "activation_bits": None, "batch_size": 64, "image_size": None,
+    }  # fmt: skip
+    assert metrics["resumed"] is False and metrics["data"]["skipped"] == []
+    assert list(metrics["networks"]) == list(PRECISIONS)
     assert metrics["data"]["train"] + metrics["data"]["validation"] + metrics["data"]["test"] == 1797
     assert metrics["values_differing"] == 0
     compared = 0
-    for precision in ("w8a8", "w4a4"):
+    for precision in PRECISIONS:
         networks = metrics["networks"][precision]
         assert networks["chosen"] in ("qat_ema", "qat_learned")
         for method in ("ptq_min_max", "ptq_least_error", "qat_ema", "qat_learned"):
@@ -73,24 +79,21 @@ def test_the_same_seed_gives_the_same_bits(
     finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     torch.set_num_threads(1)
-    pipeline.run(pipeline.Settings(tmp_path, seed=3, epochs_float=1, epochs_qat=1))
-    for precision in ("w8a8", "w4a4"):
-        for name in ("checkpoint.pt", "model.tflite"):
-            first, second = finished[0] / precision / name, tmp_path / precision / name
-            assert first.read_bytes() == second.read_bytes(), f"{precision}/{name}"
+    pipeline.run(pipeline.Settings(tmp_path, seed=3, epochs_float=1, epochs_qat=1, weight_bits=4, activation_bits=4))
+    for name in ("float/checkpoint.pt", "w4a4/checkpoint.pt", "w4a4/model.tflite"):
+        assert (finished[0] / name).read_bytes() == (tmp_path / name).read_bytes(), name
 
 
 def test_verify_accepts_the_result_and_notices_a_changed_file(
     finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     reports = pipeline.verify_directory(finished[0])
-    assert sorted(reports) == ["w4a4", "w8a8"]
+    assert sorted(reports) == sorted(PRECISIONS)
     assert all(report.differing == 0 and report.values > 100_000 for report in reports.values())
     (tmp_path / "w8a8").mkdir()
     for name in ("checkpoint.pt", "model.tflite"):
         (tmp_path / "w8a8" / name).write_bytes((finished[0] / "w8a8" / name).read_bytes())
-    model, dataset, _ = pipeline.restore(tmp_path / "w8a8" / "checkpoint.pt")
-    graph = pipeline.lower(model, dataset.test.images[:2])
+    graph, _ = pipeline.restore_graph(tmp_path / "w8a8" / "checkpoint.pt")
     weight = graph.tensors["classifier/filter"].data
     assert weight is not None
     weight[0, 0] = weight[0, 0] - 9 if weight[0, 0] > 0 else weight[0, 0] + 9
@@ -103,10 +106,15 @@ def test_verify_accepts_the_result_and_notices_a_changed_file(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "--out", "x", "--data", "faces"], "data must be one of digits, got 'faces'"),
+        (["train", "--out", "x", "--data", "faces"], "one folder of images for each class, got 'faces'"),
+        (["train", "--out", "x", "--model", "resnet9"], "model must be one of small_mobilenet, dscnn"),
+        (["train", "--out", "x", "--resume", "--restart"], "--resume and --restart exclude each other"),
+        (["train", "--out", "x", "--weight-bits", "9"], "--weight-bits"),
         (["train", "--out", "x", "--epochs-qat", "0"], "--epochs-qat"),
         (["train"], "--out"),
         (["verify", "nowhere"], "run `exactqat train` first"),
+        (["export", "nowhere"], "run `exactqat train` first"),
+        (["report", "nowhere"], "run `exactqat train` first"),
     ],
 )
 def test_errors_are_one_clear_message(arguments: list[str], message: str, tmp_path: Path) -> None:
@@ -139,37 +147,53 @@ def test_a_missing_library_is_named_with_the_command_that_gets_it() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_diverging_loss_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
-    dataset = data.load("digits")
-    model = pipeline.new_model(dataset)
-    path = tmp_path / "checkpoint.pt"
-    steps = training.steps_per_epoch(dataset.train)
-    count = 0
+def test_report_tells_it_again_and_export_writes_the_files_again(
+    finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    out = tmp_path / "copy"
+    shutil.copytree(finished[0], out)
+    page = (out / "report.html").read_text()
+    (out / "report.html").unlink()
+    for precision in PRECISIONS:
+        (out / precision / "model.tflite").unlink()
+    written = pipeline.export_directory(out)
+    for precision in PRECISIONS:
+        name = f"{precision}/model.tflite"
+        assert (out / name).read_bytes() == (finished[0] / name).read_bytes()
+        assert out / name in written
+    done = subprocess.run([*RUN, "report", str(out)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # The same story; only the directory has another name.
+    assert (out / "report.html").read_text() == page.replace(str(finished[0]), str(out))
 
-    def poison() -> None:
-        nonlocal count
-        count += 1
-        if count == steps + 2:
-            with torch.no_grad():
-                next(model.parameters()).fill_(math.nan)
 
-    with pytest.raises(
-        training.TrainingDiverged, match=r"loss became nan in epoch 2 of 3; the best state so far is kept in"
-    ):
-        training.train(
-            model,
-            [{"params": list(model.parameters()), "lr": 1e-3}],
-            dataset.train,
-            dataset.validation,
-            3,
-            0,
-            "test",
-            poison,
-            path,
-            lambda: {"state": model.state_dict()},
-        )
-    state = torch.load(path, weights_only=True)["state"]
-    assert all(torch.isfinite(entry).all() for entry in state.values())
+@pytest.mark.parametrize(
+    ("settings", "precisions"),
+    [
+        ({}, {"w8a8": (8, 8), "w4a4": (4, 4), "w3a4": (3, 4)}),
+        ({"weight_bits": 5}, {"w5a8": (5, 8)}),
+        ({"activation_bits": 3}, {"w8a3": (8, 3)}),
+        ({"weight_bits": 2, "activation_bits": 6}, {"w2a6": (2, 6)}),
+    ],
+)
+def test_precisions(settings: dict[str, int], precisions: dict[str, tuple[int, int]]) -> None:
+    assert pipeline.Settings(Path("x"), **settings).precisions == precisions  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"weight_bits": 1}, "weight_bits must be from 2 to 8, got 1"),
+        ({"activation_bits": 9}, "activation_bits must be from 2 to 8, got 9"),
+        ({"batch_size": 1}, "batch_size must be at least 2, got 1"),
+        ({"image_size": 0}, "image_size must be at least 1, got 0"),
+        ({"epochs_float": 0}, "epochs_float must be at least 1, got 0"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+    ],
+)
+def test_settings_outside_of_what_is_allowed(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pipeline.Settings(Path("x"), **settings)  # type: ignore[arg-type]
 
 
 def test_the_split_is_fixed_disjoint_and_complete() -> None:
@@ -182,6 +206,17 @@ def test_the_split_is_fixed_disjoint_and_complete() -> None:
         assert part.images.min() >= 0 and part.images.max() <= 1
         shares = torch.bincount(part.labels, minlength=10) / len(part)
         assert shares.min() > 0.08 and shares.max() < 0.12
+    everything = torch.cat([part.images for part in parts]).flatten(1)
+    assert len(torch.unique(everything, dim=0)) == len(
+        torch.unique(data.digits().train.images.flatten(1), dim=0)
+    ) + len(torch.unique(torch.cat([first.validation.images, first.test.images]).flatten(1), dim=0))
+
+
+def test_shifts_reach_an_eighth_of_the_image() -> None:
+    images = torch.rand(400, 1, 16, 24)
+    moved = training.shifted(images, torch.Generator().manual_seed(0))
+    rows, columns = (moved != 0).any(3).sum(2), (moved != 0).any(2).sum(2)
+    assert rows.min() == 14 and columns.min() == 21
 
 
 def test_shifts_move_whole_images_by_at_most_one_pixel() -> None:
@@ -209,7 +244,7 @@ def test_atomic_writing_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.
         raise OSError("disk full")
 
     monkeypatch.setattr(training.os, "fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OSError, match="file cannot be written: disk full; the file that stood there before is whole"):
         training.write_atomically(path, b"second")
     assert path.read_bytes() == b"first"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]

@@ -6,6 +6,8 @@ First the job's networks, then networks in plain PyTorch that hold what goes wro
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
+import exactqat  # noqa: E402
 from exactqat import qat  # noqa: E402
 from exactqat.deploy import EXACT, PROFILES, Graph, simulate, verify, write_tflite  # noqa: E402
 from exactqat.deploy.lower import device_codes, lower  # noqa: E402
@@ -70,9 +73,7 @@ def assert_exact(model: qat.PreparedModel, batch: torch.Tensor, folder: Path) ->
     return graph
 
 
-def assert_training_computed_it(
-    model: qat.PreparedModel, batch: torch.Tensor, graph: Graph, codes: np.ndarray
-) -> None:
+def assert_training_computed_it(model: qat.PreparedModel, batch: torch.Tensor, graph: Graph, codes: np.ndarray) -> None:
     """Every layer of the trained network, fed with the device's own operands, gives the device's codes."""
     layers = dict(model.layers())
     integers = simulate(graph, codes, tensors=["input", *(name for name in layers if name != "input")])
@@ -343,6 +344,18 @@ def test_plain_networks(build: Callable[[], tuple[nn.Module, torch.Tensor]], bit
     assert_exact(trained(model, batch, qat.Rule(weight_bits=bits, activation_bits=bits)), batch, tmp_path)
 
 
+@pytest.mark.parametrize("build", PLAIN, ids=lambda build: build.__name__)
+def test_calibration_runs_the_float_network(build: Callable[[], tuple[nn.Module, torch.Tensor]]) -> None:
+    model, batch = build()
+    batch = 3 * batch  # far into every clamp
+    prepared = qat.prepare(model.eval(), batch)
+    seen: list[torch.Tensor] = []
+    prepared.register_forward_hook(lambda module, inputs, result: seen.append(result))
+    qat.calibrate(prepared, [batch])
+    with torch.no_grad():
+        torch.testing.assert_close(seen[0], model(batch), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("ranges", ["ema", "last_batch", "percentile", "min_max", "learned"])
 def test_shared_ranges_under_every_policy(ranges: str, tmp_path: Path) -> None:
     model, batch = concatenation()
@@ -373,3 +386,31 @@ def test_a_concatenation_covers_the_widest_of_its_operands() -> None:
     assert int(quantizer.range.batches) == len(batches)
     assert quantizer.range()[1].item() == pytest.approx(np.mean(maxima), rel=0.02)
     assert quantizer.range()[0].item() == 0.0
+
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_page_on_own_models_runs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "bring-your-model.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(blocks) == 2
+    for block in blocks:
+        subprocess.run([sys.executable, "-c", block], check=True, cwd=tmp_path)
+    assert (tmp_path / "model.tflite").read_bytes()[4:8] == b"TFL3"
+
+
+@pytest.mark.parametrize("page", ["bring-your-model.md", "from-tfmot.md"])
+def test_pages_name_what_exists(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    rooms = {"qat": qat, "deploy": exactqat.deploy, "eq": exactqat}
+    found = re.findall(r"`(qat|deploy|eq)((?:\.\w+)+)", text)
+    assert len(found) > 5
+    for room, path in found:
+        owner = rooms[room]
+        for name in path[1:].split("."):
+            assert hasattr(owner, name), f"{page} names {room}{path}"
+            owner = getattr(owner, name)
+    for call in re.findall(r"Rule\(([^)]*)\)", text):
+        fields = re.findall(r"(\w+)=", call)
+        assert set(fields) <= set(qat.Rule.__dataclass_fields__), call

@@ -355,6 +355,38 @@ def test_eight_bits_stay_close_to_float() -> None:
     assert error < 0.05 * model(batch).abs().max()
 
 
+def test_the_report_tells_noise_by_layer(tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert")
+    from exactqat.deploy import verify, write_tflite
+    from exactqat.deploy.lower import layer_values
+
+    batch = images(40)
+    ratios = {}
+    for bits in (8, 4):
+        model = prepared(Residual(), batch, qat.Rule(weight_bits=bits, activation_bits=bits, ranges="min_max")).eval()
+        qat.freeze(model)
+        graph = lower(model, batch)
+        codes = device_codes(*model.stored_tensors(batch)["input"], graph.tensors["input"].quantization)
+        before = model(batch)
+        float_values, trained_values = layer_values(model, batch)
+        assert torch.equal(model(batch), before), "looking at the float network must not change the quantized one"
+        path = write_tflite(graph, tmp_path / "model.tflite")
+        report = verify(graph, path, codes, float_values=float_values, trained_values=trained_values)
+        assert report.differing == 0
+        ratios[bits] = {row.name: row for row in report.operators if row.device_sqnr is not None}
+        assert set(ratios[bits]) == {name for name, _ in model.layers()} - {"input"}
+        stem = float_values["stem"]
+        noise = np.square(stem - trained_values["stem"]).mean()
+        assert ratios[bits]["stem"].trained_sqnr == pytest.approx(
+            10 * np.log10(np.square(stem).mean() / noise), rel=1e-4
+        )
+    for name, row in ratios[8].items():
+        assert abs(row.trained_sqnr - row.device_sqnr) < 0.1, name
+        # A bit is worth 6 dB: four of them about 24.
+        assert 15 < row.device_sqnr - ratios[4][name].device_sqnr < 33, name
+        assert row.device_sqnr > 25, name
+
+
 # State and the last phase
 
 

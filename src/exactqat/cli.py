@@ -121,7 +121,8 @@ def _application() -> Any:
     def export(
         directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")],
     ) -> None:
-        """Write the files for the device again from DIR's checkpoints. Needs no data."""
+        """Write model.tflite, and model.onnx if the package onnx is installed, again from DIR's checkpoints. Needs no
+        data."""
         with _failures(errors):
             _export(directory)
 
@@ -281,6 +282,8 @@ def _export(directory: Path) -> None:
         paths = pipeline.export_directory(directory)
     for path in paths:
         Console().print(f"Written: [bold]{path}[/] ({path.stat().st_size:,} bytes)", highlight=False)
+    if not any(path.suffix == ".onnx" for path in paths):
+        Console().print("For .onnx files beside them: pip install 'exactqat\\[onnx]'", highlight=False)
 
 
 def _print_results(console: "Console", results: "Results") -> None:

@@ -126,38 +126,27 @@ void gradient_of_channels(const Call& call, int64_t channels) {
   T *backprops = call.results[0].as<T>(), *backprop_min = call.results[1].as<T>(), *backprop_max = call.results[2].as<T>();
   const int64_t rows = channels ? call.operands[1].size() / channels : 0;
   const NudgedChannels<T> n(call.operands[2].as<T>(), call.operands[3].as<T>(), channels, call.numbers);
-  const auto totals = column_sums<2>(rows, channels, [&](int64_t offset, int64_t p, auto count, int64_t repeats,
-                                                         double* const* lanes) {
-    const T *low = n.nudged_min.data() + p, *high = n.nudged_max.data() + p;
-    const auto runs = [&](double* below, double* above) {
-      for (int64_t run = 0; run < repeats; ++run) {
-        const T *g = gradients + offset + run * count, *x = inputs + offset + run * count;
-        T* out = backprops + offset + run * count;
-        if (n.any_no_range) {
-          for (int64_t k = 0; k < count; ++k) {
-            below[k] += masked(g[k], x[k] < low[k]);
-            above[k] += masked(g[k], x[k] > high[k]);
-            const bool inside = bool((x[k] >= low[k]) & (x[k] <= high[k]));
-            if (!n.no_range[p + k]) out[k] = masked(g[k], inside);
-            else std::memmove(out + k, g + k, sizeof(T));  // a copy, denormals and NaN included
-          }
-          continue;
-        }
-        for (int64_t k = 0; k < count; ++k) {
-          below[k] += masked(g[k], x[k] < low[k]);
-          above[k] += masked(g[k], x[k] > high[k]);
-          out[k] = masked(g[k], bool((x[k] >= low[k]) & (x[k] <= high[k])));
-        }
+  const Doubles lowest = sum_parameters(n.nudged_min.data(), channels), highest = sum_parameters(n.nudged_max.data(), channels);
+  const auto sides = [low = lowest.data(), high = highest.data()](int64_t p, auto g, auto x, auto& below, auto& above)
+                         __attribute__((always_inline)) {
+    below = g * one_where_less(x, parameter_at<decltype(x)>(low, p));
+    above = g * one_where_less(parameter_at<decltype(x)>(high, p), x);
+  };
+  const auto totals = sums_of_rows(rows, channels, gradients, inputs, sides, [&](int64_t start, int64_t block_rows) {
+    in_runs(start, block_rows, channels, [&](int64_t offset, int64_t p, int64_t count) {
+      const T *low = n.nudged_min.data() + p, *high = n.nudged_max.data() + p;
+      const T *g = gradients + offset, *x = inputs + offset;
+      T* out = backprops + offset;
+      const auto inside = [&](int64_t k) { return bool((x[k] >= low[k]) & (x[k] <= high[k])); };
+      if (!n.any_no_range) {
+        for (int64_t k = 0; k < count; ++k) out[k] = masked(g[k], inside(k));
+        return;
       }
-    };
-    if constexpr (std::is_same_v<decltype(count), int64_t>) {
-      runs(lanes[0], lanes[1]);
-    } else {  // few enough to stay in registers
-      double below[kLanes] = {}, above[kLanes] = {};
-      runs(below, above);
-      std::copy_n(below, kLanes, lanes[0]);
-      std::copy_n(above, kLanes, lanes[1]);
-    }
+      for (int64_t k = 0; k < count; ++k) {
+        if (!n.no_range[p + k]) out[k] = masked(g[k], inside(k));
+        else std::memmove(out + k, g + k, sizeof(T));  // a copy, denormals and NaN included
+      }
+    });
   });
   for (int64_t c = 0; c < channels; ++c) {
     backprop_min[c] = n.no_range[c] ? T(0) : T(totals[0][c]);

@@ -5,7 +5,6 @@
 
 #include "call.h"
 #include "reduce.h"
-#include "simd.h"
 
 namespace exactqat {
 namespace {
@@ -20,78 +19,10 @@ Layout layout_of(const Numbers& numbers) {
   return {numbers.integer("outer"), numbers.integer("channels"), numbers.integer("inner")};
 }
 
-using Doubles = std::vector<double>;
-
 template <class T>
 Doubles doubles(const Array& vector) {
   const T* data = vector.as<T>();
   return Doubles(data, data + vector.size());
-}
-
-using Lanes = Vector<double>;
-
-// One block of 64 rows for V vectors of channels, lanes held in registers: four of the eight at a time, so that every row is
-// read once. `partial` is the number of channels in the last vector if it is not full, else 0.
-template <int V, class T, class Term>
-void block_sums(const T* a, const T* b, int64_t rows, int64_t channels, int64_t channel, int64_t partial, Term&& term,
-                double* first_sums, double* second_sums) {
-  constexpr int kHalf = kLanes / 2;
-  const auto load = [&](const T* from, int v) {
-    return partial && v == V - 1 ? Lanes::load(from + v * Lanes::kWidth, partial) : Lanes::load(from + v * Lanes::kWidth);
-  };
-  Lanes sums[2][kLanes][V];
-  for (int half = 0; half < kLanes; half += kHalf) {
-    Lanes first[kHalf][V], second[kHalf][V];
-    const auto add_row = [&](int64_t row, int lane) {
-      for (int v = 0; v < V; ++v) {
-        Lanes x, y;
-        term(channel + v * Lanes::kWidth, load(a + row * channels, v), load(b + row * channels, v), x, y);
-        first[lane][v] = first[lane][v] + x;
-        second[lane][v] = second[lane][v] + y;
-      }
-    };
-    int64_t row = half;
-    for (; row + kHalf <= rows; row += kLanes)
-      for (int lane = 0; lane < kHalf; ++lane) add_row(row + lane, lane);
-    for (int lane = 0; lane < kHalf && row + lane < rows; ++lane) add_row(row + lane, lane);
-    for (int lane = 0; lane < kHalf; ++lane)
-      for (int v = 0; v < V; ++v) sums[0][half + lane][v] = first[lane][v], sums[1][half + lane][v] = second[lane][v];
-  }
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int lane = 0; lane < half; ++lane)
-      for (int v = 0; v < V; ++v)
-        for (int s = 0; s < 2; ++s) sums[s][lane][v] = sums[s][lane][v] + sums[s][lane + half][v];
-  for (int v = 0; v < V; ++v) {
-    const int64_t lanes = partial && v == V - 1 ? partial : Lanes::kWidth;
-    sums[0][0][v].store(first_sums + v * Lanes::kWidth, lanes);
-    sums[1][0][v].store(second_sums + v * Lanes::kWidth, lanes);
-  }
-}
-
-// Channels last: blocks of rows, in each of them the channels in pieces that leave registers for the lanes.
-template <class T, class Term>
-std::array<Doubles, 2> sums_of_rows(const Layout& layout, const T* a, const T* b, Term&& term) {
-  constexpr int V = Lanes::kWidth >= 8 ? 2 : 1;
-  const int64_t rows = layout.outer, channels = layout.channels, blocks = (rows + kBlock - 1) / kBlock;
-  const int64_t blocks_per_task = std::max<int64_t>(1, 32768 / (kBlock * channels));
-  Doubles items(2 * blocks * channels);
-  parallel_for((blocks + blocks_per_task - 1) / blocks_per_task, layout.size(), [&](int64_t task) {
-    for (int64_t block = task * blocks_per_task; block < std::min(blocks, (task + 1) * blocks_per_task); ++block) {
-      const int64_t offset = block * kBlock * channels, count = std::min(kBlock, rows - block * kBlock);
-      double *first = items.data() + 2 * block * channels, *second = first + channels;
-      int64_t channel = 0;
-      const auto piece = [&]<int Vectors>(int64_t partial) {
-        block_sums<Vectors>(a + offset + channel, b + offset + channel, count, channels, channel, partial, term, first + channel,
-                            second + channel);
-        channel += Vectors * Lanes::kWidth;
-      };
-      while (channel + V * Lanes::kWidth <= channels) piece.template operator()<V>(0);
-      while (channel + Lanes::kWidth <= channels) piece.template operator()<1>(0);
-      if (channel < channels) piece.template operator()<1>(channels - channel);
-    }
-  });
-  tree_fold(items.data(), blocks, 2 * channels);
-  return {Doubles(items.begin(), items.begin() + channels), Doubles(items.begin() + channels, items.begin() + 2 * channels)};
 }
 
 // Two sums over the rows of each channel. term(parameter, a, b, first, second) is what the elements a[i] and b[i] add, for
@@ -100,18 +31,7 @@ std::array<Doubles, 2> sums_of_rows(const Layout& layout, const T* a, const T* b
 template <class T, class Term>
 std::array<Doubles, 2> channel_sums(const Layout& layout, const T* a, const T* b, Term&& term) {
   if (layout.size() == 0) return {Doubles(layout.channels), Doubles(layout.channels)};
-  if (layout.inner == 1 && layout.channels >= Lanes::kWidth) return sums_of_rows(layout, a, b, term);
-  if (layout.inner == 1)
-    return column_sums<2>(layout.outer, layout.channels, [&](int64_t offset, int64_t p, auto count, int64_t repeats,
-                                                                  double* const* lanes) {
-      for (; repeats > 0; --repeats, offset += count)
-        for (int64_t k = 0; k < count; ++k) {
-          double first, second;
-          term(p + k, double(a[offset + k]), double(b[offset + k]), first, second);
-          lanes[0][k] += first;
-          lanes[1][k] += second;
-        }
-    });
+  if (layout.inner == 1) return sums_of_rows(layout.outer, layout.channels, a, b, term, [](int64_t, int64_t) {});
   std::array<Doubles, 2> totals{Doubles(layout.channels), Doubles(layout.channels)};
   const int64_t rows = layout.rows(), blocks = (rows + kBlock - 1) / kBlock;
   parallel_for(layout.channels, layout.size(), [&](int64_t channel) {
@@ -171,16 +91,7 @@ void for_each_channel_run(const Layout& layout, Visit&& visit) {
 
 // Parameters as the runs and sums of this layout index them.
 Doubles spread(const Layout& layout, const Doubles& parameters) {
-  Doubles wide = layout.inner == 1 ? widen(parameters.data(), layout.channels) : parameters;
-  wide.resize(wide.size() + Lanes::kWidth);
-  return wide;
-}
-
-// A parameter, or those of a vector of channels; `spread` leaves room behind the last one.
-template <class Value>
-Value parameter_at(const Doubles& parameters, int64_t p) {
-  if constexpr (std::is_same_v<Value, double>) return parameters[p];
-  else return Value::load(parameters.data() + p);
+  return layout.inner == 1 ? sum_parameters(parameters.data(), layout.channels) : parameters;
 }
 
 template <class T>
@@ -198,8 +109,9 @@ void statistics(const Layout& layout, const T* x, Doubles& mean, Doubles& varian
     first[c] = std::isfinite(value) ? value : 0.0;
   }
   const Doubles shift = spread(layout, first);
-  const auto totals = channel_sums(layout, x, x, [&](int64_t p, auto value, auto, auto& sum, auto& squares) {
-    sum = value - parameter_at<decltype(value)>(shift, p);
+  const auto totals = channel_sums(layout, x, x, [first_of = shift.data()](int64_t p, auto value, auto, auto& sum, auto& squares)
+                                                     __attribute__((always_inline)) {
+    sum = value - parameter_at<decltype(value)>(first_of, p);
     squares = sum * sum;
   });
   const double count = double(layout.rows());
@@ -285,9 +197,10 @@ EXACTQAT_KERNEL(fused_batch_norm_grad) {
   const double epsilon = T(call.numbers.real("epsilon")), rows = double(layout.rows());
   const bool training = call.numbers.integer("is_training");
   const Doubles m = spread(layout, mean);
-  const auto totals = channel_sums(layout, gradients, x, [&](int64_t p, auto g, auto value, auto& sum, auto& product) {
+  const auto totals = channel_sums(layout, gradients, x, [means = m.data()](int64_t p, auto g, auto value, auto& sum, auto& product)
+                                                             __attribute__((always_inline)) {
     sum = g;
-    product = g * (value - parameter_at<decltype(value)>(m, p));
+    product = g * (value - parameter_at<decltype(value)>(means, p));
   });
   Doubles factor(layout.channels), gradient_mean(layout.channels), slope(layout.channels), scale_backprop(layout.channels);
   for (int64_t c = 0; c < layout.channels; ++c) {

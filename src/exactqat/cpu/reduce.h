@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "parallel.h"
+#include "simd.h"
 
 namespace exactqat {
 
@@ -27,13 +28,15 @@ inline void tree_fold(double* items, int64_t count, int64_t width) {
   do {
     const int64_t blocks = (count + kBlock - 1) / kBlock;
     for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t begin = block * kBlock, end = std::min(count, begin + kBlock), whole = (end - begin) / kLanes;
+      // Eight items next to each other are the eight lanes: rows of 8 * width.
       std::fill(lanes.begin(), lanes.end(), 0.0);
-      const int64_t end = std::min(count, (block + 1) * kBlock);
-      for (int64_t item = block * kBlock; item < end; ++item) {
-        double* lane = lanes.data() + item % kLanes * width;
-        const double* from = items + item * width;
-        for (int64_t k = 0; k < width; ++k) lane[k] += from[k];
+      for (int64_t row = 0; row < whole; ++row) {
+        const double* from = items + (begin + row * kLanes) * width;
+        for (int64_t k = 0; k < kLanes * width; ++k) lanes[k] += from[k];
       }
+      const double* from = items + (begin + whole * kLanes) * width;
+      for (int64_t k = 0; k < (end - begin) % kLanes * width; ++k) lanes[k] += from[k];
       fold_lanes(lanes.data(), width);
       std::copy_n(lanes.data(), width, items + block * width);
     }
@@ -41,82 +44,155 @@ inline void tree_fold(double* items, int64_t count, int64_t width) {
   } while (count > 1);
 }
 
-// Runs over a dense [rows, channels] array are cut so that the loop over a run is long enough to vectorize: all 8 lanes of a
-// few channels at once, or 64 of many channels. Per-channel parameters are laid out to match a run.
-constexpr int64_t kManyChannels = 64;
+// Runs over a dense [rows, channels] array are cut so that the loop over a run is long enough to vectorize: one row of many
+// channels, or several rows (at least the 8 lanes) of few. Per-channel parameters are laid out to match a run.
+inline int64_t rows_together(int64_t channels) { return channels > 64 ? 1 : std::max<int64_t>(kLanes, 512 / channels); }
 
 template <class T>
 std::vector<T> widen(const T* parameters, int64_t channels) {
-  const int64_t repeats = channels <= kManyChannels ? kLanes : 1;
+  const int64_t repeats = channels ? rows_together(channels) : 0;
   std::vector<T> wide(repeats * channels);
   for (int64_t k = 0; k < repeats * channels; ++k) wide[k] = parameters[k % channels];
   return wide;
 }
 
-// Sums over the rows of a dense [rows, channels] array: totals[s][channel] for s < Sums.
-// visit(offset, parameter, count, repeats, lanes): `repeats` runs of `count` elements from `offset` on, one after the other,
-// each with widened parameters from `parameter`; adds what element k of a run contributes to lanes[s][k]. Called once for each
-// element, so it may also write elementwise results. For one channel `count` is a constant.
-template <int Sums, class Visit>
-std::array<std::vector<double>, Sums> column_sums(int64_t rows, int64_t channels, Visit&& visit) {
-  const int64_t blocks = std::max<int64_t>(1, (rows + kBlock - 1) / kBlock);
-  const int64_t width = Sums * channels;
-  std::vector<double> items(blocks * width);
-  const bool few = channels <= kManyChannels;
-  const int64_t tile = few ? channels : kManyChannels;
-  const int64_t blocks_per_task = std::max<int64_t>(1, 32768 / (kBlock * std::max<int64_t>(channels, 1)));
-  const int64_t tasks = (blocks + blocks_per_task - 1) / blocks_per_task;
-  parallel_for(tasks, rows * channels, [&](int64_t task) {
-    double storage[Sums][kLanes * kManyChannels];
-    double* lanes[Sums];
-    for (int64_t block = task * blocks_per_task; block < std::min(blocks, (task + 1) * blocks_per_task); ++block) {
-      const int64_t begin = block * kBlock, end = std::min(rows, begin + kBlock);
-      for (int64_t channel = 0; channel < channels; channel += tile) {
-        const int64_t span = std::min(tile, channels - channel);
-        for (int s = 0; s < Sums; ++s) {
-          lanes[s] = storage[s];
-          std::fill_n(storage[s], kLanes * span, 0.0);
-        }
-        if (few) {
-          const int64_t whole = (end - begin) / kLanes, rest = (end - begin) % kLanes;
-          if (channels == 1)
-            visit(begin, int64_t{0}, std::integral_constant<int64_t, kLanes>{}, whole, lanes);
-          else
-            visit(begin * channels, int64_t{0}, kLanes * channels, whole, lanes);
-          if (rest) visit((begin + whole * kLanes) * channels, int64_t{0}, rest * channels, int64_t{1}, lanes);
-        } else {
-          for (int64_t row = begin; row < end; ++row) {
-            for (int s = 0; s < Sums; ++s) lanes[s] = storage[s] + row % kLanes * span;
-            visit(row * channels + channel, channel, span, int64_t{1}, lanes);
-          }
-        }
-        for (int s = 0; s < Sums; ++s) {
-          fold_lanes(storage[s], span);
-          std::copy_n(storage[s], span, items.data() + block * width + s * channels + channel);
-        }
-      }
-    }
-  });
-  tree_fold(items.data(), blocks, width);
-  std::array<std::vector<double>, Sums> totals;
-  for (int s = 0; s < Sums; ++s)
-    totals[s].assign(items.begin() + s * channels, items.begin() + (s + 1) * channels);
-  return totals;
+using Doubles = std::vector<double>;
+using Lanes = Vector<double>;
+
+// Parameters for the sums below, indexed as `widen` lays them out, with room for a whole vector behind the last one.
+template <class T>
+Doubles sum_parameters(const T* parameters, int64_t channels) {
+  const std::vector<T> wide = widen(parameters, channels);
+  Doubles doubles(wide.begin(), wide.end());
+  doubles.resize(doubles.size() + Lanes::kWidth);
+  return doubles;
 }
 
-// visit(offset, parameter, count) over runs of a dense [rows, channels] array, for kernels without sums.
+// The parameter of one channel, or those of a vector of channels.
+template <class Value>
+inline Value parameter_at(const double* parameters, int64_t p) {
+  if constexpr (std::is_same_v<Value, double>) return parameters[p];
+  else return Value::load(parameters + p);
+}
+
+// One block of up to 64 rows for V vectors of channels, lanes held in registers: four of the eight at a time, so that every row
+// is read once. `partial` is the number of channels in the last vector if it is not full, else 0.
+template <int V, class T, class Term>
+void block_sums(const T* a, const T* b, int64_t rows, int64_t channels, int64_t channel, int64_t partial, Term&& term,
+                double* first_sums, double* second_sums) {
+  constexpr int kHalf = kLanes / 2;
+  const auto load = [&](const T* from, int v) __attribute__((always_inline)) {
+    return partial && v == V - 1 ? Lanes::load(from + v * Lanes::kWidth, partial) : Lanes::load(from + v * Lanes::kWidth);
+  };
+  Lanes sums[2][kLanes][V];
+  for (int half = 0; half < kLanes; half += kHalf) {
+    Lanes first[kHalf][V], second[kHalf][V];
+    const auto add_row = [&](int64_t row, int lane) __attribute__((always_inline)) {
+      for (int v = 0; v < V; ++v) {
+        Lanes x, y;
+        term(channel + v * Lanes::kWidth, load(a + row * channels, v), load(b + row * channels, v), x, y);
+        first[lane][v] = first[lane][v] + x;
+        second[lane][v] = second[lane][v] + y;
+      }
+    };
+    int64_t row = half;
+    for (; row + kHalf <= rows; row += kLanes)
+      for (int lane = 0; lane < kHalf; ++lane) add_row(row + lane, lane);
+    for (int lane = 0; lane < kHalf && row + lane < rows; ++lane) add_row(row + lane, lane);
+    for (int lane = 0; lane < kHalf; ++lane)
+      for (int v = 0; v < V; ++v) sums[0][half + lane][v] = first[lane][v], sums[1][half + lane][v] = second[lane][v];
+  }
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane)
+      for (int v = 0; v < V; ++v)
+        for (int s = 0; s < 2; ++s) sums[s][lane][v] = sums[s][lane][v] + sums[s][lane + half][v];
+  for (int v = 0; v < V; ++v) {
+    const int64_t lanes = partial && v == V - 1 ? partial : Lanes::kWidth;
+    sums[0][0][v].store(first_sums + v * Lanes::kWidth, lanes);
+    sums[1][0][v].store(second_sums + v * Lanes::kWidth, lanes);
+  }
+}
+
+// The same for few channels: the 8 lanes of all of them are neighbours, whole vectors of them.
+template <class T, class Term>
+void block_sums_of_few(const T* a, const T* b, int64_t rows, int64_t channels, Term&& term, double* first_sums,
+                       double* second_sums) {
+  double first[kLanes * Lanes::kWidth], second[kLanes * Lanes::kWidth];  // the first `width` of them are written below
+  const int64_t width = kLanes * channels, size = rows * channels, whole = size / width * width;
+  for (int64_t k = 0; k < width; k += Lanes::kWidth) {
+    Lanes x, y;
+    for (int64_t i = k; i < whole; i += width) {
+      Lanes plus_x, plus_y;
+      term(k, Lanes::load(a + i), Lanes::load(b + i), plus_x, plus_y);
+      x = x + plus_x;
+      y = y + plus_y;
+    }
+    x.store(first + k);
+    y.store(second + k);
+  }
+  for (int64_t i = whole; i < size; ++i) {
+    double plus_x, plus_y;
+    term(i - whole, double(a[i]), double(b[i]), plus_x, plus_y);
+    first[i - whole] += plus_x;
+    second[i - whole] += plus_y;
+  }
+  fold_lanes(first, channels);
+  fold_lanes(second, channels);
+  std::copy_n(first, channels, first_sums);
+  std::copy_n(second, channels, second_sums);
+}
+
+// Two sums over the rows of dense [rows, channels] arrays. term(parameter, a, b, first, second) is what the elements a[i] and
+// b[i] add, for numbers and, in the same words, for vectors of channels; parameters are those of `sum_parameters`.
+// also(offset, rows) is called for each block of rows when it has been summed, for results that are written on the way.
+template <class T, class Term, class Also>
+std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, const T* b, Term&& term, Also&& also) {
+  if (rows == 0 || channels == 0) return {Doubles(channels), Doubles(channels)};
+  constexpr int V = Lanes::kWidth >= 8 ? 2 : 1;
+  const int64_t blocks = (rows + kBlock - 1) / kBlock;
+  const int64_t blocks_per_task = std::max<int64_t>(1, 32768 / (kBlock * channels));
+  Doubles items(2 * blocks * channels);
+  parallel_for((blocks + blocks_per_task - 1) / blocks_per_task, rows * channels, [&](int64_t task) {
+    for (int64_t block = task * blocks_per_task; block < std::min(blocks, (task + 1) * blocks_per_task); ++block) {
+      const int64_t offset = block * kBlock * channels, count = std::min(kBlock, rows - block * kBlock);
+      double *first = items.data() + 2 * block * channels, *second = first + channels;
+      if (channels < Lanes::kWidth) {
+        block_sums_of_few(a + offset, b + offset, count, channels, term, first, second);
+      } else {
+        int64_t channel = 0;
+        const auto piece = [&]<int Vectors>(int64_t partial) {
+          block_sums<Vectors>(a + offset + channel, b + offset + channel, count, channels, channel, partial, term,
+                              first + channel, second + channel);
+          channel += Vectors * Lanes::kWidth;
+        };
+        while (channel + V * Lanes::kWidth <= channels) piece.template operator()<V>(0);
+        while (channel + Lanes::kWidth <= channels) piece.template operator()<1>(0);
+        if (channel < channels) piece.template operator()<1>(channels - channel);
+      }
+      also(offset, count);
+    }
+  });
+  tree_fold(items.data(), blocks, 2 * channels);
+  return {Doubles(items.begin(), items.begin() + channels), Doubles(items.begin() + channels, items.begin() + 2 * channels)};
+}
+
+// visit(offset, parameter, count) over runs of `rows` dense rows from `offset` on, one after the other.
+template <class Visit>
+void in_runs(int64_t offset, int64_t rows, int64_t channels, Visit&& visit) {
+  const int64_t together = rows_together(channels);
+  for (int64_t row = 0; row < rows; row += together)
+    visit(offset + row * channels, int64_t{0}, std::min(together, rows - row) * channels);
+}
+
+// The same over all rows of a dense [rows, channels] array, on all cores, for kernels without sums.
 template <class Visit>
 void for_each_run(int64_t rows, int64_t channels, Visit&& visit) {
   if (rows == 0 || channels == 0) return;
-  const int64_t together = channels <= kManyChannels ? kLanes : 1;
-  const int64_t runs = (rows + together - 1) / together;
-  const int64_t runs_per_task = std::max<int64_t>(1, 32768 / (together * channels));
-  const int64_t tasks = (runs + runs_per_task - 1) / runs_per_task;
-  parallel_for(tasks, rows * channels, [&](int64_t task) {
-    for (int64_t run = task * runs_per_task; run < std::min(runs, (task + 1) * runs_per_task); ++run) {
-      const int64_t row = run * together;
-      visit(row * channels, int64_t{0}, std::min(together, rows - row) * channels);
-    }
+  const int64_t together = rows_together(channels);
+  const int64_t rows_per_task = std::max<int64_t>(1, 32768 / (together * channels)) * together;
+  parallel_for((rows + rows_per_task - 1) / rows_per_task, rows * channels, [&](int64_t task) {
+    const int64_t row = task * rows_per_task;
+    in_runs(row * channels, std::min(rows_per_task, rows - row), channels, visit);
   });
 }
 

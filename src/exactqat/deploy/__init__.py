@@ -7,6 +7,7 @@ the real runtime beside the simulation. Importing this package needs NumPy only;
 """
 
 from .graph import Builder, Graph, Operator, Quantization, Tensor, per_tensor, place_codes
+from .onnx import verify_onnx, write_onnx
 from .simulate import EXACT, PROFILES, dequantize, quantize, simulate
 from .tflite import write_tflite
 from .verify import Report, verify
@@ -26,5 +27,7 @@ __all__ = [
     "quantize",
     "simulate",
     "verify",
+    "verify_onnx",
+    "write_onnx",
     "write_tflite",
 ]

@@ -43,6 +43,20 @@ def device_codes(quantizer: FakeQuantize, values: Tensor, quantization: Quantiza
     return (codes.transpose(0, 2, 3, 1) if codes.ndim == 4 else codes).astype(np.int8)
 
 
+def layer_values(model: PreparedModel, features: Tensor) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """What the float and the fake-quantized network store, by tensor name, channels last: for `verify`.
+
+    The float network is the one with the same weights, without quantization.
+    """
+
+    def channels_last(values: Tensor) -> np.ndarray:
+        array = values.detach().cpu().numpy()
+        return array.transpose(0, 2, 3, 1) if array.ndim == 4 else array
+
+    trained = {name: channels_last(values) for name, (_, values) in model.stored_tensors(features).items()}
+    return {name: channels_last(values) for name, values in model.float_tensors(features).items()}, trained
+
+
 def lower(model: PreparedModel, example_input: Tensor) -> Graph:
     """The integer graph of a frozen model.
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from .graph import FILTER_AXIS, Graph, Operator, Quantization, Tensor, same_padding
+from .graph import Graph, Operator, Quantization, Tensor, same_padding
 from .simulate import check_inputs, dequantize, simulate, simulate_operator
-from .tflite import import_optional, write_whole
+from .tflite import import_deploy, write_whole
 from .verify import Comparison, Report, Tally
 
 OPSET = 21
@@ -90,7 +90,7 @@ class _Writer:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.onnx: Any = import_optional("onnx", "onnx")
+        self.onnx: Any = import_deploy("onnx", "onnx")
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
 
@@ -120,7 +120,7 @@ class _Writer:
         return self.onnx.helper.make_tensor_value_info(name, self.onnx.TensorProto.FLOAT, ["batch", *shape[1:]])
 
     def constant(self, name: str, values: Any) -> str:
-        self.constants[name] = self.onnx.numpy_helper.from_array(np.asarray(values), name)
+        self.constants[name] = self.onnx.numpy_helper.from_array(np.asarray(values, order="C"), name)
         return name
 
     def node(self, kind: str, inputs: list[str], output: str, **attributes: Any) -> str:
@@ -128,7 +128,8 @@ class _Writer:
         return output
 
     def parameters(self, name: str, quantization: Quantization, dtype: type = np.int8) -> list[str]:
-        scale, zero_point = quantization.scale, quantization.zero_point.astype(dtype)
+        scale: Any = quantization.scale
+        zero_point: Any = quantization.zero_point.astype(dtype)
         if quantization.axis is None:
             scale, zero_point = scale[0], zero_point[0]
         return [self.constant(f"{name}/scale", scale), self.constant(f"{name}/zero_point", zero_point)]
@@ -163,10 +164,10 @@ class _Writer:
             tensor = self.graph.tensors[name]
             assert tensor.data is not None
             data = tensor.data.transpose(order)
-            data = self.constant(f"{name}/codes", np.ascontiguousarray(data if order == (0,) else data.reshape(shape)))
+            codes = self.constant(f"{name}/codes", data if order == (0,) else data.reshape(shape))
             parameters = self.parameters(name, tensor.quantization, tensor.data.dtype.type)
             axis = {} if tensor.quantization.axis is None else {"axis": 0}
-            results.append(self.node("DequantizeLinear", [data, *parameters], name, **axis))
+            results.append(self.node("DequantizeLinear", [codes, *parameters], name, **axis))
         return results
 
     def window(self, operator: Operator, filter_size: tuple[int, ...]) -> dict[str, Any]:
@@ -180,7 +181,8 @@ class _Writer:
         window["dilations"] = list(dilations)
         if attributes["padding"] == "SAME":  # in numbers: runtimes refuse the word beside dilations
             sizes = self.graph.tensors[operator.inputs[0]].shape[1:3]
-            pads = [same_padding(*axis) for axis in zip(sizes, filter_size, attributes["strides"], dilations, strict=True)]
+            axes = zip(sizes, filter_size, attributes["strides"], dilations, strict=True)
+            pads = [same_padding(*axis) for axis in axes]
             window["pads"] = [before for before, _ in pads] + [after for _, after in pads]
         return window
 
@@ -230,7 +232,8 @@ class _Writer:
 
     def max_pool_2d(self, operator: Operator, output: Tensor) -> None:
         window = self.window(operator, operator.attributes["filter_size"])
-        self.result(operator, output, self.node("MaxPool", self.operands(operator), f"{output.name}/computed", **window))
+        computed = self.node("MaxPool", self.operands(operator), f"{output.name}/computed", **window)
+        self.result(operator, output, computed)
 
     def pad(self, operator: Operator, output: Tensor) -> None:
         pairs = channels_first(operator.attributes["paddings"])
@@ -240,7 +243,8 @@ class _Writer:
 
     def concatenation(self, operator: Operator, output: Tensor) -> None:
         axis = channels_first(tuple(range(len(output.shape)))).index(operator.attributes["axis"])
-        self.result(operator, output, self.node("Concat", self.operands(operator), f"{output.name}/computed", axis=axis))
+        computed = self.node("Concat", self.operands(operator), f"{output.name}/computed", axis=axis)
+        self.result(operator, output, computed)
 
     def reshape(self, operator: Operator, output: Tensor) -> None:
         # The graph's order of elements is that of channels last.
@@ -268,7 +272,7 @@ class _Runtime:
     """onnxruntime on one model: codes in, arrays with channels last out."""
 
     def __init__(self, graph: Graph, content: bytes, outputs: tuple[str, ...]) -> None:
-        runtime = import_optional("onnxruntime", "onnx")
+        runtime = import_deploy("onnxruntime", "onnx")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = 1
         self.graph = graph
@@ -286,7 +290,7 @@ class _Runtime:
 
 def _with_codes_as_outputs(graph: Graph, content: bytes) -> bytes:
     """The same model with the codes of all results as its outputs."""
-    onnx: Any = import_optional("onnx", "onnx")
+    onnx: Any = import_deploy("onnx", "onnx")
     model = onnx.load_model_from_string(content)
     present = {output for node in model.graph.node for output in node.output}
     missing = [name for name in graph.results() if f"{name}/codes" not in present]

@@ -42,8 +42,11 @@ def write_tflite(graph: Graph, path: str | os.PathLike[str], description: str = 
 
     The batch is 1 in the file; `interpreter.resize_tensor_input` takes any other. The file appears whole or not at all.
     """
-    path = Path(path)
-    content = tflite_bytes(graph, description)
+    return write_whole(Path(path), tflite_bytes(graph, description))
+
+
+def write_whole(path: Path, content: bytes) -> Path:
+    """Writes a file that appears whole or not at all, and gives its path."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -65,12 +68,12 @@ def tflite_bytes(graph: Graph, description: str = "") -> bytes:
     return _Writer(graph).finish("; ".join(filter(None, ("exactqat", description))))
 
 
-def import_deploy(name: str) -> Any:
-    """Imports a module that only this room needs, or says how to get it."""
+def import_deploy(name: str, extra: str = "deploy") -> Any:
+    """Imports a module that only this room needs, or says which extra of the package brings it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(f"{name} is needed here: pip install exactqat[deploy]") from error
+        raise ImportError(f"{name} is needed here: pip install exactqat[{extra}]") from error
 
 
 class _Writer:

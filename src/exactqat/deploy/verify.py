@@ -9,22 +9,27 @@ operator at fault instead of all that follow it; the untouched file is compared 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .graph import Graph
-from .simulate import EXACT, PROFILES, check_inputs, simulate, simulate_operator
+from .simulate import EXACT, PROFILES, check_inputs, dequantize, simulate, simulate_operator
 from .tflite import IDENTIFIER, import_deploy
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Codes of one tensor: how many were compared, how many differ, by how much at most, and whether 0 is claimed."""
+    """Codes of one tensor: how many were compared, how many differ, by how much at most, and whether 0 is claimed.
+
+    trained_sqnr, device_sqnr: signal to quantization noise in dB, of the fake-quantized and of the device's tensor
+    against the float network's; None where no values were given, or where there is no signal or no noise.
+    """
 
     name: str
     kind: str
@@ -32,6 +37,8 @@ class Comparison:
     differing: int
     largest_difference: int
     exact: bool
+    trained_sqnr: float | None = None
+    device_sqnr: float | None = None
 
 
 @dataclass(frozen=True)
@@ -53,8 +60,8 @@ class Report:
         """Number of codes compared."""
         return sum(comparison.values for comparison in (*self.operators, *self.outputs))
 
-    def table(self) -> list[dict[str, str | int]]:
-        """One row per operator, then one per output: tensor, operator, values, differing, largest, promise."""
+    def table(self) -> list[dict[str, str | int | float | None]]:
+        """One row per operator, then one per output: tensor, operator, values, differing, largest, promise, SQNR."""
         return [
             {
                 "tensor": comparison.name,
@@ -63,6 +70,8 @@ class Report:
                 "differing": comparison.differing,
                 "largest_difference": comparison.largest_difference,
                 "promise": "exact" if comparison.exact else "none",
+                "trained_sqnr": comparison.trained_sqnr,
+                "device_sqnr": comparison.device_sqnr,
             }
             for comparison in (*self.operators, *self.outputs)
         ]
@@ -74,11 +83,15 @@ def verify(
     x: np.ndarray | Mapping[str, np.ndarray],
     profile: str = "xnnpack",
     batch_size: int = 8,
+    float_values: Mapping[str, np.ndarray] | None = None,
+    trained_values: Mapping[str, np.ndarray] | None = None,
 ) -> Report:
     """Compares the file at `path` with `graph` on int8 input codes x [batch, ...] (or one array per input name).
 
-    profile: "xnnpack" runs the runtime's default kernels, "reference" its reference kernels. Raises ValueError when
-    the file has no tensor for a result of the graph. Needs `pip install exactqat[deploy]`.
+    profile: "xnnpack" runs the runtime's default kernels, "reference" its reference kernels. float_values and
+    trained_values: what the float and the fake-quantized network make of the same images, by tensor name, channels last
+    (`deploy.lower.layer_values` gives both); the report then holds signal-to-noise ratios for these tensors. Raises
+    ValueError when the file has no tensor for a result of the graph. Needs `pip install exactqat[deploy]`.
     """
     if profile not in PROFILES:
         raise ValueError(f"profile must be one of {', '.join(PROFILES)}, got {profile!r}")
@@ -91,6 +104,7 @@ def verify(
     plain = _Runtime(content, graph.inputs, graph.outputs, profile)
     opened = _Runtime(_with_outputs(content, names), graph.inputs, names, profile)
     operators = {name: Tally() for name in names}
+    noises = {name: (_Noise(), _Noise()) for name in float_values or () if name in operators}
     outputs = {name: Tally() for name in graph.outputs}
     for start in range(0, total, batch_size):
         batch = {name: codes[start : start + batch_size] for name, codes in inputs.items()}
@@ -98,15 +112,27 @@ def verify(
         for operator in graph.operators:
             name = operator.outputs[0]
             operators[name].add(device[name], simulate_operator(graph, operator, device, profile))
+            if float_values is not None and name in noises:
+                images = slice(start, start + batch_size)
+                trained_noise, device_noise = noises[name]
+                device_noise.add(float_values[name][images], dequantize(device[name], graph.tensors[name].quantization))
+                if trained_values is not None and name in trained_values:
+                    trained_noise.add(float_values[name][images], trained_values[name][images])
         end_to_end = simulate(graph, batch, profile)
         for name, codes in plain.run(batch).items():
             outputs[name].add(codes, end_to_end[name])
     exact = {operator.outputs[0]: (operator.kind, profile) in EXACT for operator in graph.operators}
+    rows = []
+    for operator in graph.operators:
+        name = operator.outputs[0]
+        row = operators[name].comparison(name, operator.kind, exact[name])
+        if name in noises:
+            trained_noise, device_noise = noises[name]
+            row = replace(row, trained_sqnr=trained_noise.decibels(), device_sqnr=device_noise.decibels())
+        rows.append(row)
     return Report(
         profile,
-        tuple(
-            operators[op.outputs[0]].comparison(op.outputs[0], op.kind, exact[op.outputs[0]]) for op in graph.operators
-        ),
+        tuple(rows),
         tuple(tally.comparison(name, "whole graph", all(exact.values())) for name, tally in outputs.items()),
     )
 
@@ -127,6 +153,25 @@ class Tally:
 
     def comparison(self, name: str, kind: str, exact: bool) -> Comparison:
         return Comparison(name, kind, self.values, self.differing, self.largest, exact)
+
+
+class _Noise:
+    """Running sums of squares: a signal, and what a quantized version of it adds."""
+
+    def __init__(self) -> None:
+        self.signal = self.noise = 0.0
+
+    def add(self, signal: np.ndarray, quantized: np.ndarray) -> None:
+        if signal.shape != quantized.shape:
+            raise ValueError(f"float and trained values must have shape {quantized.shape}, got {signal.shape}")
+        exact = signal.astype(np.float64)
+        self.signal += float(np.square(exact).sum())
+        self.noise += float(np.square(exact - quantized).sum())
+
+    def decibels(self) -> float | None:
+        if self.signal == 0 or self.noise == 0:
+            return None
+        return 10 * math.log10(self.signal / self.noise)
 
 
 class _Runtime:

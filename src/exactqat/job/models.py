@@ -26,9 +26,7 @@ def convolution(
     return nn.Sequential(Conv2d(inputs, outputs, kernel, stride, bias=False), nn.BatchNorm2d(outputs), activation())
 
 
-def depthwise(
-    channels: int, stride: int = 1, kernel: int = 3, activation: type[nn.Module] = nn.ReLU6
-) -> nn.Sequential:
+def depthwise(channels: int, stride: int = 1, kernel: int = 3, activation: type[nn.Module] = nn.ReLU6) -> nn.Sequential:
     """Depthwise convolution, batch norm, activation."""
     filter_ = DepthwiseConv2d(channels, kernel, stride, bias=False)
     return nn.Sequential(filter_, nn.BatchNorm2d(channels), activation())
@@ -148,7 +146,7 @@ def mobilenet_v1(shape: Shape, classes: int, width: float = 0.25) -> nn.Module:
     def scaled(channels: int) -> int:
         return max(8, int(channels * width))
 
-    blocks = [convolution(shape[0], scaled(32), 3, 2)]
+    blocks: list[nn.Module] = [convolution(shape[0], scaled(32), 3, 2)]
     inputs = 32
     for outputs, stride in [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2)]:
         blocks.append(Separable(scaled(inputs), scaled(outputs), stride))

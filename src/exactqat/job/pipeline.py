@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import glob
+import importlib.util
 import json
 import platform
 import tempfile
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from .. import qat
 from ..deploy.graph import Graph
 from ..deploy.lower import device_codes, lower
+from ..deploy.onnx import onnx_bytes
 from ..deploy.simulate import quantize, simulate
 from ..deploy.tflite import tflite_bytes, write_tflite
 from ..deploy.verify import Report, verify
@@ -513,19 +515,13 @@ def run_on_device(graph: Graph, path: Path, codes: np.ndarray) -> np.ndarray:
 
 
 def _deliver(results: Results, precision: str) -> None:
-    """Puts the better network of a precision at its place: checkpoint.pt and the files made from it."""
+    """Puts the better network of a precision at its place: checkpoint.pt and model.tflite."""
     outcome = results.chosen(precision)
     checkpoint = describe_checkpoint(results.settings, results.dataset, outcome)
     folder = results.settings.out / precision
     training.save_checkpoint(folder / "checkpoint.pt", checkpoint)
-    _write_files(outcome.graph, folder, f"{precision} {outcome.method.name}")
-
-
-def _write_files(graph: Graph, folder: Path, description: str) -> list[Path]:
-    """The delivered network in every format there is; each file appears whole or not at all."""
-    files = [folder / "model.tflite"]
-    training.write_atomically(files[0], tflite_bytes(graph, description))
-    return files
+    content = tflite_bytes(outcome.graph, f"{precision} {outcome.method.name}")
+    training.write_atomically(folder / "model.tflite", content)
 
 
 def _delivered(out: Path, *names: str) -> list[Path]:
@@ -547,13 +543,21 @@ def _delivered(out: Path, *names: str) -> list[Path]:
 def export_directory(out: Path) -> list[Path]:
     """Writes the files of every delivered network again from its checkpoint, and gives their paths. Needs no data.
 
+    model.tflite always, model.onnx if the package onnx is installed.
+
     Raises:
         FileNotFoundError: the directory holds no checkpoint of a delivered network.
     """
     written = []
     for folder in _delivered(out, "checkpoint.pt"):
         graph, checkpoint = restore_graph(folder / "checkpoint.pt")
-        written += _write_files(graph, folder, f"{checkpoint['precision']} {checkpoint['method']}")
+        description = f"{checkpoint['precision']} {checkpoint['method']}"
+        contents = {"model.tflite": tflite_bytes(graph, description)}
+        if importlib.util.find_spec("onnx"):
+            contents["model.onnx"] = onnx_bytes(graph, description)
+        for name, content in contents.items():
+            training.write_atomically(folder / name, content)
+            written.append(folder / name)
     return written
 
 

@@ -7,9 +7,10 @@ process, whatever their number. Only the process of rank 0 writes and prints.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..qat.distributed import synchronize
+from ..qat.distributed import synchronized
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,19 @@ class Processes:
         dist.broadcast_object_list(values, 0)
         return values[0]
 
+    def synchronized(self, model: nn.Module) -> AbstractContextManager[None]:
+        """While it lasts, batch norm and observed ranges of `model` are those of all processes."""
+        return synchronized(model) if self.count > 1 else nullcontext()
+
     def replica(self, model: nn.Module) -> nn.Module:
-        """The model to call in training: gradients are averaged, statistics and ranges shared. `model` stays usable."""
+        """The model to call in training, whose gradients are averaged over the processes. `model` stays usable."""
         if self.count == 1:
             return model
-        synchronize(model)
-        return nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+        wrapper = nn.parallel.DistributedDataParallel
+        # The buffers are equal everywhere. PyTorch renamed the option that saves sending them.
+        names = inspect.signature(wrapper.__init__).parameters
+        option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+        return wrapper(model, **{option: False})
 
 
 ALONE = Processes()

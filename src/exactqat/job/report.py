@@ -307,8 +307,8 @@ def _layer_table(outcome: Outcome) -> str:
     )
     note = (
         "<p class='note'>A QUANTIZE of equal scale behind a layer shifts codes of fewer bits to the other end of int8, "
-        "where the device's own saturation is the lower clamp of training. Every layer is computed from the operands that "
-        "the device itself had; the last row compares the untouched file from input to logits.</p>"
+        "where the device's own saturation is the lower clamp of training. Every layer is computed from the operands "
+        "that the device itself had; the last row compares the untouched file from input to logits.</p>"
         if any(operator.kind == "QUANTIZE" for operator in outcome.graph.operators)
         else "<p class='note'>Every layer is computed from the operands that the device itself had; the last row "
         "compares the untouched file from input to logits.</p>"

@@ -238,71 +238,73 @@ def train(
             optimizer.load_state_dict(state["optimizer"])
             schedule.load_state_dict(state["schedule"])
             generator.set_state(state["generator"])
-    replica = processes.replica(model) if first_epoch < epochs else model
 
     def kept() -> str:
         return f"the last good checkpoint is kept in {state_path}" if history.loss else "no checkpoint was written yet"
 
-    for epoch in range(first_epoch, epochs):
-        when = f"{name}, epoch {epoch + 1} of {epochs}"
-        if epoch == freeze_at:
-            assert isinstance(model, qat.PreparedModel)
-            qat.freeze(model)
-            # Ranges have no gradients from here on, which DistributedDataParallel has to know.
-            replica = processes.replica(model)
-        # For layers that draw numbers, such as dropout: others in each process, and the same again after a resume.
-        torch.manual_seed(int(np.random.SeedSequence([seed, epoch, processes.rank]).generate_state(1)[0]))
-        replica.train()
-        losses = []
-        for images, labels in batches(training, batch_size, generator):
-            mine = processes.share(torch.arange(len(labels)))
-            # Averaged over the processes, as their gradients will be, this is the mean over the whole batch, also when
-            # shares differ in size.
-            summed = F.cross_entropy(replica(images[mine]), labels[mine], reduction="sum")
-            loss = summed * (processes.count / len(labels))
-            value = processes.sums([summed.item()])[0] / len(labels)
-            if not math.isfinite(value):
-                raise TrainingDiverged(f"{when}: the loss became {value}; {kept()}")
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            losses.append(value)
-            on_step(1)
-        validation_accuracy, validation_loss = accuracy_and_loss(model, validation, processes)
-        if not math.isfinite(validation_loss):
-            raise TrainingDiverged(f"{when}: the loss on the validation images became {validation_loss}; {kept()}")
-        try:
-            check_ranges(model, when)
-        except RangeCollapsed as error:
-            raise RangeCollapsed(f"{error}; {kept()}") from None
-        history.loss.append(sum(losses) / len(losses))
-        history.validation_accuracy.append(validation_accuracy)
-        # The loss, not the accuracy, picks the best state: on a few hundred images it is far less a matter of luck.
-        if (freeze_at is None or epoch >= freeze_at) and validation_loss < best_loss:
-            best_loss = validation_loss
-            best_state = {
-                key: entry.clone() if isinstance(entry, Tensor) else entry for key, entry in model.state_dict().items()
-            }
-        if processes.writes:
-            finished = epoch + 1 == epochs
-            checkpoint = {
-                "format": CHECKPOINT_FORMAT,
-                "training": name,
-                "epoch": epoch + 1,
-                "epochs": epochs,
-                "best": best_state,
-                "best_loss": best_loss,
-                "history": asdict(history),
-            }
-            if not finished:
-                checkpoint |= {
-                    "model": model.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                    "schedule": schedule.state_dict(),
-                    "generator": generator.get_state(),
+    with processes.synchronized(model):
+        replica = processes.replica(model) if first_epoch < epochs else model
+        for epoch in range(first_epoch, epochs):
+            when = f"{name}, epoch {epoch + 1} of {epochs}"
+            if epoch == freeze_at:
+                assert isinstance(model, qat.PreparedModel)
+                qat.freeze(model)
+                # Ranges have no gradients from here on, which DistributedDataParallel has to know.
+                replica = processes.replica(model)
+            # For layers that draw numbers, such as dropout: others in each process, and the same again after a resume.
+            torch.manual_seed(int(np.random.SeedSequence([seed, epoch, processes.rank]).generate_state(1)[0]))
+            replica.train()
+            losses = []
+            for images, labels in batches(training, batch_size, generator):
+                mine = processes.share(torch.arange(len(labels)))
+                # Averaged over the processes, as their gradients will be, this is the mean over the whole batch, even
+                # if shares differ in size.
+                summed = F.cross_entropy(replica(images[mine]), labels[mine], reduction="sum")
+                loss = summed * (processes.count / len(labels))
+                value = processes.sums([summed.item()])[0] / len(labels)
+                if not math.isfinite(value):
+                    raise TrainingDiverged(f"{when}: the loss became {value}; {kept()}")
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+                losses.append(value)
+                on_step(1)
+            validation_accuracy, validation_loss = accuracy_and_loss(model, validation, processes)
+            if not math.isfinite(validation_loss):
+                raise TrainingDiverged(f"{when}: the loss on the validation images became {validation_loss}; {kept()}")
+            try:
+                check_ranges(model, when)
+            except RangeCollapsed as error:
+                raise RangeCollapsed(f"{error}; {kept()}") from None
+            history.loss.append(sum(losses) / len(losses))
+            history.validation_accuracy.append(validation_accuracy)
+            # The loss, not the accuracy, picks the best state: on a few hundred images it is far less a matter of luck.
+            if (freeze_at is None or epoch >= freeze_at) and validation_loss < best_loss:
+                best_loss = validation_loss
+                best_state = {
+                    key: entry.clone() if isinstance(entry, Tensor) else entry
+                    for key, entry in model.state_dict().items()
                 }
-            save_checkpoint(state_path, checkpoint)
+            if processes.writes:
+                finished = epoch + 1 == epochs
+                checkpoint = {
+                    "format": CHECKPOINT_FORMAT,
+                    "training": name,
+                    "epoch": epoch + 1,
+                    "epochs": epochs,
+                    "best": best_state,
+                    "best_loss": best_loss,
+                    "history": asdict(history),
+                }
+                if not finished:
+                    checkpoint |= {
+                        "model": model.state_dict(),
+                        "optimizer": optimizer.state_dict(),
+                        "schedule": schedule.state_dict(),
+                        "generator": generator.get_state(),
+                    }
+                save_checkpoint(state_path, checkpoint)
     model.load_state_dict(best_state)
     model.eval()
     return history

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training in several processes: batch norm and observed ranges that see every process's share of the batch.
 
-`torch.nn.parallel.DistributedDataParallel` averages gradients and nothing else. Without `synchronize`, batch norm would
-normalize each share by itself, and ranges would be those of one process. `torch.nn.SyncBatchNorm` runs on GPUs only;
-this runs wherever the process group does, and shares may differ in size.
+`torch.nn.parallel.DistributedDataParallel` averages gradients and nothing else. Without `synchronized`, batch norm
+would normalize each share by itself, and ranges would be those of one process. `torch.nn.SyncBatchNorm` runs on GPUs
+only; this runs wherever the process group does, and shares may differ in size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -20,23 +22,39 @@ from .modules import FusedBatchNorm2d, channels_first_view, channels_last_view
 from .ranges import ActivationRange
 
 
-def synchronize(model: nn.Module) -> None:
-    """Makes every BatchNorm2d and every observed range of `model` use the batches of all processes; in place.
+@contextmanager
+def synchronized(model: nn.Module) -> Iterator[None]:
+    """While the context lasts, batch norm and observed ranges of `model` use the batches of all processes.
 
-    To be called in every process, before the model is wrapped in ``DistributedDataParallel(...,
+    To be entered in every process, before the model is wrapped in ``DistributedDataParallel(...,
     broadcast_buffers=False)`` (the buffers are equal everywhere, there is nothing to broadcast). All processes must
     then train in step. Evaluation needs no other process.
 
     A range that is learned starts from calibration, where each process has to see the same batches.
+
+    Raises:
+        ValueError: a batch norm without running statistics.
     """
-    for module in model.modules():
-        # The class alone is exchanged: parameters, hooks and the place in the model stay what they are.
-        if isinstance(module, nn.BatchNorm2d):
-            if not module.track_running_stats:
-                raise ValueError("track_running_stats must be True: inference uses the running statistics")
-            module.__class__ = CrossReplicaBatchNorm2d
-        elif isinstance(module, ActivationRange):
-            module.__class__ = CrossReplicaRange
+    replacements = [(module, _replacement(module)) for module in model.modules()]
+    originals = []
+    for module, replacement in replacements:
+        if replacement is not None:
+            originals.append((module, type(module)))
+            # The class alone is exchanged: parameters, hooks and the place in the model stay what they are.
+            module.__class__ = replacement
+    try:
+        yield
+    finally:
+        for module, original in originals:
+            module.__class__ = original
+
+
+def _replacement(module: nn.Module) -> type[nn.Module] | None:
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+        if not module.track_running_stats:
+            raise ValueError("track_running_stats must be True: inference uses the running statistics")
+        return CrossReplicaBatchNorm2d if isinstance(module, nn.BatchNorm2d) else CrossReplicaBatchNorm1d
+    return CrossReplicaRange if isinstance(module, ActivationRange) else None
 
 
 class CrossReplicaRange(ActivationRange):
@@ -67,18 +85,35 @@ class CrossReplicaBatchNorm2d(FusedBatchNorm2d):
         if not self.training:
             return super().forward(features)
         self._check_input_dim(features)
-        scale = self.weight if self.affine else torch.ones_like(cast(Tensor, self.running_mean))
-        offset = self.bias if self.affine else torch.zeros_like(scale)
-        y, mean, variance, count = _Normalize.apply(channels_last_view(features), scale, offset, self.eps)
-        with torch.no_grad():
-            batches = cast(Tensor, self.num_batches_tracked)
-            batches += 1
-            share = 1.0 / float(batches) if self.momentum is None else self.momentum
-            unbiased = variance * (count / (count - 1))
-            for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
-                statistic = cast(Tensor, running)
-                statistic.copy_((1.0 - share) * statistic.double() + share * new)
-        return channels_first_view(y)
+        return channels_first_view(_normalized(self, channels_last_view(features)))
+
+
+class CrossReplicaBatchNorm1d(nn.BatchNorm1d):
+    """Likewise for [batch, features]."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(features)
+        self._check_input_dim(features)
+        if features.dim() != 2:
+            raise ValueError(f"features must be [batch, features], got shape {list(features.shape)}")
+        return _normalized(self, features[:, None, None, :].contiguous())[:, 0, 0, :]
+
+
+def _normalized(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor:
+    """Training forward for x [n, height, width, channels]; moves the running statistics."""
+    scale = module.weight if module.affine else torch.ones_like(cast(Tensor, module.running_mean))
+    offset = module.bias if module.affine else torch.zeros_like(scale)
+    y, mean, variance, count = _Normalize.apply(x, scale, offset, module.eps)
+    with torch.no_grad():
+        batches = cast(Tensor, module.num_batches_tracked)
+        batches += 1
+        share = 1.0 / float(batches) if module.momentum is None else module.momentum
+        unbiased = variance * (count / (count - 1))
+        for running, new in ((module.running_mean, mean), (module.running_var, unbiased)):
+            statistic = cast(Tensor, running)
+            statistic.copy_((1.0 - share) * statistic.double() + share * new)
+    return y
 
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor, float]:

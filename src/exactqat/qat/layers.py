@@ -66,12 +66,18 @@ def activate(features: Tensor, activation: str) -> Tensor:
 
 
 class QuantizedLayer(nn.Module):
-    """What all layers share: the name of their activation and the quantizer of the stored result."""
+    """What all layers share: the name of their activation and the quantizer of the stored result.
+
+    Attributes:
+        bounds: what the function itself is clamped to, as a hard sigmoid is to (0, 1). The stored range is the same, so
+            the device needs no operator for it; the float network that `calibrate` runs does.
+    """
 
     def __init__(self, output_quantizer: FakeQuantize, activation: str = "NONE") -> None:
         super().__init__()
         self.output_quantizer = output_quantizer
         self.activation = activation
+        self.bounds: tuple[float, float] | None = None
         self.frozen = False
 
     def replace_quantizers(self, old: list[FakeQuantize], new: FakeQuantize) -> None:
@@ -81,7 +87,8 @@ class QuantizedLayer(nn.Module):
 
     def store(self, features: Tensor) -> Tensor:
         """Activation, then the grid of the stored tensor."""
-        return self.output_quantizer(activate(features, self.activation))
+        features = activate(features, self.activation)
+        return self.output_quantizer(features if self.bounds is None else features.clamp(*self.bounds))
 
 
 class QuantizedInput(QuantizedLayer):
@@ -149,8 +156,10 @@ class WeightedLayer(QuantizedLayer):
         """Batch norm, if the layer has one."""
         if self.batch_norm is None:
             return features
-        return self.batch_norm(features[:, :, None, None])[:, :, 0, 0] if features.dim() == 2 else (
-            self.batch_norm(features)
+        return (
+            self.batch_norm(features[:, :, None, None])[:, :, 0, 0]
+            if features.dim() == 2
+            else (self.batch_norm(features))
         )
 
     def forward(self, features: Tensor) -> Tensor:

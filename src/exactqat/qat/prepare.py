@@ -119,6 +119,11 @@ class PreparedModel(nn.Module):
             Recorder(self.network).run(features)
         return values
 
+    def float_tensors(self, features: Tensor) -> dict[str, Tensor]:
+        """As `stored_tensors`, of the same network without quantization."""
+        with _without_quantization(self):
+            return {name: value for name, (_, value) in self.stored_tensors(features).items()}
+
     def range_parameters(self) -> list[nn.Parameter]:
         """The learned ranges, for a parameter group of their own."""
         return [parameter for name, parameter in self.named_parameters() if ".range." in name]
@@ -169,7 +174,7 @@ def calibrate(model: PreparedModel, batches: Iterable[Tensor]) -> None:
     """
     if model.frozen:
         raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
-    with _observing(model):
+    with _without_quantization(model, observing=True):
         count = 0
         for batch in batches:
             model(batch)
@@ -179,14 +184,15 @@ def calibrate(model: PreparedModel, batches: Iterable[Tensor]) -> None:
 
 
 @contextmanager
-def _observing(model: PreparedModel) -> Iterator[None]:
+def _without_quantization(model: PreparedModel, observing: bool = False) -> Iterator[None]:
+    """The float network, in evaluation mode; `observing` lets ranges see its tensors."""
     was_training = model.training
     quantizers = [m for m in model.modules() if isinstance(m, FakeQuantize | WeightFakeQuantize)]
     model.eval()
     for quantizer in quantizers:
         quantizer.quantizing = False
         if isinstance(quantizer, FakeQuantize):
-            quantizer.observing = True
+            quantizer.observing = observing
     try:
         yield
     finally:
@@ -346,8 +352,10 @@ class _Preparation:
             self._convolution(node, module)
         elif isinstance(module, nn.Linear):
             self._linear(node, module)
-        elif node.all_input_nodes and node.all_input_nodes[0] in self.unknown and (
-            kind in _ACTIVATIONS or isinstance(module, _BATCH_NORMS)
+        elif (
+            node.all_input_nodes
+            and node.all_input_nodes[0] in self.unknown
+            and (kind in _ACTIVATIONS or isinstance(module, _BATCH_NORMS))
         ):
             # It may well be fused into what was reported.
             self._stand_in(node)
@@ -503,7 +511,9 @@ class _Preparation:
         last, batch_norm = self._take_batch_norm(node, nn.BatchNorm2d)
         self._weighted(node, last, _convolution(module, depthwise), batch_norm)
 
-    def _take_batch_norm(self, node: fx.Node, kind: type) -> tuple[fx.Node, FusedBatchNorm2d | None]:
+    def _take_batch_norm(
+        self, node: fx.Node, kind: type[nn.BatchNorm1d] | type[nn.BatchNorm2d]
+    ) -> tuple[fx.Node, FusedBatchNorm2d | None]:
         """Swallows the batch norm behind `node`, if there is one; also gives the node that now holds the result."""
         reader = self._only_reader(node)
         norm = self._module(reader) if reader is not None else None
@@ -650,6 +660,7 @@ class _Preparation:
             self.quantizers[source],
             batch_norm,
         )
+        layer.bounds = fixed_range
         self._add_layer(node, path, layer, (source,))
 
     def _batch_norm(self, node: fx.Node, module: nn.BatchNorm1d | nn.BatchNorm2d) -> None:
@@ -771,8 +782,8 @@ class _Preparation:
             what = "average pooling that does not count its padding" if average else "max pooling with padding"
             self._report(
                 node,
-                f"{what} {padding} on size {tuple(sizes)}: the device can do this behind a ReLU (maximum), or where the "
-                "padding is TensorFlow's SAME",
+                f"{what} {padding} on size {tuple(sizes)}: the device can do this behind a ReLU (maximum), or where "
+                "the padding is TensorFlow's SAME",
             )
             return
         self._add_pool(node, "pool", source, window, strides, chosen, average)
@@ -854,7 +865,9 @@ class _Preparation:
         assert isinstance(source, fx.Node)
         before, after = self._shape(source), self._shape(node)
         if after != (before[0], math.prod(before[1:])):
-            self._report(node, f"{list(before)} seen as {list(after)}; only flattening to [batch, features] is supported")
+            self._report(
+                node, f"{list(before)} seen as {list(after)}; only flattening to [batch, features] is supported"
+            )
             return
         self._add_flatten(node, source)
 

@@ -29,13 +29,13 @@ class Rule:
         narrow_range: the lowest weight code is left out, so codes are symmetric; the device asks for it.
         ranges: how activation ranges come about. ``"ema"``: moving average of each batch's extremes. ``"last_batch"``:
             the extremes of the last batch. ``"percentile"``: moving average of each batch's `percentile`, which leaves
-            outliers out. ``"min_max"``: extremes of all calibration data. ``"learned"``: parameters trained through the operators' min/max gradients
-            (then the weights' ranges are learned too). ``"fixed"``: `fixed_range`. Unless learned, a weight's range
-            follows its largest magnitude.
+            outliers out. ``"min_max"``: extremes of all calibration data. ``"learned"``: parameters trained through the
+            operators' min/max gradients (then the weights' ranges are learned too). ``"fixed"``: `fixed_range`. Unless
+            learned, a weight's range follows its largest magnitude.
         fixed_range: ``(min, max)`` in the activation's unit, with ``min <= 0 <= max`` and ``min < max``; for
             ``"fixed"`` only.
-        ema_decay: in (0, 1); how much of the old range stays after each batch, for moving averages. The first batch sets the
-            range, and the first 1 / (1 - ema_decay) batches count alike.
+        ema_decay: in (0, 1); how much of the old range stays after each batch, for moving averages. The first batch
+            sets the range, and the first 1 / (1 - ema_decay) batches count alike.
         percentile: in (50, 100]; share of a batch's values, in percent, that lie at or below the maximum, and at or
             above the minimum; for ``"percentile"``.
 

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two processes give the result of one: batch norm, ranges, a whole training, and the command under torchrun.
+
+How close: ranges are equal, as a maximum has no rounding. Batch norm adds float64 sums of the shares in
+another order and rounds once, so float32 results differ by at most one unit in the last place. A training
+adds the float32 gradients of two shares, which is another order of the additions inside each gradient. Where a gradient is almost nothing, Adam, which divides by its size, makes a step of its
+last bits, and a quantizer now and then decides otherwise between two codes. So a training is judged as a whole: how far
+the two results are apart, as a share of how far training moved. It is 1e-5 at most; shares weighted wrongly make it
+8e-3 or more, statistics of half a batch much more.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("ai_edge_litert")
+pytest.importorskip("typer")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+
+from exactqat import qat  # noqa: E402
+from exactqat.job import data, pipeline, processes, training  # noqa: E402
+from exactqat.qat.distributed import synchronized  # noqa: E402
+
+COUNT = 2
+# How eight images are divided among the two: unevenly, and one of them with nothing.
+SHARES = {"uneven": (3, 5), "empty": (8, 0)}
+
+
+def images() -> tuple[Any, Any]:
+    """A batch and the gradient that arrives at its normalized form."""
+    generator = torch.Generator().manual_seed(1)
+    # A mean far from zero: sums of squares would cancel.
+    batch = torch.randn(8, 6, 5, 7, generator=generator) + 30.0
+    return batch, torch.randn(8, 6, 5, 7, generator=generator)
+
+
+def normalize(share: slice, dtype: Any = torch.float32) -> dict[str, Any]:
+    """One training step of batch norm on some of the images, by this process."""
+    module = qat.FusedBatchNorm2d(6, momentum=0.3)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        module.weight.copy_(torch.rand(6, generator=generator) + 0.5)
+        module.bias.copy_(torch.randn(6, generator=generator))
+    module = module.to(dtype)
+    features, gradient = (tensor.to(dtype) for tensor in images())
+    features = features[share].clone().requires_grad_()
+    with synchronized(module) if dist.is_initialized() else torch.enable_grad():
+        y = module(features)
+        y.backward(gradient[share])
+    return {
+        "y": y.detach(), "x": features.grad, "weight": module.weight.grad, "bias": module.bias.grad,
+        "mean": module.running_mean, "variance": module.running_var, "batches": module.num_batches_tracked,
+    }  # fmt: skip
+
+
+def observe(policy: str, share: slice) -> tuple[Any, Any, Any]:
+    """Three batches seen by a range; the later ones are wider."""
+    observed = qat.ActivationRange(qat.Rule(ranges=policy, ema_decay=0.9))
+    with synchronized(observed) if dist.is_initialized() else torch.enable_grad():
+        for step in range(3):
+            observed.observe((images()[0][share] - 30.0) * (step + 1))
+    return observed.minimum, observed.maximum, observed.batches
+
+
+def dense() -> nn.Module:
+    """Dense layers with their kind of batch norm."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def dataset() -> data.Dataset:
+    """80 random images: 53 to train on, so that batches of 5 leave a rest, and every share differs in size."""
+    generator = np.random.default_rng(0)
+    labels = np.arange(80) % 3
+    pictures = generator.uniform(0, 0.7, (80, 8, 8)).astype(np.float32) + 0.1 * labels[:, None, None].astype(np.float32)
+    return data.from_pairs(zip(pictures, labels, strict=True))
+
+
+def train(kind: str, path: Path, together: processes.Processes, epochs: int = 2) -> tuple[Any, training.History]:
+    """Two epochs: float, dense, or quantized with the second one frozen."""
+    torch.manual_seed(0)
+    source = dataset()
+    model = dense() if kind == "dense" else pipeline.new_model("small_mobilenet", (1, 8, 8), 3)
+    groups = [{"params": list(model.parameters()), "lr": 1e-3}]
+    if kind in ("ema", "learned"):
+        model = qat.prepare(model, source.train.images[:2], [qat.Rule(ranges=kind)])
+        qat.calibrate(model, [source.train.images])
+        groups = [
+            {"params": model.other_parameters(), "lr": 1e-3},
+            {"params": model.range_parameters(), "lr": 1e-3},
+        ]
+    if epochs == 0:
+        return dict(model.state_dict()), training.History()
+    history = training.train(
+        model, groups, source.train, source.validation, 2, 0, kind, lambda steps: None, path / f"{kind}.pt", 5,
+        freeze_at=1 if kind in ("ema", "learned") else None, processes=together,
+    )  # fmt: skip
+    return {name: entry for name, entry in model.state_dict().items() if isinstance(entry, torch.Tensor)}, history
+
+
+TRAININGS = ("float", "dense", "ema", "learned")
+TOLERANCE = 1e-3
+
+
+def work(rank: int, folder: str) -> None:
+    """What each of the two processes does."""
+    torch.set_num_threads(1)
+    path = Path(folder)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=COUNT)
+    found: dict[str, Any] = {}
+    for name, (first, second) in SHARES.items():
+        share = slice(0, first) if rank == 0 else slice(first, first + second)
+        found[name] = normalize(share)
+        for policy in ("ema", "min_max"):
+            found[f"{name} {policy}"] = observe(policy, share)
+    for kind in TRAININGS:
+        state, history = train(kind, path / f"rank{rank}", processes.Processes(rank, COUNT))
+        found[kind] = (state, history.loss, history.validation_accuracy)
+    torch.save(found, path / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """What both processes found."""
+    folder = tmp_path_factory.mktemp("distributed")
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_distributed as t; "
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"{code}t.work({rank}, {str(folder)!r})"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(COUNT)
+    ]  # fmt: skip
+    outputs = [worker.communicate(timeout=240)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], "\n".join(outputs)
+    return folder, [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(COUNT)]
+
+
+def units_apart(first: Any, second: Any) -> int:
+    """The largest distance in units in the last place."""
+    codes = [
+        torch.where(bits < 0, -(2**31) - bits, bits) for bits in (t.view(torch.int32).long() for t in (first, second))
+    ]
+    return int((codes[0] - codes[1]).abs().max())
+
+
+@pytest.mark.parametrize("shares", SHARES)
+def test_batch_norm_over_two_shares_is_batch_norm_over_the_whole(
+    ranks: tuple[Path, list[dict[str, Any]]], shares: str
+) -> None:
+    # In float64, because the float32 operator keeps the mean rounded to float32 for its gradient.
+    whole = {name: entry.float() for name, entry in normalize(slice(None), torch.float64).items()}
+    parts = [found[shares] for found in ranks[1]]
+    for name in ("y", "x"):
+        assert units_apart(torch.cat([part[name] for part in parts]), whole[name]) <= 1, name
+    for name in ("mean", "variance"):
+        assert torch.equal(parts[0][name], parts[1][name])
+        assert units_apart(parts[0][name], whole[name]) <= 1, name
+    for name in ("weight", "bias"):
+        # Each share rounds its own sum; the bound is in units of the larger one.
+        largest = max(part[name].abs().max() for part in parts)
+        torch.testing.assert_close(parts[0][name] + parts[1][name], whole[name], rtol=0, atol=2**-22 * float(largest))
+    assert parts[0]["batches"] == whole["batches"] == 1
+
+
+@pytest.mark.parametrize("shares", SHARES)
+@pytest.mark.parametrize("policy", ["ema", "min_max"])
+def test_ranges_are_those_of_all_data(ranks: tuple[Path, list[dict[str, Any]]], shares: str, policy: str) -> None:
+    whole = observe(policy, slice(None))
+    for found in ranks[1]:
+        assert all(torch.equal(a, b) for a, b in zip(found[f"{shares} {policy}"], whole, strict=True))
+
+
+@pytest.mark.parametrize("kind", TRAININGS)
+def test_a_training_by_two_processes_is_that_of_one(
+    ranks: tuple[Path, list[dict[str, Any]]], kind: str, tmp_path: Path
+) -> None:
+    torch.set_num_threads(1)
+    expected, history = train(kind, tmp_path, processes.ALONE)
+    (first, loss, accuracy), (second, *_) = (found[kind] for found in ranks[1])
+    # Both hold the same bits: nothing may drift apart.
+    assert all(torch.equal(entry, second[name]) for name, entry in first.items())
+    np.testing.assert_allclose(loss, history.loss, rtol=TOLERANCE)
+    start, _ = train(kind, tmp_path / "start", processes.ALONE, epochs=0)
+    apart = moved = 0.0
+    for name, entry in expected.items():
+        if entry.is_floating_point():
+            apart += float((first[name].double() - entry.double()).square().sum())
+            moved += float((entry.double() - start[name].double()).square().sum())
+    assert (apart / moved) ** 0.5 < TOLERANCE
+
+
+def test_only_the_first_process_writes(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+    assert sorted(path.name for path in (ranks[0] / "rank0").iterdir()) == sorted(f"{kind}.pt" for kind in TRAININGS)
+    assert not (ranks[0] / "rank1").exists()
+
+
+def test_classes_are_restored() -> None:
+    model = dense()
+    before = [type(module) for module in model.modules()]
+    with synchronized(model):
+        assert [type(module) for module in model.modules()] != before
+    assert [type(module) for module in model.modules()] == before
+    with (
+        pytest.raises(ValueError, match="track_running_stats must be True"),
+        synchronized(nn.BatchNorm2d(2, track_running_stats=False)),
+    ):
+        pass
+
+
+def test_the_command_under_torchrun(tmp_path: Path) -> None:
+    source = dataset()
+    np.savez(tmp_path / "data.npz", x=source.train.images.numpy(), y=source.train.labels.numpy())
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(COUNT), "-m",
+        "exactqat.cli", "train", "--data", "data.npz", "--out", "out", "--epochs-float", "1", "--epochs-qat", "1",
+        "--weight-bits", "4", "--activation-bits", "4", "--batch-size", "8",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("every single one is equal") == 1
+    assert "2 processes" in done.stdout
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["values_differing"] == 0
+    assert (tmp_path / "out" / "w4a4" / "model.tflite").exists()
+    assert not list(tmp_path.rglob("*.tmp"))
