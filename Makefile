@@ -7,7 +7,7 @@ OUT ?= demo
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check docs goldens oracle bench clean
+.PHONY: help demo test check docs goldens oracle fuzz sanitize bench clean
 
 help:
 	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html"
@@ -16,6 +16,8 @@ help:
 	@echo "make docs     build the documentation into build/docs/html"
 	@echo "make goldens  record the expected results from TensorFlow again"
 	@echo "make oracle   compare random calls with TensorFlow, live; ARGS='--values 20000000 --seed 1'"
+	@echo "make fuzz     100,000 random calls of every kernel against the reference"
+	@echo "make sanitize the kernel tests and bad inputs with address and undefined-behaviour sanitizers"
 	@echo "make bench    time the kernels beside other frameworks"
 
 $(VENV)/.created:
@@ -49,6 +51,13 @@ goldens: $(VENV)-tensorflow/.installed
 
 oracle: $(VENV)/.installed $(VENV)-tensorflow/.installed
 	$(BIN)/python tests/oracle.py --tensorflow $(VENV)-tensorflow/bin/python $(ARGS)
+
+fuzz: $(VENV)/.installed
+	$(BIN)/python tests/fuzz.py --cases 100000 $(ARGS)
+
+sanitize: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt nanobind scikit-build-core cmake ninja
+	$(BIN)/python tests/sanitize.py
 
 $(VENV)-tensorflow/.installed:
 	$(PYTHON) -m venv $(VENV)-tensorflow

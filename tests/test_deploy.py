@@ -524,6 +524,19 @@ def test_builder_refuses_what_has_no_code() -> None:
         builder.graph([builder.add("x", "x", per_tensor(0.001, 0), name="z")])
 
 
+def test_products_refuse_what_the_device_does_not_multiply() -> None:
+    for shape, scale, message in (
+        ((1, 4, 4, 1), 1.0, r"must have shape \(1, 4, 4, 2\) or \(1, 1, 1, 2\), got \(1, 4, 4, 1\)"),
+        ((1, 1, 1, 2), 0.00098, r"must be in \[2\*\*-16, 256\), got 510"),
+        ((1, 4, 4, 2), 2**16.0, r"must be in \[2\*\*-16, 256\), got 7.6"),
+    ):
+        builder = Builder()
+        builder.input("x", (1, 4, 4, 2), per_tensor(0.5, 0))
+        builder.input("z", shape, per_tensor(1.0, 0))
+        with pytest.raises(ValueError, match=message):
+            builder.graph([builder.mul("x", "z", per_tensor(scale, 0), name="y")])
+
+
 @pytest.mark.parametrize("ratio", [2**-8 * 0.999, 2**7 * 1.001])
 def test_quantize_refuses_ratios_that_xnnpack_leaves(ratio: float) -> None:
     builder = Builder()

@@ -3,10 +3,10 @@
 
 How close: ranges are equal, as a maximum has no rounding. Batch norm adds float64 sums of the shares in
 another order and rounds once, so float32 results differ by at most one unit in the last place. A training
-adds the float32 gradients of two shares, which is another order of the additions inside each gradient. Where a gradient is almost nothing, Adam, which divides by its size, makes a step of its
-last bits, and a quantizer now and then decides otherwise between two codes. So a training is judged as a whole: how far
-the two results are apart, as a share of how far training moved. It is 1e-5 at most; shares weighted wrongly make it
-8e-3 or more, statistics of half a batch much more.
+adds the float32 gradients of two shares, which is another order of the additions inside each gradient. Where a gradient
+is almost nothing, Adam, which divides by its size, makes a step of its last bits, and a quantizer now and then decides
+otherwise between two codes. So a training is judged as a whole: how far the results are apart, as a share of how far
+training moved. It is 1e-5 at most; shares weighted wrongly make it 8e-3 or more, statistics of half a batch much more.
 """
 
 from __future__ import annotations

@@ -173,6 +173,23 @@ def test_ema_range_starts_with_the_first_batch_and_then_follows() -> None:
     assert [float(bound) for bound in quantizer.range()] == [-2.0, 4.0]
 
 
+def test_last_batch_range_forgets_and_percentile_leaves_outliers_out() -> None:
+    last = qat.FakeQuantize(qat.Rule(ranges="last_batch"))
+    for low, high in ((-9.0, 9.0), (-1.0, 3.0)):
+        last(torch.tensor([low, high]))
+    assert [float(bound) for bound in last.range()] == [-1.0, 3.0]
+    values = torch.arange(1000.0)[torch.randperm(1000)] - 300
+    percentile = qat.FakeQuantize(qat.Rule(ranges="percentile", percentile=99.0))
+    percentile(values)
+    # 990 of the 1000 values lie at or below the maximum, and at or above the minimum.
+    assert [float(bound) for bound in percentile.range()] == [-290.0, 689.0]
+    percentile(values * 2)
+    assert [float(bound) for bound in percentile.range()] == [-435.0, 1033.5]
+    everything = qat.FakeQuantize(qat.Rule(ranges="percentile", percentile=100))
+    everything(values)
+    assert [float(bound) for bound in everything.range()] == [-300.0, 699.0]
+
+
 def test_learned_ranges_get_the_gradients_of_what_they_clip() -> None:
     quantizer = qat.FakeQuantize(qat.Rule(ranges="learned"))
     quantizer.range.load_state_dict(
@@ -390,7 +407,7 @@ def test_the_report_tells_noise_by_layer(tmp_path: Path) -> None:
 # State and the last phase
 
 
-@pytest.mark.parametrize("ranges", ["ema", "min_max", "learned"])
+@pytest.mark.parametrize("ranges", ["ema", "last_batch", "percentile", "min_max", "learned"])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_state_dict_round_trip(ranges: str, frozen: bool) -> None:
     rules = [FIXED_INPUT, qat.Rule(weight_bits=4, activation_bits=4, ranges=ranges)]
@@ -462,6 +479,56 @@ def test_one_scale_for_a_whole_weight(ranges: str, tmp_path: Path) -> None:
         graph.tensors["classifier/filter"].quantization.scale.min()
         == graph.tensors["classifier/filter"].quantization.scale.max()
     )
+
+
+@pytest.mark.parametrize("ranges", ["ema", "learned"])
+def test_folded_batch_norm_leaves_one_scale_for_each_layer(ranges: str, tmp_path: Path) -> None:
+    batch = images(32)
+    rule = qat.Rule(weight_bits=6, per_channel=False, fold_batch_norm=True, ranges=ranges)
+    model = prepared(Residual(multiplier=2), batch, rule)
+    with torch.no_grad():
+        model.network.stem.batch_norm.weight[:2] = torch.tensor([0.0, -1.0])
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    model.train()
+    for step in range(8):
+        if step == 5:
+            qat.freeze(model)
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch), torch.arange(32) % 5).backward()
+        optimizer.step()
+    graph = assert_device_agrees(model, batch, tmp_path)
+    filters = [tensor for name, tensor in graph.tensors.items() if name.endswith("/filter")]
+    assert len(filters) == 4
+    assert all(filter_.quantization.axis is None and filter_.quantization.scale.size == 1 for filter_ in filters)
+    assert not graph.tensors["stem/filter"].data[0].any()
+
+
+def test_folded_batch_norm_is_batch_norm_but_for_the_quantized_weight() -> None:
+    batch, network = images(16), Residual()
+    models = [
+        prepared(network, batch, qat.Rule(fold_batch_norm=folded, ranges="min_max")) for folded in (False, True)
+    ]
+    results = []
+    for model in models:
+        for module in model.modules():
+            if isinstance(module, qat.FakeQuantize | qat.WeightFakeQuantize):
+                module.quantizing = False
+        model.train()
+        model.network.dropout.eval()
+        results.append([model(batch + shift) for shift in (0.0, 0.3)])
+        results[-1].append(model.eval()(batch))
+        results[-1][0].square().sum().backward()
+    for plain, folded in zip(*results, strict=True):
+        torch.testing.assert_close(folded, plain, rtol=1e-4, atol=1e-5)
+    for (name, plain_parameter), folded_parameter in zip(
+        models[0].named_parameters(), models[1].parameters(), strict=True
+    ):
+        plain_gradient, folded_gradient = plain_parameter.grad, folded_parameter.grad
+        assert (plain_gradient is None) == (folded_gradient is None), name
+        if plain_gradient is not None:
+            torch.testing.assert_close(folded_gradient, plain_gradient, rtol=1e-3, atol=1e-4)
+    for plain_buffer, folded_buffer in zip(models[0].buffers(), models[1].buffers(), strict=True):
+        torch.testing.assert_close(folded_buffer, plain_buffer, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

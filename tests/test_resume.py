@@ -34,7 +34,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("typer")
 
 from exactqat import cli, qat  # noqa: E402
-from exactqat.job import data, pipeline, report, training  # noqa: E402
+from exactqat.job import data, pipeline, training  # noqa: E402
 
 GIVEN = {"epochs_float": 8, "epochs_qat": 8, "weight_bits": 4, "activation_bits": 4, "batch_size": 16}
 
@@ -323,23 +323,23 @@ def test_an_unfinished_job_is_not_replaced_by_accident(dataset: data.Dataset, tm
         pipeline.finished(tmp_path)
 
 
-def test_a_finished_job_is_told_again_without_training(tmp_path: Path, dataset: data.Dataset) -> None:
+def test_a_finished_job_is_told_again_without_training(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    settings = pipeline.Settings(tmp_path, **(GIVEN | {"epochs_float": 1, "epochs_qat": 1}))
-    results = pipeline.run(settings, dataset=dataset)
-    report.write_report(results)
-    pipeline.write_metrics(results)
-    files, page = written(tmp_path), (tmp_path / "report.html").read_bytes()
+    x, y = patterns()
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    out = tmp_path / "out"
+    given = GIVEN | {"epochs_float": 1, "epochs_qat": 1, "data": str(tmp_path / "data.npz")}
+    cli._train(out, given, resume=False, restart=False, quiet=True)
+    files, page = written(out), (out / "report.html").read_bytes()
+    (out / "report.html").unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "batches", lambda *arguments: pytest.fail("it trained"))
-        again = pipeline.finished(tmp_path, dataset=dataset)
-    report.write_report(again)
-    pipeline.write_metrics(again)
-    assert written(tmp_path) == files
-    assert (tmp_path / "report.html").read_bytes() == page
-    (tmp_path / "training" / "w4a4-qat_ema.pt").unlink()
+        cli._report(out)
+    assert written(out) == files
+    assert (out / "report.html").read_bytes() == page
+    (out / "training" / "w4a4-qat_ema.pt").unlink()
     with pytest.raises(FileNotFoundError, match=r"w4a4-qat_ema\.pt is missing"):
-        pipeline.finished(tmp_path, dataset=dataset)
+        pipeline.finished(out)
 
 
 if __name__ == "__main__":

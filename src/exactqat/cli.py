@@ -198,7 +198,8 @@ def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet:
         raise ValueError("--resume and --restart exclude each other")
     # The networks are small: a second thread costs more than it gives, and one thread gives the same bits everywhere.
     torch.set_num_threads(1)
-    if given.get("data", "digits") != "digits":
+    if Path(given.get("data", "digits")).exists():
+        # Other commands, in other directories, will look for it.
         given["data"] = str(Path(given["data"]).resolve())
     settings = pipeline.Settings(out, **given)
     if resume and (out / "job.json").exists():

@@ -51,11 +51,11 @@ def _differentiable(op: Operator) -> Callable[..., Any]:
 
 
 def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:
-    """Run `op` on JAX arrays; numbers and lists take the dtype of the first, but at least float32."""
+    """Run `op` on JAX arrays; numbers and lists become float64 beside a float64 array, else float32."""
     if out is not None:
         raise TypeError(f"{op.name}: out cannot be used with JAX arrays, which never change")
     dtype = next(value.dtype for value in operands if isinstance(value, jax.Array))
-    dtype = jnp.float32 if dtype.itemsize == 2 else dtype
+    dtype = jnp.float64 if dtype == jnp.float64 else jnp.float32
     arrays = [v if isinstance(v, jax.Array) else jnp.asarray(v, dtype) for v in operands]
     return op.wrap(_differentiable(op)(tuple(attributes.items()), *arrays))
 

@@ -23,9 +23,9 @@ def _name(dtype: np.dtype) -> str:
 
 
 def _dtype_of_numbers(operands: list[Any]) -> np.dtype:
-    """Numbers and lists take the dtype of the first array, but at least float32: they are ranges and statistics."""
+    """Numbers and lists are ranges and statistics: float64 beside a float64 array, else float32."""
     dtype = next((v.dtype for v in operands if isinstance(v, np.ndarray)), _FLOAT32)
-    return _FLOAT32 if dtype.itemsize == 2 else dtype
+    return dtype if dtype.name == "float64" else _FLOAT32
 
 
 def _arrays(operands: list[Any]) -> list[np.ndarray]:

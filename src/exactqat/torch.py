@@ -135,9 +135,9 @@ def _into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[Any, ...]
 
 
 def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:
-    """Run `op` on PyTorch tensors; numbers and lists take the device and dtype of the first, but at least float32."""
+    """Run `op` on PyTorch tensors; numbers and lists become float64 beside a float64 tensor, else float32."""
     like = next(value for value in operands if isinstance(value, torch.Tensor))
-    dtype = torch.float32 if like.dtype.itemsize == 2 else like.dtype
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     tensors = [
         v if isinstance(v, torch.Tensor) else torch.as_tensor(v, dtype=dtype, device=like.device) for v in operands
     ]

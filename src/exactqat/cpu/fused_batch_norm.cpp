@@ -22,7 +22,10 @@ Layout layout_of(const Numbers& numbers) {
 template <class T>
 Doubles doubles(const Array& vector) {
   const T* data = vector.as<T>();
-  return Doubles(data, data + vector.size());
+  Doubles values(data, data + vector.size());
+  // Converting float32 flushes denormals; float64 ones are flushed here, before they can be copied to a result.
+  for (double& v : values) v = std::abs(v) < std::numeric_limits<T>::min() ? std::copysign(0.0, v) : v;
+  return values;
 }
 
 // Two sums over the rows of each channel. term(parameter, a, b, first, second) is what the elements a[i] and b[i] add, for

@@ -115,9 +115,10 @@ std::vector<Range<T>> ranges_of(const T* input, int64_t outer, int64_t slices, i
       ranges[s] = extremes.all();
     });
   }
+  // Which of the two zeros came first must not matter: the minimum is +0, the maximum is -0 only if there is no +0.
   for (int64_t s = 0; s < slices; ++s) {
+    if (ranges[s].minimum == T(0)) ranges[s].minimum = T(0);
     if (ranges[s].maximum != T(0)) continue;
-    // Which of the two zeros came first must not matter: the maximum is -0 only if there is no +0.
     bool positive_zero = false;
     for (int64_t o = 0; o < outer; ++o)
       for (int64_t i = (o * slices + s) * inner; i < (o * slices + s + 1) * inner; ++i)
@@ -155,7 +156,7 @@ void quantize(const T* input, T* output, int64_t outer, int64_t slices, int64_t 
   };
   if (slices == 1) {
     for_each_piece(outer * inner, [&](int64_t begin, int64_t end) { run(begin, end, scales[0]); });
-  } else if (inner > 1) {
+  } else if (inner != 1) {
     parallel_for(outer, outer * slices * inner, [&](int64_t o) {
       for (int64_t s = 0; s < slices; ++s) run((o * slices + s) * inner, (o * slices + s + 1) * inner, scales[s]);
     });
@@ -213,7 +214,7 @@ EXACTQAT_KERNEL(quantize_and_dequantize_v4_grad) {
     for_each_piece(outer * inner, [&](int64_t begin, int64_t end) { run(begin, end, *minimum, *maximum); });
     return;
   }
-  if (inner > 1) {
+  if (inner != 1) {
     parallel_for(outer, outer * slices * inner, [&](int64_t o) {
       for (int64_t s = 0; s < slices; ++s)
         run((o * slices + s) * inner, (o * slices + s + 1) * inner, minimum[s], maximum[s]);

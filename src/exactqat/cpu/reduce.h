@@ -22,10 +22,10 @@ inline void fold_lanes(double* lanes, int64_t width) {
     for (int64_t k = 0; k < half * width; ++k) lanes[k] += lanes[half * width + k];
 }
 
-// items[count][width] -> items[0][width]
+// items[count][width], which are sums of blocks -> items[0][width]
 inline void tree_fold(double* items, int64_t count, int64_t width) {
   std::vector<double> lanes(kLanes * width);
-  do {
+  while (count > 1) {
     const int64_t blocks = (count + kBlock - 1) / kBlock;
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t begin = block * kBlock, end = std::min(count, begin + kBlock), whole = (end - begin) / kLanes;
@@ -41,7 +41,7 @@ inline void tree_fold(double* items, int64_t count, int64_t width) {
       std::copy_n(lanes.data(), width, items + block * width);
     }
     count = blocks;
-  } while (count > 1);
+  }
 }
 
 // Runs over a dense [rows, channels] array are cut so that the loop over a run is long enough to vectorize: one row of many

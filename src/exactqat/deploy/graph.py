@@ -26,7 +26,6 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "DEPTHWISE_CONV_2D": ("strides", "padding", "dilations", "activation"),
     "FULLY_CONNECTED": ("activation",),
     "ADD": ("activation",),
-    "MUL": ("activation",),
     "MEAN": ("keep_dims",),
     "AVERAGE_POOL_2D": ("filter_size", "strides", "padding"),
     "MAX_POOL_2D": ("filter_size", "strides", "padding"),
@@ -34,6 +33,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "CONCATENATION": ("axis",),
     "RESHAPE": ("new_shape",),
     "QUANTIZE": (),
+    "MUL": ("activation",),
 }
 KINDS = tuple(ATTRIBUTES)
 FILTER_AXIS = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 0}

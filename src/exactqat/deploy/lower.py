@@ -2,7 +2,7 @@
 """Lowers a prepared and frozen PyTorch model to the graph of integer operators that the device runs.
 
 Nothing is decided here that training did not see: weight codes, scales and bias codes are read from the layers' own
-    grids.
+grids.
 """
 
 from __future__ import annotations
@@ -168,12 +168,13 @@ class _Lowering:
         self, node: fx.Node, path: str, layer: WeightedLayer, source: str, output: tuple[Quantization, ...]
     ) -> str:
         grid = layer.grid()
-        weight = layer.operation.weight
-        codes = layer.weight_quantizer.codes(weight)
+        codes = layer.weight_quantizer.codes(layer.stored_weight())
         signs = np.sign(grid.factor.detach().cpu().numpy()).astype(np.int64)
         codes = codes * signs.reshape(-1, *[1] * (codes.ndim - 1))
+        scales = grid.weight_scale.detach().cpu().numpy()
+        one_scale = not layer.weight_quantizer.rule.per_channel and bool(np.all(scales == scales[0]))
         common: dict[str, Any] = {
-            "filter_scale": grid.weight_scale.detach().cpu().numpy(),
+            "filter_scale": scales[:1] if one_scale else scales,
             "bias": grid.bias_code.detach().cpu().numpy().astype(np.float64),
             "output": output,
             "name": path,

@@ -2,15 +2,15 @@
 """The layers of a prepared network, each one operator of the device with the tensor that it stores.
 
 `prepare` builds them. Until `frozen`, batch norm runs on the batch's statistics; once frozen, a layer computes what the
-device
-computes: batch norm folded into per-channel scales, the bias on the int32 grid of ``input scale * weight scale``.
+device computes: batch norm folded into the weights, the bias on the int32 grid of ``input scale * weight scale``.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -56,6 +56,12 @@ def channel_grid(
     # Straight through: the value is exactly the grid's (the bracket is 0), the gradient is that of the bias.
     on_grid = (code * step).detach() + (bias - bias.detach())
     return ChannelGrid(torch.where(alive, factor, 0.0), scale, code, on_grid)
+
+
+def fold(weight: Tensor, batch_norm: FusedBatchNorm2d) -> Tensor:
+    """The weight times batch norm's factor for each output channel."""
+    factor, _ = batch_norm.factor_and_offset()
+    return weight * factor.reshape(-1, *[1] * (weight.dim() - 1))
 
 
 def activate(features: Tensor, activation: str) -> Tensor:
@@ -120,6 +126,7 @@ class WeightedLayer(QuantizedLayer):
         self.operation = operation
         self.weight_quantizer = weight_quantizer
         self.batch_norm = batch_norm
+        self.folded = batch_norm is not None and weight_quantizer.rule.fold_batch_norm
         # In a tuple, so that the quantizer is not registered as a child a second time.
         self._source = (source,)
 
@@ -133,14 +140,21 @@ class WeightedLayer(QuantizedLayer):
         """The quantizer of the tensor this layer reads."""
         return self._source[0]
 
+    def stored_weight(self) -> Tensor:
+        """What is quantized: the weight, under `Rule.fold_batch_norm` times batch norm's factor."""
+        weight = self.operation.weight
+        return fold(weight, self.batch_norm) if self.folded and self.batch_norm is not None else weight
+
     def grid(self) -> ChannelGrid:
         """The layer on the device, from the weights, ranges and statistics of this moment."""
-        weight = self.operation.weight
+        weight = self.stored_weight()
         bias = self.operation.bias if self.operation.bias is not None else weight.new_zeros(weight.shape[0])
         factor = torch.ones_like(bias)
         if self.batch_norm is not None:
             factor, offset = self.batch_norm.factor_and_offset()
             bias = bias * factor + offset
+        if self.folded:
+            factor = torch.ones_like(bias)
         scales = (self.weight_quantizer.scale(weight), self.source.scale(), self.output_quantizer.scale())
         return channel_grid(factor, bias, *(scale.detach() for scale in scales))
 
@@ -156,18 +170,44 @@ class WeightedLayer(QuantizedLayer):
         """Batch norm, if the layer has one."""
         if self.batch_norm is None:
             return features
-        return (
-            self.batch_norm(features[:, :, None, None])[:, :, 0, 0]
-            if features.dim() == 2
-            else (self.batch_norm(features))
-        )
+        if features.dim() == 2:
+            return self.batch_norm(features[:, :, None, None])[:, :, 0, 0]
+        return self.batch_norm(features)
+
+    def compute_folded(self, features: Tensor, weight: Tensor, batch_norm: FusedBatchNorm2d) -> Tensor:
+        """Convolution and batch norm in one, before `freeze`: TensorFlow's fold with correction.
+
+        The quantized weight holds the running deviation, which is steady; in training the result is brought to the
+        batch's own.
+        """
+        factor, offset = batch_norm.factor_and_offset()
+        bias = self.operation.bias
+        if not self.training:
+            return self.compute(features, weight, offset if bias is None else bias * factor + offset)
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise RuntimeError("Rule.fold_batch_norm trains in one process only: it uses the statistics of one batch")
+        raw = self.compute(features, self.operation.weight, bias)
+        variance, mean = torch.var_mean(raw, [axis for axis in range(raw.dim()) if axis != 1], unbiased=False)
+        running = torch.sqrt(cast(Tensor, batch_norm.running_var) + batch_norm.eps)
+        correction = running / torch.sqrt(variance + batch_norm.eps)
+        beta = batch_norm.bias if batch_norm.affine else torch.zeros_like(mean)
+        # A bias of the convolution is part of the mean, and batch norm takes it away.
+        shift = beta - factor * correction * (mean if bias is None else mean - bias)
+        shape = (1, -1, *[1] * (raw.dim() - 2))
+        result = self.compute(features, weight, None) * correction.reshape(shape) + shift.reshape(shape)
+        # Last, so that all of the above has seen the statistics of before.
+        with torch.no_grad():
+            self.normalize(raw)
+        return result
 
     def forward(self, features: Tensor) -> Tensor:
-        weight = self.weight_quantizer(self.operation.weight)
+        weight = self.weight_quantizer(self.stored_weight())
         if self.frozen:
             grid = self.grid()
             shape = (-1, *[1] * (weight.dim() - 1))
             return self.store(self.compute(features, weight * grid.factor.reshape(shape), grid.bias))
+        if self.folded and self.batch_norm is not None:
+            return self.store(self.compute_folded(features, weight, self.batch_norm))
         return self.store(self.normalize(self.compute(features, weight, self.operation.bias)))
 
 

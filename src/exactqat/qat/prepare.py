@@ -32,6 +32,7 @@ from .layers import (
     QuantizedMultiply,
     QuantizedPool,
     WeightedLayer,
+    fold,
 )
 from .modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize, same_padding
 from .rules import Rule, RuleBook
@@ -544,13 +545,11 @@ class _Preparation:
         if source not in self.quantizers:
             self._stand_in(node)
             return
+        weight = operation.weight
+        if rule.fold_batch_norm and batch_norm is not None:
+            weight = fold(weight, batch_norm)
         layer = WeightedLayer(
-            operation,
-            WeightFakeQuantize(rule, operation.weight),
-            quantizer,
-            activation,
-            self.quantizers[source],
-            batch_norm,
+            operation, WeightFakeQuantize(rule, weight), quantizer, activation, self.quantizers[source], batch_norm
         )
         self._add_layer(node, path, layer, (source,))
 
@@ -643,7 +642,7 @@ class _Preparation:
             return
         rule = rule or self._rule(path)
         # The weights are constants, so there is no range of theirs to be learned.
-        constant = replace(rule, ranges="ema", fixed_range=None)
+        constant = replace(rule, ranges="ema", fixed_range=None, fold_batch_norm=False)
         stored = replace(rule, ranges="fixed", fixed_range=fixed_range) if fixed_range is not None else rule
         example = next(self.traced.parameters(), torch.empty(0))
         operation = DepthwiseConv2d(self._shape(source)[1], 1, bias=bias != 0, device=example.device)

@@ -64,8 +64,7 @@ class ActivationRange(nn.Module):
     """The range of one stored tensor. Calling it gives ``(min, max)``, both rank 0, min <= 0 <= max.
 
     State: ``minimum``, ``maximum`` (parameters under ``"learned"``, buffers otherwise) and ``batches``, the number of
-        batches
-    seen, so that a range without data is noticed.
+    batches seen, so that a range without data is noticed.
     """
 
     minimum: Tensor

@@ -38,6 +38,11 @@ class Rule:
             sets the range, and the first 1 / (1 - ema_decay) batches count alike.
         percentile: in (50, 100]; share of a batch's values, in percent, that lie at or below the maximum, and at or
             above the minimum; for ``"percentile"``.
+        fold_batch_norm: quantize the weight times batch norm's factor, as the device stores it, instead of the weight
+            itself. Only then can one scale serve a whole weight (``per_channel=False``) on the device; with one for
+            each channel the codes are the same either way. Until `freeze`, the running statistics fold and the batch's
+            correct the result (TensorFlow's scheme; its freeze delay is the step at which `freeze` is called). It
+            costs a second convolution for each step, and runs in one process only.
 
     Raises:
         ValueError: a value is outside of what is allowed.
@@ -53,6 +58,7 @@ class Rule:
     fixed_range: tuple[float, float] | None = None
     ema_decay: float = 0.99
     percentile: float = 99.99
+    fold_batch_norm: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.match, str) or not self.match:

@@ -29,11 +29,13 @@ def call(op: str | Operator, operands: Mapping[str, np.ndarray], attributes: Map
         op = next(o for o in OPERATORS.values() if op in (o.name, o.raw_name))
     arrays, checked = op.bind((), {**operands, **attributes})
     lowered = op.lower(tuple(TensorSpec(a.shape, a.dtype.name) for a in arrays), tuple(checked.items()))
-    with np.errstate(all="ignore"):
-        results = KERNELS[lowered.kernel](*(_widened(a) for a in arrays), **lowered.numbers)
-    results = results if isinstance(results, tuple) else (results,)
     # By object, not by name: NumPy knows the name bfloat16 only through the package that defines it.
     named = {name: np.dtype(name) for name in ("float32", "float64")} | {a.dtype.name: a.dtype for a in arrays}
-    return op.wrap(
-        [np.asarray(r).astype(named[s.dtype]).reshape(s.shape) for r, s in zip(results, lowered.results, strict=False)]
-    )
+    with np.errstate(all="ignore"):
+        results = KERNELS[lowered.kernel](*(_widened(a) for a in arrays), **lowered.numbers)
+        results = results if isinstance(results, tuple) else (results,)
+        rounded = [
+            np.asarray(r).astype(named[s.dtype]).reshape(s.shape)
+            for r, s in zip(results, lowered.results, strict=False)
+        ]
+    return op.wrap(rounded)

@@ -13,7 +13,7 @@ def _range_of(slices):
     maximum = slices.max(axis=(0, 2))
     positive_zero = ((slices == 0) & ~np.signbit(slices)).any(axis=(0, 2))
     zero = np.where(positive_zero, slices.dtype.type(0), -slices.dtype.type(0))
-    return minimum, np.where(maximum == 0, zero, maximum)
+    return np.where(minimum == 0, slices.dtype.type(0), minimum), np.where(maximum == 0, zero, maximum)
 
 
 def _scales(minimum, maximum, signed_input, num_bits, narrow_range):

@@ -20,7 +20,7 @@ def tree_sum(values):
     while True:
         count = values.shape[0]
         blocks = max(-(-count // BLOCK), 1)
-        padded = np.zeros((blocks * BLOCK, *values.shape[1:]))
+        padded = np.full((blocks * BLOCK, *values.shape[1:]), -0.0)  # adding -0 changes nothing, not even -0
         padded[:count] = values
         items = padded.reshape(blocks, BLOCK // LANES, LANES, *values.shape[1:])
         lanes = np.zeros((blocks, LANES, *values.shape[1:]))

@@ -275,6 +275,7 @@ def fused_batch_norm_grad_v3(
         ValueError: shapes that do not fit. TypeError: dtypes that differ.
     Source: TensorFlow `FusedBatchNormGradV3`; inference with NCHW, which its CPU kernel rejects, works.
     """
+    check_wide_dtypes(x, "x", reserve_space_3=reserve_space_3)
     return _gradient(y_backprop, x, scale, reserve_space_1, reserve_space_2, epsilon, data_format, is_training)
 
 

@@ -92,6 +92,9 @@ class Operator:
         self.result_type.__doc__ = f"Results of `{self.name}`."
         self.lower = lru_cache(maxsize=4096)(self.check)
 
+    def __reduce__(self) -> Any:
+        return _by_name, (self.name,)  # pickled by name, as functions are
+
     def __repr__(self) -> str:
         return f"<exactqat operator {self.name}{self.__signature__}>"
 
@@ -256,6 +259,10 @@ def operator(
         return declared
 
     return declare
+
+
+def _by_name(name: str) -> Operator:
+    return OPERATORS[name]
 
 
 def framework_of(value: Any) -> str | None:

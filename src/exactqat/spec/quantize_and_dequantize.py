@@ -4,7 +4,7 @@
 import math
 from typing import Literal
 
-from exactqat.spec.op import Lowering, Tensor, TensorSpec, check_dtypes, check_same_shape, operator
+from exactqat.spec.op import Lowering, Tensor, TensorSpec, check_dtypes, check_same_shape, operator, wide
 
 RoundMode = Literal["HALF_TO_EVEN", "HALF_UP"]
 
@@ -23,6 +23,13 @@ def _slices(input: TensorSpec, axis: int) -> dict[str, int | float]:
         "slices": input.shape[axis],
         "inner": math.prod(input.shape[axis + 1 :]),
     }
+
+
+def _check_bound_dtypes(input: TensorSpec, **bounds: TensorSpec) -> None:
+    """Like the input, or, beside 16 bits, float32."""
+    for name, bound in bounds.items():
+        if bound.dtype not in (input.dtype, wide(input.dtype)):
+            raise TypeError(f"{name} must be {input.dtype} like input, got {bound.dtype}")
 
 
 def _check_bounds(input: TensorSpec, axis: int, **bounds: TensorSpec) -> None:
@@ -47,7 +54,8 @@ def _forward(
     narrow_range: bool,
     axis: int,
 ) -> Lowering:
-    check_dtypes(input=input, input_min=input_min, input_max=input_max)
+    check_dtypes(input=input)
+    _check_bound_dtypes(input, input_min=input_min, input_max=input_max)
     highest = 61 if signed_input else 62
     if not 1 <= num_bits <= highest:
         raise ValueError(
@@ -221,7 +229,8 @@ def quantize_and_dequantize_v4_grad(
         ValueError: shapes that differ, bounds of the wrong shape, `axis` out of range. TypeError: dtypes that differ.
     Source: TensorFlow `QuantizeAndDequantizeV4Grad`.
     """
-    check_dtypes(input=input, gradients=gradients, input_min=input_min, input_max=input_max)
+    check_dtypes(input=input, gradients=gradients)
+    _check_bound_dtypes(input, input_min=input_min, input_max=input_max)
     check_same_shape(gradients=gradients, input=input)
     slices = _slices(input, axis)
     _check_bounds(input, axis, input_min=input_min, input_max=input_max)
