@@ -1,27 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times kernels beside PyTorch's on the tensors of MobileNet layers, interleaved, and reports medians as ratios.
 
-    python bench/run.py [--repeats 30] [--threads 2]
+    python bench/run.py [--repeats 30] [--threads 2] [--save]
 
-Every row is one operation on one tensor: the same bytes, the same threads, calls of all contestants taking turns.
-`copy` is `torch.Tensor.copy_` of the same tensor into an existing one. Machines are shared and noisy: read the ratios.
+Every row is one operation on one tensor: the same bytes, the same threads, calls of all contestants taking turns. The
+ratio is PyTorch's time over ours. `copy` is `torch.Tensor.copy_` of the same tensor into an existing one. Machines are
+shared and noisy: read the ratios.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
+import re
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
 import exactqat as eq
 
 SHAPES = [(8, 112, 112, 32), (8, 56, 56, 144), (8, 28, 28, 192), (8, 14, 14, 576), (8, 7, 7, 960)]
+NAMES = {
+    "fake_quantization": "fake quant",
+    "batch_normalization": "batch norm",
+    "depthwise_convolution": "depthwise",
+}
+CPUINFO = Path("/proc/cpuinfo")
 Contestants = dict[str, Callable[[], Any]]
 
 
@@ -133,15 +146,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--save", action="store_true", help="write bench/results/<machine>.json")
     arguments = parser.parse_args()
+    if arguments.repeats < 2:
+        parser.error(f"--repeats must be at least 2, got {arguments.repeats}")
     torch.set_num_threads(arguments.threads)
     eq.set_num_threads(arguments.threads)
 
     table = Table(
-        title=f"medians of {arguments.repeats} calls in ms, {arguments.threads} threads, results freshly allocated"
+        box=SIMPLE,
+        title=f"medians of {arguments.repeats} calls in ms, {arguments.threads} threads, results freshly allocated",
     )
-    for column in ("operation", "tensor", "copy", "exactqat", "spread", "torch", "torch / exactqat"):
-        table.add_column(column, justify="left" if column in ("operation", "tensor") else "right")
+    for column in ("operation", "tensor", "copy", "exactqat", "spread", "torch", "ratio"):
+        table.add_column(column, justify="left" if column in ("operation", "tensor") else "right", no_wrap=True)
+    rows = []
     for operation in (fake_quantization, batch_normalization, depthwise_convolution):
         for shape in SHAPES:
             x = torch.randn(shape)
@@ -151,16 +169,34 @@ def main() -> None:
                 times = race(copy | contestants, arguments.repeats)
                 median = {name: 1e3 * statistics.median(values) for name, values in times.items()}
                 quartiles = statistics.quantiles(times["exactqat"], n=4)
-                table.add_row(
-                    f"{operation.__name__.replace('_', ' ')} {direction}",
-                    "x".join(map(str, shape)),
-                    f"{median['copy']:.2f}",
-                    f"{median['exactqat']:.2f}",
-                    f"±{(quartiles[2] - quartiles[0]) * 500 / median['exactqat']:.0%}",
-                    f"{median['torch']:.2f}",
-                    f"{median['torch'] / median['exactqat']:.1f}x",
-                )
+                row = {
+                    "operation": f"{NAMES[operation.__name__]} {direction}",
+                    "tensor": "x".join(map(str, shape)),
+                    **{f"{name}_ms": round(value, 4) for name, value in median.items()},
+                    "spread": round((quartiles[2] - quartiles[0]) * 500 / median["exactqat"], 3),
+                    "ratio": round(median["torch"] / median["exactqat"], 3),
+                }
+                rows.append(row)
+                cells = [f"{row[f'{name}_ms']:.2f}" for name in ("copy", "exactqat", "torch")]
+                cells.insert(2, f"±{row['spread']:.0%}")
+                table.add_row(row["operation"], row["tensor"], *cells, f"{row['ratio']:.1f}x")
     Console().print(table)
+    if arguments.save:
+        path = Path(__file__).parent / "results" / f"{machine()}.json"
+        path.parent.mkdir(exist_ok=True)
+        versions = {"exactqat": eq.__version__, "torch": torch.__version__}
+        settings = {"repeats": arguments.repeats, "threads": arguments.threads}
+        path.write_text(json.dumps({"versions": versions, "settings": settings, "rows": rows}, indent=1) + "\n")
+        print(f"saved as {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+
+
+def machine() -> str:
+    """The processor's name and number of cores, as a file name."""
+    model = next(
+        (line for line in CPUINFO.read_text().splitlines() if line.startswith("model name")), platform.machine()
+    )
+    words = re.findall(r"[A-Za-z0-9]+", model.partition(":")[2] or model)
+    return "-".join([*words, f"{os.cpu_count()}-cores"]).lower()
 
 
 if __name__ == "__main__":

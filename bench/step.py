@@ -34,7 +34,7 @@ TASKS = {
     "dscnn": ((1, 49, 10), 64, 12),
     "small_mobilenet": ((1, 8, 8), 16, 10),
 }
-FLOAT, TORCH_QAT = "torch float", "torch.ao QAT"
+FLOAT, TORCH_QAT, OUR_FLOAT = "torch float", "torch.ao QAT", "exactqat float"
 
 
 def of_torch_modules(model: nn.Module, shape: Sequence[int]) -> nn.Module:
@@ -116,7 +116,7 @@ def contestants(network: str) -> dict[str, Callable[[], None]]:
         entries[TORCH_QAT] = step(torch_qat(plain), images, labels)
     except ImportError:
         warnings.warn("this PyTorch has no torch.ao.quantization", stacklevel=1)
-    entries["exactqat float"] = step(ours, images, labels)
+    entries[OUR_FLOAT] = step(ours, images, labels)
     for ranges in ("ema", "learned"):
         prepared = qat.prepare(ours, images[:2], [qat.Rule(ranges=ranges)])
         qat.calibrate(prepared, [images])
@@ -149,27 +149,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     eq.set_num_threads(options.threads)
 
-    table = Table(title=f"one training step: medians of {options.repeats}, {options.threads} threads")
-    for column in ("network", "images", "contestant", "ms", "spread", "/ torch float", "/ torch.ao QAT"):
-        table.add_column(column, justify="left" if column in ("network", "contestant") else "right")
     for network in options.networks:
         shape, batch, _ = TASKS[network]
+        table = Table(
+            title=f"{network}, images {'x'.join(map(str, (batch, *shape)))}: one training step, "
+            f"medians of {options.repeats}, {options.threads} threads",
+            title_justify="left",
+        )
+        table.add_column("contestant")
+        bases = (FLOAT, TORCH_QAT, OUR_FLOAT)
+        for column in ("ms", "spread", *(f"/ {base}" for base in bases)):
+            table.add_column(column, justify="right")
         times = race(contestants(network), options.repeats)
         medians = {name: statistics.median(values) for name, values in times.items()}
         for name, values in times.items():
             # Half of the distance between the quartiles; of a single value there is none.
             quartiles = statistics.quantiles(values, n=4) if len(values) > 1 else [medians[name]] * 3
             table.add_row(
-                network,
-                "x".join(map(str, (batch, *shape))),
                 name,
                 f"{1e3 * medians[name]:.1f}",
                 f"±{(quartiles[2] - quartiles[0]) / 2 / medians[name]:.0%}",
-                f"{medians[name] / medians[FLOAT]:.2f}",
-                f"{medians[name] / medians[TORCH_QAT]:.2f}" if TORCH_QAT in medians else "–",
+                *(f"{medians[name] / medians[base]:.2f}" if base in medians else "–" for base in bases),
             )
-        table.add_section()
-    Console().print(table)
+        Console().print(table)
 
 
 if __name__ == "__main__":
