@@ -261,4 +261,4 @@ def test_skipped_images_are_shown_and_counted(tmp_path: Path) -> None:
     )
     lines = done.stdout.splitlines()
     assert len(lines) == 22 and "note.txt" in lines[0]
-    assert lines[-2:] == ["… and 10 more, all of them in metrics.json", "30 images could not be used"]
+    assert lines[-2:] == ["… and 10 more, all of them in metrics.json", "images that could not be used: 30"]

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -254,3 +255,21 @@ def test_the_report_names_differences_as_what_they_are() -> None:
         values_compared, values_differing = 1000, 7
 
     assert "7 of them differ" in report.closing_sentence(Results())  # type: ignore[arg-type]
+
+
+def test_mistakes_among_many_classes_are_a_table() -> None:
+    names = tuple(f"class {number}" for number in range(report.MATRIX_CLASSES + 1))
+    labels = torch.arange(len(names))
+    answers = labels.numpy().copy()
+    answers[3] = 5
+    dataset = SimpleNamespace(class_names=names, test=SimpleNamespace(labels=labels))
+    outcome = SimpleNamespace(device_predictions=answers)
+    page = report._confusion(SimpleNamespace(dataset=dataset), [outcome, outcome])  # type: ignore[arg-type, list-item]
+    assert "<tr><td class=t>class 3</td><td class=t>class 5</td><td>2</td></tr>" in page
+    assert page.count("<tr>") == 2 and "<img" not in page
+
+
+def test_images_that_were_left_out_are_named_in_the_report() -> None:
+    assert report._skipped([]) == ""
+    page = report._skipped([f"image <{number}>" for number in range(30)])
+    assert "30" in page and "image &lt;19&gt;" in page and "image &lt;20&gt;" not in page and "metrics.json" in page

@@ -369,12 +369,16 @@ def test_calibration_runs_the_float_network(build: Callable[[], tuple[nn.Module,
 @pytest.mark.parametrize("ranges", ["ema", "last_batch", "percentile", "min_max", "learned"])
 def test_shared_ranges_under_every_policy(ranges: str, tmp_path: Path) -> None:
     model, batch = concatenation()
-    prepared = trained(model, batch, qat.Rule("input", ranges="fixed", fixed_range=(-2, 2)), qat.Rule(ranges=ranges))
+    rules = [qat.Rule("input", ranges="fixed", fixed_range=(-2.0, 2.0)), qat.Rule(ranges=ranges)]
+    prepared = trained(model, batch, *rules)
     graph = assert_exact(prepared, batch, tmp_path)
     # The input's range is fixed by its rule: nothing else may move it, and nothing had to be requantized but it.
     assert [operator.kind for operator in graph.operators].count("QUANTIZE") == 0
     one, two = (graph.tensors[name].quantization for name in ("one", "two"))
     assert one.equals(two)
+    again = qat.prepare(concatenation()[0], batch, rules)
+    again.load_state_dict(prepared.state_dict())
+    assert torch.equal(again.eval()(batch), prepared(batch))
 
 
 def test_a_concatenation_covers_the_widest_of_its_operands() -> None:

@@ -505,9 +505,7 @@ def test_folded_batch_norm_leaves_one_scale_for_each_layer(ranges: str, tmp_path
 
 def test_folded_batch_norm_is_batch_norm_but_for_the_quantized_weight() -> None:
     batch, network = images(16), Residual()
-    models = [
-        prepared(network, batch, qat.Rule(fold_batch_norm=folded, ranges="min_max")) for folded in (False, True)
-    ]
+    models = [prepared(network, batch, qat.Rule(fold_batch_norm=folded, ranges="min_max")) for folded in (False, True)]
     results = []
     for model in models:
         for module in model.modules():

@@ -331,12 +331,16 @@ def test_a_finished_job_is_told_again_without_training(tmp_path: Path) -> None:
     given = GIVEN | {"epochs_float": 1, "epochs_qat": 1, "data": str(tmp_path / "data.npz")}
     cli._train(out, given, resume=False, restart=False, quiet=True)
     files, page = written(out), (out / "report.html").read_bytes()
-    (out / "report.html").unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "batches", lambda *arguments: pytest.fail("it trained"))
+        (out / "report.html").unlink()
         cli._report(out)
+        assert (out / "report.html").read_bytes() == page
+        # Settings that are not given are those of the job.
+        assert cli._train(out, {}, resume=True, restart=False, quiet=True) == 0
+        with pytest.raises(ValueError, match="a job with --seed 0, it cannot be continued with --seed 4"):
+            cli._train(out, {"seed": 4}, resume=True, restart=False, quiet=True)
     assert written(out) == files
-    assert (out / "report.html").read_bytes() == page
     (out / "training" / "w4a4-qat_ema.pt").unlink()
     with pytest.raises(FileNotFoundError, match=r"w4a4-qat_ema\.pt is missing"):
         pipeline.finished(out)

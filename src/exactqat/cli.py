@@ -27,6 +27,8 @@ def main() -> None:
         application = _application()
     except ModuleNotFoundError as error:
         sys.exit(f"exactqat: {error.name} is not installed. Get it with: {INSTALL}")
+    # Where `--model module:function` is looked for in the end: console scripts lack the working directory.
+    sys.path.append("")
     application()
 
 
@@ -155,7 +157,7 @@ def _failures(errors: "Console") -> Iterator[None]:
             raise
         errors.print(f"[bold red]error:[/] {error.name} is not installed. Get it with: {INSTALL}", highlight=False)
     except KeyboardInterrupt:
-        errors.print("[bold red]stopped[/] by the keyboard; checkpoints written so far are whole")
+        errors.print("[bold red]stopped[/] by the keyboard; continue with --resume")
         raise typer.Exit(130) from None
     except (ValueError, OSError, RuntimeError) as error:
         if os.environ.get("EXACTQAT_TRACEBACK"):
@@ -255,7 +257,7 @@ def _print_skipped(console: "Console", skipped: Sequence[str]) -> None:
     if len(skipped) > shown:
         console.print(f"… and {len(skipped) - shown:,} more, all of them in metrics.json", highlight=False)
     if skipped:
-        console.print(f"[bold]{len(skipped):,} images could not be used[/]", highlight=False)
+        console.print(f"[bold]images that could not be used: {len(skipped):,}[/]", highlight=False)
 
 
 def _report(directory: Path) -> None:

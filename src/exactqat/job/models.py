@@ -94,17 +94,25 @@ def _divisible(channels: float, divisor: int = 8) -> int:
 
 
 class ImageClassifier(nn.Module):
-    """Features, their mean over the image, and one linear layer."""
+    """Features, their mean over the image, and one linear layer.
 
-    def __init__(self, features: nn.Module, channels: int, classes: int, dropout: float = 0.0) -> None:
+    Args:
+        channels: that the linear layer reads.
+        head: what stands between the mean and the linear layer.
+    """
+
+    def __init__(
+        self, features: nn.Module, channels: int, classes: int, dropout: float = 0.0, head: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.features = features
         self.pool = nn.AdaptiveAvgPool2d(1)
+        self.head = head if head is not None else nn.Identity()
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.classifier = nn.Linear(channels, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.classifier(self.dropout(self.pool(self.features(images)).flatten(1)))
+        return self.classifier(self.dropout(self.head(self.pool(self.features(images))).flatten(1)))
 
 
 class SmallMobileNet(nn.Module):
@@ -191,8 +199,8 @@ def mobilenet_v3_small(shape: Shape, classes: int) -> nn.Module:
     for kernel, wide, outputs, squeeze_excite, activation, stride in stages:
         blocks.append(InvertedResidual(inputs, wide, outputs, stride, kernel, activation, squeeze_excite))
         inputs = outputs
-    head = [nn.AdaptiveAvgPool2d(1), Conv2d(576, 1024, 1), swish()]
-    return ImageClassifier(nn.Sequential(*blocks, convolution(96, 576, 1, 1, swish), *head), 1024, classes, 0.2)
+    features = nn.Sequential(*blocks, convolution(96, 576, 1, 1, swish))
+    return ImageClassifier(features, 1024, classes, 0.2, nn.Sequential(Conv2d(576, 1024, 1), swish()))
 
 
 class ResidualBlock(nn.Module):

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class Processes:
         """The model to call in training, whose gradients are averaged over the processes. `model` stays usable."""
         if self.count == 1:
             return model
-        wrapper = nn.parallel.DistributedDataParallel
+        wrapper: Any = nn.parallel.DistributedDataParallel
         # The buffers are equal everywhere. PyTorch renamed the option that saves sending them.
         names = inspect.signature(wrapper.__init__).parameters
         option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
@@ -78,7 +79,8 @@ def joined() -> Iterator[Processes]:
     if count == 1:
         yield ALONE
         return
-    dist.init_process_group("gloo")
+    # The others wait while the first writes, evaluates and compares. A process that ends is noticed at once anyway.
+    dist.init_process_group("gloo", timeout=timedelta(days=1))
     try:
         yield Processes(dist.get_rank(), count)
     finally:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from ..qat import DepthwiseConv2d, WeightedLayer
 from . import training
-from .pipeline import Outcome, Results
+from .pipeline import Outcome, Results, Settings
 
 FLOAT_COLOR, PTQ_COLORS, QAT_COLORS = "#6b7280", ("#f2b77c", "#e08a3c"), ("#6fa8dc", "#1f5fa8")
 METHOD_COLORS = dict(
@@ -96,8 +96,9 @@ def _page(results: Results) -> str:
         for name, (weights, activations) in settings.precisions.items()
     )
     name, layer = _shown_layer(finest)
-    command = " ".join(
-        f"--{key.replace('_', '-')} {value}" for key, value in settings.stored().items() if value is not None
+    defaults = Settings(settings.out).stored()
+    command = "".join(
+        f" --{key.replace('_', '-')} {value}" for key, value in settings.stored().items() if value != defaults[key]
     )
     sections = [
         _section(
@@ -179,7 +180,7 @@ def _page(results: Results) -> str:
     sections.append(
         _section(
             "Do it again",
-            f"<pre>exactqat train --out {out} {html.escape(command)}\nexactqat verify {out}</pre>"
+            f"<pre>exactqat train --out {out}{html.escape(command)}\nexactqat verify {out}</pre>"
             f"<p class='note'>The whole job took {results.seconds:.0f} seconds{resumed}. The same seed on the same "
             "machine gives the same bits. Accuracies on a few hundred test images carry luck of about a percentage "
             "point; look at more than one seed before you conclude something from such a difference. All figures are "
@@ -202,7 +203,7 @@ def _skipped(sentences: Sequence[str]) -> str:
         return ""
     shown = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences[:20])
     more = "<li>… all of them are in metrics.json</li>" if len(sentences) > 20 else ""
-    return f"<p class='note'>{len(sentences):,} images could not be used:</p><ul class='note'>{shown}{more}</ul>"
+    return f"<p class='note'>Images that could not be used: {len(sentences):,}</p><ul class='note'>{shown}{more}</ul>"
 
 
 _STYLE = """
@@ -216,13 +217,13 @@ h1{font-size:30px;margin:0}h2{font-size:21px;margin:0 0 8px}
 section{padding:20px 22px;margin-top:18px;overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:14px}
 th,td{padding:5px 9px;text-align:right;border-bottom:1px solid #e9edf1;white-space:nowrap}
-.layers table{font-size:12.5px}.layers th,.layers td{padding:4px 6px}
+.layers table{font-size:12px}.layers th,.layers td{padding:4px 5px}
 .layers th{white-space:normal;vertical-align:bottom}
 th{color:#5a6675;font-weight:600}th.t,td.t{text-align:left}
 tr.delivered td{background:#eef4fb;font-weight:600}
 .good{color:#146c43;font-weight:600}.bad{color:#b02a37;font-weight:600}.note{color:#5a6675;font-size:14px}
 figure{margin:14px 0 0}figure img{max-width:100%;height:auto}figcaption{color:#5a6675;font-size:14px}
-pre{background:#f2f4f7;padding:12px;border-radius:6px;overflow-x:auto}
+pre{background:#f2f4f7;padding:12px;border-radius:6px;white-space:pre-wrap}
 """
 
 
@@ -268,9 +269,10 @@ def _layer_table(outcome: Outcome) -> str:
     compared = {comparison.name: comparison for comparison in outcome.report.operators}
     layers = dict(outcome.model.layers())
     header = [
-        "layer", "operator", "result", "activation", "bits: weights", "result", "weight scales", "scale", "zero point",
-        "multiply-adds", "integers compared", "differing",
+        "layer", "operator", "result", "bits of weights", "of result", "weight scales", "scale", "zero point",
+        "multiply-adds", "integers compared", "differ",
     ]  # fmt: skip
+    activations = {"RELU": ", relu", "RELU6": ", relu6"}
     rows = []
     for summary, operator in zip(outcome.graph.summary(), outcome.graph.operators, strict=True):
         name = str(summary["output"])
@@ -287,9 +289,8 @@ def _layer_table(outcome: Outcome) -> str:
                 False,
                 [
                     name,
-                    operator.kind,
+                    operator.kind + activations.get(str(summary["activation"]), ""),
                     str(summary["shape"]),
-                    str(summary["activation"]).lower().replace("none", "–"),
                     weight_bits,
                     bits,
                     scales,
@@ -302,9 +303,7 @@ def _layer_table(outcome: Outcome) -> str:
             )
         )
     whole = outcome.report.outputs[0]
-    rows.append(
-        (True, ["whole network", "", "", "", "", "", "", "", "", "", f"{whole.values:,}", f"{whole.differing:,}"])
-    )
+    rows.append((True, ["whole network", *[""] * 8, f"{whole.values:,}", f"{whole.differing:,}"]))
     note = (
         "<p class='note'>A QUANTIZE of equal scale behind a layer shifts codes of fewer bits to the other end of int8, "
         "where the device's own saturation is the lower clamp of training. Every layer is computed from the operands "
