@@ -309,16 +309,20 @@ def test_an_unfinished_job_is_not_replaced_by_accident(dataset: data.Dataset, tm
     pipeline.start(settings, dataset)
     state = tmp_path / "training" / "float.pt"
     training.save_checkpoint(state, {"format": training.CHECKPOINT_FORMAT})
+    half, other = tmp_path / "training" / "float.ptab12.tmp", tmp_path / "notes.tmp"
+    half.touch()
+    other.touch()
     with pytest.raises(ValueError, match="unfinished job: continue it with --resume, or replace it with --restart"):
         pipeline.start(settings, dataset)
-    assert state.exists()
+    assert state.exists() and not half.exists()
     assert pipeline.start(settings, dataset, restart=True) is False
     assert not state.exists()
     # A finished job makes way for the next one, and leaves nothing that the next one could take for its own.
     for name in ("metrics.json", "report.html", "w4a4/model.tflite", "w4a4/checkpoint.pt", "training/float.pt"):
         training.write_atomically(tmp_path / name, b"{}")
     assert pipeline.start(settings, dataset) is False
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["job.json"]
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file() and path != other] == ["job.json"]
+    assert other.exists()
     with pytest.raises(ValueError, match="holds an unfinished job"):
         pipeline.finished(tmp_path)
 

@@ -41,7 +41,7 @@ struct NudgedChannels {
   std::vector<uint8_t> no_range;
   bool any_no_range = false;
 
-  NudgedChannels(const T* min, const T* max, int64_t channels, const Numbers& numbers) {
+  NudgedChannels(const T* min, const T* max, int64_t channels, int64_t rows, const Numbers& numbers) {
     std::vector<T> v[5];
     std::vector<uint8_t> none(channels);
     for (auto& quantity : v) quantity.resize(channels);
@@ -52,9 +52,9 @@ struct NudgedChannels {
       none[c] = n.no_range;
       any_no_range |= n.no_range;
     }
-    nudged_min = widen(v[0].data(), channels), nudged_max = widen(v[1].data(), channels);
-    nudged_scale = widen(v[2].data(), channels), inv_nudged_scale = widen(v[3].data(), channels);
-    quant_zero = widen(v[4].data(), channels), no_range = widen(none.data(), channels);
+    nudged_min = widen(v[0].data(), channels, rows), nudged_max = widen(v[1].data(), channels, rows);
+    nudged_scale = widen(v[2].data(), channels, rows), inv_nudged_scale = widen(v[3].data(), channels, rows);
+    quant_zero = widen(v[4].data(), channels, rows), no_range = widen(none.data(), channels, rows);
   }
 };
 
@@ -90,9 +90,9 @@ EXACTQAT_KERNEL(fake_quant_with_min_max_vars_per_channel) {
   FlushDenormals flush;
   const T* inputs = call.operands[0].as<T>();
   T* outputs = call.results[0].as<T>();
-  const int64_t channels = call.operands[1].size(), size = call.operands[0].size();
-  const NudgedChannels<T> n(call.operands[1].as<T>(), call.operands[2].as<T>(), channels, call.numbers);
-  for_each_run(channels ? size / channels : 0, channels, [&](int64_t offset, int64_t p, int64_t count) {
+  const int64_t channels = call.operands[1].size(), rows = channels ? call.operands[0].size() / channels : 0;
+  const NudgedChannels<T> n(call.operands[1].as<T>(), call.operands[2].as<T>(), channels, rows, call.numbers);
+  for_each_run(rows, channels, [&](int64_t offset, int64_t p, int64_t count) {
     const T *low = n.nudged_min.data() + p, *high = n.nudged_max.data() + p, *scale = n.nudged_scale.data() + p;
     const T *inverse = n.inv_nudged_scale.data() + p, *zero = n.quant_zero.data() + p;
     for (int64_t k = 0; k < count; ++k) {
@@ -125,7 +125,7 @@ void gradient_of_channels(const Call& call, int64_t channels) {
   const T *gradients = call.operands[0].as<T>(), *inputs = call.operands[1].as<T>();
   T *backprops = call.results[0].as<T>(), *backprop_min = call.results[1].as<T>(), *backprop_max = call.results[2].as<T>();
   const int64_t rows = channels ? call.operands[1].size() / channels : 0;
-  const NudgedChannels<T> n(call.operands[2].as<T>(), call.operands[3].as<T>(), channels, call.numbers);
+  const NudgedChannels<T> n(call.operands[2].as<T>(), call.operands[3].as<T>(), channels, rows, call.numbers);
   const Doubles lowest = sum_parameters(n.nudged_min.data(), channels), highest = sum_parameters(n.nudged_max.data(), channels);
   const auto sides = [low = lowest.data(), high = highest.data()](int64_t p, auto g, auto x, auto& below, auto& above)
                          __attribute__((always_inline)) {
@@ -168,9 +168,9 @@ EXACTQAT_KERNEL(fake_quant_with_min_max_vars_gradient_transpose) {
   const T* inputs = call.operands[3].as<T>();
   T* gradients = call.results[0].as<T>();
   const int64_t channels = call.operands[4].size();
-  const NudgedChannels<T> n(call.operands[4].as<T>(), call.operands[5].as<T>(), channels, call.numbers);
-  const std::vector<T> wide_min = widen(to_min, channels), wide_max = widen(to_max, channels);
   const int64_t rows = channels ? call.operands[3].size() / channels : 0;
+  const NudgedChannels<T> n(call.operands[4].as<T>(), call.operands[5].as<T>(), channels, rows, call.numbers);
+  const std::vector<T> wide_min = widen(to_min, channels, rows), wide_max = widen(to_max, channels, rows);
   for_each_run(rows, channels, [&](int64_t offset, int64_t p, int64_t count) {
     for (int64_t k = 0; k < count; ++k) {
       const T x = inputs[offset + k], low = n.nudged_min[p + k], high = n.nudged_max[p + k];

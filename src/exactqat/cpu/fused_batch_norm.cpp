@@ -92,9 +92,13 @@ void for_each_channel_run(const Layout& layout, Visit&& visit) {
   });
 }
 
-// Parameters as the runs and sums of this layout index them.
-Doubles spread(const Layout& layout, const Doubles& parameters) {
+// Parameters as the sums and as the runs of this layout index them.
+Doubles for_sums(const Layout& layout, const Doubles& parameters) {
   return layout.inner == 1 ? sum_parameters(parameters.data(), layout.channels) : parameters;
+}
+
+Doubles for_runs(const Layout& layout, const Doubles& parameters) {
+  return layout.inner == 1 ? widen(parameters.data(), layout.channels, layout.outer) : parameters;
 }
 
 template <class T>
@@ -111,7 +115,7 @@ void statistics(const Layout& layout, const T* x, Doubles& mean, Doubles& varian
     const double value = double(x[c * layout.inner]);
     first[c] = std::isfinite(value) ? value : 0.0;
   }
-  const Doubles shift = spread(layout, first);
+  const Doubles shift = for_sums(layout, first);
   const auto totals = channel_sums(layout, x, x, [first_of = shift.data()](int64_t p, auto value, auto, auto& sum, auto& squares)
                                                      __attribute__((always_inline)) {
     sum = value - parameter_at<decltype(value)>(first_of, p);
@@ -164,7 +168,7 @@ EXACTQAT_KERNEL(fused_batch_norm) {
   }
   Doubles slope(layout.channels);
   for (int64_t c = 0; c < layout.channels; ++c) slope[c] = 1.0 / std::sqrt(variance[c] + epsilon) * scale[c];
-  const Doubles m = spread(layout, mean), s = spread(layout, slope), o = spread(layout, offset);
+  const Doubles m = for_runs(layout, mean), s = for_runs(layout, slope), o = for_runs(layout, offset);
   for_each_channel_run(layout, [&](int64_t begin, int64_t p, auto step, int64_t count) {
     for (int64_t k = 0; k < count; ++k)
       y[begin + k] = T((double(x[begin + k]) - m[p + step * k]) * s[p + step * k] + o[p + step * k]);
@@ -199,8 +203,8 @@ EXACTQAT_KERNEL(fused_batch_norm_grad) {
   const Doubles variance = doubles<T>(call.operands[4]);
   const double epsilon = T(call.numbers.real("epsilon")), rows = double(layout.rows());
   const bool training = call.numbers.integer("is_training");
-  const Doubles m = spread(layout, mean);
-  const auto totals = channel_sums(layout, gradients, x, [means = m.data()](int64_t p, auto g, auto value, auto& sum, auto& product)
+  const Doubles mean_for_sums = for_sums(layout, mean);
+  const auto totals = channel_sums(layout, gradients, x, [means = mean_for_sums.data()](int64_t p, auto g, auto value, auto& sum, auto& product)
                                                              __attribute__((always_inline)) {
     sum = g;
     product = g * (value - parameter_at<decltype(value)>(means, p));
@@ -213,7 +217,8 @@ EXACTQAT_KERNEL(fused_batch_norm_grad) {
     slope[c] = (inverse * inverse) * (totals[1][c] / rows);
     scale_backprop[c] = totals[1][c] * inverse;
   }
-  const Doubles f = spread(layout, factor), g = spread(layout, gradient_mean), s = spread(layout, slope);
+  const Doubles f = for_runs(layout, factor), g = for_runs(layout, gradient_mean), s = for_runs(layout, slope);
+  const Doubles m = for_runs(layout, mean);
   for_each_channel_run(layout, [&](int64_t begin, int64_t p, auto step, int64_t count) {
     if (training)
       for (int64_t k = 0; k < count; ++k) {

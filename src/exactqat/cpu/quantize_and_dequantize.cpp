@@ -166,7 +166,7 @@ void quantize(const T* input, T* output, int64_t outer, int64_t slices, int64_t 
       part[0].push_back(s.scale), part[1].push_back(s.inverse);
       part[2].push_back(s.minimum), part[3].push_back(s.maximum);
     }
-    for (std::vector<T>& v : part) v = widen(v.data(), slices);
+    for (std::vector<T>& v : part) v = widen(v.data(), slices, outer);
     for_each_run(outer, slices, [&](int64_t offset, int64_t p, int64_t count) {
       const T *scale = part[0].data() + p, *inverse = part[1].data() + p, *low = part[2].data() + p, *high = part[3].data() + p;
       for (int64_t k = 0; k < count; ++k)
@@ -221,7 +221,7 @@ EXACTQAT_KERNEL(quantize_and_dequantize_v4_grad) {
     });
     return;
   }
-  const std::vector<T> low = widen(minimum, slices), high = widen(maximum, slices);
+  const std::vector<T> low = widen(minimum, slices, outer), high = widen(maximum, slices, outer);
   for_each_run(outer, slices, [&](int64_t offset, int64_t p, int64_t count) {
     for (int64_t k = 0; k < count; ++k) {
       const T value = input[offset + k];

@@ -46,23 +46,30 @@ inline void tree_fold(double* items, int64_t count, int64_t width) {
 
 // Runs over a dense [rows, channels] array are cut so that the loop over a run is long enough to vectorize: one row of many
 // channels, or several rows (at least the 8 lanes) of few. Per-channel parameters are laid out to match a run.
-inline int64_t rows_together(int64_t channels) { return channels > 64 ? 1 : std::max<int64_t>(kLanes, 512 / channels); }
+inline int64_t rows_together(int64_t channels, int64_t rows) {
+  return channels > 64 ? 1 : std::max(kLanes, std::min(512 / std::max<int64_t>(channels, 1), rows));
+}
 
 template <class T>
-std::vector<T> widen(const T* parameters, int64_t channels) {
-  const int64_t repeats = channels ? rows_together(channels) : 0;
+std::vector<T> repeated(const T* parameters, int64_t channels, int64_t repeats) {
   std::vector<T> wide(repeats * channels);
   for (int64_t k = 0; k < repeats * channels; ++k) wide[k] = parameters[k % channels];
   return wide;
 }
 
+// Parameters laid out for the runs over `rows` rows, or over parts of them.
+template <class T>
+std::vector<T> widen(const T* parameters, int64_t channels, int64_t rows) {
+  return repeated(parameters, channels, rows_together(channels, rows));
+}
+
 using Doubles = std::vector<double>;
 using Lanes = Vector<double>;
 
-// Parameters for the sums below, indexed as `widen` lays them out, with room for a whole vector behind the last one.
+// Parameters for the sums below: by channel, all 8 lanes of few channels, and room for a whole vector behind the last one.
 template <class T>
 Doubles sum_parameters(const T* parameters, int64_t channels) {
-  const std::vector<T> wide = widen(parameters, channels);
+  const std::vector<T> wide = repeated(parameters, channels, channels < Lanes::kWidth ? kLanes : 1);
   Doubles doubles(wide.begin(), wide.end());
   doubles.resize(doubles.size() + Lanes::kWidth);
   return doubles;
@@ -179,7 +186,7 @@ std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, 
 // visit(offset, parameter, count) over runs of `rows` dense rows from `offset` on, one after the other.
 template <class Visit>
 void in_runs(int64_t offset, int64_t rows, int64_t channels, Visit&& visit) {
-  const int64_t together = rows_together(channels);
+  const int64_t together = rows_together(channels, rows);
   for (int64_t row = 0; row < rows; row += together)
     visit(offset + row * channels, int64_t{0}, std::min(together, rows - row) * channels);
 }
@@ -188,7 +195,7 @@ void in_runs(int64_t offset, int64_t rows, int64_t channels, Visit&& visit) {
 template <class Visit>
 void for_each_run(int64_t rows, int64_t channels, Visit&& visit) {
   if (rows == 0 || channels == 0) return;
-  const int64_t together = rows_together(channels);
+  const int64_t together = rows_together(channels, rows);
   const int64_t rows_per_task = std::max<int64_t>(1, 32768 / (together * channels)) * together;
   parallel_for((rows + rows_per_task - 1) / rows_per_task, rows * channels, [&](int64_t task) {
     const int64_t row = task * rows_per_task;

@@ -34,6 +34,17 @@ from .processes import ALONE, Processes
 # Bits of weights and of activations, if the user names none.
 PRECISIONS = ((8, 8), (4, 4), (3, 4))
 JOB_FORMAT = 1
+# Everything a job writes, what marks it as finished first, what says that there is one last.
+WRITTEN = (
+    "metrics.json",
+    "report.html",
+    "training/*.pt",
+    "float/checkpoint.pt",
+    "w*a*/checkpoint.pt",
+    "w*a*/model.tflite",
+    "w*a*/model.onnx",
+    "job.json",
+)
 # Quantization-aware trainings start from the calibrated float network; this many images at a time are shown to it.
 CALIBRATION_BATCH = 256
 
@@ -229,8 +240,10 @@ def start(settings: Settings, dataset: Dataset, resume: bool = False, restart: b
     """
     out, job = settings.out, settings.out / "job.json"
     fingerprint = dataset.fingerprint()
-    for leftover in out.glob("**/*.tmp"):
-        leftover.unlink()
+    # Halves of files, from a job that was killed while it wrote.
+    for pattern in WRITTEN:
+        for half in out.glob(f"{pattern}?*.tmp"):
+            half.unlink()
     if resume and job.exists():
         given, (stored, stored_fingerprint) = settings.stored(), _read_job(out)
         for name, value in given.items():
@@ -244,12 +257,9 @@ def start(settings: Settings, dataset: Dataset, resume: bool = False, restart: b
         return True
     if job.exists() and not restart and not (out / "metrics.json").exists():
         raise ValueError(f"{out} holds an unfinished job: continue it with --resume, or replace it with --restart")
-    # What marks the job as finished goes first, what says that there is one comes last.
-    for name in ("metrics.json", "report.html", "training/*.pt", "float/checkpoint.pt", "w*a*/checkpoint.pt"):
-        for old in out.glob(name):
+    for pattern in WRITTEN:
+        for old in out.glob(pattern):
             old.unlink()
-    for old in out.glob("w*a*/model.*"):
-        old.unlink()
     content = {"format": JOB_FORMAT, "settings": settings.stored(), "images": fingerprint}
     training.write_atomically(job, (json.dumps(content, indent=2) + "\n").encode())
     return False
