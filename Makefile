@@ -29,7 +29,7 @@ $(VENV)/.installed: $(VENV)/.created $(SOURCES)
 	touch $@
 
 demo: $(VENV)/.installed
-	$(BIN)/exactqat train --out $(OUT)
+	$(BIN)/exactqat train --out $(OUT) --restart
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
@@ -66,6 +66,7 @@ $(VENV)-tensorflow/.installed:
 
 bench: $(VENV)/.installed
 	$(BIN)/python bench/run.py
+	$(BIN)/python bench/step.py
 
 clean:
 	rm -rf build dist $(VENV) $(VENV)-tensorflow $(OUT)
