@@ -408,10 +408,11 @@ def _quantized_network(
     training.check_ranges(model, f"{title}, after calibration")
     history = None
     if method.trained:
+        rate = training.FINE_TUNING_LEARNING_RATE if min(bits) >= 8 else training.QAT_LEARNING_RATE
         history = training.train(
             model,
             [
-                {"params": model.other_parameters(), "lr": training.QAT_LEARNING_RATE},
+                {"params": model.other_parameters(), "lr": rate},
                 {"params": model.range_parameters(), "lr": training.RANGE_LEARNING_RATE},
             ],
             dataset.train,

@@ -27,6 +27,9 @@ CHECKPOINT_FORMAT = 2
 BATCH_SIZE = 64
 EVALUATION_BATCH = 512
 FLOAT_LEARNING_RATE = 4e-3
+# Eight bits are fine enough to keep what float training found, and large steps would lose it; fewer bits have to find
+# anew.
+FINE_TUNING_LEARNING_RATE = 3e-4
 QAT_LEARNING_RATE = 1e-3
 RANGE_LEARNING_RATE = 3e-3
 # Share of quantization-aware epochs with batch norm and ranges frozen and biases on the int32 grid.
