@@ -14,6 +14,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -106,8 +107,11 @@ def interrupt(moments: int, seed: int) -> None:
                     time.sleep(moment)
                     os.kill(child, signal.SIGKILL)
                 status = os.waitpid(child, 0)[1]
-                if status == 0:
+                if status == 0 and killed:
                     break
+                if status == 0:  # it was faster than the moment: another moment
+                    shutil.rmtree(out)
+                    continue
                 assert os.WIFSIGNALED(status), f"the job failed by itself, status {status}"
                 killed.append(moment)
                 states = sorted(path.name for path in out.glob("training/*.pt"))
