@@ -268,7 +268,7 @@ def test_denormals_of_the_caller_are_left_alone(isa: str, threads: int, monkeypa
     module = cpu.load(isa)
     before = module.thread_count()
     module.set_thread_count(threads)
-    cpu.planned.cache_clear()
+    cpu.forget_plans()
     monkeypatch.setattr(cpu, "kernels", module)
     assert bytes(len(UNDISTURBED[0])) not in UNDISTURBED
     assert denormal_arithmetic() == UNDISTURBED
@@ -282,5 +282,5 @@ def test_denormals_of_the_caller_are_left_alone(isa: str, threads: int, monkeypa
                 eq.raw_ops.QuantizeAndDequantizeV2(input=x, input_min=1.0, input_max=-1.0, range_given=True)
             assert denormal_arithmetic() == UNDISTURBED
     finally:
-        cpu.planned.cache_clear()
+        cpu.forget_plans()
         module.set_thread_count(before)

