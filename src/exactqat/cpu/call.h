@@ -85,6 +85,23 @@ bool has_halves(const Call& call);
 
 }  // namespace exactqat
 
+// Defines a kernel that reads and writes tensors of each dtype as they are, as a template over the dtype S in which the first
+// result is stored and the real type T that it is computed in:
+//   EXACTQAT_STORAGE_KERNEL(name) { ... call.operands, call.results, call.numbers, S, T ... }
+#define EXACTQAT_STORAGE_KERNEL(name)                                                                              \
+  template <class S, class T>                                                                                      \
+  static void name##_of(const ::exactqat::Call& call);                                                             \
+  static const bool name##_is_in_the_table = ::exactqat::add_kernel(#name, [](const ::exactqat::Call& call) {      \
+    switch (call.results[0].dtype) {                                                                               \
+      case ::exactqat::DType::float16: return name##_of<::exactqat::float16, float>(call);                         \
+      case ::exactqat::DType::bfloat16: return name##_of<::exactqat::bfloat16, float>(call);                       \
+      case ::exactqat::DType::float64: return name##_of<double, double>(call);                                     \
+      default: return name##_of<float, float>(call);                                                               \
+    }                                                                                                              \
+  });                                                                                                              \
+  template <class S, class T>                                                                                      \
+  static void name##_of(const ::exactqat::Call& call)
+
 // Defines a kernel for every dtype as a template over the real type T, and enters it in this module's table:
 //   EXACTQAT_KERNEL(name) { ... call.operands, call.results, call.numbers, T ... }
 #define EXACTQAT_KERNEL(name)                                                                    \
