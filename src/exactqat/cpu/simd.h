@@ -8,6 +8,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <xmmintrin.h>
 #endif
 
 namespace exactqat {
@@ -147,6 +149,27 @@ struct Vector {
 };
 
 #endif
+
+// Stores past the caches; the address must be that of a whole register.
+template <class T>
+inline void stream(T* p, Vector<T> vector) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) _mm512_stream_ps(p, vector.v);
+  else _mm512_stream_pd(p, vector.v);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4) _mm256_stream_ps(p, vector.v);
+  else _mm256_stream_pd(p, vector.v);
+#else
+  vector.store(p);
+#endif
+}
+
+// What was streamed is written before anything that follows.
+inline void end_of_stream() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
 
 inline double one_where_less(double a, double b) { return a < b ? 1.0 : 0.0; }
 

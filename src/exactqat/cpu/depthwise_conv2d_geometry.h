@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shape of a depthwise convolution, and which positions of its two images meet.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+
+#include "call.h"
+
+namespace exactqat {
+
+struct Geometry {
+  int64_t batch, input_height, input_width, channels, multiplier, filter_height, filter_width, output_height, output_width;
+  int64_t stride_height, stride_width, dilation_height, dilation_width, pad_top, pad_left;
+  bool channels_first;
+
+  explicit Geometry(const Numbers& n)
+      : batch(n.integer("batch")),
+        input_height(n.integer("input_height")),
+        input_width(n.integer("input_width")),
+        channels(n.integer("channels")),
+        multiplier(n.integer("multiplier")),
+        filter_height(n.integer("filter_height")),
+        filter_width(n.integer("filter_width")),
+        output_height(n.integer("output_height")),
+        output_width(n.integer("output_width")),
+        stride_height(n.integer("stride_height")),
+        stride_width(n.integer("stride_width")),
+        dilation_height(n.integer("dilation_height")),
+        dilation_width(n.integer("dilation_width")),
+        pad_top(n.integer("pad_top")),
+        pad_left(n.integer("pad_left")),
+        channels_first(n.integer("channels_first")) {}
+
+  int64_t outputs() const { return channels * multiplier; }
+  int64_t taps() const { return filter_height * filter_width; }
+  int64_t input_plane() const { return input_height * input_width; }
+  int64_t output_plane() const { return output_height * output_width; }
+  int64_t output_size() const { return batch * output_plane() * outputs(); }
+  int64_t input_size() const { return batch * input_plane() * channels; }
+};
+
+struct Interval {
+  int64_t begin, end;  // empty if begin >= end
+};
+
+inline int64_t quotient_rounded_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Output positions i in [0, outputs) whose input position i * stride + offset lies in [0, inputs).
+inline Interval meeting(int64_t offset, int64_t stride, int64_t inputs, int64_t outputs) {
+  const int64_t begin = offset >= 0 ? 0 : (-offset + stride - 1) / stride;
+  const int64_t end = inputs - 1 < offset ? 0 : (inputs - 1 - offset) / stride + 1;
+  return {begin, std::min(end, outputs)};
+}
+
+// Number of i in [0, count) from `first` on in steps of `period`.
+inline int64_t stepped(int64_t first, int64_t count, int64_t period) {
+  return first < count ? quotient_rounded_up(count - first, period) : 0;
+}
+
+// The taps that serve input position `at` along one dimension: those for which at + pad - tap * dilation is an output position
+// times the stride. They are a period apart; one period on, the output position is `back` less.
+struct Serving {
+  int64_t first, count, period, position, back;
+};
+
+inline Serving serving(int64_t at, int64_t pad, int64_t stride, int64_t dilation, int64_t taps) {
+  const int64_t period = stride / std::gcd(stride, dilation);
+  int64_t first = 0;
+  while (first < std::min(period, taps) && (at + pad - first * dilation) % stride != 0) ++first;
+  if (first == std::min(period, taps)) return {0, 0, period, 0, 0};
+  return {first, stepped(first, taps, period), period, (at + pad - first * dilation) / stride, period * dilation / stride};
+}
+
+}  // namespace exactqat

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of a depthwise convolution, channels last, multiplier 1: the forward operator, and the input gradient, which is the
+// same thing seen in a mirror. One fused multiply-add for each tap that meets the image, taps row-major.
+#pragma once
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include "depthwise_conv2d_geometry.h"
+#include "parallel.h"
+#include "simd.h"
+#include "unrolled.h"
+
+namespace exactqat {
+
+// Rows of an image that lie in memory one behind the other, `step` elements from one column to the next.
+template <class T>
+struct Rows {
+  T* data;  // channel 0 of column 0 of the first row
+  int64_t first, width, step;
+
+  T* row(int64_t i) const { return data + (i - first) * width * step; }
+};
+
+// What one row of a result is made of. Result column c meets, with tap t, input column begin + c * advance + t. Only tap rows
+// that meet the image are counted; all of them do so with the same columns. Distances are in elements and may be negative.
+template <class T>
+struct Row {
+  const T* input;  // channel 0 of column 0 for the first tap row
+  const T* taps;   // channel 0 of the first tap of the first tap row
+  T* output;       // channel 0 of column 0
+  int64_t rows, input_row_step, tap_row_step;
+  int64_t columns, output_step;
+  int64_t begin, advance, input_columns, input_step;
+  int64_t tap_count, tap_step;
+  bool stream;  // write past the caches
+};
+
+// Enters a row whose neighbouring taps meet columns that lie `reach` apart: as so many rows of every n-th column that their
+// taps meet neighbouring ones.
+template <class T>
+void add_rows(std::vector<Row<T>>& rows, const Row<T>& row, int64_t reach) {
+  if (row.tap_count <= 1) reach = 1;
+  const int64_t classes = reach / std::gcd(row.advance, reach);
+  for (int64_t k = 0; k < std::min(classes, row.columns); ++k) {
+    const int64_t start = row.begin + k * row.advance, rest = (start % reach + reach) % reach;
+    Row<T> one = row;
+    one.input += rest * row.input_step;
+    one.input_step *= reach;
+    one.input_columns = stepped(rest, row.input_columns, reach);
+    one.begin = (start - rest) / reach;
+    one.advance = row.advance * classes / reach;
+    one.output += k * row.output_step;
+    one.output_step *= classes;
+    one.columns = stepped(k, row.columns, classes);
+    rows.push_back(one);
+  }
+}
+
+// The output rows of `output` from `begin` to `end`.
+template <class T>
+std::vector<Row<T>> forward_rows(const Geometry& g, const Rows<const T>& image, const T* filter, int64_t tap_step,
+                                 const Rows<T>& output, int64_t begin, int64_t end) {
+  std::vector<Row<T>> rows;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t top = i * g.stride_height - g.pad_top;
+    const Interval met = meeting(top, g.dilation_height, g.input_height, g.filter_height);
+    const bool any = met.begin < met.end;
+    add_rows(rows,
+             Row<T>{.input = any ? image.row(top + met.begin * g.dilation_height) : image.data,
+                    .taps = filter + (any ? met.begin * g.filter_width * tap_step : 0),
+                    .output = output.row(i),
+                    .rows = any ? met.end - met.begin : 0,
+                    .input_row_step = g.dilation_height * image.width * image.step,
+                    .tap_row_step = g.filter_width * tap_step,
+                    .columns = g.output_width,
+                    .output_step = output.step,
+                    .begin = -g.pad_left,
+                    .advance = g.stride_width,
+                    .input_columns = g.input_width,
+                    .input_step = image.step,
+                    .tap_count = g.filter_width,
+                    .tap_step = tap_step,
+                    .stream = false},
+             g.dilation_width);
+  }
+  return rows;
+}
+
+// The rows of the input's gradient from `begin` to `end`. Columns that are a stride apart meet the same taps: each such class
+// is a row of its own. All is taken from right to left and upwards, because so is what the taps meet.
+template <class T>
+std::vector<Row<T>> backward_rows(const Geometry& g, const Rows<const T>& gradient, const T* filter, int64_t tap_step,
+                                  const Rows<T>& output, int64_t begin, int64_t end) {
+  std::vector<Row<T>> rows;
+  for (int64_t i = end - 1; i >= begin; --i) {
+    const Serving down = serving(i, g.pad_top, g.stride_height, g.dilation_height, g.filter_height);
+    // Tap row k meets output row position - k * back.
+    const int64_t first = down.count == 0 || down.position < g.output_height
+                              ? 0
+                              : (down.position - g.output_height) / down.back + 1;
+    const int64_t last = down.count == 0 || down.position < 0 ? 0 : std::min(down.count, down.position / down.back + 1);
+    const bool any = first < last;
+    for (int64_t start = 0; start < std::min(g.stride_width, g.input_width); ++start) {
+      const Serving across = serving(start, g.pad_left, g.stride_width, g.dilation_width, g.filter_width);
+      const int64_t columns = stepped(start, g.input_width, g.stride_width);
+      const T* met = any ? gradient.row(down.position - first * down.back) : gradient.data;
+      add_rows(rows,
+               Row<T>{.input = met + (g.output_width - 1) * gradient.step,
+                      .taps = filter + ((any ? (down.first + first * down.period) * g.filter_width : 0) + across.first) * tap_step,
+                      .output = output.row(i) + (start + (columns - 1) * g.stride_width) * output.step,
+                      .rows = any ? last - first : 0,
+                      .input_row_step = -down.back * gradient.width * gradient.step,
+                      .tap_row_step = down.period * g.filter_width * tap_step,
+                      .columns = columns,
+                      .output_step = -g.stride_width * output.step,
+                      .begin = g.output_width - across.position - columns,
+                      .advance = 1,
+                      .input_columns = g.output_width,
+                      .input_step = -gradient.step,
+                      .tap_count = across.count,
+                      .tap_step = across.period * tap_step,
+                      .stream = false},
+               across.back);
+    }
+  }
+  return rows;
+}
+
+// R result rows that are made together: rows of inputs that the first of them meets alone, that both meet, and that the second
+// one meets alone, one behind the other.
+template <class T>
+struct Strip {
+  Row<T> first;
+  const T* second_taps;
+  T* second_output;
+  int64_t alone, together, second_alone;
+};
+
+// Whether a second row can be made together with the first one; if so, how.
+template <class T>
+bool join(Strip<T>& strip, const Row<T>& second) {
+  const Row<T>& first = strip.first;
+  if (first.rows == 0 || second.rows == 0 || first.columns != second.columns || first.begin != second.begin ||
+      first.tap_count != second.tap_count || first.input_row_step != second.input_row_step)
+    return false;
+  const int64_t distance = second.input - first.input;
+  if (distance % first.input_row_step != 0) return false;
+  strip.alone = distance / first.input_row_step;
+  strip.together = first.rows - strip.alone;
+  strip.second_alone = second.rows - strip.together;
+  if (strip.alone < 0 || strip.together < 1 || strip.second_alone < 0) return false;
+  strip.second_taps = second.taps;
+  strip.second_output = second.output;
+  return true;
+}
+
+// A vector of channels: all lanes of it, or the first `channels` ones.
+template <bool Partial, class T>
+[[gnu::always_inline]] inline Vector<T> load_channels(const T* from, int64_t channels) {
+  if constexpr (Partial) return Vector<T>::load(from, channels);
+  else return Vector<T>::load(from);
+}
+
+template <bool Partial, int P, class T>
+[[gnu::always_inline]] inline void store_columns(T* to, int64_t step, bool streamed, int64_t channels, const Vector<T> (&sums)[P]) {
+  unrolled<P>([&](auto p) __attribute__((always_inline)) {
+    if constexpr (Partial) sums[p].store(to, channels);
+    else if (streamed) stream(to, sums[p]);
+    else sums[p].store(to);
+    to += step;
+  });
+}
+
+// P columns of R rows for one vector of channels, in registers: K taps in a row that lie Advance * p + t apart. Neighbours share
+// their inputs: each is loaded once. Inputs beside the image, fewer than K on either side, are passed over, and with them the
+// taps that would meet them.
+template <int K, int Advance, int P, int R, bool Partial, class T>
+[[gnu::always_inline]] inline void sum_columns(const Strip<T>& strip, int64_t column, int64_t channel, int64_t channels) {
+  using Lanes = Vector<T>;
+  constexpr int kInputs = (P - 1) * Advance + K;
+  const Row<T>& row = strip.first;
+  const int64_t start = row.begin + column * row.advance, first = -start, last = row.input_columns - start;
+  const int64_t input_step = row.input_step, tap_step = row.tap_step;
+  const T* x = row.input + start * input_step + channel;
+  const T* taps[2] = {row.taps + channel, strip.second_taps + channel};
+  Lanes sums[R][P];
+  const auto meet = [&]<bool First, bool Second>(int64_t rows) __attribute__((always_inline)) {
+    for (; rows > 0; --rows) {
+      Lanes weight[2][K];
+      unrolled<K>([&](auto t) __attribute__((always_inline)) {
+        if constexpr (First) weight[0][t] = load_channels<Partial>(taps[0] + t * tap_step, channels);
+        if constexpr (Second) weight[1][t] = load_channels<Partial>(taps[1] + t * tap_step, channels);
+      });
+      const T* met = x;
+      unrolled<kInputs>([&](auto n) __attribute__((always_inline)) {
+        // Said to be likely lest the compiler keep the sums of the last columns in memory.
+        if ((n >= K - 1 || __builtin_expect(n >= first, 1)) && (n <= kInputs - K || __builtin_expect(n < last, 1))) {
+          const Lanes value = load_channels<Partial>(met, channels);
+          unrolled<P>([&](auto p) __attribute__((always_inline)) {
+            constexpr int t = n - Advance * p;
+            if constexpr (t >= 0 && t < K) {
+              if constexpr (First) sums[0][p] = Lanes::fused_multiply_add(value, weight[0][t], sums[0][p]);
+              if constexpr (Second) sums[R - 1][p] = Lanes::fused_multiply_add(value, weight[1][t], sums[R - 1][p]);
+            }
+          });
+        }
+        met += input_step;
+      });
+      x += row.input_row_step;
+      if constexpr (First) taps[0] += row.tap_row_step;
+      if constexpr (Second) taps[1] += row.tap_row_step;
+    }
+  };
+  meet.template operator()<true, false>(strip.alone);
+  if constexpr (R == 2) {
+    meet.template operator()<true, true>(strip.together);
+    meet.template operator()<false, true>(strip.second_alone);
+  }
+  const int64_t offset = column * row.output_step + channel;
+  store_columns<Partial>(row.output + offset, row.output_step, row.stream, channels, sums[0]);
+  if constexpr (R == 2)
+    store_columns<Partial>(strip.second_output + offset, row.output_step, row.stream, channels, sums[1]);
+}
+
+// The same for one row, any number of taps and any advance.
+template <int P, bool Partial, class T>
+[[gnu::always_inline]] inline void sum_columns_of_any_kind(const Row<T>& row, int64_t column, int64_t channel, int64_t channels) {
+  using Lanes = Vector<T>;
+  const int64_t start = row.begin + column * row.advance;
+  Lanes sums[P];
+  for (int64_t i = 0; i < row.rows; ++i) {
+    const T* x = row.input + i * row.input_row_step + channel;
+    const T* w = row.taps + i * row.tap_row_step + channel;
+    for (int64_t t = 0; t < row.tap_count; ++t, w += row.tap_step) {
+      const Lanes weight = load_channels<Partial>(w, channels);
+      unrolled<P>([&](auto p) __attribute__((always_inline)) {
+        const int64_t j = start + p * row.advance + t;
+        if (j < 0 || j >= row.input_columns) return;
+        sums[p] = Lanes::fused_multiply_add(load_channels<Partial>(x + j * row.input_step, channels), weight, sums[p]);
+      });
+    }
+  }
+  store_columns<Partial>(row.output + column * row.output_step + channel, row.output_step, row.stream, channels, sums);
+}
+
+// All columns of a strip, channels [begin, end).
+template <class T>
+using Columns = void (*)(const Strip<T>& strip, int64_t begin, int64_t end);
+
+// In groups of P columns. The last group ends where the row does and may sum columns again.
+template <int K, int Advance, int P, int R, class T>
+void columns_in_groups(const Strip<T>& strip, int64_t begin, int64_t end) {
+  constexpr int64_t kWidth = Vector<T>::kWidth;
+  const Row<T>& row = strip.first;
+  const int64_t whole = begin + (end - begin) / kWidth * kWidth;
+  for (int64_t c = 0; c < row.columns; c += P) {
+    const int64_t column = std::min(c, row.columns - P);
+    if constexpr (K > 0) {
+      for (int64_t channel = begin; channel < whole; channel += kWidth)
+        sum_columns<K, Advance, P, R, false>(strip, column, channel, kWidth);
+      if (whole < end) sum_columns<K, Advance, P, R, true>(strip, column, whole, end - whole);
+    } else {
+      for (int64_t channel = begin; channel < whole; channel += kWidth)
+        sum_columns_of_any_kind<P, false>(row, column, channel, kWidth);
+      if (whole < end) sum_columns_of_any_kind<P, true>(row, column, whole, end - whole);
+    }
+  }
+}
+
+// How many columns may be summed together: as many as leave registers for the rest; few where nobody waits.
+template <class T>
+constexpr bool kInHaste = std::is_same_v<T, float> && Vector<T>::kWidth >= 16;
+
+// The number of columns in a group with which a row takes least work.
+template <class T>
+int columns_in_a_group(int64_t columns) {
+  int best = 1;
+  for (const int p : {2, 4, 5, 7}) {
+    if (p > columns || (!kInHaste<T> && p != 4)) continue;
+    if (best <= 2 || quotient_rounded_up(columns, p) * p <= quotient_rounded_up(columns, best) * best) best = p;
+  }
+  return best;
+}
+
+template <int K, int Advance, int R, class T>
+Columns<T> columns_of_kind(int group) {
+  if constexpr (kInHaste<T>) {
+    switch (group) {
+      case 2: return columns_in_groups<K, Advance, 2, R, T>;
+      case 5: return columns_in_groups<K, Advance, 5, R, T>;
+      case 7: return columns_in_groups<K, Advance, 7, R, T>;
+    }
+  }
+  return group == 4 ? columns_in_groups<K, Advance, 4, R, T> : columns_in_groups<K, Advance, 1, R, T>;
+}
+
+// null where two rows cannot be made together
+template <int R, class T>
+Columns<T> columns_of(const Row<T>& row) {
+  const int group = columns_in_a_group<T>(row.columns);
+  const int64_t beside = row.begin + (row.columns - 1) * row.advance + row.tap_count - row.input_columns;
+  if (row.begin > -row.tap_count && beside < row.tap_count && row.input_columns > 0) {
+    switch (row.advance * 8 + row.tap_count) {
+      case 8 + 1: return columns_of_kind<1, 1, R, T>(group);
+      case 8 + 2: return columns_of_kind<2, 1, R, T>(group);
+      case 8 + 3: return columns_of_kind<3, 1, R, T>(group);
+      case 8 + 5: return columns_of_kind<5, 1, R, T>(group);
+      case 16 + 3: return columns_of_kind<3, 2, R, T>(group);
+      case 16 + 5: return columns_of_kind<5, 2, R, T>(group);
+    }
+  }
+  if constexpr (R == 1) return columns_of_kind<0, 0, 1, T>(group);
+  return nullptr;
+}
+
+// Channels [begin, end) of rows that use each other's inputs. Two that are near each other in the list are made together where
+// they can be. So many channels at a time that their taps stay in the first cache.
+template <class T>
+void sum_rows(const std::vector<Row<T>>& rows, int64_t begin, int64_t end) {
+  constexpr int64_t kWidth = Vector<T>::kWidth, kMany = 12;
+  constexpr size_t kNear = 6;
+  struct Piece {
+    Strip<T> strip;
+    Columns<T> sum;
+  };
+  std::vector<Piece> pieces;
+  std::vector<bool> made(rows.size());
+  for (size_t r = 0; r < rows.size(); ++r) {
+    if (made[r]) continue;
+    Piece piece{{rows[r], rows[r].taps, nullptr, 0, 0, 0}, columns_of<2>(rows[r])};
+    size_t partner = piece.sum ? r + 1 : rows.size();
+    while (partner < std::min(rows.size(), r + kNear) && (made[partner] || !join(piece.strip, rows[partner]))) ++partner;
+    if (partner < std::min(rows.size(), r + kNear)) {
+      made[partner] = true;
+    } else {
+      piece.strip.alone = rows[r].rows;
+      piece.sum = columns_of<1>(rows[r]);
+    }
+    pieces.push_back(piece);
+  }
+  const int64_t vectors = quotient_rounded_up(end - begin, kWidth), parts = quotient_rounded_up(vectors, kMany);
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t from = begin + vectors * part / parts * kWidth;
+    const int64_t to = std::min(end, begin + vectors * (part + 1) / parts * kWidth);
+    for (const Piece& piece : pieces) piece.sum(piece.strip, from, to);
+  }
+}
+
+// Results from this size on do not stay in the caches until somebody reads them.
+constexpr int64_t kStreamed = int64_t{8} << 20;
+
+// All `height` rows of all images, channels last: make(image, begin, end) says of what some of them are made. `width` is that of
+// the larger of the two images.
+template <class T, class Make>
+void sum_images(const Geometry& g, int64_t height, int64_t width, const T* output, int64_t size, Make&& make) {
+  constexpr int64_t kSecondCache = 1 << 19, kEnoughTasks = 8;
+  const int64_t channels = g.channels, step = 2 * Vector<T>::kWidth, row_bytes = width * channels * int64_t(sizeof(T));
+  const int64_t band = std::clamp<int64_t>(kSecondCache / std::max<int64_t>(row_bytes, 1), 4, height);
+  const int64_t bands = quotient_rounded_up(height, band);
+  const int64_t pieces = std::clamp<int64_t>(kEnoughTasks / (g.batch * bands), 1, quotient_rounded_up(channels, step));
+  const int64_t piece = quotient_rounded_up(quotient_rounded_up(channels, pieces), step) * step;
+  const bool streamed = size * int64_t(sizeof(T)) >= kStreamed && reinterpret_cast<uintptr_t>(output) % 64 == 0 &&
+                        channels * int64_t(sizeof(T)) % 64 == 0;
+  parallel_for(g.batch * bands * pieces, size * std::max<int64_t>(1, g.taps()), [&](int64_t task) {
+    const int64_t image = task / (bands * pieces), k = task / pieces % bands, begin = task % pieces * piece;
+    std::vector<Row<T>> rows = make(image, height * k / bands, height * (k + 1) / bands);
+    for (Row<T>& row : rows) row.stream = streamed;
+    sum_rows(rows, begin, std::min(channels, begin + piece));
+    if (streamed) end_of_stream();
+  });
+}
+
+}  // namespace exactqat
