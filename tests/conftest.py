@@ -7,9 +7,11 @@ which fills the results with NaN before the kernel runs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -56,3 +58,61 @@ def _on_instruction_set(name: str) -> Callable[[Operator, list[np.ndarray], dict
 
 
 DEVICES = {f"cpu-{name}": _on_instruction_set(name) for name in cpu.INSTRUCTION_SETS}
+
+
+def _interpreted(op: Operator, operands: list[np.ndarray], attributes: dict[str, Any]) -> list[np.ndarray]:
+    """The GPU kernels, program by program on the CPU: right logic, though neither a GPU's order nor its fusion."""
+    import torch
+
+    from exactqat import triton
+
+    specs = tuple(TensorSpec(a.shape, a.dtype.name) for a in operands)
+    lowered = op.lower(specs, tuple(attributes.items()))
+    plan = triton.plan(specs, lowered)
+    dtypes = {a.dtype.name: a.dtype for a in operands}
+    results = [np.full(spec.shape, np.nan, dtypes.get(spec.dtype, spec.dtype)) for spec in lowered.results]
+    scratch = [torch.full(spec.shape, -1, dtype=getattr(torch, spec.dtype)) for spec in plan.scratch]
+    triton.run(plan, [*(_as_tensor(a) for a in (*operands, *results)), *scratch])
+    return results
+
+
+def _as_tensor(array: np.ndarray) -> Any:
+    """A view of the array's memory."""
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _correct_interpreter() -> None:
+    """Its conversions from and to bfloat16 truncate; every GPU rounds to nearest even."""
+    import ml_dtypes
+    import triton.language as tl
+    import triton.runtime.interpreter as interpreter
+
+    theirs = interpreter._convert_float
+
+    def convert(data: np.ndarray, source: Any, target: Any, rounding_mode: Any) -> np.ndarray:
+        if (source, target) == (tl.float32, tl.bfloat16):
+            return data.view(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return data.view(ml_dtypes.bfloat16).astype(np.float32)
+        return theirs(data, source, target, rounding_mode)
+
+    interpreter._convert_float = convert
+
+
+def _has_gpu() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+# Triton reads the variable when a kernel is defined. On a machine with a GPU the kernels run there (test_gpu.py).
+if find_spec("triton") and find_spec("torch") and not _has_gpu():
+    os.environ["TRITON_INTERPRET"] = "1"
+    _correct_interpreter()
+    DEVICES["triton-interpreter"] = _interpreted

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""QuantizeAndDequantize*: the same arithmetic as reference/quantize_and_dequantize.py."""
