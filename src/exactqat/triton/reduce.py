@@ -51,17 +51,19 @@ class SumTiles(NamedTuple):
 
 def sum_tiles(rows: int, channels: int, inner: int = 1) -> SumTiles:
     """How the sums over `rows` rows of each channel are spread over programs."""
-    if inner == 1:
-        wide = min(triton.next_power_of_2(max(channels, 1)), 64)
-        while wide > 16 and -(-channels // wide) * wide > -(-channels // 16) * 16 * 9 // 8:
-            wide //= 2
-    else:
-        wide = 1
-    # 512 elements in each of the 8 steps are 16 bytes for each thread; fewer where a card would not be filled.
     blocks = max(-(-rows // BLOCK), 1)
-    together = min(64 // wide, triton.next_power_of_2(blocks))
+    rows_padded = triton.next_power_of_2(blocks)
+    # 512 elements in each of the 8 steps are 16 bytes for each thread; fewer where a card would not be filled. Runs of
+    # memory go along the channels where these come last, else along the rows.
+    wide = min(triton.next_power_of_2(max(channels, 1)), 64 if inner == 1 else max(64 // rows_padded, 1))
+    while wide > 16 and -(-channels // wide) * wide > -(-channels // 16) * 16 * 9 // 8:
+        wide //= 2
+    together = min(64 // wide, rows_padded)
     while together * wide > 16 and -(-blocks // together) * -(-channels // wide) < 512:
-        together, wide = (together // 2, wide) if together > 1 else (together, wide // 2)
+        if wide == 1 or (inner == 1 and together > 1):
+            together //= 2
+        else:
+            wide //= 2
     channel_blocks = -(-channels // wide)
     return SumTiles(
         -(-blocks // together) * channel_blocks, blocks, channel_blocks, {"BLOCKS": together, "CHANNELS": wide}
@@ -90,7 +92,8 @@ def rows_of(first_block, STEP: tl.constexpr, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def _kept(v, FLUSH: tl.constexpr):
+def kept(v, FLUSH: tl.constexpr):
+    """A float64 result, flushed if that can make a difference."""
     if FLUSH:
         return flush(v)
     else:
@@ -100,7 +103,7 @@ def _kept(v, FLUSH: tl.constexpr):
 @triton.jit
 def add_rows(lanes, values, valid, FLUSH: tl.constexpr):
     """One more row in each lane. Adding -0 changes nothing, not even -0."""
-    return _kept(lanes + tl.where(valid, values, -0.0), FLUSH)
+    return kept(lanes + tl.where(valid, values, -0.0), FLUSH)
 
 
 @triton.jit
@@ -108,9 +111,9 @@ def fold_lanes(lanes, FLUSH: tl.constexpr):
     """[BLOCKS, 8, CHANNELS] -> [BLOCKS, CHANNELS]: lane i + lane i + 4, then i + 2, then i + 1."""
     BLOCKS: tl.constexpr = lanes.shape[0]
     CHANNELS: tl.constexpr = lanes.shape[2]
-    fours = _kept(tl.sum(tl.reshape(lanes, [BLOCKS, 2, 4, CHANNELS]), axis=1), FLUSH)
-    twos = _kept(tl.sum(tl.reshape(fours, [BLOCKS, 2, 2, CHANNELS]), axis=1), FLUSH)
-    return _kept(tl.sum(twos, axis=1), FLUSH)
+    fours = kept(tl.sum(tl.reshape(lanes, [BLOCKS, 2, 4, CHANNELS]), axis=1), FLUSH)
+    twos = kept(tl.sum(tl.reshape(fours, [BLOCKS, 2, 2, CHANNELS]), axis=1), FLUSH)
+    return kept(tl.sum(twos, axis=1), FLUSH)
 
 
 @triton.jit
