@@ -248,7 +248,7 @@ def fake_quant_with_min_max_vars_per_channel(operands, results, numbers):
     return _forward(operands, numbers, by_division=False)
 
 
-def _gradients(operands, results, numbers):
+def _gradients(operands: tuple[TensorSpec, ...], numbers: Mapping[str, Any]) -> Plan:
     _, inputs, min, _ = operands
     channels = min.size  # the whole tensor is rows of one channel
     rows = inputs.size // channels if channels else 0
@@ -269,7 +269,7 @@ def _gradients(operands, results, numbers):
         _range_gradients,
         -(-channels // together),
         (tree.items, 2, 3, 5, 6),
-        (tree.count, channels),
+        (tree.count if rows else 0, channels),
         FLUSH=flush_sums,
         CHANNELS=together,
     )
@@ -278,12 +278,12 @@ def _gradients(operands, results, numbers):
 
 @plan
 def fake_quant_with_min_max_vars_gradient(operands, results, numbers):
-    return _gradients(operands, results, numbers)
+    return _gradients(operands, numbers)
 
 
 @plan
 def fake_quant_with_min_max_vars_per_channel_gradient(operands, results, numbers):
-    return _gradients(operands, results, numbers)
+    return _gradients(operands, numbers)
 
 
 @plan
