@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,8 @@ def _on_instruction_set(name: str) -> Callable[[Operator, list[np.ndarray], dict
 
 
 DEVICES = {f"cpu-{name}": _on_instruction_set(name) for name in cpu.INSTRUCTION_SETS}
+# Devices that cannot look at values before they answer: what the others refuse when they see the values is NaN there.
+ANSWERS_NAN = {"triton-interpreter"}
 
 
 def _interpreted(op: Operator, operands: list[np.ndarray], attributes: dict[str, Any]) -> list[np.ndarray]:
@@ -86,12 +89,13 @@ def _as_tensor(array: np.ndarray) -> Any:
 
 
 def _correct_interpreter() -> None:
-    """Its conversions from and to bfloat16 truncate; every GPU rounds to nearest even."""
+    """Its conversions to bfloat16 truncate, where every GPU rounds to nearest even; and it replaces the language's
+    functions anew at each call of each function, which takes most of its time."""
     import ml_dtypes
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
 
-    theirs = interpreter._convert_float
+    theirs, patch_language = interpreter._convert_float, interpreter._patch_lang
 
     def convert(data: np.ndarray, source: Any, target: Any, rounding_mode: Any) -> np.ndarray:
         if (source, target) == (tl.float32, tl.bfloat16):
@@ -100,7 +104,17 @@ def _correct_interpreter() -> None:
             return data.view(ml_dtypes.bfloat16).astype(np.float32)
         return theirs(data, source, target, rounding_mode)
 
+    patched = set()
+
+    def patch_language_once(function: Any) -> Any:
+        used = {module for module in (tl, tl.core) if module in function.__globals__.values()}
+        if not used <= patched:
+            patched.update(used)
+            patch_language(function)
+        return SimpleNamespace(restore=lambda: None)
+
     interpreter._convert_float = convert
+    interpreter._patch_lang = patch_language_once
 
 
 def _has_gpu() -> bool:
