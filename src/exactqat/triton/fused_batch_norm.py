@@ -26,6 +26,7 @@ from exactqat.triton.reduce import (
     sum_tile,
     sum_tiles,
     total,
+    totals,
 )
 
 # Where the rows of a channel lie: next to the other channels, or in planes, with 8 rows from a multiple of 8 on always
@@ -33,7 +34,7 @@ from exactqat.triton.reduce import (
 _CHANNELS_LAST, _PLANES, _PLANES_OF_EIGHTS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _BLOCK = tl.constexpr(BLOCK)
 _INFINITY = tl.constexpr(float("inf"))
-_COLUMNS = 16  # channels for each program of the kernels between the passes
+_NAN = tl.constexpr(float("nan"))
 
 
 @triton.jit
@@ -134,6 +135,7 @@ def _normalization(
     EMPTY: tl.constexpr,
     V3: tl.constexpr,
     FLUSH: tl.constexpr,
+    BLOCKS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     REAL: tl.constexpr = batch_mean_ptr.dtype.element_ty
@@ -144,17 +146,16 @@ def _normalization(
         tl.store(reserve_space_3_ptr, 0.0)
     if EMPTY:
         zeros = tl.zeros([COLUMNS], REAL)
-        running_mean, running_variance = zeros / 0.0, zeros / 0.0
-        tl.store(batch_mean_ptr + channel, running_mean, known)
-        tl.store(batch_variance_ptr + channel, running_variance, known)
+        tl.store(batch_mean_ptr + channel, tl.full([COLUMNS], _NAN, REAL), known)
+        tl.store(batch_variance_ptr + channel, tl.full([COLUMNS], _NAN, REAL), known)
         tl.store(reserve_space_1_ptr + channel, zeros, known)
         tl.store(reserve_space_2_ptr + channel, zeros, known)
     else:
         if TRAINING:
             items = rows.to(tl.float64)
             first = _first_of(x_ptr, channel, known, inner)
-            sums = total(items_ptr, count, 2 * channels, channel, known, FLUSH)
-            squares = total(items_ptr, count, 2 * channels, channels + channel, known, FLUSH)
+            sums = total(items_ptr, count, 2 * channels, channel, known, FLUSH, BLOCKS)
+            squares = total(items_ptr, count, 2 * channels, channels + channel, known, FLUSH, BLOCKS)
             mean = kept(first + kept(sums / items, FLUSH), FLUSH)
             square_of_sum = kept(kept(sums * sums, FLUSH) / items, FLUSH)
             variance = kept(kept(squares - square_of_sum, FLUSH) / items, FLUSH)
@@ -255,6 +256,7 @@ def _gradient_coefficients(
     epsilon,  # bits
     EMPTY: tl.constexpr,
     FLUSH: tl.constexpr,
+    BLOCKS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     REAL: tl.constexpr = scale_backprop_ptr.dtype.element_ty
@@ -266,8 +268,8 @@ def _gradient_coefficients(
         tl.store(offset_backprop_ptr + channel, zeros, known)
     else:
         items = rows.to(tl.float64)
-        sums = total(items_ptr, count, 2 * channels, channel, known, FLUSH)
-        products = total(items_ptr, count, 2 * channels, channels + channel, known, FLUSH)
+        sums = total(items_ptr, count, 2 * channels, channel, known, FLUSH, BLOCKS)
+        products = total(items_ptr, count, 2 * channels, channels + channel, known, FLUSH, BLOCKS)
         variance = _vector(variance_ptr, channel, known)
         inverse = kept(1.0 / tl.sqrt(kept(variance + real(epsilon, REAL).to(tl.float64), FLUSH)), FLUSH)
         factor = kept(_vector(scale_ptr, channel, known) * inverse, FLUSH)
@@ -329,21 +331,6 @@ def _row_sums(
     store_sums(items_ptr, sums, 0, 1, first_block, channel, rows, channels, FLUSH)
 
 
-@triton.jit
-def _channel_totals(
-    items_ptr,  # [count, channels]
-    sums_ptr,  # [channels]
-    count,
-    channels,
-    FLUSH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    channel = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    known = channel < channels
-    sums = total(items_ptr, count, channels, channel, known, FLUSH)
-    tl.store(sums_ptr + channel, narrow(sums, sums_ptr.dtype.element_ty), known)
-
-
 def _layout(inner: int) -> int:
     if inner == 1:
         return _CHANNELS_LAST.value
@@ -360,7 +347,9 @@ class _Shape:
         self.flush = operands[0].dtype == "float64"
         self.cut: SumTiles = sum_tiles(self.rows, self.channels, self.inner)
         self.tree: Folded = folded(first, self.cut.blocks, sums * self.channels, self.flush)
-        self.vector_programs = max(-(-self.channels // _COLUMNS), 1)
+        # Half of a tile: two sums are taken.
+        self.columns = max(self.tree.columns() // 2, 1)
+        self.vector_programs = max(-(-self.channels // self.columns), 1)
 
     def summed(self, kernel, *arrays: int) -> tuple[Launch, ...]:
         """The sums over rows and the tree above them."""
@@ -415,7 +404,8 @@ def fused_batch_norm(operands, results, numbers):
         EMPTY=shape.empty,
         V3=v3,
         FLUSH=shape.flush,
-        COLUMNS=_COLUMNS,
+        BLOCKS=shape.tree.blocks,
+        COLUMNS=shape.columns,
     )
     launches = (*sums, coefficients, *shape.elementwise(_normalize, x, first, y))
     return Plan(launches, (shape.coefficients(3), *(shape.tree.scratch if sums else ())))
@@ -435,7 +425,8 @@ def fused_batch_norm_grad(operands, results, numbers):
         (shape.tree.count, shape.rows, shape.channels, bits_of(results[1].dtype, numbers["epsilon"])),
         EMPTY=shape.empty,
         FLUSH=shape.flush,
-        COLUMNS=_COLUMNS,
+        BLOCKS=shape.tree.blocks,
+        COLUMNS=shape.columns,
     )
     training = bool(numbers["is_training"])
     rest = shape.elementwise(_x_backprop, y_backprop, x, first, x_backprop, TRAINING=training)
@@ -454,12 +445,5 @@ def channel_sum(operands, results, numbers):
         FLUSH=shape.flush,
         **shape.cut.constexprs,
     )
-    totals = launch(
-        _channel_totals,
-        shape.vector_programs,
-        (shape.tree.items, 1),
-        (shape.tree.count, shape.channels),
-        FLUSH=shape.flush,
-        COLUMNS=_COLUMNS,
-    )
-    return Plan((sums, *shape.tree.launches, totals) if shape.channels else (), shape.tree.scratch)
+    last = totals(shape.tree, 1, shape.channels, shape.flush)
+    return Plan((sums, *shape.tree.launches, last), shape.tree.scratch)
