@@ -489,33 +489,32 @@ def _channel_tile(channels: int, most: int) -> int:
 def _tiles(numbers, height: int, width: int, channels: int, step_height: int, step_width: int):
     """Tiles of pixels and channels, and how many there are along rows, columns and channels.
 
-    The tile is the one that reads least: neighbouring results share most of what they read, in a square tile best.
+    Neighbouring results share most of what they read, in a square tile best, but a tile must also fit the image.
     """
     images, first = numbers["batch"], numbers["channels_first"]
     elements = _ELEMENTS
     while elements > 1024 and images * height * width * channels < 512 * elements:
         elements //= 2
-    most_pixels = _power_of_2(height) * _power_of_2(width)
+    tallest, widest = _power_of_2(height), _power_of_2(width)
     if first:
-        wide = min(max(elements // most_pixels, 1), _power_of_2(channels))
+        wide = min(max(elements // (tallest * widest), 1), _power_of_2(channels))
     else:
         wide = _channel_tile(channels, 32)
-    pixels = min(elements // wide, most_pixels)
 
-    def read(rows: int) -> tuple[int, int]:
-        columns = pixels // rows
+    def cost(rows: int, columns: int) -> int:
+        """What all tiles read and compute, in elements, with something for the start of each."""
         down = (rows - 1) * step_height + (numbers["filter_height"] - 1) * numbers["dilation_height"] + 1
         across = (columns - 1) * step_width + (numbers["filter_width"] - 1) * numbers["dilation_width"] + 1
         # A load brings 32 bytes at least, which channels that come first leave to the columns.
         across = max(across, 8) if first else across
-        return -(-height // rows) * -(-width // columns) * down * across, rows
+        return -(-height // rows) * -(-width // columns) * (wide * (down * across + rows * columns) + 512)
 
-    candidates = [2**k for k in range(pixels.bit_length())]
-    fitting = [rows for rows in candidates if rows <= _power_of_2(height) and pixels // rows <= _power_of_2(width)]
-    _, rows = min(read(rows) for rows in fitting)
-    columns = pixels // rows
+    most = max(elements // wide, 1)
+    sides = [2**k for k in range(13)]
+    fitting = [(r, c) for r in sides for c in sides if r <= tallest and c <= widest and r * c <= most]
+    rows, columns = min(fitting, key=lambda tile: cost(*tile))
     blocks = (-(-height // rows), -(-width // columns), -(-channels // wide))
-    warps = min(max(pixels * wide // 512, 1), 8)
+    warps = min(max(rows * columns * wide // 512, 1), 8)
     return blocks, {"ROWS": rows, "COLUMNS": columns, "CHANNELS": wide, "num_warps": warps}
 
 
