@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile the GPU kernels for cards that need not be there: `python tests/ptx.py sm_90`.
 
-Prints, as JSON, one entry for each kernel as it is launched by typical calls: its name, the dtype and the PTX. Runs in a
-process of its own, because Triton either compiles or interprets.
+Prints, as JSON, one entry for each kernel as it is launched by typical calls: its name, the dtype and the PTX. Runs in
+a process of its own, because Triton either compiles or interprets.
 """
 
 from __future__ import annotations
@@ -131,7 +131,13 @@ def main(capability: int, dtypes: list[str]) -> None:
             text = compile_launch(launch, arrays, capability)
             programs.append({"kernel": f"{family}.{launch.kernel.__name__}", "dtype": dtype, "ptx": text})
     launch, arrays = next(launches("float32"))
-    programs.append({"kernel": "fused", "dtype": "float32", "ptx": compile_launch(launch, arrays, capability, enable_fp_fusion=True)})
+    programs.append(
+        {
+            "kernel": "fused",
+            "dtype": "float32",
+            "ptx": compile_launch(launch, arrays, capability, enable_fp_fusion=True),
+        }
+    )
     json.dump(programs, sys.stdout)
 
 

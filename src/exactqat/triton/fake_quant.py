@@ -71,10 +71,7 @@ def _fake_quant(
     shifted = subtract(clamp(inputs, nudged_min, nudged_max), nudged_min)
     # From here on denormals need no care: one added to a half, or beside a whole number, is a zero, and the last
     # product is 0 or at least one normal step.
-    if BY_DIVISION:
-        steps = quotient(shifted, scale)
-    else:
-        steps = shifted * inverse
+    steps = quotient(shifted, scale) if BY_DIVISION else shifted * inverse
     outputs = tl.floor((steps - quant_zero) + 0.5) * scale
     if not FIXED:
         outputs = tl.where((min == 0.0) & (max == 0.0), 0.0, outputs)
@@ -206,7 +203,7 @@ def _gradient_transpose(
     tl.store(gradients_ptr + offset, gradients.to(gradients_ptr.dtype.element_ty), mask)
 
 
-def _quantization(numbers: Mapping[str, Any]) -> dict[str, float]:
+def _quantization(numbers: Mapping[str, Any]) -> dict[str, Any]:
     return {"QUANT_MIN": float(numbers["narrow_range"]), "QUANT_MAX": float(2 ** numbers["num_bits"] - 1)}
 
 
