@@ -75,6 +75,10 @@ def calls(dtype: str) -> Iterator[tuple[str, tuple[TensorSpec, ...], dict[str, A
     yield "fake_quant_with_min_max_args_gradient", (image, image), bits
     yield "fake_quant_with_min_max_vars", (image, range_(), range_()), bits
     yield "fake_quant_with_min_max_vars_gradient", (image, image, range_(), range_()), bits
+    huge = spec(2**27 + 1, 32)  # sizes that take 64 bits
+    yield "fake_quant_with_min_max_vars", (huge, range_(), range_()), bits
+    yield "fake_quant_with_min_max_vars_gradient", (huge, huge, range_(), range_()), bits
+    yield "quantize_and_dequantize_v2", (huge, range_(), range_()), {"range_given": False}
     yield "fake_quant_with_min_max_vars_per_channel", (weights, range_(1), range_(1)), bits
     channels = range_(32)
     yield "fake_quant_with_min_max_vars_per_channel", (image, channels, channels), bits
