@@ -15,7 +15,7 @@ try:
 except ImportError as error:
     raise ImportError("exactqat needs Triton for tensors on a GPU: pip install 'exactqat[triton]'") from error
 
-from exactqat.triton import fake_quant, fused_batch_norm, quantize_and_dequantize  # noqa: F401
+from exactqat.triton import depthwise_conv2d, fake_quant, fused_batch_norm, quantize_and_dequantize  # noqa: F401
 from exactqat.triton.launch import PLANS, Plan, run
 
 __all__ = ["PLANS", "Plan", "plan", "planned", "run"]

@@ -192,3 +192,391 @@ def _depthwise(
     output_ptrs = _image(output_ptr, image, channel, output_height, output_width, outputs, CHANNELS_FIRST)
     output_ptrs += _pixels(row, column, output_width, outputs, CHANNELS_FIRST)
     tl.store(output_ptrs, sums.to(output_ptr.dtype.element_ty), written)
+
+
+@triton.jit
+def _backward_tap(
+    gradient_ptrs,
+    filter_ptr,
+    row,
+    column,
+    channel,
+    known,
+    tap,
+    up,
+    left,
+    q,
+    meets,
+    output_height,
+    output_width,
+    channels,
+    MULTIPLIER: tl.constexpr,
+    CHANNELS_FIRST: tl.constexpr,
+):
+    """What arrives through a tap from the output `up` rows further down and `left` columns further right: gradients and
+    mask [PIXELS, CHANNELS], weights [1, CHANNELS]."""
+    i, j = row + up, column + left
+    meets = meets & ((i >= 0) & (i < output_height)) & ((j >= 0) & (j < output_width))
+    valid = meets[:, None] & known[None, :]
+    offset = _pixels(i, j, output_width, channels * MULTIPLIER, CHANNELS_FIRST)
+    if CHANNELS_FIRST:
+        offset += output_height.to(tl.int64) * output_width * q
+    else:
+        offset += q
+    values = tl.load(gradient_ptrs + offset, valid, other=0.0)
+    weights = tl.load(filter_ptr + (tap * channels + channel) * MULTIPLIER + q, known, other=0.0)
+    return widened(values), flush(widened(weights))[None, :], valid
+
+
+@triton.jit
+def _backprop_input_cells(
+    filter_ptr,
+    gradient_ptrs,
+    output_ptrs,
+    row,
+    column,
+    channel,
+    known,
+    from_row,
+    from_column,
+    input_height,
+    input_width,
+    channels,
+    output_height,
+    output_width,
+    MULTIPLIER: tl.constexpr,
+    FILTER_HEIGHT: tl.constexpr,
+    FILTER_WIDTH: tl.constexpr,
+    STRIDE_HEIGHT: tl.constexpr,
+    STRIDE_WIDTH: tl.constexpr,
+    DILATION_HEIGHT: tl.constexpr,
+    DILATION_WIDTH: tl.constexpr,
+    PAD_TOP: tl.constexpr,
+    PAD_LEFT: tl.constexpr,
+    CHANNELS_FIRST: tl.constexpr,
+    QUICK: tl.constexpr,
+):
+    """The input's pixels (row * stride + from_row, column * stride + from_column), which all meet the same taps."""
+    REAL: tl.constexpr = tl.float64 if filter_ptr.dtype.element_ty == tl.float64 else tl.float32
+    PIXELS: tl.constexpr = row.shape[0]
+    CHANNELS: tl.constexpr = channel.shape[0]
+    sums = tl.zeros([PIXELS, CHANNELS], REAL)
+    everywhere = row >= 0
+    unsafe = True
+    if QUICK:
+        smallest = tl.full([PIXELS, CHANNELS], _NOTHING, tl.uint32)
+        smallest_weight = tl.full([1, CHANNELS], _NOTHING, tl.uint32)
+        largest_weight = tl.zeros([1, CHANNELS], tl.uint32)
+        for di in tl.static_range(FILTER_HEIGHT):
+            for dj in tl.static_range(FILTER_WIDTH):
+                up: tl.constexpr = from_row + PAD_TOP - di * DILATION_HEIGHT
+                left: tl.constexpr = from_column + PAD_LEFT - dj * DILATION_WIDTH
+                if up % STRIDE_HEIGHT == 0 and left % STRIDE_WIDTH == 0:
+                    for q in tl.static_range(MULTIPLIER):
+                        values, weights, valid = _backward_tap(
+                            gradient_ptrs, filter_ptr, row, column, channel, known, di * FILTER_WIDTH + dj,
+                            up // STRIDE_HEIGHT, left // STRIDE_WIDTH, q, everywhere, output_height, output_width,
+                            channels, MULTIPLIER, CHANNELS_FIRST,
+                        )  # fmt: skip
+                        sums = tl.fma(values, tl.broadcast_to(weights, [PIXELS, CHANNELS]), sums)
+                        smallest = tl.minimum(smallest, _key(values))
+                        smallest_weight = tl.minimum(smallest_weight, _key(weights))
+                        largest_weight = tl.maximum(largest_weight, _key(tl.where(weights == 0.0, 1.0, weights)))
+        unsafe = tl.max(tl.max(_unsafe(smallest, smallest_weight, largest_weight).to(tl.int32), axis=1), axis=0) > 0
+    if unsafe:
+        sums = tl.zeros([PIXELS, CHANNELS], REAL)
+        # Kept positive, because a remainder has the sign of its dividend.
+        SPAN: tl.constexpr = FILTER_HEIGHT * DILATION_HEIGHT + FILTER_WIDTH * DILATION_WIDTH
+        for di in range(FILTER_HEIGHT):
+            for dj in range(FILTER_WIDTH):
+                up = SPAN * STRIDE_HEIGHT + from_row + PAD_TOP - di * DILATION_HEIGHT
+                left = SPAN * STRIDE_WIDTH + from_column + PAD_LEFT - dj * DILATION_WIDTH
+                meets = everywhere & (up % STRIDE_HEIGHT == 0) & (left % STRIDE_WIDTH == 0)
+                for q in range(MULTIPLIER):
+                    values, weights, valid = _backward_tap(
+                        gradient_ptrs, filter_ptr, row, column, channel, known, di * FILTER_WIDTH + dj,
+                        up // STRIDE_HEIGHT - SPAN, left // STRIDE_WIDTH - SPAN, q, meets, output_height, output_width,
+                        channels, MULTIPLIER, CHANNELS_FIRST,
+                    )  # fmt: skip
+                    added = fused_multiply_add(flush(values), tl.broadcast_to(weights, [PIXELS, CHANNELS]), sums)
+                    sums = tl.where(valid, added, sums)
+    i, j = row * STRIDE_HEIGHT + from_row, column * STRIDE_WIDTH + from_column
+    written = ((i < input_height) & (j < input_width))[:, None] & known[None, :]
+    output_ptrs += _pixels(i, j, input_width, channels, CHANNELS_FIRST)
+    tl.store(output_ptrs, sums.to(output_ptrs.dtype.element_ty), written)
+
+
+@triton.jit
+def _backprop_input(
+    filter_ptr,  # [filter_height, filter_width, channels, multiplier]
+    out_backprop_ptr,
+    output_ptr,
+    input_height,
+    input_width,
+    channels,
+    output_height,
+    output_width,
+    row_blocks,
+    column_blocks,
+    channel_blocks,
+    MULTIPLIER: tl.constexpr,
+    FILTER_HEIGHT: tl.constexpr,
+    FILTER_WIDTH: tl.constexpr,
+    STRIDE_HEIGHT: tl.constexpr,
+    STRIDE_WIDTH: tl.constexpr,
+    DILATION_HEIGHT: tl.constexpr,
+    DILATION_WIDTH: tl.constexpr,
+    PAD_TOP: tl.constexpr,
+    PAD_LEFT: tl.constexpr,
+    CHANNELS_FIRST: tl.constexpr,
+    QUICK: tl.constexpr,
+    LARGE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    image, row, column, channel = _tile(row_blocks, column_blocks, channel_blocks, ROWS, COLUMNS, CHANNELS, LARGE)
+    known = channel < channels
+    outputs = channels * MULTIPLIER
+    gradient_ptrs = _image(
+        out_backprop_ptr, image, channel * MULTIPLIER, output_height, output_width, outputs, CHANNELS_FIRST
+    )
+    output_ptrs = _image(output_ptr, image, channel, input_height, input_width, channels, CHANNELS_FIRST)
+    if QUICK:
+        for from_row in tl.static_range(STRIDE_HEIGHT):
+            for from_column in tl.static_range(STRIDE_WIDTH):
+                _backprop_input_cells(
+                    filter_ptr, gradient_ptrs, output_ptrs, row, column, channel, known, from_row, from_column,
+                    input_height, input_width, channels, output_height, output_width, MULTIPLIER, FILTER_HEIGHT,
+                    FILTER_WIDTH, STRIDE_HEIGHT, STRIDE_WIDTH, DILATION_HEIGHT, DILATION_WIDTH, PAD_TOP, PAD_LEFT,
+                    CHANNELS_FIRST, True,
+                )  # fmt: skip
+    else:
+        for from_row in range(STRIDE_HEIGHT):
+            for from_column in range(STRIDE_WIDTH):
+                _backprop_input_cells(
+                    filter_ptr, gradient_ptrs, output_ptrs, row, column, channel, known, from_row, from_column,
+                    input_height, input_width, channels, output_height, output_width, MULTIPLIER, FILTER_HEIGHT,
+                    FILTER_WIDTH, STRIDE_HEIGHT, STRIDE_WIDTH, DILATION_HEIGHT, DILATION_WIDTH, PAD_TOP, PAD_LEFT,
+                    CHANNELS_FIRST, False,
+                )  # fmt: skip
+
+
+@triton.jit
+def _filter_sums(
+    input_ptr,
+    out_backprop_ptr,
+    items_ptr,  # [blocks, taps, channels * multiplier]
+    rows,  # output rows of all images: the items of the sums
+    input_height,
+    input_width,
+    channels,
+    output_height,
+    output_width,
+    channel_blocks,
+    MULTIPLIER: tl.constexpr,
+    FILTER_HEIGHT: tl.constexpr,
+    FILTER_WIDTH: tl.constexpr,
+    STRIDE_HEIGHT: tl.constexpr,
+    STRIDE_WIDTH: tl.constexpr,
+    DILATION_HEIGHT: tl.constexpr,
+    DILATION_WIDTH: tl.constexpr,
+    PAD_TOP: tl.constexpr,
+    PAD_LEFT: tl.constexpr,
+    CHANNELS_FIRST: tl.constexpr,
+    TAPS: tl.constexpr,
+    FLUSH: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    ALL_TAPS: tl.constexpr = FILTER_HEIGHT * FILTER_WIDTH
+    outputs = channels * MULTIPLIER
+    program = tl.program_id(0)
+    channel = (program % channel_blocks) * CHANNELS + tl.arange(0, CHANNELS)
+    program = program // channel_blocks
+    if TAPS == ALL_TAPS:
+        first_tap = 0
+        block = program
+    else:
+        GROUPS: tl.constexpr = (ALL_TAPS + TAPS - 1) // TAPS
+        first_tap = (program % GROUPS) * TAPS
+        block = program // GROUPS
+    row = block.to(tl.int64) * _BLOCK + tl.arange(0, _BLOCK)
+    image, output_row = (row // output_height)[:, None], row % output_height
+    known = (row < rows)[:, None] & (channel < outputs)[None, :]
+    input_channel = (channel // MULTIPLIER)[None, :]
+    output_channel = channel[None, :]
+    if CHANNELS_FIRST:
+        input_ptrs = input_ptr + (image * channels + input_channel) * input_height * input_width
+        gradient_ptrs = out_backprop_ptr + (image * outputs + output_channel) * output_height * output_width
+        gradient_ptrs += output_row[:, None] * output_width
+        INPUT_STEP, GRADIENT_STEP = 1, 1
+    else:
+        input_ptrs = input_ptr + image * input_height * input_width * channels + input_channel
+        gradient_ptrs = out_backprop_ptr + (row * output_width * outputs)[:, None] + output_channel
+        INPUT_STEP, GRADIENT_STEP = channels, outputs
+    sums = ()
+    for _ in tl.static_range(TAPS):
+        sums = sums + (tl.zeros([_BLOCK, CHANNELS], tl.float64),)
+    for output_column in range(output_width):
+        gradients = tl.load(gradient_ptrs, known, other=0.0)
+        gradients = flush(widened(gradients)).to(tl.float64)
+        gradient_ptrs += GRADIENT_STEP
+        added = ()
+        for t in tl.static_range(TAPS):
+            tap = first_tap + t
+            i = output_row * STRIDE_HEIGHT + ((tap // FILTER_WIDTH) * DILATION_HEIGHT - PAD_TOP)
+            j = output_column * STRIDE_WIDTH + ((tap % FILTER_WIDTH) * DILATION_WIDTH - PAD_LEFT)
+            meets = (i >= 0) & (i < input_height) & (j >= 0) & (j < input_width)
+            valid = known & meets[:, None]
+            offset = (i * input_width + j) * INPUT_STEP
+            values = tl.load(input_ptrs + offset[:, None], valid, other=0.0)
+            values = flush(widened(values)).to(tl.float64)
+            more = tl.fma(values, gradients, sums[t])
+            if FLUSH:
+                more = flush(more)
+            added = added + (tl.where(valid, more, sums[t]),)
+        sums = added
+    for t in tl.static_range(TAPS):
+        tap = first_tap + t
+        # Rows beyond the last are -0, which changes no sum.
+        total = fold_block(tl.where((row < rows)[:, None], sums[t], -0.0), FLUSH)
+        items = items_ptr + (block.to(tl.int64) * ALL_TAPS + tap) * outputs + channel
+        stored = channel < outputs
+        if TAPS != ALL_TAPS:
+            stored = stored & (tap < ALL_TAPS)
+        tl.store(items, total, stored)
+
+
+_GEOMETRY = (
+    "multiplier",
+    "filter_height",
+    "filter_width",
+    "stride_height",
+    "stride_width",
+    "dilation_height",
+    "dilation_width",
+    "pad_top",
+    "pad_left",
+)
+
+
+def _geometry(numbers) -> dict[str, int]:
+    """What kernels are compiled for. A filter is slid in few ways; the sizes of images are plain numbers."""
+    return {key.upper(): numbers[key] for key in _GEOMETRY} | {"CHANNELS_FIRST": bool(numbers["channels_first"])}
+
+
+def _sizes(numbers) -> tuple[int, ...]:
+    keys = ("input_height", "input_width", "channels", "output_height", "output_width")
+    return tuple(numbers[key] for key in keys)
+
+
+def _power_of_2(size: int) -> int:
+    return triton.next_power_of_2(max(size, 1))
+
+
+def _channel_tile(channels: int, most: int) -> int:
+    """How many channels make a tile: a run of memory, few of them wasted."""
+    wide = min(_power_of_2(channels), most)
+    while wide > 16 and -(-channels // wide) * wide > -(-channels // 16) * 16 * 9 // 8:
+        wide //= 2
+    return wide
+
+
+def _tiles(numbers, height: int, width: int, channels: int, step_height: int, step_width: int):
+    """Tiles of pixels and channels, and how many there are along rows, columns and channels.
+
+    The tile is the one that reads least: neighbouring results share most of what they read, in a square tile best.
+    """
+    images, first = numbers["batch"], numbers["channels_first"]
+    elements = _ELEMENTS
+    while elements > 1024 and images * height * width * channels < 512 * elements:
+        elements //= 2
+    most_pixels = _power_of_2(height) * _power_of_2(width)
+    if first:
+        wide = min(max(elements // most_pixels, 1), _power_of_2(channels))
+    else:
+        wide = _channel_tile(channels, 32)
+    pixels = min(elements // wide, most_pixels)
+
+    def read(rows: int) -> tuple[int, int]:
+        columns = pixels // rows
+        down = (rows - 1) * step_height + (numbers["filter_height"] - 1) * numbers["dilation_height"] + 1
+        across = (columns - 1) * step_width + (numbers["filter_width"] - 1) * numbers["dilation_width"] + 1
+        # A load brings 32 bytes at least, which channels that come first leave to the columns.
+        across = max(across, 8) if first else across
+        return -(-height // rows) * -(-width // columns) * down * across, rows
+
+    candidates = [2**k for k in range(pixels.bit_length())]
+    fitting = [rows for rows in candidates if rows <= _power_of_2(height) and pixels // rows <= _power_of_2(width)]
+    _, rows = min(read(rows) for rows in fitting)
+    columns = pixels // rows
+    blocks = (-(-height // rows), -(-width // columns), -(-channels // wide))
+    return blocks, {"ROWS": rows, "COLUMNS": columns, "CHANNELS": wide}
+
+
+def _large(numbers) -> bool:
+    """Whether positions, with all that is added to them, need more than 32 bits."""
+    reach = [
+        (max(numbers[f"input_{side}"], numbers[f"output_{side}"]) + 2**13) * numbers[f"stride_{side}"]
+        + (numbers[f"filter_{side}"] * numbers[f"dilation_{side}"]) * (1 + numbers[f"stride_{side}"])
+        + numbers[f"pad_{pad}"]
+        for side, pad in (("height", "top"), ("width", "left"))
+    ]
+    taps = numbers["filter_height"] * numbers["filter_width"] * numbers["channels"] * numbers["multiplier"]
+    return max(*reach, taps) >= 2**30
+
+
+def _quick(numbers, operand, times: int = 1) -> bool:
+    taps = numbers["filter_height"] * numbers["filter_width"] * times
+    return operand.dtype != "float64" and taps <= _UNROLLED
+
+
+def _options(numbers, quick: bool, tile: dict[str, int]) -> dict[str, int]:
+    return _geometry(numbers) | {"QUICK": quick, "LARGE": _large(numbers)} | tile
+
+
+@plan
+def depthwise_conv2d_native(operands, results, numbers):
+    outputs = numbers["channels"] * numbers["multiplier"]
+    steps = (numbers["stride_height"], numbers["stride_width"])
+    blocks, tile = _tiles(numbers, numbers["output_height"], numbers["output_width"], outputs, *steps)
+    programs = numbers["batch"] * blocks[0] * blocks[1] * blocks[2]
+    options = _options(numbers, _quick(numbers, operands[0]), tile)
+    return Plan((launch(_depthwise, programs, (0, 1, 2), (*_sizes(numbers), *blocks), **options),))
+
+
+@plan
+def depthwise_conv2d_native_backprop_input(operands, results, numbers):
+    # A cell is as many rows and columns of the input as a stride: each of its pixels meets taps of its own.
+    height = -(-numbers["input_height"] // numbers["stride_height"])
+    width = -(-numbers["input_width"] // numbers["stride_width"])
+    blocks, tile = _tiles(numbers, height, width, numbers["channels"], 1, 1)
+    programs = numbers["batch"] * blocks[0] * blocks[1] * blocks[2]
+    parts = numbers["stride_height"] * numbers["stride_width"]
+    quick = _quick(numbers, operands[0], numbers["multiplier"]) and parts <= 16
+    options = _options(numbers, quick, tile)
+    return Plan((launch(_backprop_input, programs, (0, 1, 2), (*_sizes(numbers), *blocks), **options),))
+
+
+@plan
+def depthwise_conv2d_native_backprop_filter(operands, results, numbers):
+    rows, outputs = numbers["batch"] * numbers["output_height"], numbers["channels"] * numbers["multiplier"]
+    all_taps = numbers["filter_height"] * numbers["filter_width"]
+    taps = all_taps if all_taps <= _MOST_TAPS else 16
+    wide = _channel_tile(outputs, 8 if operands[0].dtype in ("float32", "float64") else 16)
+    channel_blocks = -(-outputs // wide)
+    blocks, width = max(-(-rows // BLOCK), 1), all_taps * outputs
+    float64 = operands[0].dtype == "float64"
+    sums = launch(
+        _filter_sums,
+        blocks * -(-all_taps // max(taps, 1)) * channel_blocks,
+        (0, 1, 3),
+        (rows, *_sizes(numbers), channel_blocks),
+        num_warps=4 if taps <= 9 else 8,
+        TAPS=taps,
+        FLUSH=float64,
+        CHANNELS=wide,
+        **_geometry(numbers),
+    )
+    tree = folded(3, blocks, width, float64)
+    return Plan((sums, *tree.launches, totals(tree, 2, width, float64)), tree.scratch)
