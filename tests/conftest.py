@@ -60,32 +60,51 @@ def _on_instruction_set(name: str) -> Callable[[Operator, list[np.ndarray], dict
 
 DEVICES = {f"cpu-{name}": _on_instruction_set(name) for name in cpu.INSTRUCTION_SETS}
 # Devices that cannot look at values before they answer: what the others refuse when they see the values is NaN there.
-ANSWERS_NAN = {"triton-interpreter"}
+ANSWERS_NAN = {"triton-interpreter", "cuda"}
 
 
-def _interpreted(op: Operator, operands: list[np.ndarray], attributes: dict[str, Any]) -> list[np.ndarray]:
-    """The GPU kernels, program by program on the CPU: right logic, though neither a GPU's order nor its fusion."""
-    import torch
+def _by_triton(device: str) -> Callable[[Operator, list[np.ndarray], dict[str, Any]], list[np.ndarray]]:
+    """The GPU kernels on PyTorch's tensors there: on "cpu" interpreted, program by program."""
 
-    from exactqat import triton
+    def run(op: Operator, operands: list[np.ndarray], attributes: dict[str, Any]) -> list[np.ndarray]:
+        import torch
 
-    specs = tuple(TensorSpec(a.shape, a.dtype.name) for a in operands)
-    lowered = op.lower(specs, tuple(attributes.items()))
-    plan = triton.plan(specs, lowered)
-    dtypes = {a.dtype.name: a.dtype for a in operands}
-    results = [np.full(spec.shape, np.nan, dtypes.get(spec.dtype, spec.dtype)) for spec in lowered.results]
-    scratch = [torch.full(spec.shape, -1, dtype=getattr(torch, spec.dtype)) for spec in plan.scratch]
-    triton.run(plan, [*(_as_tensor(a) for a in (*operands, *results)), *scratch])
-    return results
+        from exactqat import triton
+
+        specs = tuple(TensorSpec(a.shape, a.dtype.name) for a in operands)
+        lowered = op.lower(specs, tuple(attributes.items()))
+        plan = triton.plan(specs, lowered)
+        tensors = [as_tensor(array).to(device) for array in operands]
+        made = [
+            # Integers are the bits of numbers, or masks; these are NaN too.
+            torch.full(spec.shape, float("nan") if dtype.is_floating_point else -1, dtype=dtype, device=device)
+            for spec in (*lowered.results, *plan.scratch)
+            for dtype in [getattr(torch, spec.dtype)]
+        ]
+        with np.errstate(all="ignore"):
+            triton.run(plan, [*tensors, *made])
+        return [as_array(tensor) for tensor in made[: len(lowered.results)]]
+
+    return run
 
 
-def _as_tensor(array: np.ndarray) -> Any:
-    """A view of the array's memory."""
+def as_tensor(array: np.ndarray) -> Any:
+    """The same memory as a PyTorch tensor."""
     import torch
 
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+def as_array(tensor: Any) -> np.ndarray:
+    """A tensor of any device as an array."""
+    import ml_dtypes
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        return tensor.cpu().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.cpu().numpy()
 
 
 def _correct_interpreter() -> None:
@@ -125,8 +144,11 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-# Triton reads the variable when a kernel is defined. On a machine with a GPU the kernels run there (test_gpu.py).
-if find_spec("triton") and find_spec("torch") and not _has_gpu():
-    os.environ["TRITON_INTERPRET"] = "1"
-    _correct_interpreter()
-    DEVICES["triton-interpreter"] = _interpreted
+# Triton reads the variable when a kernel is defined.
+if find_spec("triton") and find_spec("torch"):
+    if _has_gpu():
+        DEVICES["cuda"] = _by_triton("cuda")
+    else:
+        os.environ["TRITON_INTERPRET"] = "1"
+        _correct_interpreter()
+        DEVICES["triton-interpreter"] = _by_triton("cpu")

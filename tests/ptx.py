@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile the GPU kernels for cards that need not be there: `python tests/ptx.py sm_90`.
 
-Prints, as JSON, one entry for each kernel as it is launched by typical calls: its name, the dtype and the PTX. Runs in a
-process of its own, because Triton either compiles or interprets.
+Prints, as JSON, one entry for each kernel as it is launched by typical calls: its name, the dtype and the PTX. Runs in
+a process of its own, because Triton either compiles or interprets.
 """
 
 from __future__ import annotations
@@ -75,6 +75,10 @@ def calls(dtype: str) -> Iterator[tuple[str, tuple[TensorSpec, ...], dict[str, A
     yield "fake_quant_with_min_max_args_gradient", (image, image), bits
     yield "fake_quant_with_min_max_vars", (image, range_(), range_()), bits
     yield "fake_quant_with_min_max_vars_gradient", (image, image, range_(), range_()), bits
+    huge = spec(2**27 + 1, 32)  # sizes that take 64 bits
+    yield "fake_quant_with_min_max_vars", (huge, range_(), range_()), bits
+    yield "fake_quant_with_min_max_vars_gradient", (huge, huge, range_(), range_()), bits
+    yield "quantize_and_dequantize_v2", (huge, range_(), range_()), {"range_given": False}
     yield "fake_quant_with_min_max_vars_per_channel", (weights, range_(1), range_(1)), bits
     channels = range_(32)
     yield "fake_quant_with_min_max_vars_per_channel", (image, channels, channels), bits
@@ -131,7 +135,13 @@ def main(capability: int, dtypes: list[str]) -> None:
             text = compile_launch(launch, arrays, capability)
             programs.append({"kernel": f"{family}.{launch.kernel.__name__}", "dtype": dtype, "ptx": text})
     launch, arrays = next(launches("float32"))
-    programs.append({"kernel": "fused", "dtype": "float32", "ptx": compile_launch(launch, arrays, capability, enable_fp_fusion=True)})
+    programs.append(
+        {
+            "kernel": "fused",
+            "dtype": "float32",
+            "ptx": compile_launch(launch, arrays, capability, enable_fp_fusion=True),
+        }
+    )
     json.dump(programs, sys.stdout)
 
 

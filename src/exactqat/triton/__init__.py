@@ -30,7 +30,9 @@ def plan(operands: tuple[TensorSpec, ...], lowered: Lowering) -> Plan:
 
 
 @lru_cache(maxsize=4096)
-def planned(op: Any, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[str, Any], ...]) -> tuple[Lowering, Plan]:
+def planned(
+    op: Any, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[str, Any], ...]
+) -> tuple[Lowering, Plan]:
     """`op.lower` and the plan for it, remembered: a call with known shapes costs one look-up."""
     lowered = op.lower(operands, attributes)
     return lowered, plan(operands, lowered)

@@ -95,7 +95,7 @@ def fused_multiply_add(a, b, c):
 @triton.jit
 def narrow(v, DTYPE: tl.constexpr):
     """A float64 value rounded once to float32 or float64, denormals flushed."""
-    if DTYPE == tl.float64:
+    if tl.float64 == DTYPE:
         return flush(v)
     else:
         rounded = v.to(tl.float32)

@@ -71,10 +71,7 @@ def _fake_quant(
     shifted = subtract(clamp(inputs, nudged_min, nudged_max), nudged_min)
     # From here on denormals need no care: one added to a half, or beside a whole number, is a zero, and the last
     # product is 0 or at least one normal step.
-    if BY_DIVISION:
-        steps = quotient(shifted, scale)
-    else:
-        steps = shifted * inverse
+    steps = quotient(shifted, scale) if BY_DIVISION else shifted * inverse
     outputs = tl.floor((steps - quant_zero) + 0.5) * scale
     if not FIXED:
         outputs = tl.where((min == 0.0) & (max == 0.0), 0.0, outputs)
@@ -160,12 +157,13 @@ def _range_gradients(
     count,
     channels,
     FLUSH: tl.constexpr,
+    BLOCKS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
     channel = tl.program_id(0).to(tl.int64) * CHANNELS + tl.arange(0, CHANNELS)
     known = channel < channels
-    below = total(items_ptr, count, 2 * channels, channel, known, FLUSH)
-    above = total(items_ptr, count, 2 * channels, channels + channel, known, FLUSH)
+    below = total(items_ptr, count, 2 * channels, channel, known, FLUSH, BLOCKS)
+    above = total(items_ptr, count, 2 * channels, channels + channel, known, FLUSH, BLOCKS)
     min = flush(tl.load(min_ptr + channel, known, other=0.0))
     max = flush(tl.load(max_ptr + channel, known, other=0.0))
     no_range = (min == 0.0) & (max == 0.0)
@@ -206,7 +204,7 @@ def _gradient_transpose(
     tl.store(gradients_ptr + offset, gradients.to(gradients_ptr.dtype.element_ty), mask)
 
 
-def _quantization(numbers: Mapping[str, Any]) -> dict[str, float]:
+def _quantization(numbers: Mapping[str, Any]) -> dict[str, Any]:
     return {"QUANT_MIN": float(numbers["narrow_range"]), "QUANT_MAX": float(2 ** numbers["num_bits"] - 1)}
 
 
@@ -249,8 +247,7 @@ def fake_quant_with_min_max_vars_per_channel(operands, results, numbers):
 
 
 def _gradients(operands: tuple[TensorSpec, ...], numbers: Mapping[str, Any]) -> Plan:
-    _, inputs, min, _ = operands
-    channels = min.size  # the whole tensor is rows of one channel
+    inputs, channels = operands[1], operands[2].size  # the whole tensor is rows of one channel
     rows = inputs.size // channels if channels else 0
     flush_sums = inputs.dtype == "float64"
     cut = sum_tiles(rows, channels)
@@ -264,13 +261,14 @@ def _gradients(operands: tuple[TensorSpec, ...], numbers: Mapping[str, Any]) -> 
         **_quantization(numbers),
         **cut.constexprs,
     )
-    together = 8 if channels > 1 else 1
+    together = min(tree.columns(), triton.next_power_of_2(max(channels, 1)))
     of_ranges = launch(
         _range_gradients,
         -(-channels // together),
         (tree.items, 2, 3, 5, 6),
         (tree.count if rows else 0, channels),
         FLUSH=flush_sums,
+        BLOCKS=tree.blocks,
         CHANNELS=together,
     )
     return Plan((of_blocks, *tree.launches, of_ranges), tree.scratch)

@@ -6,7 +6,6 @@ the reference's, `(operands, results, numbers) -> Plan`; it depends on shapes, d
 call launches the same programs on every card. Nothing is tuned at run time.
 """
 
-import math
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -55,7 +54,9 @@ def launch(
 ) -> Launch:
     """`programs` instances of a kernel. The compiler must not fuse a product and a sum that the reference rounds
     twice; where the reference fuses, kernels say so."""
-    return Launch(kernel, (programs,), arrays, numbers, constexprs | {"num_warps": num_warps, "enable_fp_fusion": False})
+    return Launch(
+        kernel, (programs,), arrays, numbers, constexprs | {"num_warps": num_warps, "enable_fp_fusion": False}
+    )
 
 
 def run(planned: Plan, arrays: list[Any]) -> None:
@@ -79,7 +80,7 @@ def _int32(value: float) -> int:
 
 @triton.jit
 def real(bits, DTYPE: tl.constexpr):
-    if DTYPE == tl.float64:
+    if tl.float64 == DTYPE:
         return tl.cast(bits, tl.int64).to(tl.float64, bitcast=True)
     else:
         return tl.cast(bits, tl.int32).to(tl.float32, bitcast=True)

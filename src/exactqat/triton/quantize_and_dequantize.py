@@ -23,10 +23,7 @@ def _scales(minimum, maximum, LOW: tl.constexpr, HIGH: tl.constexpr):
     """Scale, its inverse, and the range it stands for; the lowest and highest integer are LOW and HIGH."""
     zeros = tl.zeros_like(minimum)
     low, high = zeros + LOW, zeros + HIGH
-    if minimum.dtype == tl.float64:
-        largest = zeros + _LARGEST_FLOAT64
-    else:
-        largest = zeros + _LARGEST_FLOAT32
+    largest = zeros + (_LARGEST_FLOAT64 if minimum.dtype == tl.float64 else _LARGEST_FLOAT32)
     from_min = tl.where(multiply(low, minimum) > 0.0, divide(low, minimum), largest)
     from_max = tl.where(multiply(high, maximum) > 0.0, divide(high, maximum), largest)
     min_side = from_min < from_max
@@ -42,10 +39,7 @@ def _scales(minimum, maximum, LOW: tl.constexpr, HIGH: tl.constexpr):
 @triton.jit
 def _half_to_even(v):
     """The nearest whole number; zeros keep their sign."""
-    if v.dtype == tl.float64:
-        whole_from = tl.zeros_like(v) + _WHOLE_FROM_FLOAT64
-    else:
-        whole_from = tl.zeros_like(v) + _WHOLE_FROM_FLOAT32
+    whole_from = tl.zeros_like(v) + (_WHOLE_FROM_FLOAT64 if v.dtype == tl.float64 else _WHOLE_FROM_FLOAT32)
     # Beside so large a number the addition itself rounds to a whole one.
     shift = tl.where(v < 0.0, -whole_from, whole_from)
     rounded = (v + shift) - shift
@@ -56,10 +50,7 @@ def _half_to_even(v):
 def _quantized(values, scale, inverse, HALF_UP: tl.constexpr):
     # A denormal product rounds to the zero that stands for it, and the last one is 0 or at least a normal step.
     scaled = values * scale
-    if HALF_UP:
-        rounded = tl.floor(scaled + 0.5)
-    else:
-        rounded = _half_to_even(scaled)
+    rounded = tl.floor(scaled + 0.5) if HALF_UP else _half_to_even(scaled)
     return rounded * inverse
 
 
@@ -279,7 +270,7 @@ def _zeros(input_min_backprop_ptr, input_max_backprop_ptr, channels, BLOCK: tl.c
     tl.store(input_max_backprop_ptr + channel, nothing, channel < channels)
 
 
-def _integers(numbers: Mapping[str, Any]) -> dict[str, float]:
+def _integers(numbers: Mapping[str, Any]) -> dict[str, Any]:
     bits = numbers["num_bits"]
     if numbers["signed_input"]:
         return {"LOW": float(-(2 ** (bits - 1)) + numbers["narrow_range"]), "HIGH": float(2 ** (bits - 1) - 1)}
