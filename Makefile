@@ -7,11 +7,12 @@ OUT ?= demo
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check docs goldens oracle fuzz sanitize bench clean
+.PHONY: help demo test test-gpu check docs goldens oracle fuzz sanitize bench clean
 
 help:
 	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html"
 	@echo "make test     build, install and run all tests"
+	@echo "make test-gpu run all cases on this machine's GPU and compare bits with the CPU"
 	@echo "make check    formatting, lint and types"
 	@echo "make docs     build the documentation into build/docs/html"
 	@echo "make goldens  record the expected results from TensorFlow again"
@@ -33,6 +34,10 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
+
+test-gpu: $(VENV)/.installed
+	$(BIN)/python -c "import torch; assert torch.cuda.is_available(), 'PyTorch finds no GPU'"
+	$(BIN)/python -m pytest tests/test_gpu.py tests/test_kernels.py tests/test_ptx.py -k "gpu or cuda or ptx"
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check src tests bench docs

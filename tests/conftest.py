@@ -7,9 +7,12 @@ which fills the results with NaN before the kernel runs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -56,3 +59,96 @@ def _on_instruction_set(name: str) -> Callable[[Operator, list[np.ndarray], dict
 
 
 DEVICES = {f"cpu-{name}": _on_instruction_set(name) for name in cpu.INSTRUCTION_SETS}
+# Devices that cannot look at values before they answer: what the others refuse when they see the values is NaN there.
+ANSWERS_NAN = {"triton-interpreter", "cuda"}
+
+
+def _by_triton(device: str) -> Callable[[Operator, list[np.ndarray], dict[str, Any]], list[np.ndarray]]:
+    """The GPU kernels on PyTorch's tensors there: on "cpu" interpreted, program by program."""
+
+    def run(op: Operator, operands: list[np.ndarray], attributes: dict[str, Any]) -> list[np.ndarray]:
+        import torch
+
+        from exactqat import triton
+
+        specs = tuple(TensorSpec(a.shape, a.dtype.name) for a in operands)
+        lowered = op.lower(specs, tuple(attributes.items()))
+        plan = triton.plan(specs, lowered)
+        tensors = [as_tensor(array).to(device) for array in operands]
+        made = [
+            # Integers are the bits of numbers, or masks; these are NaN too.
+            torch.full(spec.shape, float("nan") if dtype.is_floating_point else -1, dtype=dtype, device=device)
+            for spec in (*lowered.results, *plan.scratch)
+            for dtype in [getattr(torch, spec.dtype)]
+        ]
+        with np.errstate(all="ignore"):
+            triton.run(plan, [*tensors, *made])
+        return [as_array(tensor) for tensor in made[: len(lowered.results)]]
+
+    return run
+
+
+def as_tensor(array: np.ndarray) -> Any:
+    """The same memory as a PyTorch tensor."""
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def as_array(tensor: Any) -> np.ndarray:
+    """A tensor of any device as an array."""
+    import ml_dtypes
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        return tensor.cpu().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.cpu().numpy()
+
+
+def _correct_interpreter() -> None:
+    """Its conversions to bfloat16 truncate, where every GPU rounds to nearest even; and it replaces the language's
+    functions anew at each call of each function, which takes most of its time."""
+    import ml_dtypes
+    import triton.language as tl
+    import triton.runtime.interpreter as interpreter
+
+    theirs, patch_language = interpreter._convert_float, interpreter._patch_lang
+
+    def convert(data: np.ndarray, source: Any, target: Any, rounding_mode: Any) -> np.ndarray:
+        if (source, target) == (tl.float32, tl.bfloat16):
+            return data.view(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return data.view(ml_dtypes.bfloat16).astype(np.float32)
+        return theirs(data, source, target, rounding_mode)
+
+    patched = set()
+
+    def patch_language_once(function: Any) -> Any:
+        used = {module for module in (tl, tl.core) if module in function.__globals__.values()}
+        if not used <= patched:
+            patched.update(used)
+            patch_language(function)
+        return SimpleNamespace(restore=lambda: None)
+
+    interpreter._convert_float = convert
+    interpreter._patch_lang = patch_language_once
+
+
+def _has_gpu() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+# Triton reads the variable when a kernel is defined.
+if find_spec("triton") and find_spec("torch"):
+    if _has_gpu():
+        DEVICES["cuda"] = _by_triton("cuda")
+    else:
+        os.environ["TRITON_INTERPRET"] = "1"
+        _correct_interpreter()
+        DEVICES["triton-interpreter"] = _by_triton("cpu")

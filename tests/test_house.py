@@ -85,7 +85,7 @@ def test_kernels_know_no_python(path: Path) -> None:
 
 
 def test_every_family_has_its_file_in_every_room() -> None:
-    for room, suffix in (("spec", ".py"), ("reference", ".py"), ("cpu", ".cpp")):
+    for room, suffix in (("spec", ".py"), ("reference", ".py"), ("cpu", ".cpp"), ("triton", ".py")):
         files = {path.stem for path in (PACKAGE / room).glob(f"*{suffix}")}
         assert set(FAMILIES) <= files, f"{room}/ misses {set(FAMILIES) - files}"
     goldens = {path.stem for path in (ROOT / "tests" / "goldens").glob("*.npz")}
@@ -94,6 +94,35 @@ def test_every_family_has_its_file_in_every_room() -> None:
 
 def test_every_kernel_has_a_reference_and_the_other_way_round() -> None:
     assert set(cpu.kernels.kernels()) == set(reference.KERNELS)
+
+
+def test_every_kernel_has_a_gpu_plan() -> None:
+    triton = pytest.importorskip("exactqat.triton")
+    assert set(triton.PLANS) == set(reference.KERNELS)
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "triton").glob("*.py")), ids=lambda p: p.name)
+def test_gpu_kernels_know_triton_only(path: Path) -> None:
+    imported = imports_of(path)
+    assert roots(imported) & ARRAY_LIBRARIES <= {"triton"}
+    assert inside(imported) <= {"spec", "triton"}
+    text = path.read_text()
+    # One place decides about fusion; nothing is chosen by the clock or added in the order of arrival.
+    assert path.name == "launch.py" or "enable_fp_fusion" not in text
+    assert not re.search(r"autotune|heuristics|atomic_", text)
+
+
+def test_parameters_of_gpu_kernels_are_in_order() -> None:
+    """Pointers, numbers, constexprs, each written as what it is: launches rely on it."""
+    for path in (PACKAGE / "triton").glob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(function, ast.FunctionDef) or "triton.jit" not in map(
+                ast.unparse, function.decorator_list
+            ):
+                continue
+            for argument in function.args.args:
+                constant = argument.annotation is not None and ast.unparse(argument.annotation) == "tl.constexpr"
+                assert constant == argument.arg.isupper(), f"{path.name}: {function.name}({argument.arg})"
 
 
 def test_the_kit_uses_public_operators_only() -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch tensors in, PyTorch tensors out: every declared operator as a `torch.ops.exactqat` operator with autograd.
 
-Each operator is registered once: a schema derived from its declaration, a CPU kernel, the shape rule for fake tensors
-(`torch.compile`, `torch.export`), and its vjp, itself made of such operators, so that it can be differentiated again.
+Each operator is registered once: a schema derived from its declaration, kernels for the CPU and for GPUs, the shape rule
+for fake tensors (`torch.compile`, `torch.export`), and its vjp, itself made of such operators, so that it can be
+differentiated again.
 """
 
 from collections.abc import Callable
@@ -45,6 +46,22 @@ def _empty(spec: TensorSpec) -> torch.Tensor:
     return torch.frombuffer(block(bytes), dtype=dtype, count=spec.size).view(spec.shape)
 
 
+def _on_gpu(op: Operator, tensors: tuple[torch.Tensor, ...], attributes: tuple[tuple[str, Any], ...]) -> Any:
+    """On the operands' device and PyTorch's current stream there; nothing waits for it."""
+    from exactqat import triton  # here, because a machine without a GPU need not have it
+
+    dense = [tensor.contiguous() for tensor in tensors]
+    lowered, plan = triton.planned(op, tuple([_spec(tensor) for tensor in dense]), attributes)
+    device = dense[0].device
+    made = [
+        torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
+        for spec in (*lowered.results, *plan.scratch)
+    ]
+    with torch.cuda.device(device):
+        triton.run(plan, [*dense, *made])
+    return made[: len(lowered.results)]
+
+
 def _schema(op: Operator) -> str:
     """Operands first, then attributes, all positional and without defaults: callers always give them all."""
     parameters = [f"Tensor {name}" for name in op.operands]
@@ -71,6 +88,9 @@ def _register(op: Operator) -> Any:
         plan(*[tensor.data_ptr() for tensor in (*dense, *results)])
         return one_or_all(results)
 
+    def on_cuda(*arguments: Any) -> Any:
+        return one_or_all(_on_gpu(op, *split(arguments)))
+
     def on_fake(*arguments: Any) -> Any:
         tensors, attributes = split(arguments)
         # Not `op.lower`: sizes may be symbols, which cannot be remembered.
@@ -81,6 +101,7 @@ def _register(op: Operator) -> Any:
     _LIBRARY.define(_schema(op), tags=(torch.Tag.pt2_compliant_tag,))
     overload = getattr(torch.ops.exactqat, op.name).default
     _LIBRARY.impl(op.name, on_cpu, "CPU")
+    _LIBRARY.impl(op.name, on_cuda, "CUDA")
     torch.library.register_fake(f"exactqat::{op.name}", on_fake, lib=_LIBRARY)
     if op.vjp is not None:
         _register_gradient(op, overload)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile the GPU kernels for cards that need not be there: `python tests/ptx.py sm_90`.
+
+Prints, as JSON, one entry for each kernel as it is launched by typical calls: its name, the dtype and the PTX. Runs in
+a process of its own, because Triton either compiles or interprets.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from exactqat import triton as room
+from exactqat.spec import OPERATORS
+from exactqat.spec.op import TensorSpec, wide
+from exactqat.triton.launch import Launch
+
+POINTERS = {
+    "float16": "*fp16",
+    "bfloat16": "*bf16",
+    "float32": "*fp32",
+    "float64": "*fp64",
+    "int32": "*i32",
+    "int64": "*i64",
+    "uint8": "*u8",
+}
+
+
+def signature_of(launch: Launch, arrays: list[TensorSpec]) -> tuple[dict[str, str], dict[str, Any], dict[Any, Any]]:
+    """Types, constants and known factors, as Triton finds them in the arguments of a call."""
+    names = launch.kernel.arg_names
+    types, constants, factors = {}, {}, {}
+    for position, index in enumerate(launch.arrays):
+        types[names[position]] = POINTERS[arrays[index].dtype]
+        factors[(position,)] = [["tt.divisibility", 16]]
+    for position, value in enumerate(launch.numbers, len(launch.arrays)):
+        if value == 1:
+            types[names[position]], constants[names[position]] = "constexpr", 1
+        else:
+            types[names[position]] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if value % 16 == 0:
+                factors[(position,)] = [["tt.divisibility", 16]]
+    for name in names[len(launch.arrays) + len(launch.numbers) :]:
+        types[name], constants[name] = "constexpr", launch.options[name]
+    return types, constants, factors
+
+
+def compile_launch(launch: Launch, arrays: list[TensorSpec], capability: int, **options: Any) -> str:
+    """The PTX of one launch."""
+    types, constants, factors = signature_of(launch, arrays)
+    source = ASTSource(fn=launch.kernel, signature=types, constexprs=constants, attrs=factors)
+    told = {key: launch.options[key] for key in ("num_warps", "enable_fp_fusion")} | options
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=told)
+    return compiled.asm["ptx"]
+
+
+def calls(dtype: str) -> Iterator[tuple[str, tuple[TensorSpec, ...], dict[str, Any]]]:
+    """Typical calls, by shapes: every kernel, both layouts, sums long enough for every level of the tree."""
+
+    def spec(*shape: int) -> TensorSpec:
+        return TensorSpec(shape, dtype)
+
+    def range_(*shape: int) -> TensorSpec:
+        return TensorSpec(shape, wide(dtype))
+
+    image, weights = spec(64, 112, 112, 32), spec(3, 3, 32, 1)
+    bits: dict[str, Any] = {"num_bits": 8, "narrow_range": False}
+    yield "fake_quant_with_min_max_args", (image,), bits
+    yield "fake_quant_with_min_max_args_gradient", (image, image), bits
+    yield "fake_quant_with_min_max_vars", (image, range_(), range_()), bits
+    yield "fake_quant_with_min_max_vars_gradient", (image, image, range_(), range_()), bits
+    huge = spec(2**27 + 1, 32)  # sizes that take 64 bits
+    yield "fake_quant_with_min_max_vars", (huge, range_(), range_()), bits
+    yield "fake_quant_with_min_max_vars_gradient", (huge, huge, range_(), range_()), bits
+    yield "quantize_and_dequantize_v2", (huge, range_(), range_()), {"range_given": False}
+    yield "fake_quant_with_min_max_vars_per_channel", (weights, range_(1), range_(1)), bits
+    channels = range_(32)
+    yield "fake_quant_with_min_max_vars_per_channel", (image, channels, channels), bits
+    yield "fake_quant_with_min_max_vars_per_channel_gradient", (image, image, channels, channels), bits
+    transposed = (image, channels, channels, image, channels, channels)
+    yield "fake_quant_with_min_max_vars_gradient_transpose", transposed, bits
+    for axis in (-1, 1, 3):
+        bound = range_() if axis < 0 else range_(image.shape[axis])
+        for given in (True, False):
+            attributes = {"range_given": given, "axis": axis}
+            yield "quantize_and_dequantize_v2", (image, bound, bound), attributes
+        yield "quantize_and_dequantize_v4_grad", (image, image, bound, bound), {"axis": axis}
+    yield "quantize_and_dequantize_v2", (image, range_(), range_()), {"round_mode": "HALF_UP"}
+    yield "quantize_and_dequantize", (image,), {"range_given": True, "input_min": -1.0, "input_max": 2.0}
+    if "fused_batch_norm" not in room.PLANS:
+        return
+    for data_format in ("NHWC", "NCHW"):
+        x = image if data_format == "NHWC" else spec(64, 32, 112, 112)
+        layout: dict[str, Any] = {"data_format": data_format}
+        yield "channel_sum", (x,), layout
+        for training in (True, False):
+            attributes = layout | {"is_training": training}
+            yield "fused_batch_norm_v3", (x, *[channels] * 4), attributes
+            yield "fused_batch_norm_grad_v3", (x, x, *[channels] * 3, range_()), attributes
+        convolution = layout | {"strides": (1, 1, 1, 1), "padding": "SAME"}
+        yield "depthwise_conv2d_native", (x, weights), convolution
+        yield "depthwise_conv2d_native_backprop_input", (weights, x), convolution | {"input_sizes": x.shape}
+        filter_sizes = {"filter_sizes": weights.shape}
+        yield "depthwise_conv2d_native_backprop_filter", (x, x), convolution | filter_sizes
+
+
+def launches(dtype: str) -> Iterator[tuple[Launch, list[TensorSpec]]]:
+    """Each launch of the calls once."""
+    seen = set()
+    for name, operands, attributes in calls(dtype):
+        op = OPERATORS[name]
+        complete = {key: attributes.get(key, op.defaults.get(key)) for key in op.attributes}
+        lowered = op.lower(operands, tuple(complete.items()))
+        plan = room.plan(operands, lowered)
+        arrays = [*operands, *lowered.results, *plan.scratch]
+        for launch in plan.launches:
+            types, constants, factors = signature_of(launch, arrays)
+            key = (launch.kernel.__name__, str(types), str(constants), str(factors))
+            if key not in seen:
+                seen.add(key)
+                yield launch, arrays
+
+
+def main(capability: int, dtypes: list[str]) -> None:
+    programs = []
+    for dtype in dtypes:
+        for launch, arrays in launches(dtype):
+            family = launch.kernel.__module__.rpartition(".")[2]
+            text = compile_launch(launch, arrays, capability)
+            programs.append({"kernel": f"{family}.{launch.kernel.__name__}", "dtype": dtype, "ptx": text})
+    launch, arrays = next(launches("float32"))
+    programs.append(
+        {
+            "kernel": "fused",
+            "dtype": "float32",
+            "ptx": compile_launch(launch, arrays, capability, enable_fp_fusion=True),
+        }
+    )
+    json.dump(programs, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the compiler makes of the GPU kernels. No GPU is needed, and it shows what interpreting them cannot: that they
+compile, and that nothing is fused, approximated, flushed or added atomically behind our back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+# Cards: H100 and H200 compile all dtypes, A100 the one that most use.
+TARGETS = [("90", "float32"), ("90", "bfloat16"), ("90", "float64"), ("80", "float32")]
+# A rounding of its own is what the reference has everywhere but in the taps of the depthwise convolution.
+MAY_FUSE = {"depthwise_conv2d"}
+
+
+@lru_cache
+def programs(capability: str, dtype: str) -> list[tuple[str, Counter[str]]]:
+    """The kernels' names and how often each instruction occurs in them."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("ptx.py")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", script, capability, dtype], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [
+        (program["kernel"], Counter(re.findall(r"^\s+(?:@!?%p\d+ )?([a-z]+\.[a-z0-9_.:]+)", program["ptx"], re.M)))
+        for program in json.loads(done.stdout)
+    ]
+
+
+def check(capability: str, dtype: str, forbidden: str, allowed: str = "(?!)") -> None:
+    for kernel, instructions in programs(capability, dtype):
+        found = [name for name in instructions if re.search(forbidden, name) and not re.search(allowed, name)]
+        assert kernel == "fused" or not found, f"{kernel} for sm_{capability} and {dtype} has {found}"
+
+
+@pytest.mark.parametrize(("capability", "dtype"), TARGETS)
+def test_products_and_sums_are_rounded_one_by_one(capability: str, dtype: str) -> None:
+    for kernel, instructions in programs(capability, dtype):
+        if kernel == "fused" or kernel.split(".")[0] in MAY_FUSE:
+            continue
+        fused = [name for name in instructions if re.match(r"(fma|mad)\..*f(16|32|64)", name)]
+        # Without .rn the assembler may contract it.
+        loose = [name for name in instructions if re.match(r"(add|sub|mul)\.(ftz\.)?(bf16|f16|f32|f64)", name)]
+        assert not fused and not loose, f"{kernel} for sm_{capability} and {dtype} has {fused + loose}"
+
+
+def test_the_compiler_would_fuse_if_it_were_allowed_to() -> None:
+    (instructions,) = [found for kernel, found in programs("90", "float32") if kernel == "fused"]
+    assert instructions["fma.rn.f32"]
+
+
+@pytest.mark.parametrize(("capability", "dtype"), TARGETS)
+def test_nothing_is_approximated_or_flushed(capability: str, dtype: str) -> None:
+    # Rounding to whole numbers is the same with and without denormals, as a tiny number was flushed before.
+    check(capability, dtype, r"\.approx|\.full|\.ftz", allowed=r"^cvt\.rmi\.ftz\.f32\.f32$")
+
+
+@pytest.mark.parametrize(("capability", "dtype"), TARGETS)
+def test_nothing_is_added_in_the_order_of_arrival(capability: str, dtype: str) -> None:
+    check(capability, dtype, r"^(atom|red)\.")
+
+
+@pytest.mark.parametrize(("capability", "dtype"), TARGETS)
+def test_sums_are_in_float64(capability: str, dtype: str) -> None:
+    found = dict(programs(capability, dtype))
+    for kernel in ("fake_quant._gradient", "fake_quant._range_gradients", "reduce._fold"):
+        assert found[kernel]["add.rn.f64"], f"{kernel} for sm_{capability} and {dtype}"
+
+
+@pytest.mark.parametrize(("capability", "dtype"), TARGETS)
+def test_memory_is_read_16_bytes_at_a_time(capability: str, dtype: str) -> None:
+    wide = re.compile(r"^ld\.global\.(v4\.b32|v2\.b64)")
+    for kernel, instructions in programs(capability, dtype):
+        if kernel in ("fake_quant._fake_quant", "fake_quant._fixed_gradient", "quantize_and_dequantize._gradient"):
+            assert any(wide.match(name) for name in instructions), f"{kernel} for sm_{capability} and {dtype}"
