@@ -18,7 +18,7 @@ from exactqat.triton.launch import Plan, launch, plan
 from exactqat.triton.reduce import BLOCK, fold_block, folded, totals
 
 _BLOCK = tl.constexpr(BLOCK)
-_ELEMENTS = 4096  # results of a program, 32 for each thread of 4 warps
+_ELEMENTS = 4096  # results of a program: 16 for each thread
 _UNROLLED = 64  # taps up to which the quick way is compiled
 _MOST_TAPS = 25  # sums that a program of the filter gradient holds in registers
 _NOTHING = tl.constexpr(0xFFFFFFFF)
@@ -179,10 +179,10 @@ def _depthwise(
         unsafe = tl.max(tl.max(_unsafe(smallest, smallest_weight, largest_weight).to(tl.int32), axis=1), axis=0) > 0
     if unsafe:
         sums = tl.zeros([PIXELS, CHANNELS], REAL)
-        for di in range(FILTER_HEIGHT):
-            for dj in range(FILTER_WIDTH):
+        for filter_row in range(FILTER_HEIGHT):
+            for filter_column in range(FILTER_WIDTH):
                 values, weights, valid = _forward_tap(
-                    image_ptr, filter_ptr, row, column, channel, known, di, dj, input_height, input_width, channels,
+                    image_ptr, filter_ptr, row, column, channel, known, filter_row, filter_column, input_height, input_width, channels,
                     outputs, FILTER_WIDTH, STRIDE_HEIGHT, STRIDE_WIDTH, DILATION_HEIGHT, DILATION_WIDTH, PAD_TOP,
                     PAD_LEFT, CHANNELS_FIRST,
                 )  # fmt: skip
@@ -269,34 +269,37 @@ def _backprop_input_cells(
         largest_weight = tl.zeros([1, CHANNELS], tl.uint32)
         for di in tl.static_range(FILTER_HEIGHT):
             for dj in tl.static_range(FILTER_WIDTH):
-                up: tl.constexpr = from_row + PAD_TOP - di * DILATION_HEIGHT
-                left: tl.constexpr = from_column + PAD_LEFT - dj * DILATION_WIDTH
-                if up % STRIDE_HEIGHT == 0 and left % STRIDE_WIDTH == 0:
-                    for q in tl.static_range(MULTIPLIER):
-                        values, weights, valid = _backward_tap(
-                            gradient_ptrs, filter_ptr, row, column, channel, known, di * FILTER_WIDTH + dj,
-                            up // STRIDE_HEIGHT, left // STRIDE_WIDTH, q, everywhere, output_height, output_width,
-                            channels, MULTIPLIER, CHANNELS_FIRST,
-                        )  # fmt: skip
-                        sums = tl.fma(values, tl.broadcast_to(weights, [PIXELS, CHANNELS]), sums)
-                        smallest = tl.minimum(smallest, _key(values))
-                        smallest_weight = tl.minimum(smallest_weight, _key(weights))
-                        largest_weight = tl.maximum(largest_weight, _key(tl.where(weights == 0.0, 1.0, weights)))
+                # Spelled out, because what is assigned is no constant for the compiler.
+                if (from_row + PAD_TOP - di * DILATION_HEIGHT) % STRIDE_HEIGHT == 0:
+                    if (from_column + PAD_LEFT - dj * DILATION_WIDTH) % STRIDE_WIDTH == 0:
+                        for q in tl.static_range(MULTIPLIER):
+                            values, weights, valid = _backward_tap(
+                                gradient_ptrs, filter_ptr, row, column, channel, known, di * FILTER_WIDTH + dj,
+                                (from_row + PAD_TOP - di * DILATION_HEIGHT) // STRIDE_HEIGHT,
+                                (from_column + PAD_LEFT - dj * DILATION_WIDTH) // STRIDE_WIDTH, q, everywhere,
+                                output_height, output_width, channels, MULTIPLIER, CHANNELS_FIRST,
+                            )  # fmt: skip
+                            sums = tl.fma(values, tl.broadcast_to(weights, [PIXELS, CHANNELS]), sums)
+                            smallest = tl.minimum(smallest, _key(values))
+                            smallest_weight = tl.minimum(smallest_weight, _key(weights))
+                            largest_weight = tl.maximum(largest_weight, _key(tl.where(weights == 0.0, 1.0, weights)))
         unsafe = tl.max(tl.max(_unsafe(smallest, smallest_weight, largest_weight).to(tl.int32), axis=1), axis=0) > 0
     if unsafe:
         sums = tl.zeros([PIXELS, CHANNELS], REAL)
+        zero = tl.zeros([1], row.dtype)
         # Kept positive, because a remainder has the sign of its dividend.
         SPAN: tl.constexpr = FILTER_HEIGHT * DILATION_HEIGHT + FILTER_WIDTH * DILATION_WIDTH
-        for di in range(FILTER_HEIGHT):
-            for dj in range(FILTER_WIDTH):
-                up = SPAN * STRIDE_HEIGHT + from_row + PAD_TOP - di * DILATION_HEIGHT
-                left = SPAN * STRIDE_WIDTH + from_column + PAD_LEFT - dj * DILATION_WIDTH
-                meets = everywhere & (up % STRIDE_HEIGHT == 0) & (left % STRIDE_WIDTH == 0)
-                for q in range(MULTIPLIER):
+        for filter_row in range(FILTER_HEIGHT):
+            for filter_column in range(FILTER_WIDTH):
+                above = zero + (SPAN * STRIDE_HEIGHT + from_row + PAD_TOP - filter_row * DILATION_HEIGHT)
+                before = zero + (SPAN * STRIDE_WIDTH + from_column + PAD_LEFT - filter_column * DILATION_WIDTH)
+                meets = everywhere & (above % STRIDE_HEIGHT == 0) & (before % STRIDE_WIDTH == 0)
+                for part in range(MULTIPLIER):
                     values, weights, valid = _backward_tap(
-                        gradient_ptrs, filter_ptr, row, column, channel, known, di * FILTER_WIDTH + dj,
-                        up // STRIDE_HEIGHT - SPAN, left // STRIDE_WIDTH - SPAN, q, meets, output_height, output_width,
-                        channels, MULTIPLIER, CHANNELS_FIRST,
+                        gradient_ptrs, filter_ptr, row, column, channel, known,
+                        filter_row * FILTER_WIDTH + filter_column, above // STRIDE_HEIGHT - SPAN,
+                        before // STRIDE_WIDTH - SPAN, part, meets, output_height,
+                        output_width, channels, MULTIPLIER, CHANNELS_FIRST,
                     )  # fmt: skip
                     added = fused_multiply_add(flush(values), tl.broadcast_to(weights, [PIXELS, CHANNELS]), sums)
                     sums = tl.where(valid, added, sums)
@@ -417,7 +420,8 @@ def _filter_sums(
     sums = ()
     for _ in tl.static_range(TAPS):
         sums = sums + (tl.zeros([_BLOCK, CHANNELS], tl.float64),)
-    for output_column in range(output_width):
+    for step in range(output_width):
+        output_column = tl.zeros([1], tl.int64) + step
         gradients = tl.load(gradient_ptrs, known, other=0.0)
         gradients = flush(widened(gradients)).to(tl.float64)
         gradient_ptrs += GRADIENT_STEP
@@ -485,33 +489,33 @@ def _channel_tile(channels: int, most: int) -> int:
 def _tiles(numbers, height: int, width: int, channels: int, step_height: int, step_width: int):
     """Tiles of pixels and channels, and how many there are along rows, columns and channels.
 
-    The tile is the one that reads least: neighbouring results share most of what they read, in a square tile best.
+    Neighbouring results share most of what they read, in a square tile best, but a tile must also fit the image.
     """
     images, first = numbers["batch"], numbers["channels_first"]
     elements = _ELEMENTS
     while elements > 1024 and images * height * width * channels < 512 * elements:
         elements //= 2
-    most_pixels = _power_of_2(height) * _power_of_2(width)
+    tallest, widest = _power_of_2(height), _power_of_2(width)
     if first:
-        wide = min(max(elements // most_pixels, 1), _power_of_2(channels))
+        wide = min(max(elements // (tallest * widest), 1), _power_of_2(channels))
     else:
         wide = _channel_tile(channels, 32)
-    pixels = min(elements // wide, most_pixels)
 
-    def read(rows: int) -> tuple[int, int]:
-        columns = pixels // rows
+    def cost(rows: int, columns: int) -> int:
+        """What all tiles read and compute, in elements, with something for the start of each."""
         down = (rows - 1) * step_height + (numbers["filter_height"] - 1) * numbers["dilation_height"] + 1
         across = (columns - 1) * step_width + (numbers["filter_width"] - 1) * numbers["dilation_width"] + 1
         # A load brings 32 bytes at least, which channels that come first leave to the columns.
         across = max(across, 8) if first else across
-        return -(-height // rows) * -(-width // columns) * down * across, rows
+        return -(-height // rows) * -(-width // columns) * (wide * (down * across + rows * columns) + 512)
 
-    candidates = [2**k for k in range(pixels.bit_length())]
-    fitting = [rows for rows in candidates if rows <= _power_of_2(height) and pixels // rows <= _power_of_2(width)]
-    _, rows = min(read(rows) for rows in fitting)
-    columns = pixels // rows
+    most = max(elements // wide, 1)
+    sides = [2**k for k in range(13)]
+    fitting = [(r, c) for r in sides for c in sides if r <= tallest and c <= widest and r * c <= most]
+    rows, columns = min(fitting, key=lambda tile: cost(*tile))
     blocks = (-(-height // rows), -(-width // columns), -(-channels // wide))
-    return blocks, {"ROWS": rows, "COLUMNS": columns, "CHANNELS": wide}
+    warps = min(max(rows * columns * wide // 512, 1), 8)
+    return blocks, {"ROWS": rows, "COLUMNS": columns, "CHANNELS": wide, "num_warps": warps}
 
 
 def _large(numbers) -> bool:
