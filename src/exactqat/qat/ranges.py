@@ -146,7 +146,7 @@ class ActivationRange(nn.Module):
         return values.kthvalue(rank).values, values.kthvalue(values.numel() + 1 - rank).values
 
     def _rank_of_ends(self, count: int) -> int:
-        """Which of the sorted `count` values is the end by the percentile; 1 is the smallest, or the largest, of all."""
+        """Which of the sorted `count` values is the end by the percentile; 1: the smallest, or the largest, of all."""
         return count + 1 - math.ceil(self.percentile / 100 * count)
 
     def forward(self) -> tuple[Tensor, Tensor]:
