@@ -108,14 +108,17 @@ class ActivationRange(nn.Module):
         """Takes one batch into account; a fixed range stays as it is."""
         if self.policy == "fixed":
             return
-        self._shown.append(self._bounds(activation))
-        low = torch.stack([bounds[0] for bounds in self._shown]).amin()
-        high = torch.stack([bounds[1] for bounds in self._shown]).amax()
-        complete = len(self._shown) == self.writers
-        if complete:
-            self._shown.clear()
-        elif self.batches > 0:
-            return
+        low, high = self._bounds(activation)
+        complete = True
+        if self.writers > 1:
+            self._shown.append((low, high))
+            low = torch.stack([bounds[0] for bounds in self._shown]).amin()
+            high = torch.stack([bounds[1] for bounds in self._shown]).amax()
+            complete = len(self._shown) == self.writers
+            if complete:
+                self._shown.clear()
+            elif self.batches > 0:
+                return
         if self.policy == "min_max":
             low, high = torch.minimum(low, self.minimum), torch.maximum(high, self.maximum)
         elif self.policy != "last_batch":
@@ -140,7 +143,9 @@ class ActivationRange(nn.Module):
     def _ends(self, activation: Tensor) -> tuple[Tensor, Tensor]:
         """Where the values of a tensor begin and end, rank 0; under "percentile" without those beyond it."""
         if self.policy != "percentile":
-            return activation.amin(), activation.amax()
+            # Behind a ReLU there is nothing below zero to look for.
+            low = activation.new_zeros(()) if self.nonnegative else activation.amin()
+            return low, activation.amax()
         values = activation.flatten()
         rank = self._rank_of_ends(values.numel())
         return values.kthvalue(rank).values, values.kthvalue(values.numel() + 1 - rank).values
