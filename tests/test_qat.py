@@ -392,6 +392,11 @@ def test_the_report_tells_noise_by_layer(tmp_path: Path) -> None:
         report = verify(graph, path, codes, float_values=float_values, trained_values=trained_values)
         assert report.differing == 0
         ratios[bits] = {row.name: row for row in report.operators if row.device_sqnr is not None}
+        first = [{name: values[:9] for name, values in every.items()} for every in (float_values, trained_values)]
+        of_first = verify(graph, path, codes, float_values=first[0], trained_values=first[1])
+        of_nine = verify(graph, path, codes[:9], float_values=first[0], trained_values=first[1])
+        for row, other in zip(of_first.operators, of_nine.operators, strict=True):
+            assert (row.trained_sqnr, row.device_sqnr) == (other.trained_sqnr, other.device_sqnr)
         assert set(ratios[bits]) == {name for name, _ in model.layers()} - {"input"}
         stem = float_values["stem"]
         noise = np.square(stem - trained_values["stem"]).mean()
