@@ -36,6 +36,9 @@ COUNT = 2
 SHARES = {"uneven": (3, 5), "empty": (8, 0)}
 
 
+POLICIES = ("ema", "last_batch", "min_max", "percentile", "far_percentile")
+
+
 def images() -> tuple[Any, Any]:
     """A batch and the gradient that arrives at its normalized form."""
     generator = torch.Generator().manual_seed(1)
@@ -65,11 +68,36 @@ def normalize(share: slice, dtype: Any = torch.float32) -> dict[str, Any]:
 
 def observe(policy: str, share: slice) -> tuple[Any, Any, Any]:
     """Three batches seen by a range; the later ones are wider."""
-    observed = qat.ActivationRange(qat.Rule(ranges=policy, ema_decay=0.9))
+    percentile = 60.0 if policy == "far_percentile" else 99.0
+    rule = qat.Rule(ranges=policy.removeprefix("far_"), ema_decay=0.9, percentile=percentile)
+    observed = qat.ActivationRange(rule)
     with synchronized(observed) if dist.is_initialized() else torch.enable_grad():
         for step in range(3):
             observed.observe((images()[0][share] - 30.0) * (step + 1))
     return observed.minimum, observed.maximum, observed.batches
+
+
+def fold(share: slice) -> dict[str, Any]:
+    """One training step of a convolution with folded batch norm on some of the images, by this process."""
+    torch.manual_seed(4)
+    network = nn.Sequential(nn.Conv2d(6, 4, 3), nn.BatchNorm2d(4))
+    with torch.no_grad():
+        network[1].weight.copy_(torch.rand(4) + 0.5)
+        network[1].running_var.copy_(torch.rand(4) + 0.5)
+    batch = images()[0] - 30.0
+    model = qat.prepare(network, batch, [qat.Rule(per_channel=False, fold_batch_norm=True)])
+    for quantizer in model.modules():
+        if isinstance(quantizer, qat.FakeQuantize):
+            # A value between two codes would be decided by its last bits.
+            quantizer.quantizing = False
+    model.train()
+    features = batch[share].clone().requires_grad_()
+    with synchronized(model) if dist.is_initialized() else torch.enable_grad():
+        y = model(features)
+        y.backward(images()[1][share, :4, :3, :5])
+    layer = model.get_submodule("network.0")
+    gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    return {"y": y.detach(), "x": features.grad, "gradients": gradients, "statistics": dict(layer.named_buffers())}
 
 
 def dense() -> nn.Module:
@@ -92,8 +120,8 @@ def train(kind: str, path: Path, together: processes.Processes, epochs: int = 2)
     source = dataset()
     model = dense() if kind == "dense" else pipeline.new_model("small_mobilenet", (1, 8, 8), 3)
     groups = [{"params": list(model.parameters()), "lr": 1e-3}]
-    if kind in ("ema", "learned"):
-        model = qat.prepare(model, source.train.images[:2], [qat.Rule(ranges=kind)])
+    if kind in QUANTIZED:
+        model = qat.prepare(model, source.train.images[:2], [QUANTIZED[kind]])
         qat.calibrate(model, [source.train.images])
         groups = [
             {"params": model.other_parameters(), "lr": 1e-3},
@@ -103,12 +131,13 @@ def train(kind: str, path: Path, together: processes.Processes, epochs: int = 2)
         return dict(model.state_dict()), training.History()
     history = training.train(
         model, groups, source.train, source.validation, 2, 0, kind, lambda steps: None, path / f"{kind}.pt", 5,
-        freeze_at=1 if kind in ("ema", "learned") else None, processes=together,
+        freeze_at=1 if kind in QUANTIZED else None, processes=together,
     )  # fmt: skip
     return {name: entry for name, entry in model.state_dict().items() if isinstance(entry, torch.Tensor)}, history
 
 
-TRAININGS = ("float", "dense", "ema", "learned")
+QUANTIZED = {"ema": qat.Rule(), "learned": qat.Rule(ranges="learned")}
+TRAININGS = ("float", "dense", *QUANTIZED)
 TOLERANCE = 1e-3
 
 
@@ -121,8 +150,14 @@ def work(rank: int, folder: str) -> None:
     for name, (first, second) in SHARES.items():
         share = slice(0, first) if rank == 0 else slice(first, first + second)
         found[name] = normalize(share)
-        for policy in ("ema", "min_max"):
+        found[f"{name} folded"] = fold(share)
+        for policy in POLICIES:
             found[f"{name} {policy}"] = observe(policy, share)
+    try:
+        prepared = qat.prepare(dense(), torch.zeros(2, 1, 8, 8), [qat.Rule(fold_batch_norm=True)]).train()
+        prepared(torch.rand(4, 1, 8, 8))
+    except RuntimeError as error:
+        found["not synchronized"] = str(error)
     for kind in TRAININGS:
         state, history = train(kind, path / f"rank{rank}", processes.Processes(rank, COUNT))
         found[kind] = (state, history.loss, history.validation_accuracy)
@@ -175,7 +210,31 @@ def test_batch_norm_over_two_shares_is_batch_norm_over_the_whole(
 
 
 @pytest.mark.parametrize("shares", SHARES)
-@pytest.mark.parametrize("policy", ["ema", "min_max"])
+def test_folded_batch_norm_over_two_shares_is_that_over_the_whole(
+    ranks: tuple[Path, list[dict[str, Any]]], shares: str
+) -> None:
+    whole, parts = fold(slice(None)), [found[f"{shares} folded"] for found in ranks[1]]
+    for name in ("y", "x"):
+        torch.testing.assert_close(torch.cat([part[name] for part in parts]), whole[name], rtol=1e-5, atol=1e-5)
+    assert {"operation.weight", "operation.bias", "batch_norm.weight", "batch_norm.bias"} == set(whole["gradients"])
+    for name, gradient in whole["gradients"].items():
+        total = sum(part["gradients"][name] for part in parts)
+        # The convolution's bias has none: batch norm takes it away.
+        largest = max(1.0, float(gradient.abs().max()))
+        torch.testing.assert_close(total, gradient, rtol=1e-5, atol=1e-5 * largest)
+    for name, statistic in whole["statistics"].items():
+        assert torch.equal(parts[0]["statistics"][name], parts[1]["statistics"][name]), name
+        torch.testing.assert_close(parts[0]["statistics"][name], statistic, rtol=1e-5, atol=1e-6)
+
+
+def test_folded_batch_norm_refuses_to_train_in_several_processes_that_are_not_synchronized(
+    ranks: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    assert all("Rule.fold_batch_norm" in found["not synchronized"] for found in ranks[1])
+
+
+@pytest.mark.parametrize("shares", SHARES)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_ranges_are_those_of_all_data(ranks: tuple[Path, list[dict[str, Any]]], shares: str, policy: str) -> None:
     whole = observe(policy, slice(None))
     for found in ranks[1]:

@@ -43,10 +43,11 @@ def test_the_job_writes_everything_it_promises(finished: tuple[Path, subprocess.
         assert sorted(path.name for path in (out / precision).iterdir()) == ["checkpoint.pt", "model.tflite"]
         assert (out / precision / "model.tflite").read_bytes()[4:8] == b"TFL3"
     page = (out / "report.html").read_text()
-    assert len(re.findall(r"src='data:image/png;base64,iVBOR", page)) == 5
+    assert len(re.findall(r"src='data:image/png;base64,iVBOR", page)) == 6
     assert "http" not in page
     assert not list(out.rglob("*.tmp"))
     assert "every single one is equal" in page
+    assert len(re.findall(r"W\dA\d: the largest fall is that of <code>[\w.]+</code>, by -?\d+\.\d dB", page)) == 3
     output = " ".join(done.stdout.split())
     assert "integers (every layer's output of 12 networks on all 359 test images)" in output
     assert "QAT, learned" in output and "PTQ, min/max" in output and "PTQ, least-error" in output
@@ -72,6 +73,9 @@ def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.Complete
             assert network["values_differing"] == 0
             assert all(layer["differing"] == 0 for layer in network["layers"])
             assert network["values_compared"] == sum(layer["values"] for layer in network["layers"])
+            noises = [(layer["trained_sqnr"], layer["device_sqnr"]) for layer in network["layers"]]
+            measured = [pair for pair in noises if None not in pair]
+            assert len(measured) >= 10 and all(abs(trained - device) < 1.0 for trained, device in measured)
             assert network["fake_quant_differing"] <= network["fake_quant_values"] * 0.005
             compared += network["values_compared"]
         kinds = {layer["operator"] for layer in networks[networks["chosen"]]["layers"]}

@@ -82,7 +82,7 @@ def assert_training_computed_it(model: qat.PreparedModel, batch: torch.Tensor, g
         for node in model.network.graph.nodes:
             if node.op in ("placeholder", "output"):
                 continue
-            operands = [real[source] for source in node.all_input_nodes if source in real]
+            operands = [real[source] for source in node.args if isinstance(source, torch.fx.Node) and source in real]
             if node.target in layers and node.target != "input":
                 layer = layers[node.target]
                 quantization = graph.tensors[node.target].quantization
@@ -331,6 +331,270 @@ def one_pixel() -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(nn.Conv2d(5, 9, 1), nn.ReLU6(), nn.Conv2d(9, 2, 1)), images(7, 5, 1)
 
 
+class ConvBnRelu(nn.Sequential):
+    """Blocks as model collections write them, from here on: subclasses, in-place activations, functional calls."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> None:
+        padding = (kernel - 1) // 2
+        super().__init__(
+            nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU6(inplace=True),
+        )
+
+
+class InvertedResidual(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int, widening: int) -> None:
+        super().__init__()
+        wide = inputs * widening
+        self.use_res_connect = stride == 1 and inputs == outputs
+        layers: list[nn.Module] = [] if widening == 1 else [ConvBnRelu(inputs, wide, 1)]
+        layers += [
+            ConvBnRelu(wide, wide, 3, stride, wide),
+            nn.Conv2d(wide, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        ]
+        self.conv = nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.conv(x) if self.use_res_connect else self.conv(x)
+
+
+def mobilenet_v2_of_a_collection() -> tuple[nn.Module, torch.Tensor]:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.adaptive_avg_pool2d(self.features(x), (1, 1))
+        return self.classifier(torch.flatten(x, 1))
+
+    features = nn.Sequential(
+        ConvBnRelu(3, 8, 3, 2),
+        InvertedResidual(8, 8, 1, 1),
+        InvertedResidual(8, 12, 2, 6),
+        InvertedResidual(12, 12, 1, 6),
+        ConvBnRelu(12, 24, 1),
+    )
+    classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(24, 5))
+    return Plain(forward, features=features, classifier=classifier), images(4, 3, 24)
+
+
+def efficientnet_lite_of_a_collection() -> tuple[nn.Module, torch.Tensor]:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu6(self.bn1(self.conv_stem(x)), inplace=True)
+        x = self.blocks(x)
+        x = self.act2(self.bn2(self.conv_head(x)))
+        return self.classifier(self.drop(x.mean([2, 3])))
+
+    blocks = nn.Sequential(
+        nn.Sequential(ConvBnRelu(8, 8, 3, 1, 8), nn.Conv2d(8, 6, 1, bias=False), nn.BatchNorm2d(6)),
+        InvertedResidual(6, 10, 2, 4),
+        InvertedResidual(10, 10, 1, 4),
+        nn.Identity(),
+    )
+    layers = {
+        "conv_stem": nn.Conv2d(3, 8, 3, 2, 1, bias=False),
+        "bn1": nn.BatchNorm2d(8, eps=1e-3, momentum=0.01),
+        "blocks": blocks,
+        "conv_head": nn.Conv2d(10, 20, 1, bias=False),
+        "bn2": nn.BatchNorm2d(20),
+        "act2": nn.ReLU6(inplace=True),
+        "drop": nn.Dropout(0.2),
+        "classifier": nn.Linear(20, 4),
+    }
+    return Plain(forward, **layers), images(4, 3, 21)
+
+
+class SqueezeExcitation(nn.Module):
+    def __init__(self, channels: int, squeezed: int) -> None:
+        super().__init__()
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc1 = nn.Conv2d(channels, squeezed, 1)
+        self.fc2 = nn.Conv2d(squeezed, channels, 1)
+        self.activation = nn.ReLU()
+        self.scale_activation = nn.Hardsigmoid()
+
+    def _scale(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale_activation(self.fc2(self.activation(self.fc1(self.avgpool(x)))))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._scale(x) * x
+
+
+def mobilenet_v3_of_a_collection() -> tuple[nn.Module, torch.Tensor]:
+    def block(inputs: int, wide: int, outputs: int, activation: type[nn.Module]) -> nn.Sequential:
+        return nn.Sequential(
+            nn.Sequential(nn.Conv2d(inputs, wide, 1, bias=False), nn.BatchNorm2d(wide, 1e-3), activation(inplace=True)),
+            nn.Sequential(
+                nn.Conv2d(wide, wide, 5, 1, 2, groups=wide, bias=False),
+                nn.BatchNorm2d(wide, 1e-3),
+                activation(inplace=True),
+            ),
+            SqueezeExcitation(wide, 8),
+            nn.Sequential(nn.Conv2d(wide, outputs, 1, bias=False), nn.BatchNorm2d(outputs, 1e-3)),
+        )
+
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        result = self.first(x)
+        result += x
+        x = self.avgpool(self.second(result))
+        return self.classifier(torch.flatten(x, 1))
+
+    layers = {
+        "stem": nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.Hardswish(inplace=True)),
+        "first": block(8, 16, 8, nn.ReLU),
+        "second": block(8, 24, 12, nn.Hardswish),
+        "avgpool": nn.AdaptiveAvgPool2d(1),
+        "classifier": nn.Sequential(
+            nn.Linear(12, 20), nn.Hardswish(inplace=True), nn.Dropout(p=0.2, inplace=True), nn.Linear(20, 4)
+        ),
+    }
+    return Plain(forward, **layers), images(4, 3, 18)
+
+
+class BasicBlock(nn.Module):
+    """One ReLU module for two places."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = (
+            nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            if stride != 1
+            else None
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        identity = x
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        if self.downsample is not None:
+            identity = self.downsample(x)
+        out += identity
+        return self.relu(out)
+
+
+def resnet_of_a_collection() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+        nn.Sequential(BasicBlock(8, 8), BasicBlock(8, 12, 2)),
+        nn.AdaptiveAvgPool2d((1, 1)),
+        nn.Flatten(1),
+        nn.Linear(12, 5),
+    ), images(4, 3, 32)
+
+
+class Fire(nn.Module):
+    def __init__(self, inputs: int, squeezed: int, outputs: int) -> None:
+        super().__init__()
+        self.squeeze = nn.Conv2d(inputs, squeezed, 1)
+        self.squeeze_activation = nn.ReLU(inplace=True)
+        self.expand1x1 = nn.Conv2d(squeezed, outputs, 1)
+        self.expand1x1_activation = nn.ReLU(inplace=True)
+        self.expand3x3 = nn.Conv2d(squeezed, outputs, 3, padding=1)
+        self.expand3x3_activation = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.squeeze_activation(self.squeeze(x))
+        return torch.cat(
+            [self.expand1x1_activation(self.expand1x1(x)), self.expand3x3_activation(self.expand3x3(x))], 1
+        )
+
+
+def squeezenet_of_a_collection(size: int = 30) -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(kernel_size=3, stride=2, ceil_mode=True),
+        Fire(8, 4, 6),
+        Fire(12, 4, 8),
+        nn.MaxPool2d(kernel_size=3, stride=2, ceil_mode=True),
+        nn.Dropout(p=0.5),
+        nn.Conv2d(16, 5, 1),
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d((1, 1)),
+        nn.Flatten(),
+    ), images(4, 3, size)
+
+
+def squeezenet_on_other_sizes() -> tuple[nn.Module, torch.Tensor]:
+    """Where the windows fit in one place and reach over the edge in the other."""
+    return squeezenet_of_a_collection(33)
+
+
+def windows_over_the_edge() -> tuple[nn.Module, torch.Tensor]:
+    """ceil_mode: SAME on even sizes, zeros behind a ReLU elsewhere, nothing where the windows fit."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.MaxPool2d(3, 2, ceil_mode=True),
+        nn.Conv2d(8, 8, 1),
+        nn.AvgPool2d(3, 2, ceil_mode=True),
+        nn.Conv2d(8, 8, 1),
+        nn.ReLU(),
+        nn.MaxPool2d(5, 2, ceil_mode=True),
+        nn.MaxPool2d(2, 1, padding=1, ceil_mode=True),
+    ), images(4, 3, 24)
+
+
+def ways_to_write_a_head() -> tuple[nn.Module, torch.Tensor]:
+    """Sizes asked for, contiguous, squeeze, in-place functions."""
+
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu_(self.conv(x.contiguous()))
+        x = F.avg_pool2d(x, kernel_size=x.size()[2:])
+        first = self.first(x.squeeze(3).squeeze(2)).clamp(0, 6)
+        second = torch.clamp(self.second(x[:, :, 0, 0]), min=0.0)
+        return self.last(first + second)
+
+    layers = {
+        "conv": nn.Conv2d(3, 8, 3),
+        "first": nn.Linear(8, 6),
+        "second": nn.Linear(8, 6),
+        "last": nn.Sequential(nn.Linear(6, 9), nn.Hardtanh(0, 6), nn.Linear(9, 3)),
+    }
+    return Plain(forward, **layers), images(5, 3, 7)
+
+
+def dense_layers() -> tuple[nn.Module, torch.Tensor]:
+    """Linear layers with the activation as module and as function; a feature map flattened in front of them."""
+
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        x = self.pool(F.relu(self.conv1(x)))
+        x = self.pool(F.relu(self.conv2(x)))
+        x = torch.flatten(x, start_dim=1)
+        return self.fc2(self.drop(F.relu(self.norm(self.fc1(x)))))
+
+    layers = {
+        "conv1": nn.Conv2d(1, 4, 5),
+        "conv2": nn.Conv2d(4, 6, 3),
+        "pool": nn.MaxPool2d(2),
+        "fc1": nn.Linear(6 * 3 * 3, 10),
+        "norm": nn.BatchNorm1d(10),
+        "drop": nn.Dropout(0.25),
+        "fc2": nn.Linear(10, 3),
+    }
+    return Plain(forward, **layers), images(5, 1, 20)
+
+
+def in_place_before_a_shortcut() -> tuple[nn.Module, torch.Tensor]:
+    """The shortcut sees what the in-place ReLU left, as it does in PyTorch."""
+
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        early = self.side(x)
+        out = self.second(self.relu(x))
+        out += x
+        return torch.cat([out + early, F.relu(out, inplace=True), out], 1)
+
+    layers = {name: nn.Conv2d(4, 4, 3, padding=1) for name in ("first", "side", "second")}
+    return Plain(forward, **layers, relu=nn.ReLU(inplace=True)), images(4, 4, 6)
+
+
 PLAIN = [
     first_layer_depthwise,
     odd_sizes_with_strides,
@@ -344,6 +608,16 @@ PLAIN = [
     joined_features,
     seen_as_features,
     one_pixel,
+    mobilenet_v2_of_a_collection,
+    efficientnet_lite_of_a_collection,
+    mobilenet_v3_of_a_collection,
+    resnet_of_a_collection,
+    squeezenet_of_a_collection,
+    squeezenet_on_other_sizes,
+    windows_over_the_edge,
+    ways_to_write_a_head,
+    dense_layers,
+    in_place_before_a_shortcut,
 ]
 
 
@@ -364,6 +638,123 @@ def test_calibration_runs_the_float_network(build: Callable[[], tuple[nn.Module,
     qat.calibrate(prepared, [batch])
     with torch.no_grad():
         torch.testing.assert_close(seen[0], model(batch), rtol=1e-4, atol=1e-5)
+
+
+def shuffled_channels() -> tuple[nn.Module, torch.Tensor]:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, dim=1)
+        return self.last(shuffle(torch.cat((first, self.branch(second)), dim=1)))
+
+    return Plain(forward, branch=ConvBnRelu(4, 4), last=nn.Conv2d(8, 2, 1)), images(2, 8, 6)
+
+
+def shuffle(x: torch.Tensor) -> torch.Tensor:
+    n, c, h, w = x.size()
+    x = x.view(n, 2, c // 2, h, w)
+    return torch.transpose(x, 1, 2).contiguous().view(n, -1, h, w)
+
+
+def shuffled_groups() -> tuple[nn.Module, torch.Tensor]:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return self.last(shuffle(self.first(x)))
+
+    return Plain(forward, first=ConvBnRelu(3, 8), last=nn.Conv2d(8, 2, 1)), images(2, 3, 6)
+
+
+def up_and_down(up: nn.Module) -> tuple[nn.Module, torch.Tensor]:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        wide = self.encode(x)
+        return self.last(torch.cat([wide, self.up(self.middle(self.down(wide)))], 1))
+
+    layers = {
+        "encode": ConvBnRelu(3, 4),
+        "down": nn.MaxPool2d(2),
+        "middle": ConvBnRelu(4, 4),
+        "up": up,
+        "last": nn.Conv2d(8, 2, 1),
+    }
+    return Plain(forward, **layers), images(2, 3, 8)
+
+
+def resized() -> tuple[nn.Module, torch.Tensor]:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(self.conv(x), scale_factor=2.0, mode="nearest")
+
+    return Plain(forward, conv=nn.Conv2d(3, 3, 1)), images(2, 3, 8)
+
+
+def grouped() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(ConvBnRelu(3, 8), nn.Sequential(ConvBnRelu(8, 8, groups=4))), images(2, 3, 8)
+
+
+def norm_shared_by_two_convolutions() -> tuple[nn.Module, torch.Tensor]:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.one(x)) + self.norm(self.two(x))
+
+    return Plain(forward, one=nn.Conv2d(3, 4, 1), two=nn.Conv2d(3, 4, 1), norm=nn.BatchNorm2d(4)), images(2, 3, 8)
+
+
+def convolution_called_twice() -> tuple[nn.Module, torch.Tensor]:
+    shared = nn.Conv2d(3, 3, 3, padding=1)
+    return nn.Sequential(shared, nn.ReLU(), shared), images(2, 3, 8)
+
+
+def tied_weights() -> tuple[nn.Module, torch.Tensor]:
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    model[2].weight = model[0].weight
+    return model, torch.randn(4, 6)
+
+
+def smooth_activations() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.SiLU(), nn.Conv2d(4, 4, 1), nn.LeakyReLU(0.1)), images(2, 3, 8)
+
+
+def dropout_as_a_function() -> tuple[nn.Module, torch.Tensor]:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(self.conv(x), 0.5, training=self.training)
+
+    return Plain(forward, conv=nn.Conv2d(3, 4, 1)), images(2, 3, 8)
+
+
+def several_results() -> tuple[nn.Module, torch.Tensor]:
+    def forward(self: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.conv(x), x
+
+    return Plain(forward, conv=nn.Conv2d(3, 4, 1)), images(2, 3, 8)
+
+
+# For each, what the message says: operator, place and what to do. In front of a sentence: how many places there are.
+REFUSED = [
+    (
+        shuffled_channels,
+        1,
+        r"the model's forward \(.*test_networks.py, line \d+, in forward\): chunk has .*; compute the parts by conv",
+    ),
+    (
+        shuffled_groups,
+        1,
+        r"line \d+, in shuffle\): \[2, 8, 6, 6\] seen as \[2, 2, 4, 6, 6\]; .*; mix channels by a 1x1 Conv2d",
+    ),
+    (lambda: up_and_down(nn.Upsample(scale_factor=2)), 1, r"up \(.*: Upsample has no int8 .*; end the device's"),
+    (lambda: up_and_down(nn.ConvTranspose2d(4, 4, 2, 2)), 1, r"up \(.*: ConvTranspose2d has no int8 .*; end the"),
+    (resized, 1, r"the model's forward \(.*line \d+, in forward\): interpolate has no int8 operator"),
+    (grouped, 1, r"1\.0\.0: groups=4 with 8 channels; use groups=1 or one group per channel"),
+    (norm_shared_by_two_convolutions, 1, r"norm \(.*: the module is called twice; give each call a module of its own"),
+    (convolution_called_twice, 1, r"0: the module is called twice"),
+    (tied_weights, 1, r"2\.weight: it is the same parameter as 0\.weight; give each module its own"),
+    (smooth_activations, 2, r"1: SiLU has no int8 operator.*; use Hardswish(?s:.*)3: LeakyReLU .*; use ReLU or ReLU6"),
+    (dropout_as_a_function, 1, r"dropout as a function; use the module torch.nn.Dropout"),
+    (several_results, None, r"the model must return one tensor, it returns tuple"),
+]
+
+
+@pytest.mark.parametrize(("build", "places", "message"), REFUSED)
+def test_refused_networks(
+    build: Callable[[], tuple[nn.Module, torch.Tensor]], places: int | None, message: str
+) -> None:
+    with pytest.raises(qat.UnsupportedOperator, match=message) as caught:
+        qat.prepare(*build())
+    assert places is None or str(caught.value).startswith(f"{places} place(s)"), str(caught.value)
 
 
 @pytest.mark.parametrize("ranges", ["ema", "last_batch", "percentile", "min_max", "learned"])

@@ -89,9 +89,10 @@ def verify(
     """Compares the file at `path` with `graph` on int8 input codes x [batch, ...] (or one array per input name).
 
     profile: "xnnpack" runs the runtime's default kernels, "reference" its reference kernels. float_values and
-    trained_values: what the float and the fake-quantized network make of the same images, by tensor name, channels last
-    (`deploy.lower.layer_values` gives both); the report then holds signal-to-noise ratios for these tensors. Raises
-    ValueError when the file has no tensor for a result of the graph. Needs `pip install exactqat[deploy]`.
+    trained_values: what the float and the fake-quantized network make of the same images, or of the first of them, by
+    tensor name, channels last (`deploy.lower.layer_values` gives both); the report then holds signal-to-noise ratios
+    for these tensors, over these images. Raises ValueError when the file has no tensor for a result of the graph. Needs
+    `pip install exactqat[deploy]`.
     """
     if profile not in PROFILES:
         raise ValueError(f"profile must be one of {', '.join(PROFILES)}, got {profile!r}")
@@ -115,9 +116,11 @@ def verify(
             if float_values is not None and name in noises:
                 images = slice(start, start + batch_size)
                 trained_noise, device_noise = noises[name]
-                device_noise.add(float_values[name][images], dequantize(device[name], graph.tensors[name].quantization))
+                signal = float_values[name][images]
+                quantization = graph.tensors[name].quantization
+                device_noise.add(signal, dequantize(device[name][: len(signal)], quantization))
                 if trained_values is not None and name in trained_values:
-                    trained_noise.add(float_values[name][images], trained_values[name][images])
+                    trained_noise.add(signal, trained_values[name][images])
         end_to_end = simulate(graph, batch, profile)
         for name, codes in plain.run(batch).items():
             outputs[name].add(codes, end_to_end[name])

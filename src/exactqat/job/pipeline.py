@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from .. import qat
 from ..deploy.graph import Graph
-from ..deploy.lower import device_codes, lower
+from ..deploy.lower import device_codes, layer_values, lower
 from ..deploy.onnx import onnx_bytes
 from ..deploy.simulate import quantize, simulate
 from ..deploy.tflite import tflite_bytes, write_tflite
@@ -47,6 +47,8 @@ WRITTEN = (
 )
 # Quantization-aware trainings start from the calibrated float network; this many images at a time are shown to it.
 CALIBRATION_BATCH = 256
+# Images whose values are kept for all layers at once.
+LAYER_IMAGES = 128
 
 
 @dataclass(frozen=True)
@@ -495,15 +497,18 @@ def _deploy(outcome: Outcome, dataset: Dataset, path: Path) -> None:
     write_tflite(graph, path, f"{outcome.precision} {outcome.method.name}")
     outcome.file_bytes = path.stat().st_size
     codes = input_codes(graph, dataset)
-    outcome.report = verify(graph, path, codes)
+    float_values, trained_values = layer_values(outcome.model, dataset.test.images[:LAYER_IMAGES])
+    outcome.report = verify(graph, path, codes, float_values=float_values, trained_values=trained_values)
     outcome.device_predictions = run_on_device(graph, path, codes).argmax(1)
     outcome.device_accuracy = float((outcome.device_predictions == dataset.test.labels.numpy()).mean())
-    stored = outcome.model.stored_tensors(dataset.test.images)
-    integers = simulate(graph, codes, tensors=list(stored))
-    for name, (quantizer, values) in stored.items():
-        trained = device_codes(quantizer, values, graph.tensors[name].quantization)
-        outcome.fake_quant_values += trained.size
-        outcome.fake_quant_differing += int(np.count_nonzero(trained != integers[name]))
+    for start in range(0, len(codes), LAYER_IMAGES):
+        images = slice(start, start + LAYER_IMAGES)
+        stored = outcome.model.stored_tensors(dataset.test.images[images])
+        integers = simulate(graph, codes[images], tensors=list(stored))
+        for name, (quantizer, values) in stored.items():
+            trained = device_codes(quantizer, values, graph.tensors[name].quantization)
+            outcome.fake_quant_values += trained.size
+            outcome.fake_quant_differing += int(np.count_nonzero(trained != integers[name]))
 
 
 def input_codes(graph: Graph, dataset: Dataset) -> np.ndarray:

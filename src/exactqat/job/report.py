@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..deploy.verify import Comparison
 from ..qat import DepthwiseConv2d, WeightedLayer
 from . import training
 from .pipeline import Outcome, Results, Settings
@@ -142,6 +143,19 @@ def _page(results: Results) -> str:
             "them as on all others.</p>",
         ),
         _section(
+            "Which layer hurts",
+            "<p>The same weights without any quantization are the signal; what rounding and clipping change is the "
+            "noise, on the first test images. Noise of the layers before is part of every figure: what counts is "
+            "where a curve falls. 6 dB are a factor of two, about what one more bit gives.</p><ul>"
+            + "".join(f"<li>{_weakest(outcome)}</li>" for outcome in best)
+            + "</ul>"
+            + _picture(
+                _noise_figure(best),
+                "Signal to noise of what every layer stores, from input to logits: curves for the device's integers, "
+                "crosses for the fake quantization of training. Where they part, training saw something else.",
+            ),
+        ),
+        _section(
             "How it trained",
             _picture(
                 _curves_figure(results),
@@ -208,7 +222,7 @@ def _skipped(sentences: Sequence[str]) -> str:
 
 _STYLE = """
 body{margin:0;background:#f6f7f9;color:#1c2430;font:16px/1.55 system-ui,-apple-system,"Segoe UI",sans-serif}
-main{max-width:1000px;margin:0 auto;padding:32px 20px 64px}
+main{max-width:1120px;margin:0 auto;padding:32px 20px 64px}
 h1{font-size:30px;margin:0}h2{font-size:21px;margin:0 0 8px}
 .lead{color:#5a6675;margin:4px 0 20px}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(160px,1fr));gap:14px}
@@ -217,7 +231,7 @@ h1{font-size:30px;margin:0}h2{font-size:21px;margin:0 0 8px}
 section{padding:20px 22px;margin-top:18px;overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:14px}
 th,td{padding:5px 9px;text-align:right;border-bottom:1px solid #e9edf1;white-space:nowrap}
-.layers table{font-size:12px}.layers th,.layers td{padding:4px 5px}
+.layers table{font-size:12px}.layers th,.layers td{padding:4px}
 .layers th{white-space:normal;vertical-align:bottom}
 th{color:#5a6675;font-weight:600}th.t,td.t{text-align:left}
 tr.delivered td{background:#eef4fb;font-weight:600}
@@ -270,7 +284,7 @@ def _layer_table(outcome: Outcome) -> str:
     layers = dict(outcome.model.layers())
     header = [
         "layer", "operator", "result", "bits of weights", "of result", "weight scales", "scale", "zero point",
-        "multiply-adds", "integers compared", "differ",
+        "multiply-adds", "dB trained", "dB device", "integers compared", "differ",
     ]  # fmt: skip
     activations = {"RELU": ", relu", "RELU6": ", relu6"}
     rows = []
@@ -297,13 +311,15 @@ def _layer_table(outcome: Outcome) -> str:
                     f"{float(summary['scale']):.4g}",
                     str(summary["zero_point"]),
                     f"{int(summary['multiply_accumulates']):,}",
+                    _decibels(compared[name].trained_sqnr),
+                    _decibels(compared[name].device_sqnr),
                     f"{compared[name].values:,}",
                     f"{compared[name].differing:,}",
                 ],
             )
         )
     whole = outcome.report.outputs[0]
-    rows.append((True, ["whole network", *[""] * 8, f"{whole.values:,}", f"{whole.differing:,}"]))
+    rows.append((True, ["whole network", *[""] * 10, f"{whole.values:,}", f"{whole.differing:,}"]))
     note = (
         "<p class='note'>A QUANTIZE of equal scale behind a layer shifts codes of fewer bits to the other end of int8, "
         "where the device's own saturation is the lower clamp of training. Every layer is computed from the operands "
@@ -313,6 +329,66 @@ def _layer_table(outcome: Outcome) -> str:
         "compares the untouched file from input to logits.</p>"
     )
     return _table(header, rows, 2) + note
+
+
+def _decibels(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.1f}"
+
+
+def _noise_by_layer(outcome: Outcome) -> dict[str, Comparison]:
+    """What each layer stores, where there is both signal and noise."""
+    assert outcome.report is not None
+    return {row.name: row for row in outcome.report.operators if row.device_sqnr is not None}
+
+
+def _weakest(outcome: Outcome) -> str:
+    """Where the signal-to-noise ratio falls the most from a layer's operands to its result."""
+    rows = _noise_by_layer(outcome)
+    # Ratios of all tensors; an operator that merely moves codes hands on its operand's.
+    ratios = {name: row.device_sqnr for name, row in rows.items() if row.device_sqnr is not None}
+    falls: dict[str, float] = {}
+    for operator in outcome.graph.operators:
+        name = operator.outputs[0]
+        before = min((ratios[source] for source in operator.inputs if source in ratios), default=None)
+        if before is None:
+            continue
+        if name in rows:
+            falls[name] = before - ratios[name]
+        else:
+            ratios[name] = before
+    title = html.escape(outcome.precision.upper())
+    if not falls:
+        return f"{title}: no layer has noise"
+    worst = max(falls, key=lambda name: falls[name])
+    last = rows.get(outcome.graph.outputs[0])
+    logits = f"; the logits end at {last.device_sqnr:.1f} dB" if last is not None else ""
+    return (
+        f"{title}: the largest fall is that of <code>{html.escape(worst)}</code>, by {falls[worst]:.1f} dB to "
+        f"{ratios[worst]:.1f} dB{logits}"
+    )
+
+
+def _noise_figure(outcomes: Sequence[Outcome]) -> Figure:
+    names = list(dict.fromkeys(name for outcome in outcomes for name in _noise_by_layer(outcome)))
+    positions = {name: position for position, name in enumerate(names)}
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for outcome, color in zip(outcomes, ("#1f5fa8", "#e08a3c", "#146c43"), strict=False):
+        rows = _noise_by_layer(outcome)
+        places = [positions[name] for name in rows]
+        title = outcome.precision.upper()
+        device, trained = (
+            [np.nan if ratio is None else ratio for ratio in ratios]
+            for ratios in zip(*((row.device_sqnr, row.trained_sqnr) for row in rows.values()), strict=True)
+        )
+        axes.plot(places, device, color=color, marker="o", markersize=4, label=f"{title}, device")
+        axes.plot(places, trained, color="#1c2430", linestyle="", marker="x", markersize=6, label=None)
+    axes.plot([], [], color="#1c2430", linestyle="", marker="x", label="fake quantization of training")
+    axes.set_ylabel("signal to noise in dB")
+    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8 if len(names) <= 40 else 5)
+    axes.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    _clean(axes)
+    return figure
 
 
 def _packed_bytes(outcome: Outcome) -> int:

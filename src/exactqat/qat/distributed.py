@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 import exactqat as eq
 
+from .layers import WeightedLayer
 from .modules import FusedBatchNorm2d, channels_first_view, channels_last_view
 from .ranges import ActivationRange
 
 
 @contextmanager
 def synchronized(model: nn.Module) -> Iterator[None]:
-    """While the context lasts, batch norm and observed ranges of `model` use the batches of all processes.
+    """While the context lasts, batch norm, folded or not, and observed ranges of `model` see all processes' batches.
 
     To be entered in every process, before the model is wrapped in ``DistributedDataParallel(...,
     broadcast_buffers=False)`` (the buffers are equal everywhere, there is nothing to broadcast). All processes must
@@ -54,24 +55,84 @@ def _replacement(module: nn.Module) -> type[nn.Module] | None:
         if not module.track_running_stats:
             raise ValueError("track_running_stats must be True: inference uses the running statistics")
         return CrossReplicaBatchNorm2d if isinstance(module, nn.BatchNorm2d) else CrossReplicaBatchNorm1d
-    return CrossReplicaRange if isinstance(module, ActivationRange) else None
+    if isinstance(module, ActivationRange):
+        return CrossReplicaRange
+    return CrossReplicaWeightedLayer if isinstance(module, WeightedLayer) and module.folded else None
 
 
 class CrossReplicaRange(ActivationRange):
-    """An `ActivationRange` that observes the extremes over all processes."""
+    """An `ActivationRange` that observes what all processes have, with the result of one process that has it all.
 
-    @torch.no_grad()
-    def observe(self, activation: Tensor) -> None:
-        """As `ActivationRange.observe`, of what all processes have."""
+    A percentile is that of all processes' values together, not a mean or an extreme of their percentiles. For it the
+    processes exchange the values at and beyond it: ``1 - percentile / 100`` of the whole tensor from each of them.
+    """
+
+    def _ends(self, activation: Tensor) -> tuple[Tensor, Tensor]:
         if self.policy == "learned":
-            super().observe(activation)
-            return
-        # One call: the largest of the maximum and of the turned minimum. An empty share has nothing to say.
-        ends = torch.full((2,), -torch.inf)
-        if activation.numel():
-            ends = torch.stack([-activation.amin(), activation.amax()])
-        dist.all_reduce(ends, dist.ReduceOp.MAX)
-        super().observe(torch.stack([-ends[0], ends[1]]))
+            return super()._ends(activation)
+        # The smallest values turned, so that both ends are maxima. An empty share has nothing to say.
+        values = activation.flatten()
+        if self.policy != "percentile":
+            ends = values.new_full((2,), -torch.inf)
+            if values.numel():
+                ends = torch.stack([-values.amin(), values.amax()])
+            dist.all_reduce(ends, dist.ReduceOp.MAX)
+            return -ends[0], ends[1]
+        count = torch.tensor(values.numel(), device=values.device)
+        dist.all_reduce(count)
+        rank = self._rank_of_ends(int(count))
+        own = min(rank, values.numel())
+        largest = values.new_full((2, rank), -torch.inf)
+        largest[0, :own] = -values.topk(own, largest=False).values
+        largest[1, :own] = values.topk(own).values
+        everyones = [torch.empty_like(largest) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyones, largest)
+        ends = torch.cat(everyones, 1).topk(rank).values[:, -1]
+        return -ends[0], ends[1]
+
+
+class CrossReplicaWeightedLayer(WeightedLayer):
+    """A `WeightedLayer` that folds its batch norm (`Rule.fold_batch_norm`), with the statistics of all processes."""
+
+    def compute_folded(self, features: Tensor, weight: Tensor, batch_norm: FusedBatchNorm2d) -> Tensor:
+        if not self.training:
+            return super().compute_folded(features, weight, batch_norm)
+        raw = self.compute(features, self.operation.weight, self.operation.bias)
+        axes = [axis for axis in range(raw.dim()) if axis != 1]
+        count = raw.new_tensor(raw.numel() // raw.shape[1], dtype=torch.float64)
+        dist.all_reduce(count)
+        mean = (_SumOverReplicas.apply(raw.sum(axes, dtype=torch.float64)) / count).to(raw.dtype)
+        shape = (1, -1, *[1] * (raw.dim() - 2))
+        squares = (raw - mean.reshape(shape)).square().sum(axes, dtype=torch.float64)
+        variance = (_SumOverReplicas.apply(squares) / count).to(raw.dtype)
+        # What follows is `WeightedLayer.compute_folded` to the letter.
+        factor, _ = batch_norm.factor_and_offset()
+        running = torch.sqrt(cast(Tensor, batch_norm.running_var) + batch_norm.eps)
+        correction = running / torch.sqrt(variance + batch_norm.eps)
+        beta = batch_norm.bias if batch_norm.affine else torch.zeros_like(mean)
+        bias = self.operation.bias
+        shift = beta - factor * correction * (mean if bias is None else mean - bias)
+        result = self.compute(features, weight, None) * correction.reshape(shape) + shift.reshape(shape)
+        with torch.no_grad():
+            self.normalize(raw)
+        return result
+
+
+class _SumOverReplicas(torch.autograd.Function):
+    """The sum over all processes; each process's loss depends on it, so its gradient is their sum too."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor) -> Tensor:
+        total = own.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
 
 
 class CrossReplicaBatchNorm2d(FusedBatchNorm2d):

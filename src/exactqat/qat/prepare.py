@@ -68,9 +68,29 @@ _ACTIVATIONS: dict[Any, str] = {
     nn.ReLU6: "RELU6",
     F.relu6: "RELU6",
 }
+_CLAMPS = (torch.clamp, torch.clamp_, torch.clip, "clamp", "clamp_", "clip", nn.Hardtanh, F.hardtanh)
 _FLATTENS = (nn.Flatten, torch.flatten, "flatten")
+_SQUEEZES = (torch.squeeze, "squeeze")
+# What is done to a result that is unknown already, in one breath with what made it so.
+_REARRANGEMENTS = (operator.getitem, torch.transpose, torch.permute, "transpose", "permute")
 _VIEWS = (torch.reshape, "reshape", "view")
 _MEANS = (torch.mean, "mean")
+# By the names of modules, functions and methods, in lower case and without underscores: what to do instead.
+_INSTEAD = {
+    **dict.fromkeys(("silu", "gelu", "mish"), "use Hardswish, which is close to it"),
+    **dict.fromkeys(("leakyrelu", "prelu", "elu", "celu", "selu", "softplus"), "use ReLU or ReLU6"),
+    **dict.fromkeys(("sigmoid", "tanh", "softmax", "logsoftmax"), "in the middle of a network use Hardsigmoid"),
+    **dict.fromkeys(("clamp", "clip", "hardtanh"), "clamp to (0, 6) or from 0 on, as ReLU6 and ReLU do"),
+    **dict.fromkeys(("layernorm", "groupnorm", "instancenorm2d"), "use BatchNorm2d, which is folded into the weights"),
+    **dict.fromkeys(("convtranspose2d", "upsample", "interpolate"), "end the device's network before it"),
+    **dict.fromkeys(("conv1d", "conv3d"), "use Conv2d, with a kernel of 1 along the axis that is missing"),
+    **dict.fromkeys(("chunk", "split"), "compute the parts by convolutions of their own"),
+    **dict.fromkeys(("transpose", "permute"), "leave the channels where they are; groups are mixed by a 1x1 Conv2d"),
+    **dict.fromkeys(("sub", "rsub", "neg"), "negate weights instead, and add"),
+    "squeeze": "flatten(1) makes [batch, features]",
+    "getitem": "only [:, :, 0, 0] of a 1x1 feature map is supported",
+    "embedding": "look it up outside of the device's network",
+}
 
 
 class UnsupportedOperator(ValueError):
@@ -226,9 +246,10 @@ def prepare(
         raise ValueError("example_input must be a tensor [batch, channels, height, width] or [batch, features]")
     book = RuleBook(rules)
     traced = _trace(model)
+    _make_functional(traced)
     with torch.no_grad():
         was_training = traced.training
-        fx.passes.shape_prop.ShapeProp(traced.eval()).propagate(example_input)
+        _Shapes(traced.eval()).propagate(example_input)
         traced.train(was_training)
     network = _Preparation(traced, book, deployable).run()
     book.warn_unused()
@@ -256,6 +277,38 @@ def _trace(model: nn.Module) -> fx.GraphModule:
     return fx.GraphModule(model, graph)
 
 
+class _Shapes(fx.passes.shape_prop.ShapeProp):
+    """Notes the shape of every tensor, and the sizes that the model asks for."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if isinstance(result, int | torch.Size):
+            n.meta["size"] = result
+        return result
+
+
+def _make_functional(traced: fx.GraphModule) -> None:
+    """Lets everything behind an in-place operator read its result, as it does when the model runs.
+
+    `relu(x, inplace=True)`, say, changes what a shortcut that also reads x, but later, gets to see.
+    """
+    order = {node: position for position, node in enumerate(traced.graph.nodes)}
+    for node in traced.graph.nodes:
+        module = traced.get_submodule(str(node.target)) if node.op == "call_module" else None
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        in_place = (
+            bool(getattr(module, "inplace", False))
+            if module is not None
+            else node.target in (operator.iadd, operator.imul)
+            or bool(node.kwargs.get("inplace", False))
+            or (node.op in ("call_function", "call_method") and name.endswith("_") and not name.endswith("__"))
+        )
+        if in_place and node.args and isinstance(node.args[0], fx.Node):
+            changed = node.args[0]
+            for reader in [reader for reader in changed.users if order[reader] > order[node]]:
+                reader.replace_input_with(changed, node)
+
+
 def _scope(node: fx.Node) -> str:
     """Path of the module in whose forward the node stands; empty at the top."""
     stack = node.meta.get("nn_module_stack")
@@ -266,10 +319,10 @@ def _scope(node: fx.Node) -> str:
 
 
 def _place(node: fx.Node) -> str:
-    """File and line of the user's code that made the node, if known."""
+    """File and line of the user's code that made the node; empty if unknown."""
     lines = [line.strip() for line in (node.stack_trace or "").splitlines()]
     frames = [line for line in lines if line.startswith("File ") and "/torch/" not in line]
-    return frames[-1].removeprefix("File ").replace('"', "") if frames else "place unknown"
+    return frames[-1].removeprefix("File ").replace('"', "") if frames else ""
 
 
 class _Preparation:
@@ -296,6 +349,7 @@ class _Preparation:
         inputs = [node for node in self.traced.graph.nodes if node.op == "placeholder"]
         if len(inputs) != 1:
             raise UnsupportedOperator(f"the model must have one input, it has {len(inputs)}")
+        self._check_sharing()
         for node in self.traced.graph.nodes:
             if node in self.swallowed:
                 self._alias(node, self.swallowed[node])
@@ -310,6 +364,16 @@ class _Preparation:
         self.graph.lint()
         return fx.GraphModule(self.root, self.graph, "QuantizedNetwork")
 
+    def _check_sharing(self) -> None:
+        """Reports parameters of several modules: each layer gets a copy, and copies would be trained apart."""
+        owners: dict[Tensor, str] = {}
+        for path, module in self.traced.named_modules():
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+                own = f"{path}.{name}" if path else name
+                other = owners.setdefault(parameter, own)
+                if other != own:
+                    self.problems.append(f"{own}: it is the same parameter as {other}; give each module its own")
+
     def _visit(self, node: fx.Node) -> None:
         if node.op == "placeholder":
             self._input(node)
@@ -317,7 +381,7 @@ class _Preparation:
             self._output(node)
         elif node.op == "get_attr":
             self._report(node, f"the tensor '{node.target}' is used as data; only module weights are supported")
-        elif node.meta.get("type") in (int, torch.Size):
+        elif "size" in node.meta:
             # Sizes, which a view asks for; what it makes of them is seen in its shape.
             pass
         elif self._reads_flattened(node):
@@ -329,7 +393,7 @@ class _Preparation:
 
     def _reads_flattened(self, node: fx.Node) -> bool:
         module, kind = self._module(node), self._kind(node)
-        keeps = isinstance(module, nn.Linear | nn.Dropout | nn.Identity) or kind in (*_FLATTENS, *_VIEWS)
+        keeps = isinstance(module, nn.Linear | nn.Dropout | nn.Identity) or kind in (*_FLATTENS, *_VIEWS, "contiguous")
         return not keeps and any(source in self.flattened for source in node.all_input_nodes)
 
     def _operator(self, node: fx.Node) -> None:
@@ -344,10 +408,13 @@ class _Preparation:
             (_ADAPTIVE_POOLS, self._adaptive_pool),
             (_MEANS, self._mean_call),
             (_FLATTENS, self._flatten),
+            (_SQUEEZES, self._squeeze),
+            ((operator.getitem,), self._item),
             (_VIEWS, self._view),
             (_HARD_SIGMOIDS, self._hard_sigmoid),
             (_HARD_SWISHES, self._hard_swish),
         )
+        activation = self._activation(node)
         handler = next((handler for kinds, handler in handlers if kind in kinds), None)
         if isinstance(module, nn.Conv2d):
             self._convolution(node, module)
@@ -356,27 +423,47 @@ class _Preparation:
         elif (
             node.all_input_nodes
             and node.all_input_nodes[0] in self.unknown
-            and (kind in _ACTIVATIONS or isinstance(module, _BATCH_NORMS))
+            and (
+                activation is not None
+                or isinstance(module, _BATCH_NORMS)
+                or kind in (*_REARRANGEMENTS, *_VIEWS, *_SQUEEZES)
+            )
         ):
-            # It may well be fused into what was reported.
+            # It may well be fused into what was reported, or a part of the same manoeuvre.
             self._stand_in(node)
         elif isinstance(module, _BATCH_NORMS):
             self._batch_norm(node, module)
-        elif kind in _ACTIVATIONS:
-            self._pointwise(node, 1.0, 0.0, _ACTIVATIONS[kind])
+        elif activation is not None:
+            self._pointwise(node, 1.0, 0.0, activation)
         elif handler is not None:
             handler(node)
         elif isinstance(module, nn.Dropout | nn.Dropout2d) or kind in (F.dropout, F.dropout2d):
             self._dropout(node, module)
-        elif isinstance(module, nn.Identity):
+        elif isinstance(module, nn.Identity) or kind == "contiguous":
             self._alias(node, node.args[0])
         elif kind in _FINAL and all(reader.op == "output" for reader in node.users):
             self._outside(node)
         else:
-            name = type(module).__name__ if module is not None else getattr(node.target, "__name__", str(node.target))
-            self._report(
-                node, f"{name} has no int8 operator in this library; replace it by a supported one or leave it out"
-            )
+            self._report_operator(node)
+
+    def _report_operator(self, node: fx.Node) -> None:
+        module = self._module(node)
+        name = type(module).__name__ if module is not None else getattr(node.target, "__name__", str(node.target))
+        advice = _INSTEAD.get(name.lower().replace("_", ""), "replace it by a supported one or leave it out")
+        self._report(node, f"{name} has no int8 operator in this library; {advice}")
+
+    def _activation(self, node: fx.Node) -> str | None:
+        """RELU or RELU6, if that is what the node computes."""
+        kind, module = self._kind(node), self._module(node)
+        if kind not in _CLAMPS:
+            return _ACTIVATIONS.get(kind)
+        if isinstance(module, nn.Hardtanh):
+            bounds = (module.min_val, module.max_val)
+        elif kind is F.hardtanh:
+            bounds = (self._argument(node, 1, "min_val", -1.0), self._argument(node, 2, "max_val", 1.0))
+        else:
+            bounds = (self._argument(node, 1, "min"), self._argument(node, 2, "max"))
+        return "RELU" if bounds == (0, None) else "RELU6" if bounds == (0, 6) else None
 
     def _kind(self, node: fx.Node) -> Any:
         """The module's class, the function, or the method's name."""
@@ -388,11 +475,14 @@ class _Preparation:
 
     @staticmethod
     def _argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
-        return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+        """An argument by position or name; sizes that the model asks for are those of the example."""
+        given = node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+        return fx.node.map_arg(given, lambda source: source.meta.get("size", source))
 
     def _report(self, node: fx.Node, what: str) -> None:
         path = str(node.target) if node.op == "call_module" else _scope(node) or "the model's forward"
-        self.problems.append(f"{path} ({_place(node)}): {what}")
+        place = _place(node)
+        self.problems.append(f"{path} ({place}): {what}" if place else f"{path}: {what}")
         self._stand_in(node)
 
     def _stand_in(self, node: fx.Node) -> None:
@@ -408,7 +498,7 @@ class _Preparation:
         """Notes that `node` is stored as `original` is."""
         if original in self.quantizers:
             self.quantizers[node] = self.quantizers[original]
-        for known in (self.stored_high, self.flattened):
+        for known in (self.stored_high, self.flattened, self.unknown):
             if original in known:
                 known.add(node)
 
@@ -450,7 +540,7 @@ class _Preparation:
         while reader is not None and isinstance(self._module(reader), nn.Identity):
             self.swallowed[reader] = first
             last, reader = reader, self._only_reader(reader)
-        activation = _ACTIVATIONS.get(self._kind(reader)) if reader is not None else None
+        activation = self._activation(reader) if reader is not None else None
         if reader is None or activation is None:
             return "NONE"
         self.swallowed[reader] = first
@@ -520,6 +610,7 @@ class _Preparation:
         norm = self._module(reader) if reader is not None else None
         if reader is None or not isinstance(norm, kind) or not norm.track_running_stats:
             return node, None
+        self._claim(reader)
         self.swallowed[reader] = node
         return reader, _fused_batch_norm(norm)
 
@@ -760,17 +851,25 @@ class _Preparation:
             return
         sizes = self._shape(source)[2:]
         reach = [size + 2 * zeros - side for size, zeros, side in zip(sizes, padding, window, strict=True)]
-        floor = tuple(distance // stride + 1 for distance, stride in zip(reach, strides, strict=True))
-        if self._shape(node)[2:] != floor:
-            self._report(node, "pooling with ceil_mode; choose a padding under which the windows fit")
-            return
-        pads: Pads = ((padding[0], padding[0]), (padding[1], padding[1]))
+        # Under ceil_mode the last windows may reach over the edge, where PyTorch sees no values at all.
+        over = [
+            max(0, (count - 1) * stride - distance)
+            for count, stride, distance in zip(self._shape(node)[2:], strides, reach, strict=True)
+        ]
+        pads: Pads = ((padding[0], padding[0] + over[0]), (padding[1], padding[1] + over[1]))
         same = tuple(
             same_padding(size, side, stride, 1) for size, side, stride in zip(sizes, window, strides, strict=True)
         )
         counts_zeros = average and bool(setting(5, "count_include_pad", True))
         chosen: str | Pads
-        if not any(padding):
+        if average and any(over) and any(padding) and counts_zeros:
+            self._report(
+                node,
+                "average pooling with ceil_mode that counts its padding; set count_include_pad=False",
+            )
+            return
+        counts_zeros = counts_zeros and not any(over)
+        if not any(padding) and not any(over):
             chosen = "VALID"
         elif same == pads and not counts_zeros:
             chosen = "SAME"
@@ -779,10 +878,11 @@ class _Preparation:
             chosen = pads
         else:
             what = "average pooling that does not count its padding" if average else "max pooling with padding"
+            what += f" {padding}" + (" and ceil_mode" if any(over) else "")
             self._report(
                 node,
-                f"{what} {padding} on size {tuple(sizes)}: the device can do this behind a ReLU (maximum), or where "
-                "the padding is TensorFlow's SAME",
+                f"{what} on size {tuple(sizes)}: the device can do this behind a ReLU (maximum), or where the padding "
+                "is TensorFlow's SAME",
             )
             return
         self._add_pool(node, "pool", source, window, strides, chosen, average)
@@ -865,10 +965,33 @@ class _Preparation:
         before, after = self._shape(source), self._shape(node)
         if after != (before[0], math.prod(before[1:])):
             self._report(
-                node, f"{list(before)} seen as {list(after)}; only flattening to [batch, features] is supported"
+                node,
+                f"{list(before)} seen as {list(after)}; only flattening to [batch, features] is supported; mix "
+                "channels by a 1x1 Conv2d",
             )
             return
         self._add_flatten(node, source)
+
+    def _squeeze(self, node: fx.Node) -> None:
+        """[batch, channels, 1, 1] to [batch, channels], in one step or in two."""
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        shape = self._shape(node)
+        whole = shape[:2] == self._shape(source)[:2] and math.prod(shape[2:]) == 1
+        if whole and len(shape) == 2:
+            self._add_flatten(node, source)
+        elif whole and len(shape) == 3 and all(self._kind(reader) in (*_SQUEEZES, *_FLATTENS) for reader in node.users):
+            self._alias(node, source)
+        else:
+            self._report_operator(node)
+
+    def _item(self, node: fx.Node) -> None:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        if self._shape(source)[2:] == (1, 1) and node.args[1] == (slice(None), slice(None), 0, 0):
+            self._add_flatten(node, source)
+        else:
+            self._report_operator(node)
 
     def _add_flatten(self, node: fx.Node, source: fx.Node) -> None:
         self.values[node] = self.graph.call_function(torch.flatten, (self.values[source], 1))

@@ -108,14 +108,17 @@ class ActivationRange(nn.Module):
         """Takes one batch into account; a fixed range stays as it is."""
         if self.policy == "fixed":
             return
-        self._shown.append(self._bounds(activation))
-        low = torch.stack([bounds[0] for bounds in self._shown]).amin()
-        high = torch.stack([bounds[1] for bounds in self._shown]).amax()
-        complete = len(self._shown) == self.writers
-        if complete:
-            self._shown.clear()
-        elif self.batches > 0:
-            return
+        low, high = self._bounds(activation)
+        complete = True
+        if self.writers > 1:
+            self._shown.append((low, high))
+            low = torch.stack([bounds[0] for bounds in self._shown]).amin()
+            high = torch.stack([bounds[1] for bounds in self._shown]).amax()
+            complete = len(self._shown) == self.writers
+            if complete:
+                self._shown.clear()
+            elif self.batches > 0:
+                return
         if self.policy == "min_max":
             low, high = torch.minimum(low, self.minimum), torch.maximum(high, self.maximum)
         elif self.policy != "last_batch":
@@ -129,18 +132,27 @@ class ActivationRange(nn.Module):
 
     def _bounds(self, activation: Tensor) -> tuple[Tensor, Tensor]:
         """What one tensor of one batch asks for, rank 0, low <= 0 <= high."""
-        if self.policy == "percentile":
-            values = activation.flatten()
-            within = math.ceil(self.percentile / 100 * values.numel())
-            low, high = values.kthvalue(values.numel() + 1 - within).values, values.kthvalue(within).values
-        else:
-            low, high = activation.amin(), activation.amax()
+        low, high = self._ends(activation)
         low, high = low.clamp(max=0.0), high.clamp(min=0.0)
         if self.policy != "learned":
             return low, high
         # Gradients reach a bound only through values outside of it, so the start must already clip a little.
         fraction = least_error_fraction(activation, *_with_width(low, high), bits=self.bits, narrow=False)
         return low * fraction, high * fraction
+
+    def _ends(self, activation: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the values of a tensor begin and end, rank 0; under "percentile" without those beyond it."""
+        if self.policy != "percentile":
+            # Behind a ReLU there is nothing below zero to look for.
+            low = activation.new_zeros(()) if self.nonnegative else activation.amin()
+            return low, activation.amax()
+        values = activation.flatten()
+        rank = self._rank_of_ends(values.numel())
+        return values.kthvalue(rank).values, values.kthvalue(values.numel() + 1 - rank).values
+
+    def _rank_of_ends(self, count: int) -> int:
+        """Which of the sorted `count` values is the end by the percentile; 1: the smallest, or the largest, of all."""
+        return count + 1 - math.ceil(self.percentile / 100 * count)
 
     def forward(self) -> tuple[Tensor, Tensor]:
         if self.policy != "fixed" and self.batches == 0 and not self._shown:

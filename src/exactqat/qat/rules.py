@@ -42,7 +42,7 @@ class Rule:
             itself. Only then can one scale serve a whole weight (``per_channel=False``) on the device; with one for
             each channel the codes are the same either way. Until `freeze`, the running statistics fold and the batch's
             correct the result (TensorFlow's scheme; its freeze delay is the step at which `freeze` is called). It
-            costs a second convolution for each step, and runs in one process only.
+            costs a second convolution for each step. Several processes need `exactqat.qat.distributed.synchronized`.
 
     Raises:
         ValueError: a value is outside of what is allowed.
