@@ -269,12 +269,15 @@ class Torch:
         return {name: self.module.from_numpy(array) for name, array in arrays.items()}
 
     def _copies(self, moved: int) -> Calls:
-        """Two ways to copy between existing buffers; the faster one is the bandwidth there is."""
+        """Two ways to copy between existing buffers; the faster one is the bandwidth there is.
+
+        memcpy first: PyTorch's threads, which stay busy after its calls, would hinder it.
+        """
         torch = self.module
         source, target = torch.ones(max(moved // 8, 1)), torch.empty(max(moved // 8, 1))
-        calls: Calls = {"copy, PyTorch": lambda: target.copy_(source)}
+        by_torch: Calls = {"copy, PyTorch": lambda: target.copy_(source)}
         if moved < 1 << 23:  # less is not worth the way to Python's threads
-            return calls
+            return by_torch
         size = source.numel() * 4
         bounds = [size * i // self.threads // 64 * 64 for i in range(self.threads)] + [size]
         pieces = [
@@ -287,7 +290,7 @@ class Torch:
             ctypes.memmove(*pieces[0])
             return [future.result() for future in waiting], source, target
 
-        return calls | {"copy, memcpy": memcpy}
+        return {"copy, memcpy": memcpy} | by_torch
 
     def _eager(self, key: str, data_format: str, operands: dict[str, Any], attributes: dict[str, Any]) -> Calls:
         torch, aten = self.module, self.aten

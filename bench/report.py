@@ -35,7 +35,7 @@ PEERS = {
     "PyTorch": "torch",
     "PyTorch channels_last": "t. last",
     "PyTorch NCHW": "t. NCHW",
-    "torch.compile": "t.comp.",
+    "torch.compile": "t.compile",
     "jax.jit": "jax.jit",
 }
 
@@ -48,7 +48,7 @@ def console() -> Console:
 def factor(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.995 else f"{value:.2f}"
 
 
 def milliseconds(seconds: float) -> str:
@@ -73,9 +73,9 @@ def print_rows(console: Console, operation: Operation, threads: int, rows: Seque
     table = Table(
         box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left",
         title=f"[bold]{operation.title}[/] ({operation.raw}), {threads} thread{'s' if threads > 1 else ''}",
-        caption="ratios: the other's time / ours, our result fresh / preallocated" + (
-            "; rate: billions of multiply-adds a second" if depthwise else "; rate: GB/s, preallocated"
-        ), caption_justify="left",
+        caption="ms of ours, result fresh or preallocated (out=), ± half the quartiles' distance; "
+        + ("rate: billions of multiply-adds a second" if depthwise else "rate: GB/s")
+        + ", and fraction of the roof, out=;\nothers: their time / ours, fresh/out=", caption_justify="left",
     )  # fmt: skip
     shown = [name for name in PEERS if any(_peer(row, name) != "–" for row in rows)]
     layouts = any(row["format"] for row in rows)
@@ -83,7 +83,7 @@ def print_rows(console: Console, operation: Operation, threads: int, rows: Seque
     table.add_column("tensor", no_wrap=True)
     if layouts:
         table.add_column("layout", no_wrap=True)
-    for heading in ("fresh ms", "", "prealloc.", "", "rate", "of roof", *(PEERS[name] for name in shown)):
+    for heading in ("fresh", "", "out=", "", "rate", "roof", *(PEERS[name] for name in shown)):
         table.add_column(heading, justify="right", no_wrap=True)
     if based:
         table.add_column("base", justify="right", no_wrap=True)

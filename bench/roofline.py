@@ -58,7 +58,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
         line = [min(intensities[0], edge) * 0.8, edge, max(intensities[-1], edge) * 1.25]
         arithmetic.plot(line, [min(bandwidth * x, peak) for x in line], color="black", linewidth=1)
         arithmetic.annotate(f"copy {bandwidth:.0f} GB/s", (line[0], bandwidth * line[0]), fontsize="small",
-                            xytext=(4, 8), textcoords="offset points")  # fmt: skip
+                            xytext=(12, -8), textcoords="offset points")  # fmt: skip
         arithmetic.annotate(f"matrix product {peak:.0f} billion/s", (line[2], peak), fontsize="small",
                             xytext=(0, 4), textcoords="offset points", ha="right")  # fmt: skip
         for key, (name, color) in SHAPES.items():

@@ -23,7 +23,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -114,29 +114,36 @@ def race(item: Item, workers: dict[str, Worker], threads: int, compilers: bool) 
         # A compiled convolution is the eager one.
         "formats": [] if operation.group == "depthwise" else formats,
     }
-    contestants: dict[tuple[str, str], Callable[[], float]] = {}
+    groups: dict[str, timing.Turns] = {}
     failures = {}
     for name, worker in workers.items():
         if name == "jax" and not formats:
             continue
         arguments = request | {"formats": formats} if name == "jax" else request
         try:
-            for contestant in worker.hold(**arguments):
-                contestants[name, contestant] = partial(worker.turn, contestant)
+            held = worker.hold(**arguments)
         except RuntimeError as error:
             if name == "exactqat":
                 raise
             failures[name] = str(error)
-    measured = timing.race(contestants)
+        else:
+            groups[name] = {contestant: partial(worker.turn, contestant) for contestant in held}
+    time.sleep(max(workers[name].pause for name in groups))
+    times = timing.race([(turns, workers[name].pause) for name, turns in groups.items()])
+    measured = {
+        (name, contestant): found
+        for name, of_group in zip(groups, times, strict=True)
+        for contestant, found in of_group.items()
+    }
     for worker in workers.values():
         worker.ask("drop")
     rows = []
     peers = {
-        contestant: list(times)
-        for (name, contestant), times in measured.items()
+        contestant: list(found)
+        for (name, contestant), found in measured.items()
         if name not in ("exactqat", "base") and not contestant.startswith("copy")
     }
-    copies = [times for (_, contestant), times in measured.items() if contestant.startswith("copy")]
+    copies = [found for (_, contestant), found in measured.items() if contestant.startswith("copy")]
     for form, (operands, _) in item.calls.items():
         row: summary.Row = {
             "operation": operation.key,
@@ -308,7 +315,7 @@ def _collect(
     for name, worker in workers.items():
         if name != "base":
             results["versions"] |= worker.versions
-        results["settings"]["pauses"][f"{name}, {threads} threads"] = round(worker.ask("pause")["seconds"], 5)
+        results["settings"]["pauses"][f"{name}, {threads} threads"] = round(worker.pause, 5)
     peak = workers["torch"].ask("peak")["seconds"]
     results["peak_multiply_adds"][str(threads)] = peak
     if options.overhead and threads == 1:

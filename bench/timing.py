@@ -7,8 +7,9 @@ the same for every call), its threads awake, the memory of the last result free 
 else happens on the machine meets all of them.
 
 Threads of a framework may spin for some milliseconds after a call, waiting for more, and would take a core from whoever is
-next. `spinning` measures for how long; a contestant of that framework is followed by a pause of that length. The time
-spent in a pause counts for nobody.
+next: PyTorch's do so for almost ten. `spinning` measures for how long, and when all contestants of a process have had their
+turns in a round, a pause of that length follows. With it, two-threaded calls of exactqat took the same time beside
+PyTorch as alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BURST_SECONDS, BURST_CALLS = 0.001, 20
 # A call of this length neither gains from a warm start nor needs one, so its first call counts.
 LONG = 0.02
 # The turns a contestant gets, and when it has had enough of them.
-TURNS, FEWEST_TURNS, ENOUGH_SECONDS = 7, 3, 0.15
+TURNS, FEWEST_TURNS, ENOUGH_SECONDS = 7, 3, 0.1
 
 
 def turn(call: Callable[[], Any]) -> float:
@@ -75,17 +76,28 @@ def summarize(samples: Sequence[float]) -> Statistics:
     return Statistics(median, low, high, len(samples))
 
 
-def race(contestants: dict[str, Callable[[], float]], turns: int = TURNS) -> dict[str, Statistics]:
-    """Statistics of every contestant's turns; each is a function that takes one turn and returns its sample."""
-    samples: dict[str, list[float]] = {name: [] for name in contestants}
-    spent = dict.fromkeys(contestants, 0.0)
+Turns = dict[str, Callable[[], float]]
+
+
+def race(groups: Sequence[tuple[Turns, float]], turns: int = TURNS) -> list[dict[str, Statistics]]:
+    """Statistics of every contestant's turns, group by group.
+
+    Args:
+        groups: the contestants of each process, functions that take one turn and return its sample, and the seconds of
+            the pause that follows them.
+    """
+    samples: list[dict[str, list[float]]] = [{name: [] for name in contestants} for contestants, _ in groups]
+    spent = [dict.fromkeys(contestants, 0.0) for contestants, _ in groups]
     for number in range(turns):
-        for name, take in contestants.items():
-            if number < FEWEST_TURNS or spent[name] < ENOUGH_SECONDS:
+        for (contestants, pause), taken, used in zip(groups, samples, spent, strict=True):
+            due = [name for name in contestants if number < FEWEST_TURNS or used[name] < ENOUGH_SECONDS]
+            for name in due:
                 start = time.perf_counter()
-                samples[name].append(take())
-                spent[name] += time.perf_counter() - start
-    return {name: summarize(taken) for name, taken in samples.items()}
+                taken[name].append(contestants[name]())
+                used[name] += time.perf_counter() - start
+            if due:
+                time.sleep(pause)
+    return [{name: summarize(times) for name, times in taken.items()} for taken in samples]
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:

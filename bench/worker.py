@@ -44,7 +44,9 @@ class Worker:
             command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         threading.Thread(target=self._listen, daemon=True).start()
-        self.versions: dict[str, str] = self._answer()["versions"]
+        hello = self._answer()
+        self.versions: dict[str, str] = hello["versions"]
+        self.pause: float = hello["pause"]  # seconds for which its threads stay busy after a call
 
     def _listen(self) -> None:
         assert self._process.stderr is not None
@@ -112,20 +114,15 @@ def serve(framework: str, threads: int, device: str) -> None:
                     calls.update(backend.calls(**request))
                     for call in calls.values():
                         call()  # compiles what has to be compiled
-                    time.sleep(pause)
                     answer(contestants=list(calls))
                 case "turn":
-                    seconds = timing.turn(calls[request["contestant"]])
-                    time.sleep(pause)
-                    answer(seconds=seconds)
+                    answer(seconds=timing.turn(calls[request["contestant"]]))
                 case "drop":
                     calls.clear()
                     answer()
                 case "overhead":
                     answer(seconds=overhead.measure(backend.small_calls()))
                     calls.clear()
-                case "pause":
-                    answer(seconds=pause)
                 case "peak":
                     answer(seconds=backend.peak())
         except Exception as error:  # the other end decides whether that matters
