@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Before anything is timed: does every operation give the reference's bits?
 
-All test cases of the operators that are timed, and a few of the tensors that are, at every number of threads that is timed.
-A fast wrong answer is worth nothing, so the benchmark prints no figure if one differs.
+All test cases of the operators that are timed, and a few of the tensors that are, at every number of threads that is
+timed. A fast wrong answer is worth nothing, so the benchmark prints no figure if one differs.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def _answer(evaluate: Evaluate, call: tuple[str, dict[str, np.ndarray], dict[str
 def compare(what: str, raw: str, operands: dict[str, np.ndarray], attributes: dict[str, Any], under_test: Evaluate,
             threads: Sequence[int]) -> None:  # fmt: skip
     """Raises Red unless `under_test` gives the reference's bits, or its error, at each number of threads."""
-    import exactqat as eq
     from bits import assert_same_bits  # of tests/
+
+    import exactqat as eq
 
     call = raw, operands, attributes
     expected = _answer(reference, call)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How each framework makes the calls that are timed. Runs in the processes of worker.py, each of which has one framework.
+"""How each framework makes the calls that are timed. Runs in worker.py's processes, one for each framework.
 
-A backend's `calls` makes the operands and returns the contestants, functions without arguments that return when the result
-is there. Names say the layout where there is a choice, since users have it: each peer is compared in its best one. Results
-are freshly allocated; exactqat's also written into existing ones.
+A backend's `calls` makes the operands and returns the contestants, functions without arguments that return when the
+result is there. Names say the layout where there is a choice, since users have it: each peer is compared in its best
+one. Results are freshly allocated; exactqat's also written into existing ones.
 """
 
 from __future__ import annotations
@@ -193,8 +193,9 @@ class Jax:
         return gradient if "out_backprop" in arrays else lambda arrays: convolution(arrays["input"], arrays["filter"])
 
     def small_calls(self) -> Calls:
-        import exactqat as eq
         import formulas
+
+        import exactqat as eq
 
         jax, jnp = self.module, self.module.numpy
         operands = tuple(jnp.asarray(value) for value in (SMALL, LOW, HIGH))
@@ -217,9 +218,9 @@ class Jax:
 class Torch:
     """PyTorch's own operators, eagerly, in its two layouts; `torch.compile` of the plain formulas; and the copy.
 
-    What stands for what: fixed ranges and quantize-and-dequantize are `fake_quantize_per_tensor_affine`, with one range or
-    one for each channel; trained ranges' gradients are the backward passes of the learnable fake quantization, the others
-    those of the cached mask (the mask was made before); where PyTorch has no operator, the formula runs eagerly.
+    What stands for what: fixed ranges and quantize-and-dequantize are `fake_quantize_per_tensor_affine`, with one range
+    or one for each channel; trained ranges' gradients are the backward passes of the learnable fake quantization, the
+    others those of the cached mask (the mask was made before); where PyTorch has no operator, the formula runs eagerly.
     """
 
     busy: Callable[[], Any] | None = None
@@ -419,15 +420,14 @@ class Torch:
         torch, plain = self.module, getattr(formulas, key)
         numbers = {name: torch.tensor(value) for name, value in attributes.items() if name in ("min", "max")}
         options = {name: value for name, value in attributes.items() if name not in numbers}
-        compiled = torch.compile(
-            lambda arrays: plain(torch, **arrays, **options), fullgraph=True, dynamic=False
-        )
+        compiled = torch.compile(lambda arrays: plain(torch, **arrays, **options), fullgraph=True, dynamic=False)
         arrays = operands | numbers
         return lambda: compiled(arrays)
 
     def small_calls(self) -> Calls:
-        import exactqat as eq
         import formulas
+
+        import exactqat as eq
 
         torch = self.module
         x, low, high = torch.from_numpy(SMALL), torch.tensor(LOW), torch.tensor(HIGH)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layers of the networks whose tensors are timed, as data: what each layer reads, filters and writes.
 
-A table is made from the stages as the papers print them. Paddings are TensorFlow's "SAME" everywhere, so a layer's output
-is its input divided by the stride, rounded up. `parameters` and `multiply_adds` exist to check the tables against the
-published numbers of the networks.
+A table is made from the stages as the papers print them. Paddings are TensorFlow's "SAME" everywhere, so a layer's
+output is its input divided by the stride, rounded up. `parameters` and `multiply_adds` exist to check the tables
+against the published numbers of the networks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ BATCHES = (1, 8, 32)
 
 
 class Layer(NamedTuple):
-    """One layer; sizes in pixels. `kind` is "conv", "depthwise" or "dense"; `normalized`: batch norm follows, else a bias
-    does."""
+    """One layer; sizes in pixels. `kind` is "conv", "depthwise" or "dense"; `normalized`: no bias, batch norm."""
 
     kind: str
     kernel: tuple[int, int]
@@ -203,7 +202,7 @@ NETWORKS: dict[str, Callable[[], list[Layer]]] = {
 
 
 class Depthwise(NamedTuple):
-    """What distinguishes one depthwise layer from another for a kernel; `size` is the input's height, width, channels."""
+    """What makes a depthwise layer another one for a kernel; `size` is the input's height, width, channels."""
 
     size: tuple[int, int, int]
     kernel: tuple[int, int]
@@ -244,7 +243,7 @@ def _distinct(key: Callable[[Layer], tuple], wanted: Callable[[Layer], bool]) ->
 
 
 def by_elements(sizes: dict[Activation, list[str]]) -> dict[Activation, list[str]]:
-    """One activation for each number of elements, which is all an operator on whole tensors sees, for all its networks."""
+    """One activation for each number of elements, all that an operator on whole tensors sees, and all its networks."""
     merged: dict[int, tuple[Activation, list[str]]] = {}
     for activation, networks in sizes.items():
         first, together = merged.setdefault(math.prod(activation.size), (activation, []))

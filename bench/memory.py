@@ -2,9 +2,9 @@
 """The memory that a training step takes, float and quantization-aware.
 
 Each network trains in a fresh process; what counts is how far the process's resident set rose, from before the network
-existed to its peak in a few steps (VmHWM - VmRSS of /proc/self/status). That is weights, gradients, activations kept for
-the backward pass, and whatever allocators hold on to: what the machine must have. Counting PyTorch's own allocations
-would miss the results that exactqat puts into its own blocks.
+existed to its peak in a few steps (VmHWM - VmRSS of /proc/self/status). That is weights, gradients, activations kept
+for the backward pass, and whatever allocators hold on to: what the machine must have. Counting PyTorch's own
+allocations would miss the results that exactqat puts into its own blocks.
 """
 
 from __future__ import annotations

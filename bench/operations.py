@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is timed: each operation with its operands for one layer, and the bytes and multiply-adds its declaration implies.
+"""What is timed: each operation, its operands for a layer, and the bytes and multiply-adds its declaration implies.
 
-Operands are descriptions, not arrays: every contestant's process makes them for itself from the same recipe (`make`), so
-nothing large travels and all compute with the same values. Nothing here imports a framework.
+Operands are descriptions, not arrays: every contestant's process makes them for itself from the same recipe (`make`),
+so nothing large travels and all compute with the same values. Nothing here imports a framework.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Call = tuple[dict[str, Description], dict[str, Any]]  # operands by name, attrib
 
 
 def values(shape: tuple[int, ...], seed: int, channels_first: bool = False) -> Description:
-    """Numbers about 0 with about the spread of a normalized activation. `shape` is NHWC; they are stored as NCHW if asked."""
+    """Numbers about 0, spread as a normalized activation. `shape` is NHWC; stored as NCHW if asked."""
     return {"kind": "values", "shape": list(shape), "seed": seed, "channels_first": channels_first}
 
 
@@ -180,12 +180,12 @@ OPERATIONS = [
               _per_channel, {}),
     Operation("per_channel_gradient", "fake quant, per channel, gradient", "FakeQuantWithMinMaxVarsPerChannelGradient",
               "per channel", _ANY, _with_gradient(_per_channel), {}),
-    Operation("dequantize", "quantize and dequantize, range given", "QuantizeAndDequantizeV4", "whole tensor", _ANY,
+    Operation("dequantize", "quantize and dequantize, range given", "QuantizeAndDequantizeV2", "whole tensor", _ANY,
               _dequantize(True, -1), _GIVEN),
-    Operation("dequantize_from_data", "quantize and dequantize, range from data", "QuantizeAndDequantizeV4",
+    Operation("dequantize_from_data", "quantize and dequantize, range from data", "QuantizeAndDequantizeV2",
               "whole tensor", _ANY, _dequantize(False, -1), _FROM_DATA),
-    Operation("dequantize_axis", "quantize and dequantize, a range per channel", "QuantizeAndDequantizeV4",
-              "whole tensor", _ANY, _dequantize(True, 3), {"range_given": True, "axis": 3}),
+    Operation("dequantize_axis", "quantize and dequantize, per channel", "QuantizeAndDequantizeV2", "per channel",
+              _ANY, _dequantize(True, 3), {"range_given": True, "axis": 1}),
     Operation("dequantize_gradient", "quantize and dequantize, gradient", "QuantizeAndDequantizeV4Grad", "whole tensor",
               _ANY, _dequantize_gradient, {"axis": -1}),
     Operation("batch_norm", "batch norm, training", "FusedBatchNormV3", "batch norm", _LAYOUTS, _batch_norm,

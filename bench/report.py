@@ -53,7 +53,15 @@ def factor(value: float | None) -> str:
 
 def milliseconds(seconds: float) -> str:
     value = 1e3 * seconds
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+    return (
+        f"{value:.0f}"
+        if value >= 100
+        else f"{value:.1f}"
+        if value >= 10
+        else f"{value:.2f}"
+        if value >= 1
+        else f"{value:.3f}"
+    )
 
 
 def _spread(times: Sequence[float]) -> str:
@@ -121,7 +129,7 @@ def print_summary(console: Console, results: dict[str, Any]) -> None:
     rows = results["rows"]
     table = Table(
         box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left",
-        title="[bold]Summary[/]: geometric mean over layers and (worst layer); results fresh, each peer in its best layout",
+        title="[bold]Summary[/]: geometric mean over layers and (worst layer); results fresh, peers in best layout",
     )  # fmt: skip
     for heading in ("operation", "layout", "thr."):
         table.add_column(heading, no_wrap=True)
@@ -215,9 +223,7 @@ def _print_overheads(console: Console, overhead: dict[str, Sequence[float]]) -> 
 
 def _print_memory(console: Console, memory: dict[str, Any]) -> None:
     base = memory["step_mib"]["float"]
-    figures = ", ".join(
-        f"{name} {value:.0f} MiB ({value / base:.2f})" for name, value in memory["step_mib"].items()
-    )
+    figures = ", ".join(f"{name} {value:.0f} MiB ({value / base:.2f})" for name, value in memory["step_mib"].items())
     console.print(
         f"[bold]Memory of a training step[/] of {memory['network']} on {memory['images']} images: {figures}. "
         f"{memory['how']}",
@@ -278,7 +284,7 @@ def markdown(results: dict[str, Any]) -> str:
         "",
         f"How many times as fast: geometric mean over {len({(r['operation'], describe(r)) for r in rows})} layers' "
         f"tensors of seven networks at batch {', '.join(map(str, batches))}, and (the slowest layer); {threads} "
-        f"thread{'s' if threads > 1 else ''} of `{results['machine']}`, {named}, every result freshly allocated, each peer "
+        f"thread{'s' if threads > 1 else ''} of `{results['machine']}`, {named}, every result fresh, each peer "
         "in its best layout. *Of roof*: of the bandwidth of a copy of as many bytes, or of a matrix product's rate of "
         "multiply-adds where that binds, preallocated. "
         f"The compilers took part in {results['settings']['compilers']}.",

@@ -4,8 +4,8 @@
     python bench/roofline.py bench/results/<machine>.json
 
 Left, operations bound by memory: bytes moved in a second over the bytes of the call, beside the copy of the same row.
-Right, depthwise convolutions: multiply-adds in a second over multiply-adds for each byte, under the roofline of the copy's
-bandwidth (from the row whose call is largest) and a matrix product's rate. All with preallocated results.
+Right, depthwise convolutions: multiply-adds in a second over multiply-adds for each byte, under the roofline of the
+copy's bandwidth (from the row whose call is largest) and a matrix product's rate. All with preallocated results.
 """
 
 from __future__ import annotations
@@ -31,16 +31,14 @@ def draw(results: dict[str, Any], path: Path) -> None:
     threads = max(row["threads"] for row in results["rows"])
     rows = [row for row in results["rows"] if row["threads"] == threads and row["batch"]]
     peak = results["peak_multiply_adds"][str(threads)] / 1e9
-    figure, (memory, arithmetic) = pyplot.subplots(1, 2, figsize=(13, 5.2), layout="constrained")
+    figure, (memory, arithmetic) = pyplot.subplots(1, 2, figsize=(14, 5.2), layout="constrained")
     figure.suptitle(f"{results['machine']}, {threads} thread{'s' if threads > 1 else ''}, preallocated results")
 
     copies = sorted((row["bytes"] / 1e6, row["bytes"] / row["copy"][0] / 1e9) for row in rows)
     memory.plot(*zip(*copies, strict=True), ".", color="lightgray", label="copy of as many bytes", zorder=1)
     for group, color in COLORS.items():
         points = [
-            (row["bytes"] / 1e6, row["gigabytes_per_second"])
-            for row in rows
-            if BY_KEY[row["operation"]].group == group
+            (row["bytes"] / 1e6, row["gigabytes_per_second"]) for row in rows if BY_KEY[row["operation"]].group == group
         ]
         if points:
             memory.plot(*zip(*points, strict=True), "o", markersize=4, alpha=0.7, color=color, label=group)
@@ -71,8 +69,10 @@ def draw(results: dict[str, Any], path: Path) -> None:
                 if points:
                     arithmetic.plot(*zip(*points, strict=True), marker, markersize=4, alpha=0.7, color=color,
                                     label=f"{name}, {form}")  # fmt: skip
-        arithmetic.legend(fontsize="small", loc="lower right")
-    arithmetic.set(xscale="log", yscale="log", xlabel="multiply-adds for each byte", ylabel="billion multiply-adds a second")
+        arithmetic.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.01, 1))
+    arithmetic.set(
+        xscale="log", yscale="log", xlabel="multiply-adds for each byte", ylabel="billion multiply-adds a second"
+    )
     arithmetic.set_title("depthwise (above the slope: the tensors fit the cache)")
     arithmetic.grid(alpha=0.3, which="both")
     figure.savefig(path, dpi=110)

@@ -3,11 +3,11 @@
 
     python bench/run.py [--quick] [--save] [--readme] [--only KEY ...] [--base REF] [--tensorflow PYTHON] [--huge]
 
-First every operation is compared with the reference, bit for bit; if one differs nothing is timed. Then all contestants of
-a row take turns, each in a process of its own with the same number of threads and the same operands (bench/timing.py says
-what a turn is). Bytes and multiply-adds come from the operators' declarations; what they are compared with, the bandwidth
-of a copy of as many bytes and the rate of a matrix product, is measured in the same run, the copy in the same row.
-Machines are shared and noisy: read the ratios, and the spread beside them.
+First every operation is compared with the reference, bit for bit; if one differs nothing is timed. Then all contestants
+of a row take turns, each in a process of its own with the same number of threads and the same operands (bench/timing.py
+says what a turn is). Bytes and multiply-adds come from the operators' declarations; what they are compared with, the
+bandwidth of a copy of as many bytes and the rate of a matrix product, is measured in the same run, the copy in the same
+row. Machines are shared and noisy: read the ratios, and the spread beside them.
 
 A layer that several networks have is timed once and counts for each. Operators on whole tensors see the number of
 elements alone, so they get a spread of sizes; so do the compilers, which need seconds for each shape.
@@ -156,15 +156,11 @@ def race(item: Item, workers: dict[str, Worker], threads: int, compilers: bool) 
             "multiply_adds": demands[form].multiply_adds,
             "tensor_bytes": 4 * max(math.prod(stored_shape(operand)) for operand in operands.values()),
             "copy": list(min(copies)),
-            **{
-                kind: list(measured["exactqat", f"{kind} {form}".strip()]) for kind in ("preallocated", "fresh")
-            },
+            **{kind: list(measured["exactqat", f"{kind} {form}".strip()]) for kind in ("preallocated", "fresh")},
             "peers": peers,
         }
         if ("base", f"fresh {form}".strip()) in measured:
-            row["base"] = {
-                kind: list(measured["base", f"{kind} {form}".strip()]) for kind in ("preallocated", "fresh")
-            }
+            row["base"] = {kind: list(measured["base", f"{kind} {form}".strip()]) for kind in ("preallocated", "fresh")}
         if failures:
             row["failures"] = failures
         rows.append(row)
@@ -200,7 +196,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", nargs="+", type=int, help="default: 1 and 2, as far as there are cores")
     parser.add_argument("--device", choices=["cpu"], default="cpu", help="where the kernels run")
     parser.add_argument(
-        "--tensorflow", type=Path, metavar="PYTHON", help="an interpreter that has TensorFlow; default: .venv-tensorflow"
+        "--tensorflow",
+        type=Path,
+        metavar="PYTHON",
+        help="an interpreter that has TensorFlow; default: .venv-tensorflow",
     )
     parser.add_argument(
         "--no-compilers", dest="compilers", action="store_false", help="leave out torch.compile and jax.jit"
@@ -208,9 +207,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-overhead", dest="overhead", action="store_false", help="leave out calls on small tensors")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="leave out a training step's memory")
     parser.add_argument("--base", metavar="REF", help="also time another commit, built into an environment of its own")
-    parser.add_argument("--huge", action="store_true", help="also a tensor of more than 2**31 elements (9 GB)")
-    parser.add_argument("--save", action="store_true", help="write bench/results/<machine>.json and a picture beside it")
-    parser.add_argument("--readme", action="store_true", help="put the saved results' table into the README; alone: no run")
+    parser.add_argument("--huge", action="store_true", help="also a tensor of more than 2**31 elements (needs 9.2 GB)")
+    parser.add_argument(
+        "--save", action="store_true", help="write bench/results/<machine>.json and a picture beside it"
+    )
+    parser.add_argument(
+        "--readme", action="store_true", help="put the saved results' table into the README; alone: no run"
+    )
     parser.add_argument("--json", type=Path, help="write (or, with --readme, read) the results here instead")
     options = parser.parse_args(arguments)
     options.threads = sorted(set(options.threads or [count for count in (1, 2) if count <= cores]))

@@ -8,8 +8,8 @@ A row is the race of one operation on one tensor in one layout, at one number of
     copy, preallocated, fresh                               [median, lower quartile, upper quartile, samples], seconds
     peers, base                                             the same, by name; base: another commit
 
-A ratio is the other's median over ours: above 1 we are faster. Peers' results are freshly allocated, so goals are stated
-on ours freshly allocated too; ratios with a preallocated result stand beside them.
+A ratio is the other's median over ours: above 1 we are faster. Peers' results are freshly allocated, so goals are
+stated on ours freshly allocated too; ratios with a preallocated result stand beside them.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ def family(peer: str) -> str:
 
 def ratio(row: Row, families: Sequence[str] | None = None, kind: str = "fresh") -> float | None:
     """Against the best of the peers, or of those of some families, each in its best layout; None if none took part."""
-    found = [
-        ratios[kind] for name, ratios in row["ratios"].items() if families is None or family(name) in families
-    ]
+    found = [ratios[kind] for name, ratios in row["ratios"].items() if families is None or family(name) in families]
     return min(found, default=None)
 
 

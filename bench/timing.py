@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a call is timed: turns of one contestant, pauses between them, and what is made of the samples.
 
-A turn is one untimed call and then timed ones for about a millisecond; its sample is their median. So every contestant is
-measured in the state it is in when it is called again and again: its operands as near in the caches as they fit (they are
-the same for every call), its threads awake, the memory of the last result free again. Contestants take turns, so that what
-else happens on the machine meets all of them.
+A turn is one untimed call and then timed ones for about a millisecond; its sample is their median. So every contestant
+is measured in the state it is in when it is called again and again: its operands as near in the caches as they fit
+(they are the same for every call), its threads awake, the memory of the last result free again. Contestants take turns,
+so that what else happens on the machine meets all of them.
 
-Threads of a framework may spin for some milliseconds after a call, waiting for more, and would take a core from whoever is
-next: PyTorch's do so for almost ten. `spinning` measures for how long, and when all contestants of a process have had their
-turns in a round, a pause of that length follows. With it, two-threaded calls of exactqat took the same time beside
-PyTorch as alone.
+Threads of a framework may spin for some milliseconds after a call, waiting for more, and would take a core from whoever
+is next: PyTorch's do so for almost ten. `spinning` measures for how long, and when all contestants of a process have
+had their turns in a round, a pause of that length follows. With it, two-threaded calls of exactqat took the same time
+beside PyTorch as alone.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 
     python bench/worker.py {exactqat,torch,jax,tensorflow} --threads N [--device cpu]
 
-One JSON object for each line, in and out; `Worker` is the other end. Every framework has a process of its own, so that one's
-threads, allocator and environment are not another's, and TensorFlow may live in another environment; the processes sleep
-while it is not their turn.
+One JSON object for each line, in and out; `Worker` is the other end. Every framework has a process of its own, so that
+one's threads, allocator and environment are not another's, and TensorFlow may live in another environment; the
+processes sleep while it is not their turn.
 """
 
 from __future__ import annotations
