@@ -335,17 +335,10 @@ class Torch:
                 backward = aten._fake_quantize_learnable_per_channel_affine_backward
                 for layout, (g, x) in images("gradients", "inputs"):
                     calls[f"PyTorch {layout}"] = lambda g=g, x=x: backward(g, x, scales, learned, 1, 0, 255)
-        elif key in ("dequantize", "dequantize_axis"):
-            scales = torch.maximum(operands["input_min"] / -128, operands["input_max"] / 127).reshape(-1)
-            zeros = torch.zeros(scales.shape, dtype=torch.int32)
-            if key == "dequantize":
-                x = operands["input"]
-                calls["PyTorch"] = lambda: torch.fake_quantize_per_tensor_affine(x, scales, zeros, -128, 127)
-            else:
-                for layout, (x,) in images("input"):
-                    calls[f"PyTorch {layout}"] = lambda x=x: torch.fake_quantize_per_channel_affine(
-                        x, scales, zeros, 1, -128, 127
-                    )
+        elif key == "dequantize":
+            scales = torch.maximum(operands["input_min"] / -128, operands["input_max"] / 127).reshape(1)
+            x, zero = operands["input"], torch.zeros(1, dtype=torch.int32)
+            calls["PyTorch"] = lambda: torch.fake_quantize_per_tensor_affine(x, scales, zero, -128, 127)
         elif key == "dequantize_from_data":
             x, zero = operands["input"], torch.zeros(1, dtype=torch.int32)
 
@@ -355,6 +348,17 @@ class Torch:
                 return torch.fake_quantize_per_tensor_affine(x, scale, zero, -128, 127)
 
             calls["PyTorch"] = from_data
+        elif key == "dequantize_axis":
+            zeros = torch.zeros(operands["input"].shape[3], dtype=torch.int32)
+
+            def from_channels(x: Any) -> Any:
+                low, high = torch.amin(x, (0, 2, 3)), torch.amax(x, (0, 2, 3))
+                return torch.fake_quantize_per_channel_affine(
+                    x, torch.maximum(low / -128, high / 127), zeros, 1, -128, 127
+                )
+
+            for layout, (x,) in images("input"):
+                calls[f"PyTorch {layout}"] = lambda x=x: from_channels(x)
         elif key == "dequantize_gradient":
             import formulas
 

@@ -59,10 +59,22 @@ def per_channel_gradient(xp: Any, gradients: Array, inputs: Array, min: Array, m
 
 
 def dequantize(
-    xp: Any, input: Array, input_min: Array, input_max: Array, num_bits: int, range_given: bool, **others: Any
+    xp: Any,
+    input: Array,
+    input_min: Array,
+    input_max: Array,
+    num_bits: int,
+    range_given: bool,
+    axis: int,
+    **others: Any,
 ) -> Array:
-    """Signed, half to even, a range for the whole tensor or for each of the last dimension."""
-    low, high = (input_min, input_max) if range_given else (xp.min(input), xp.max(input))
+    """Signed, half to even, one range or, from the data, one for each of the last dimension."""
+    if range_given:
+        low, high = input_min, input_max
+    elif axis < 0:
+        low, high = xp.min(input), xp.max(input)
+    else:
+        low, high = xp.amin(input, axis=(0, 1, 2)), xp.amax(input, axis=(0, 1, 2))
     lowest, highest = -(2 ** (num_bits - 1)), 2 ** (num_bits - 1) - 1
     scale = xp.maximum(low / lowest, high / highest)
     x = xp.clip(input, scale * lowest, scale * highest) if range_given else input

@@ -109,7 +109,7 @@ def _with_gradient(forward: Callable[[Any, int, str], Call]) -> Callable[[Any, i
 
 def _dequantize(range_given: bool, axis: int) -> Callable[[Any, int, str], Call]:
     def call(layer: Any, batch: int, data_format: str) -> Call:
-        bounds = _range(layer.size[2] if axis >= 0 else None, "input_")
+        bounds = _range(None, "input_")  # TensorFlow takes no vectors: with an axis the ranges come from the data
         attributes = {"signed_input": True, "num_bits": 8, "range_given": range_given, "round_mode": "HALF_TO_EVEN"}
         attributes |= {"narrow_range": False, "axis": axis}
         return {"input": values(_images(layer, batch), 1), **bounds}, attributes
@@ -184,8 +184,8 @@ OPERATIONS = [
               _dequantize(True, -1), _GIVEN),
     Operation("dequantize_from_data", "quantize and dequantize, range from data", "QuantizeAndDequantizeV2",
               "whole tensor", _ANY, _dequantize(False, -1), _FROM_DATA),
-    Operation("dequantize_axis", "quantize and dequantize, per channel", "QuantizeAndDequantizeV2", "per channel",
-              _ANY, _dequantize(True, 3), {"range_given": True, "axis": 1}),
+    Operation("dequantize_axis", "quantize and dequantize, ranges from channels", "QuantizeAndDequantizeV2", "per channel",
+              _ANY, _dequantize(False, 3), {"range_given": False, "axis": 1}),
     Operation("dequantize_gradient", "quantize and dequantize, gradient", "QuantizeAndDequantizeV4Grad", "whole tensor",
               _ANY, _dequantize_gradient, {"axis": -1}),
     Operation("batch_norm", "batch norm, training", "FusedBatchNormV3", "batch norm", _LAYOUTS, _batch_norm,

@@ -169,7 +169,7 @@ SHORT = {
     "per_channel_gradient": "  gradient",
     "dequantize": "qu. and dequ., given",
     "dequantize_from_data": "  from data",
-    "dequantize_axis": "  per channel",
+    "dequantize_axis": "  from channels",
     "dequantize_gradient": "  gradient",
     "batch_norm": "batch norm",
     "batch_norm_gradient": "  gradient",
