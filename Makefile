@@ -19,7 +19,7 @@ help:
 	@echo "make oracle   compare random calls with TensorFlow, live; ARGS='--values 20000000 --seed 1'"
 	@echo "make fuzz     100,000 random calls of every kernel against the reference"
 	@echo "make sanitize the kernel tests and bad inputs with address and undefined-behaviour sanitizers"
-	@echo "make bench    time the kernels beside other frameworks"
+	@echo "make bench    time the kernels and a training step beside other frameworks; ARGS='--quick'"
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
@@ -70,7 +70,7 @@ $(VENV)-tensorflow/.installed:
 	touch $@
 
 bench: $(VENV)/.installed
-	$(BIN)/python bench/run.py
+	$(BIN)/python bench/run.py $(ARGS)
 	$(BIN)/python bench/step.py
 
 clean:

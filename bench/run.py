@@ -1,193 +1,181 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times kernels beside PyTorch's on the tensors of MobileNet layers, interleaved, and reports medians as ratios.
+"""Times every kernel beside TensorFlow, PyTorch, torch.compile and jax.jit on the layers of seven networks.
 
-    python bench/run.py [--repeats 30] [--threads 2] [--save]
+    python bench/run.py [--quick] [--save] [--readme] [--only KEY ...] [--base REF] [--tensorflow PYTHON] [--huge]
 
-Every row is one operation on one tensor: the same bytes, the same threads, calls of all contestants taking turns. The
-ratio is PyTorch's time over ours. `copy` is `torch.Tensor.copy_` of the same tensor into an existing one. Machines are
-shared and noisy: read the ratios.
+First every operation is compared with the reference, bit for bit; if one differs nothing is timed. Then all contestants
+of a row take turns, each in a process of its own with the same number of threads and the same operands (bench/timing.py
+says what a turn is). Bytes and multiply-adds come from the operators' declarations; what they are compared with, the
+bandwidth of a copy of as many bytes and the rate of a matrix product, is measured in the same run, the copy in the same
+row. Machines are shared and noisy: read the ratios, and the spread beside them.
+
+A layer that several networks have is timed once and counts for each. Operators on whole tensors see the number of
+elements alone, so they get a spread of sizes; so do the compilers, which need seconds for each shape.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import re
-import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
+HERE = Path(__file__).resolve().parent
+sys.path += [entry for entry in (str(HERE), str(HERE.parent / "tests")) if entry not in sys.path]
 
-import exactqat as eq
+import check  # noqa: E402
+import layers  # noqa: E402
+import report  # noqa: E402
+import summary  # noqa: E402
+import timing  # noqa: E402
+from operations import OPERATIONS, Call, Operation, of_largest_case, stored_shape, work  # noqa: E402
+from worker import Worker  # noqa: E402
 
-SHAPES = [(8, 112, 112, 32), (8, 56, 56, 144), (8, 28, 28, 192), (8, 14, 14, 576), (8, 7, 7, 960)]
-NAMES = {
-    "fake_quantization": "fake quant",
-    "batch_normalization": "batch norm",
-    "depthwise_convolution": "depthwise",
-}
+ROOT = HERE.parent
+RESULTS = HERE / "results"
 CPUINFO = Path("/proc/cpuinfo")
-Contestants = dict[str, Callable[[], Any]]
+# Where `make oracle` and `make bench` put TensorFlow.
+TENSORFLOW = ROOT / ".venv-tensorflow" / "bin" / "python"
+
+# How many sizes operators on whole tensors get for each batch, and how many layers the compilers, at COMPILED_BATCH.
+WHOLE_TENSOR_SIZES = 12
+COMPILED = {"whole tensor": 3, "per channel": 6, "batch norm": 5, "depthwise": 3}
+COMPILED_BATCH = 8
+QUICK_LAYERS, QUICK_BATCH = 3, 8
 
 
-def fake_quantization(x: torch.Tensor) -> tuple[Contestants, Contestants]:
-    """Per channel, forward and gradient."""
-    channels = x.shape[-1]
-    low, high = torch.full((channels,), -2.0), torch.full((channels,), 2.0)
-    scale, zero = (high - low) / 255, torch.full((channels,), 127.0)
-    gradient = torch.randn_like(x)
-    leaf, scale_leaf = x.clone().requires_grad_(), scale.clone().requires_grad_()
-    zero_leaf = zero.clone().requires_grad_()
+@dataclass
+class Item:
+    """One race to come. `calls`: by data format; `compiled`: the formats that compilers take part in."""
 
-    def torch_gradient() -> Any:
-        y = torch._fake_quantize_learnable_per_channel_affine(leaf, scale_leaf, zero_leaf, 3, 0, 255)
-        return torch.autograd.grad(y, (leaf, scale_leaf, zero_leaf), gradient)
+    operation: Operation
+    tensor: str
+    batch: int  # 0 for a test case, which has its own
+    networks: list[str]
+    calls: dict[str, Call]
+    compiled: list[str] = field(default_factory=list)
 
-    forward: Contestants = {
-        "exactqat": lambda: eq.fake_quant_with_min_max_vars_per_channel(x, low, high),
-        "torch": lambda: torch.fake_quantize_per_channel_affine(x, scale, zero.int(), 3, 0, 255),
+
+def plan(quick: bool, only: Sequence[str] = ()) -> list[Item]:
+    """What is timed, in order."""
+    items = []
+    activations, depthwise = layers.activations(), layers.depthwise_layers()
+    for operation in OPERATIONS:
+        if only and operation.key not in only:
+            continue
+        found: Any = depthwise if operation.group == "depthwise" else activations
+        chosen = list(found)
+        if operation.group == "whole tensor":
+            found = layers.by_elements(activations)
+            chosen = layers.spread(found, WHOLE_TENSOR_SIZES)
+        if quick:
+            chosen = layers.spread(chosen, QUICK_LAYERS)
+        for_compilers = layers.spread(chosen, 1 if quick else COMPILED[operation.group])
+        for batch in (QUICK_BATCH,) if quick else layers.BATCHES:
+            for layer in chosen:
+                calls = {form: operation.call(layer, batch, form) for form in operation.formats}
+                item = Item(operation, str(layer), batch, found[layer], calls)
+                if layer in for_compilers and batch == COMPILED_BATCH:
+                    # XLA's depthwise convolution takes a hundred times as long; in one layout it is seen.
+                    item.compiled = list(operation.formats[:1] if operation.group == "depthwise" else operation.formats)
+                items.append(item)
+        case = of_largest_case(operation)
+        if case is not None:
+            name, (operands, attributes) = case
+            form = attributes.get("data_format", "") if len(operation.formats) > 1 else ""
+            items.append(Item(operation, f"case {name}", 0, [], {form: (operands, attributes)}))
+    return items
+
+
+def race(item: Item, workers: dict[str, Worker], threads: int, compilers: bool) -> list[summary.Row]:
+    """The rows of one item: one for each layout."""
+    operation = item.operation
+    demands = {form: work(operation.raw, *call) for form, call in item.calls.items()}
+    variants = {
+        form: {"operands": operands, "attributes": attributes} for form, (operands, attributes) in item.calls.items()
     }
-    backward: Contestants = {
-        "exactqat": lambda: eq.fake_quant_with_min_max_vars_per_channel_gradient(gradient, x, low, high),
-        "torch": torch_gradient,
+    demand = next(iter(demands.values()))
+    formats = item.compiled if compilers else []
+    request = {
+        "key": operation.key,
+        "raw": operation.raw,
+        "variants": variants,
+        "copied": demand.bytes,
+        "eager": bool(item.batch),  # peers know the attributes of layers, not of every test case
+        # A compiled convolution is the eager one.
+        "formats": [] if operation.group == "depthwise" else formats,
     }
-    return forward, backward
-
-
-def batch_normalization(x: torch.Tensor) -> tuple[Contestants, Contestants]:
-    """In training; PyTorch on the same memory as a channels_last tensor."""
-    channels = x.shape[-1]
-    scale, offset = torch.rand(channels) + 0.5, torch.randn(channels)
-    image, gradient = x.permute(0, 3, 1, 2), torch.randn_like(x)
-    nothing = scale[:0]
-    saved = eq.raw_ops.FusedBatchNormV3(x=x, scale=scale, offset=offset, mean=nothing, variance=nothing)
-    leaf = image.clone().requires_grad_()
-
-    def torch_gradient() -> Any:
-        y = torch.nn.functional.batch_norm(leaf, None, None, scale, offset, True)
-        return torch.autograd.grad(y, leaf, gradient.permute(0, 3, 1, 2))
-
-    forward: Contestants = {
-        "exactqat": lambda: eq.nn.fused_batch_norm(x, scale, offset),
-        "torch": lambda: torch.nn.functional.batch_norm(image, None, None, scale, offset, True),
+    groups: dict[str, timing.Turns] = {}
+    failures = {}
+    for name, worker in workers.items():
+        if name == "jax" and not formats:
+            continue
+        arguments = request | {"formats": formats} if name == "jax" else request
+        try:
+            held = worker.hold(**arguments)
+        except RuntimeError as error:
+            if name == "exactqat":
+                raise
+            failures[name] = str(error)
+        else:
+            groups[name] = {contestant: partial(worker.turn, contestant) for contestant in held}
+    time.sleep(max(workers[name].pause for name in groups))
+    times = timing.race([(turns, workers[name].pause) for name, turns in groups.items()])
+    measured = {
+        (name, contestant): found
+        for name, of_group in zip(groups, times, strict=True)
+        for contestant, found in of_group.items()
     }
-    backward: Contestants = {
-        "exactqat": lambda: (
-            eq.nn.fused_batch_norm(x, scale, offset),
-            eq.raw_ops.FusedBatchNormGradV3(
-                y_backprop=gradient,
-                x=x,
-                scale=scale,
-                reserve_space_1=saved.reserve_space_1,
-                reserve_space_2=saved.reserve_space_2,
-                reserve_space_3=saved.reserve_space_3,
-            ),
-        ),
-        "torch": torch_gradient,
-    }
-    return forward, backward
-
-
-def depthwise_convolution(x: torch.Tensor) -> tuple[Contestants, Contestants]:
-    """3x3, stride 1; PyTorch in channels_last, its fast layout."""
-    channels = x.shape[-1]
-    filter = torch.randn(3, 3, channels, 1)
-    gradient = torch.randn_like(x)
-    image = x.permute(0, 3, 1, 2)
-    weight = filter.permute(2, 3, 0, 1).contiguous(memory_format=torch.channels_last)
-    options = {"strides": [1, 1, 1, 1], "padding": "SAME"}
-    forward: Contestants = {
-        "exactqat": lambda: eq.nn.depthwise_conv2d(x, filter, **options),
-        "torch": lambda: torch.nn.functional.conv2d(image, weight, padding=1, groups=channels),
-    }
-    backward: Contestants = {
-        "exactqat": lambda: (
-            eq.nn.depthwise_conv2d_backprop_input(x.shape, filter, gradient, **options),
-            eq.nn.depthwise_conv2d_backprop_filter(x, filter.shape, gradient, **options),
-        ),
-        "torch": lambda: torch.ops.aten.convolution_backward(
-            gradient.permute(0, 3, 1, 2),
-            image,
-            weight,
-            None,
-            [1, 1],
-            [1, 1],
-            [1, 1],
-            False,
-            [0, 0],
-            channels,
-            [True, True, False],
-        ),
-    }
-    return forward, backward
-
-
-def race(contestants: Contestants, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each call; the contestants take turns."""
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for repeat in range(repeats + 3):
-        for name, call in contestants.items():
-            start = time.perf_counter()
-            call()
-            if repeat >= 3:
-                times[name].append(time.perf_counter() - start)
-    return times
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--save", action="store_true", help="write bench/results/<machine>.json")
-    arguments = parser.parse_args()
-    if arguments.repeats < 2:
-        parser.error(f"--repeats must be at least 2, got {arguments.repeats}")
-    torch.set_num_threads(arguments.threads)
-    eq.set_num_threads(arguments.threads)
-
-    table = Table(
-        box=SIMPLE,
-        title=f"medians of {arguments.repeats} calls in ms, {arguments.threads} threads, results freshly allocated",
-    )
-    for column in ("operation", "tensor", "copy", "exactqat", "spread", "torch", "ratio"):
-        table.add_column(column, justify="left" if column in ("operation", "tensor") else "right", no_wrap=True)
+    for worker in workers.values():
+        worker.ask("drop")
     rows = []
-    for operation in (fake_quantization, batch_normalization, depthwise_convolution):
-        for shape in SHAPES:
-            x = torch.randn(shape)
-            target = torch.empty_like(x)
-            for direction, contestants in zip(("forward", "gradient"), operation(x), strict=True):
-                copy: Contestants = {"copy": lambda target=target, x=x: target.copy_(x)}  # type: ignore[misc]
-                times = race(copy | contestants, arguments.repeats)
-                median = {name: 1e3 * statistics.median(values) for name, values in times.items()}
-                quartiles = statistics.quantiles(times["exactqat"], n=4)
-                row = {
-                    "operation": f"{NAMES[operation.__name__]} {direction}",
-                    "tensor": "x".join(map(str, shape)),
-                    **{f"{name}_ms": round(value, 4) for name, value in median.items()},
-                    "spread": round((quartiles[2] - quartiles[0]) * 500 / median["exactqat"], 3),
-                    "ratio": round(median["torch"] / median["exactqat"], 3),
-                }
-                rows.append(row)
-                cells = [f"{row[f'{name}_ms']:.2f}" for name in ("copy", "exactqat", "torch")]
-                cells.insert(2, f"±{row['spread']:.0%}")
-                table.add_row(row["operation"], row["tensor"], *cells, f"{row['ratio']:.1f}x")
-    Console().print(table)
-    if arguments.save:
-        path = Path(__file__).parent / "results" / f"{machine()}.json"
-        path.parent.mkdir(exist_ok=True)
-        versions = {"exactqat": eq.__version__, "torch": torch.__version__}
-        settings = {"repeats": arguments.repeats, "threads": arguments.threads}
-        path.write_text(json.dumps({"versions": versions, "settings": settings, "rows": rows}, indent=1) + "\n")
-        print(f"saved as {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+    peers = {
+        contestant: list(found)
+        for (name, contestant), found in measured.items()
+        if name not in ("exactqat", "base") and not contestant.startswith("copy")
+    }
+    copies = [found for (_, contestant), found in measured.items() if contestant.startswith("copy")]
+    for form, (operands, _) in item.calls.items():
+        row: summary.Row = {
+            "operation": operation.key,
+            "tensor": item.tensor,
+            "batch": item.batch,
+            "threads": threads,
+            "format": form,
+            "networks": item.networks,
+            "bytes": demands[form].bytes,
+            "multiply_adds": demands[form].multiply_adds,
+            "tensor_bytes": 4 * max(math.prod(stored_shape(operand)) for operand in operands.values()),
+            "copy": list(min(copies)),
+            **{kind: list(measured["exactqat", f"{kind} {form}".strip()]) for kind in ("preallocated", "fresh")},
+            "peers": peers,
+        }
+        if ("base", f"fresh {form}".strip()) in measured:
+            row["base"] = {kind: list(measured["base", f"{kind} {form}".strip()]) for kind in ("preallocated", "fresh")}
+        if failures:
+            row["failures"] = failures
+        rows.append(row)
+    return rows
+
+
+def start_workers(threads: int, options: argparse.Namespace, base: Path | None) -> Iterator[tuple[str, Worker]]:
+    yield "exactqat", Worker("exactqat", threads, options.device)
+    yield "torch", Worker("torch", threads, options.device)
+    if options.compilers:
+        yield "jax", Worker("jax", threads, options.device)
+    if options.tensorflow is not None:
+        yield "tensorflow", Worker("tensorflow", threads, options.device, options.tensorflow)
+    if base is not None:
+        yield "base", Worker("exactqat", threads, options.device, base)
 
 
 def machine() -> str:
@@ -199,5 +187,154 @@ def machine() -> str:
     return "-".join([*words, f"{os.cpu_count()}-cores"]).lower()
 
 
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench/run.py", description=__doc__.splitlines()[0])
+    cores = len(os.sched_getaffinity(0))
+    keys = [operation.key for operation in OPERATIONS]
+    parser.add_argument("--quick", action="store_true", help="a few layers of each operation at one batch size")
+    parser.add_argument("--only", nargs="+", choices=keys, default=[], metavar="KEY", help=f"of {', '.join(keys)}")
+    parser.add_argument("--threads", nargs="+", type=int, help="default: 1 and 2, as far as there are cores")
+    parser.add_argument("--device", choices=["cpu"], default="cpu", help="where the kernels run")
+    parser.add_argument(
+        "--tensorflow",
+        type=Path,
+        metavar="PYTHON",
+        help="an interpreter that has TensorFlow; default: .venv-tensorflow",
+    )
+    parser.add_argument(
+        "--no-compilers", dest="compilers", action="store_false", help="leave out torch.compile and jax.jit"
+    )
+    parser.add_argument("--no-overhead", dest="overhead", action="store_false", help="leave out calls on small tensors")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="leave out a training step's memory")
+    parser.add_argument("--base", metavar="REF", help="also time another commit, built into an environment of its own")
+    parser.add_argument("--huge", action="store_true", help="also a tensor of more than 2**31 elements (needs 9.2 GB)")
+    parser.add_argument(
+        "--save", action="store_true", help="write bench/results/<machine>.json and a picture beside it"
+    )
+    parser.add_argument(
+        "--readme", action="store_true", help="put the saved results' table into the README; alone: no run"
+    )
+    parser.add_argument("--json", type=Path, help="write (or, with --readme, read) the results here instead")
+    options = parser.parse_args(arguments)
+    options.threads = sorted(set(options.threads or [count for count in (1, 2) if count <= cores]))
+    if min(options.threads) < 1 or max(options.threads) > cores:
+        parser.error(f"--threads must be from 1 to {cores}, the cores there are, got {options.threads}")
+    if options.tensorflow is not None and not options.tensorflow.exists():
+        parser.error(f"--tensorflow: there is no {options.tensorflow}")
+    if options.tensorflow is None and TENSORFLOW.exists():
+        options.tensorflow = TENSORFLOW
+    return options
+
+
+def main(arguments: Sequence[str] | None = None, under_test: check.Evaluate = check.kernels) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = parse(given)
+    path = options.json or RESULTS / f"{machine()}.json"
+    if options.readme and not set(given) - {"--readme", "--json", str(options.json)}:
+        report.write_readme(ROOT / "README.md", path)
+        return 0
+    console = report.console()
+    started = time.monotonic()
+    chosen = [operation for operation in OPERATIONS if not options.only or operation.key in options.only]
+    try:
+        cases, tensors = check.run(options.threads, chosen, under_test)
+    except check.Red as error:
+        console.print("[bold red]Not timed:[/] a result differs from the reference.", highlight=False)
+        console.print(str(error), markup=False, highlight=False)
+        return 1
+    console.print(
+        f"{cases:,} test cases and {tensors} layers' tensors have the reference's bits "
+        f"({time.monotonic() - started:.0f} s).",
+        highlight=False,
+    )
+    if options.tensorflow is None:
+        console.print(
+            "[bold]TensorFlow is left out:[/] there is no .venv-tensorflow; give --tensorflow PYTHON.", highlight=False
+        )
+    results = collect(options, console)
+    results["seconds"] = round(time.monotonic() - started)
+    report.print_summary(console, results)
+    if options.save or options.json:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(results, indent=1) + "\n")
+        picture = path.with_suffix(".png")
+        import roofline
+
+        roofline.draw(results, picture)
+        console.print(f"Written: {path} and {picture}", highlight=False)
+        if options.readme:
+            report.write_readme(ROOT / "README.md", path)
+    return 0
+
+
+def collect(options: argparse.Namespace, console: Any) -> dict[str, Any]:
+    """Times everything. The results as they are saved."""
+    import base as other
+
+    results: dict[str, Any] = {
+        "machine": machine(),
+        "device": options.device,
+        "versions": {"python": platform.python_version()},
+        "settings": {
+            "threads": options.threads,
+            "quick": options.quick,
+            "turns": timing.TURNS,
+            "burst_seconds": timing.BURST_SECONDS,
+            "enough_seconds": timing.ENOUGH_SECONDS,
+            "compilers": f"a spread of layers at batch {COMPILED_BATCH}, {max(options.threads)} threads"
+            if options.compilers
+            else "left out",
+            "pauses": {},
+            "base": options.base,
+        },
+        "peak_multiply_adds": {},
+        "rows": [],
+        "overhead": {},
+    }
+    with other.environment(options.base) as base:
+        for threads in options.threads:
+            workers: dict[str, Worker] = {}
+            try:
+                workers.update(start_workers(threads, options, base))
+                _collect(options, console, threads, workers, results)
+            finally:
+                for worker in workers.values():
+                    worker.close()
+    if options.memory:
+        import memory
+
+        results["memory"] = memory.compare("mobilenet_v2")
+    if options.huge:
+        import huge
+
+        results["huge"] = huge.measure(max(options.threads))
+    return results
+
+
+def _collect(
+    options: argparse.Namespace, console: Any, threads: int, workers: dict[str, Worker], results: dict[str, Any]
+) -> None:
+    last = threads == max(options.threads)
+    for name, worker in workers.items():
+        if name != "base":
+            results["versions"] |= worker.versions
+        results["settings"]["pauses"][f"{name}, {threads} threads"] = round(worker.pause, 5)
+    peak = workers["torch"].ask("peak")["seconds"]
+    results["peak_multiply_adds"][str(threads)] = peak
+    if options.overhead and threads == 1:
+        for name, worker in workers.items():
+            if name != "base":
+                results["overhead"] |= worker.ask("overhead")["seconds"]
+    pending: list[summary.Row] = []
+    items = plan(options.quick, options.only)
+    for number, item in enumerate(items):
+        rows = [summary.finish(row, peak) for row in race(item, workers, threads, options.compilers and last)]
+        pending += rows
+        results["rows"] += rows
+        if number + 1 == len(items) or items[number + 1].operation is not item.operation:
+            report.print_rows(console, item.operation, threads, pending)
+            pending = []
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

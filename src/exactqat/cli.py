@@ -6,6 +6,7 @@ Annotations are evaluated here: typer reads them inside `_application`, where it
 
 import contextlib
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -142,7 +143,35 @@ def _application() -> Any:
             differing = _verify(directory, quiet)
         raise typer.Exit(1 if differing else 0)
 
+    @application.command(
+        # Everything, --help too, is bench/'s.
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+        add_help_option=False,
+    )
+    def bench(
+        context: typer.Context,
+        step: Annotated[bool, typer.Option("--step", help="Time a whole training step instead.")] = False,
+    ) -> None:
+        """Time the kernels beside TensorFlow, PyTorch and JAX, or a training step with --step. Needs a checkout of the
+        sources; all other options are those of its bench/run.py or bench/step.py."""
+        with _failures(errors):
+            script = _bench_script("step.py" if step else "run.py")
+        raise typer.Exit(subprocess.run([sys.executable, str(script), *context.args]).returncode)
+
     return application
+
+
+def _bench_script(name: str) -> Path:
+    """Of the checkout this package runs from, or else of the one around the working directory."""
+    here = Path.cwd()
+    for root in (Path(__file__).resolve().parents[2], here, *here.parents):
+        script = root / "bench" / name
+        if script.exists() and (root / "src" / "exactqat").is_dir():
+            return script
+    raise ValueError(
+        f"the benchmarks are not part of the installed package: run this in a checkout of exactqat's sources "
+        f"(there is no bench/{name} around {here})"
+    )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is derived from the times of a run: rates, ratios, summaries for each operation, and the goals.
+
+A row is the race of one operation on one tensor in one layout, at one number of threads:
+
+    operation, tensor, batch, threads, format, networks     which; `format` is "" where layouts make no difference
+    bytes, multiply_adds, tensor_bytes                      of the call, by its declaration, and of its largest operand
+    copy, preallocated, fresh                               [median, lower quartile, upper quartile, samples], seconds
+    peers, base                                             the same, by name; base: another commit
+
+A ratio is the other's median over ours: above 1 we are faster. Peers' results are freshly allocated, so goals are
+stated on ours freshly allocated too; ratios with a preallocated result stand beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from operations import BY_KEY, OPERATIONS
+from timing import geometric_mean
+
+Row = dict[str, Any]
+COMPILERS = ("torch.compile", "jax.jit")
+
+
+def finish(row: Row, peak: float) -> Row:
+    """The row with what follows from its times. peak: multiply-adds in a second that a matrix product reaches."""
+    seconds, moved, operations = row["preallocated"][0], row["bytes"], row["multiply_adds"]
+    by_memory, by_arithmetic = row["copy"][0], operations / peak
+    return row | {
+        "gigabytes_per_second": moved / seconds / 1e9,
+        "giga_multiply_adds_per_second": operations / seconds / 1e9,
+        "bound": "multiply-adds" if by_arithmetic > by_memory else "copy",
+        "fraction": max(by_memory, by_arithmetic) / seconds,
+        "ratios": {
+            name: {kind: times[0] / row[kind][0] for kind in ("fresh", "preallocated")}
+            for name, times in row["peers"].items()
+        },
+    }
+
+
+def family(peer: str) -> str:
+    """The peer without its layout: "PyTorch NCHW" is one of PyTorch's."""
+    return peer.partition(" ")[0]
+
+
+def ratio(row: Row, families: Sequence[str] | None = None, kind: str = "fresh") -> float | None:
+    """Against the best of the peers, or of those of some families, each in its best layout; None if none took part."""
+    found = [ratios[kind] for name, ratios in row["ratios"].items() if families is None or family(name) in families]
+    return min(found, default=None)
+
+
+class Summary(NamedTuple):
+    """Over the rows of one operation: geometric mean, and the worst row and its name."""
+
+    mean: float
+    worst: float
+    where: str
+    rows: int
+
+
+def describe(row: Row) -> str:
+    return f"{row['batch']}x{row['tensor']}" if row["batch"] else row["tensor"]
+
+
+def summarize(rows: Iterable[Row], measure: Callable[[Row], float | None]) -> Summary | None:
+    """None if no row has the measure."""
+    measured = [(value, describe(row)) for row in rows if (value := measure(row)) is not None]
+    if not measured:
+        return None
+    worst, where = min(measured)
+    return Summary(geometric_mean(value for value, _ in measured), worst, where, len(measured))
+
+
+def of_layers(rows: Iterable[Row]) -> list[Row]:
+    """Without the test cases, which are too small to say anything about a kernel."""
+    return [row for row in rows if row["batch"]]
+
+
+def select(rows: Iterable[Row], key: str, threads: int, data_format: str = "") -> list[Row]:
+    return [
+        row
+        for row in of_layers(rows)
+        if row["operation"] == key and row["threads"] == threads and row["format"] == data_format
+    ]
+
+
+def groups(rows: Sequence[Row]) -> list[tuple[str, int, str]]:
+    """Operation, threads and layout of the rows there are, in the order of the operations."""
+    threads = sorted({row["threads"] for row in rows})
+    every = [(op.key, count, form) for op in OPERATIONS for count in threads for form in op.formats]
+    return [group for group in every if select(rows, *group)]
+
+
+class Goal(NamedTuple):
+    """`measured` and `worst` are None where nothing was measured; `met` is None then."""
+
+    title: str
+    threads: int
+    wanted: float
+    unit: str
+    measured: float | None
+    worst: float | None
+    where: str
+    met: bool | None
+
+
+def _goal(title: str, threads: int, wanted: float, found: Summary | None, floor: float | None = None) -> Goal:
+    """On the geometric mean, and on the worst row too where there is a floor."""
+    if found is None:
+        return Goal(title, threads, wanted, "x", None, None, "", None)
+    met = found.mean >= wanted and (floor is None or found.worst >= floor)
+    return Goal(title, threads, wanted, "x", found.mean, found.worst, found.where, met)
+
+
+MEGABYTE = 1e6
+OVERHEADS = (
+    ("exactqat, NumPy|forward", 2.0),
+    ("exactqat, PyTorch|forward", 6.0),
+    ("exactqat, PyTorch|forward and backward", 30.0),
+)
+
+
+def goals(rows: Sequence[Row], overhead: dict[str, Sequence[float]]) -> list[Goal]:
+    """What was aimed at beside what was measured, for each number of threads."""
+    result = []
+    for threads in sorted({row["threads"] for row in rows}):
+        large = [
+            row
+            for row in of_layers(rows)
+            if row["threads"] == threads
+            and row["tensor_bytes"] >= MEGABYTE
+            and BY_KEY[row["operation"]].group in ("whole tensor", "per channel")
+        ]
+        found = summarize(large, lambda row: row["fraction"])
+        title = "elementwise, preallocated, each tensor from 1 MB: of copy bandwidth"
+        if found is not None:
+            # Every tensor has to reach it, so the worst decides.
+            result.append(
+                Goal(title, threads, 80, "%", 100 * found.mean, 100 * found.worst, found.where, found.worst >= 0.8)
+            )
+        else:
+            result.append(Goal(title, threads, 80, "%", None, None, "", None))
+        forward, gradient = select(rows, "per_channel", threads), select(rows, "per_channel_gradient", threads)
+        for title, among, peers, wanted in (
+            ("fake quant, per channel / TensorFlow", forward, ("TensorFlow",), 15),
+            ("fake quant, per channel / PyTorch eager", forward, ("PyTorch",), 15),
+            ("fake quant, per channel, gradient / TensorFlow", gradient, ("TensorFlow",), 30),
+            ("fake quant, per channel / best compiler", forward, COMPILERS, 2),
+            ("fake quant, per channel, gradient / best compiler", gradient, COMPILERS, 2),
+        ):
+            result.append(_goal(title, threads, wanted, summarize(among, lambda row, p=peers: ratio(row, p))))
+        for operation in OPERATIONS:
+            if operation.group in ("batch norm", "depthwise"):
+                for form in operation.formats:
+                    among = select(rows, operation.key, threads, form)
+                    title = f"{operation.title}, {form} / best peer, no layer below 1"
+                    result.append(_goal(title, threads, 1.5, summarize(among, ratio), floor=1.0))
+                    if operation.group == "depthwise":
+                        found = summarize(among, lambda row: ratio(row, ("jax.jit",)))
+                        result.append(_goal(f"{operation.title}, {form} / jax.jit", threads, 30, found))
+    first = {goal.title: number for number, goal in reversed(list(enumerate(result)))}
+    result.sort(key=lambda goal: first[goal.title])
+    for key, limit in OVERHEADS:
+        measured = overhead[key][1] * 1e6 if key in overhead else None
+        met = None if measured is None else measured <= limit
+        title = f"overhead of a call, {key.replace('|', ', ')}: at most"
+        result.append(Goal(title, 1, limit, "us", measured, measured, "", met))
+    return result
