@@ -12,9 +12,17 @@
 
 namespace exactqat {
 
-enum class DType : uint8_t { float16, bfloat16, float32, float64 };
+// Numbers of the four float dtypes; uint8 is for packed bits.
+enum class DType : uint8_t { float16, bfloat16, float32, float64, uint8 };
 
-constexpr int64_t size_of(DType dtype) { return dtype == DType::float64 ? 8 : dtype == DType::float32 ? 4 : 2; }
+constexpr int64_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::float64: return 8;
+    case DType::float32: return 4;
+    case DType::uint8: return 1;
+    default: return 2;
+  }
+}
 
 // The dtype of a name; throws for one that no kernel takes.
 DType dtype_of(std::string_view name);

@@ -60,6 +60,7 @@ DType dtype_of(std::string_view name) {
   if (name == "bfloat16") return DType::bfloat16;
   if (name == "float32") return DType::float32;
   if (name == "float64") return DType::float64;
+  if (name == "uint8") return DType::uint8;
   throw std::invalid_argument("no CPU kernel takes " + std::string(name));
 }
 
