@@ -386,8 +386,13 @@ def test_a_training_form_runs_where_gradients_are_wanted() -> None:
             torch._dynamo.reset()
             function = toy_masked if mode == "eager" else torch.compile(toy_masked, fullgraph=True, backend=mode)
             leaves = [a.requires_grad_() for a in arrays(TO["torch"])]
-            packed = []
-            with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(tuple(t.shape)) or t, lambda t: t):
+            packed: list[Any] = []
+
+            def pack(tensor: Any, packed: list[Any] = packed) -> Any:
+                packed.append(tuple(tensor.shape))
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
                 result = function(*leaves)
             if mode == "eager":
                 assert sorted(packed) == [(), (), (), (5,)]  # min and the residuals, nothing of the tensors' size
@@ -403,15 +408,15 @@ def test_a_training_form_runs_where_gradients_are_wanted() -> None:
         seen.clear()
 
         values, *others = arrays(TO["jax"])
-        for wrap in (lambda f: f, jax.jit):
-            result, vjp = jax.vjp(wrap(toy_masked), values, *others)
+        for function in (toy_masked, jax.jit(toy_masked)):
+            result, vjp = jax.vjp(function, values, *others)
             assert result.tolist() == [0, 2, 3, 0]
             found = vjp(jnp.float32([1, 2, 3, 4]))
             assert found[0].tolist() == [41, 82, 123, 164] and found[2] == -10 and not found[1].any()
             assert seen.pop() == [None, None, (), None]
-            second = jax.grad(lambda w: twice(jax.vjp(lambda v: wrap(toy_masked)(v, *others), values)[1](w)[0]))
+            second = jax.grad(lambda w, f=function: twice(jax.vjp(f, values, *others)[1](w)[0]))
             assert second(jnp.ones(4)).tolist() == [2 * 41**2] * 4
-            through_the_form = jax.grad(lambda v: twice(jax.grad(lambda u: wrap(toy_masked)(u, *others).sum())(v)))
+            through_the_form = jax.grad(lambda v, f=function: twice(jax.grad(lambda u: f(u, *others).sum())(v)))
             assert through_the_form(values).tolist() == [0, 0, 0, 0]  # residuals count as constants
         with pytest.raises(ValueError, match="toy_scaled does not take and return what toy_masked does"):
             toy_masked.gradient(lambda *_: (), training_form=toy_scaled)
