@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from exactqat.cpu import LARGE, block, planned
+from exactqat.cpu import LARGE, block, kernels, planned
 from exactqat.spec import OPERATORS
 from exactqat.spec.op import Memory, Operator, TensorSpec, check_out
 
@@ -19,6 +19,10 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LIBRARY = torch.library.Library("exactqat", "DEF")
 _SCHEMA_TYPES = {"integers": "int[]", "choice": "str"}
 _OVERLOADS: dict[str, Any] = {}
+
+# Threads of our own would take turns with PyTorch's, which go on spinning after each of its operators.
+
+kernels.share_threads("libtorch_cpu.so")
 
 
 def _spec(tensor: torch.Tensor) -> TensorSpec:

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // FusedBatchNorm* and its gradient: the same arithmetic as reference/fused_batch_norm.py, float64 inside, rounded once.
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <memory>
+#include <stdexcept>
 
+#include "arithmetic.h"
 #include "call.h"
+#include "nudge.h"
 #include "reduce.h"
 
 namespace exactqat {
@@ -28,13 +33,19 @@ Doubles doubles(const Array& vector) {
   return values;
 }
 
+struct Nothing {
+  void operator()(int64_t, int64_t) const {}
+};
+
 // Two sums over the rows of each channel. term(parameter, a, b, first, second) is what the elements a[i] and b[i] add, for
 // numbers and, in the same words, for vectors of channels; parameters are indexed by channel, widened if there are few
 // channels, which are last. The order is that of the rows (n, position), whatever the layout.
-template <class T, class Term>
-std::array<Doubles, 2> channel_sums(const Layout& layout, const T* a, const T* b, Term&& term) {
+// before and also: see sums_of_rows; they are called if the channels are last.
+template <class T, class Term, class Before = Nothing, class Also = Nothing>
+std::array<Doubles, 2> channel_sums(const Layout& layout, const T* a, const T* b, Term&& term, Before&& before = {},
+                                    Also&& also = {}) {
   if (layout.size() == 0) return {Doubles(layout.channels), Doubles(layout.channels)};
-  if (layout.inner == 1) return sums_of_rows(layout.outer, layout.channels, a, b, term, [](int64_t, int64_t) {});
+  if (layout.inner == 1) return sums_of_rows(layout.outer, layout.channels, a, b, term, before, also);
   std::array<Doubles, 2> totals{Doubles(layout.channels), Doubles(layout.channels)};
   const int64_t rows = layout.rows(), blocks = (rows + kBlock - 1) / kBlock;
   parallel_for(layout.channels, layout.size(), [&](int64_t channel) {
@@ -108,8 +119,8 @@ void store(const Array& result, const Doubles& values) {
 }
 
 // Mean and biased variance of each channel, in one pass over values shifted by the channel's first one.
-template <class T>
-void statistics(const Layout& layout, const T* x, Doubles& mean, Doubles& variance) {
+template <class T, class Also = Nothing>
+void statistics(const Layout& layout, const T* x, Doubles& mean, Doubles& variance, Also&& also = {}) {
   Doubles first(layout.channels);
   for (int64_t c = 0; c < layout.channels; ++c) {
     const double value = double(x[c * layout.inner]);
@@ -120,13 +131,76 @@ void statistics(const Layout& layout, const T* x, Doubles& mean, Doubles& varian
                                                      __attribute__((always_inline)) {
     sum = value - parameter_at<decltype(value)>(first_of, p);
     squares = sum * sum;
-  });
+  }, Nothing{}, also);
   const double count = double(layout.rows());
   for (int64_t c = 0; c < layout.channels; ++c) {
     mean[c] = first[c] + totals[0][c] / count;
     const double v = (totals[1][c] - totals[0][c] * totals[0][c] / count) / count;
     variance[c] = v < 0.0 ? 0.0 : v;
   }
+}
+
+// The running statistics after a batch; `mean` and `variance` are those before it.
+struct Running {
+  Doubles mean, variance;
+};
+
+template <class T>
+Running updated(const Layout& layout, const Numbers& numbers, const Doubles& mean, const Doubles& variance,
+                const Doubles& batch_mean, const Doubles& batch_variance) {
+  const double factor = T(numbers.real("exponential_avg_factor"));
+  const double count = double(layout.rows()), bessel = count / std::max(count - 1.0, 1.0);
+  const bool keep_old = numbers.real("exponential_avg_factor") != 1.0;
+  Running running{batch_mean, batch_variance};
+  for (int64_t c = 0; c < layout.channels; ++c) {
+    running.variance[c] = batch_variance[c] * bessel;
+    if (keep_old) {
+      running.mean[c] = (1.0 - factor) * mean[c] + factor * batch_mean[c];
+      running.variance[c] = (1.0 - factor) * variance[c] + factor * running.variance[c];
+    }
+  }
+  return running;
+}
+
+Doubles slope_of(const Doubles& scale, const Doubles& variance, double epsilon) {
+  Doubles slope(scale.size());
+  for (size_t c = 0; c < scale.size(); ++c) slope[c] = 1.0 / std::sqrt(variance[c] + epsilon) * scale[c];
+  return slope;
+}
+
+// The gradient of a normalization: `before` makes the gradients of a block of rows (see sums_of_rows).
+template <class T, class Before = Nothing>
+void gradient(const Layout& layout, const T* gradients, const T* x, const Doubles& scale, const Doubles& mean,
+              const Doubles& variance, double epsilon, bool training, T* x_backprop, const Array& scale_backprop,
+              const Array& offset_backprop, Before&& before = {}) {
+  const double rows = double(layout.rows());
+  const Doubles mean_for_sums = for_sums(layout, mean);
+  const auto totals = channel_sums(layout, gradients, x, [means = mean_for_sums.data()](int64_t p, auto g, auto value, auto& sum, auto& product)
+                                                             __attribute__((always_inline)) {
+    sum = g;
+    product = g * (value - parameter_at<decltype(value)>(means, p));
+  }, before);
+  Doubles factor(layout.channels), gradient_mean(layout.channels), slope(layout.channels), product(layout.channels);
+  for (int64_t c = 0; c < layout.channels; ++c) {
+    const double inverse = 1.0 / std::sqrt(variance[c] + epsilon);
+    factor[c] = scale[c] * inverse;
+    gradient_mean[c] = totals[0][c] / rows;
+    slope[c] = (inverse * inverse) * (totals[1][c] / rows);
+    product[c] = totals[1][c] * inverse;
+  }
+  const Doubles f = for_runs(layout, factor), g = for_runs(layout, gradient_mean), s = for_runs(layout, slope);
+  const Doubles m = for_runs(layout, mean);
+  for_each_channel_run(layout, [&](int64_t begin, int64_t p, auto step, int64_t count) {
+    if (training)
+      for (int64_t k = 0; k < count; ++k) {
+        const int64_t q = p + step * k;
+        x_backprop[begin + k] = T(f[q] * ((double(gradients[begin + k]) - g[q]) - (double(x[begin + k]) - m[q]) * s[q]));
+      }
+    else
+      for (int64_t k = 0; k < count; ++k) x_backprop[begin + k] = T(double(gradients[begin + k]) * f[p + step * k]);
+  });
+  store<T>(scale_backprop, product);
+  store<T>(offset_backprop, totals[0]);
 }
 
 }  // namespace
@@ -144,37 +218,23 @@ EXACTQAT_KERNEL(fused_batch_norm) {
   }
   const Doubles scale = doubles<T>(call.operands[1]), offset = doubles<T>(call.operands[2]);
   Doubles mean = doubles<T>(call.operands[3]), variance = doubles<T>(call.operands[4]);
-  const double epsilon = T(call.numbers.real("epsilon")), factor = T(call.numbers.real("exponential_avg_factor"));
-  Doubles running_mean, running_variance;
+  const double epsilon = T(call.numbers.real("epsilon"));
+  Running running{mean, variance};
   if (call.numbers.integer("is_training")) {
     Doubles batch_mean(layout.channels), batch_variance(layout.channels);
     statistics(layout, x, batch_mean, batch_variance);
-    const double count = double(layout.rows()), bessel = count / std::max(count - 1.0, 1.0);
-    running_mean = batch_mean;
-    running_variance = batch_variance;
-    const bool keep_old = call.numbers.real("exponential_avg_factor") != 1.0;
-    for (int64_t c = 0; c < layout.channels; ++c) {
-      running_variance[c] = batch_variance[c] * bessel;
-      if (keep_old) {
-        running_mean[c] = (1.0 - factor) * mean[c] + factor * batch_mean[c];
-        running_variance[c] = (1.0 - factor) * variance[c] + factor * running_variance[c];
-      }
-    }
+    running = updated<T>(layout, call.numbers, mean, variance, batch_mean, batch_variance);
     mean = batch_mean;
     variance = batch_variance;
-  } else {
-    running_mean = mean;
-    running_variance = variance;
   }
-  Doubles slope(layout.channels);
-  for (int64_t c = 0; c < layout.channels; ++c) slope[c] = 1.0 / std::sqrt(variance[c] + epsilon) * scale[c];
+  const Doubles slope = slope_of(scale, variance, epsilon);
   const Doubles m = for_runs(layout, mean), s = for_runs(layout, slope), o = for_runs(layout, offset);
   for_each_channel_run(layout, [&](int64_t begin, int64_t p, auto step, int64_t count) {
     for (int64_t k = 0; k < count; ++k)
       y[begin + k] = T((double(x[begin + k]) - m[p + step * k]) * s[p + step * k] + o[p + step * k]);
   });
-  store<T>(call.results[1], running_mean);
-  store<T>(call.results[2], running_variance);
+  store<T>(call.results[1], running.mean);
+  store<T>(call.results[2], running.variance);
   store<T>(call.results[3], mean);
   store<T>(call.results[4], variance);
 }
@@ -201,35 +261,267 @@ EXACTQAT_KERNEL(fused_batch_norm_grad) {
   }
   const Doubles scale = doubles<T>(call.operands[2]), mean = doubles<T>(call.operands[3]);
   const Doubles variance = doubles<T>(call.operands[4]);
-  const double epsilon = T(call.numbers.real("epsilon")), rows = double(layout.rows());
+  const double epsilon = T(call.numbers.real("epsilon"));
   const bool training = call.numbers.integer("is_training");
-  const Doubles mean_for_sums = for_sums(layout, mean);
-  const auto totals = channel_sums(layout, gradients, x, [means = mean_for_sums.data()](int64_t p, auto g, auto value, auto& sum, auto& product)
-                                                             __attribute__((always_inline)) {
-    sum = g;
-    product = g * (value - parameter_at<decltype(value)>(means, p));
-  });
-  Doubles factor(layout.channels), gradient_mean(layout.channels), slope(layout.channels), scale_backprop(layout.channels);
-  for (int64_t c = 0; c < layout.channels; ++c) {
-    const double inverse = 1.0 / std::sqrt(variance[c] + epsilon);
-    factor[c] = scale[c] * inverse;
-    gradient_mean[c] = totals[0][c] / rows;
-    slope[c] = (inverse * inverse) * (totals[1][c] / rows);
-    scale_backprop[c] = totals[1][c] * inverse;
-  }
-  const Doubles f = for_runs(layout, factor), g = for_runs(layout, gradient_mean), s = for_runs(layout, slope);
-  const Doubles m = for_runs(layout, mean);
-  for_each_channel_run(layout, [&](int64_t begin, int64_t p, auto step, int64_t count) {
-    if (training)
-      for (int64_t k = 0; k < count; ++k) {
-        const int64_t q = p + step * k;
-        x_backprop[begin + k] = T(f[q] * ((double(gradients[begin + k]) - g[q]) - (double(x[begin + k]) - m[q]) * s[q]));
+  gradient(layout, gradients, x, scale, mean, variance, epsilon, training, x_backprop, call.results[1], call.results[2]);
+}
+
+// Batch norm, activation and fake quantization in one, for [rows, channels].
+
+namespace {
+
+Layout rows_of(const Call& call, int x) {
+  const Array& array = call.operands[x];
+  const int64_t channels = array.shape.back();
+  return {channels ? array.size() / channels : 0, channels, 1};
+}
+
+// NONE, RELU or RELU6 as in reference/fused_batch_norm.py; NaN stays.
+enum Activation : int64_t { kNone, kRelu, kRelu6 };
+
+template <class T>
+T activated(T y, int64_t activation) {
+  if (activation != kNone) y = y < T(0) ? T(0) : y;
+  return activation == kRelu6 && y > T(6) ? T(6) : y;
+}
+
+// The smallest and the largest element of each channel, block by block; NaN is passed over.
+template <class T>
+class Extremes {
+ public:
+  Extremes(const Layout& layout, const T* x)
+      : x_(x),
+        channels_(layout.channels),
+        blocks_((layout.rows() + kBlock - 1) / kBlock),
+        ends_(std::make_unique_for_overwrite<T[]>(2 * blocks_ * channels_)) {}
+
+  void operator()(int64_t offset, int64_t rows) {
+    typedef T V __attribute__((vector_size(64)));
+    constexpr int64_t kWidth = 64 / sizeof(T);
+    T *low = ends_.get() + 2 * offset / kBlock, *high = low + channels_;
+    const T* from = x_ + offset;
+    int64_t c = 0;
+    for (; c + kWidth <= channels_; c += kWidth) {
+      V lowest = V{} + std::numeric_limits<T>::infinity(), highest = -lowest;
+      for (int64_t row = 0; row < rows; ++row) {
+        V values;
+        std::memcpy(&values, from + row * channels_ + c, sizeof values);
+        lowest = values < lowest ? values : lowest;
+        highest = values > highest ? values : highest;
       }
-    else
-      for (int64_t k = 0; k < count; ++k) x_backprop[begin + k] = T(double(gradients[begin + k]) * f[p + step * k]);
+      std::memcpy(low + c, &lowest, sizeof lowest);
+      std::memcpy(high + c, &highest, sizeof highest);
+    }
+    for (; c < channels_; ++c) {
+      low[c] = std::numeric_limits<T>::infinity(), high[c] = -low[c];
+      for (int64_t row = 0; row < rows; ++row) {
+        const T value = from[row * channels_ + c];
+        low[c] = value < low[c] ? value : low[c];
+        high[c] = value > high[c] ? value : high[c];
+      }
+    }
+  }
+
+  // Of all blocks: the smallest, then the largest.
+  std::vector<T> of_all() const {
+    std::vector<T> ends(ends_.get(), ends_.get() + 2 * channels_);
+    for (int64_t block = 1; block < blocks_; ++block)
+      for (int64_t c = 0; c < channels_; ++c) {
+        const T low = ends_[2 * block * channels_ + c], high = ends_[(2 * block + 1) * channels_ + c];
+        ends[c] = low < ends[c] ? low : ends[c];
+        ends[channels_ + c] = high > ends[channels_ + c] ? high : ends[channels_ + c];
+      }
+    return ends;
+  }
+
+ private:
+  const T* x_;
+  int64_t channels_, blocks_;
+  std::unique_ptr<T[]> ends_;
+};
+
+}  // namespace
+
+EXACTQAT_KERNEL(batch_norm_statistics) {
+  FlushDenormals flush;
+  const Layout layout = rows_of(call, 0);
+  const T* x = call.operands[0].as<T>();
+  const Doubles scale = doubles<T>(call.operands[1]), offset = doubles<T>(call.operands[2]);
+  Doubles mean(layout.channels), variance(layout.channels);
+  Extremes<T> extremes(layout, x);
+  statistics(layout, x, mean, variance, [&](int64_t begin, int64_t rows) { extremes(begin, rows); });
+  const Running running =
+      updated<T>(layout, call.numbers, doubles<T>(call.operands[3]), doubles<T>(call.operands[4]), mean, variance);
+  const Doubles slope = slope_of(scale, variance, T(call.numbers.real("epsilon")));
+  // Every step of a normalization is monotonic, and so are the roundings: its ends are those of x.
+  const std::vector<T> ends = extremes.of_all();
+  const int64_t activation = call.numbers.integer("activation");
+  T low = std::numeric_limits<T>::infinity(), high = -low;
+  for (int64_t c = 0; c < layout.channels; ++c)
+    for (const T end : {ends[c], ends[layout.channels + c]}) {
+      const T y = activated(T((double(end) - mean[c]) * slope[c] + offset[c]), activation);
+      low = y < low || std::isnan(y) ? y : low;
+      high = y > high || std::isnan(y) ? y : high;
+    }
+  store<T>(call.results[0], running.mean);
+  store<T>(call.results[1], running.variance);
+  store<double>(call.results[2], mean);
+  store<double>(call.results[3], variance);
+  *call.results[4].as<T>() = low;
+  *call.results[5].as<T>() = high;
+}
+
+namespace {
+
+constexpr int64_t kGroup = 16;  // elements of one 32-bit word of a mask
+
+// Normalizes, activates and quantizes; a mask is written if one is given.
+template <class T>
+void quantize_normalized(const Call& call, uint8_t* mask) {
+  const Layout layout = rows_of(call, 0);
+  const T *x = call.operands[0].as<T>(), min = *call.operands[5].as<T>(), max = *call.operands[6].as<T>();
+  T* outputs = call.results[0].as<T>();
+  if (min > max) throw std::invalid_argument("min must not be greater than max");
+  const Nudged<T> n = nudge(min, max, call.numbers);
+  const Doubles mean = doubles<double>(call.operands[3]), variance = doubles<double>(call.operands[4]);
+  const Doubles slope = slope_of(doubles<T>(call.operands[1]), variance, T(call.numbers.real("epsilon")));
+  const int64_t activation = call.numbers.integer("activation"), size = layout.size();
+  const T floor_of_y = activation == kNone ? -std::numeric_limits<T>::infinity() : T(0);
+  const T ceiling_of_y = activation == kRelu6 ? T(6) : std::numeric_limits<T>::infinity();
+  // Parameters of several rows, so that runs are long.
+  const int64_t together = std::max<int64_t>(1, 256 / std::max<int64_t>(layout.channels, 1));
+  const auto wide = [&](const Doubles& parameters) { return repeated(parameters.data(), layout.channels, together); };
+  const Doubles m = wide(mean), s = wide(slope), o = wide(doubles<T>(call.operands[2]));
+  constexpr int64_t kPiece = 1024;
+  const int64_t width = together * layout.channels;
+  for_each_piece(size, [&](int64_t begin, int64_t end) {
+    T normalized[kPiece];
+    int64_t p = begin % layout.channels;
+    for (int64_t piece = begin; piece < end; piece += kPiece) {
+      const int64_t count = std::min(kPiece, end - piece);
+      for (int64_t i = 0; i < count;) {
+        const int64_t run = std::min(count - i, width - p);
+        const T* from = x + piece + i;
+        const double *mp = m.data() + p, *sp = s.data() + p, *op = o.data() + p;
+        for (int64_t k = 0; k < run; ++k) normalized[i + k] = T((double(from[k]) - mp[k]) * sp[k] + op[k]);
+        i += run;
+        p = p + run == width ? 0 : p + run;
+      }
+      T* out = outputs + piece;
+      for (int64_t k = 0; k < count; ++k) {
+        const T y = normalized[k], above = y < floor_of_y ? floor_of_y : y, a = ceiling_of_y < above ? ceiling_of_y : above;
+        const T steps = (clamp(a, n.nudged_min, n.nudged_max) - n.nudged_min) / n.nudged_scale;
+        const T value = std::floor((steps - n.quant_zero) + T(0.5)) * n.nudged_scale;
+        out[k] = n.no_range ? T(0) : value;
+      }
+      if (!mask) continue;
+      const auto state = [&](T y) __attribute__((always_inline)) {
+        const T above = y < floor_of_y ? floor_of_y : y, a = ceiling_of_y < above ? ceiling_of_y : above;
+        const bool passes = activation == kNone || (!(y <= floor_of_y) & !(y >= ceiling_of_y));
+        const bool inside = (a >= n.nudged_min) & (a <= n.nudged_max);
+        const uint32_t outside = a < n.nudged_min ? 2 : a > n.nudged_max ? 3 : 0;
+        return n.no_range ? uint32_t(passes) : inside ? uint32_t(passes) : outside;
+      };
+      const auto word_of = [&](int64_t k, int64_t elements) __attribute__((always_inline)) {
+        uint32_t word = 0;
+        for (int64_t j = 0; j < elements; ++j) word |= state(normalized[k + j]) << (2 * j);
+        return word;
+      };
+      int64_t k = 0;
+      for (; k + kGroup <= count; k += kGroup) {
+        const uint32_t word = word_of(k, kGroup);
+        std::memcpy(mask + (piece + k) / 4, &word, sizeof word);
+      }
+      if (k < count) {
+        const uint32_t word = word_of(k, count - k);
+        std::memcpy(mask + (piece + k) / 4, &word, (count - k + 3) / 4);
+      }
+    }
   });
-  store<T>(call.results[1], scale_backprop);
-  store<T>(call.results[2], totals[0]);
+}
+
+}  // namespace
+
+EXACTQAT_KERNEL(quantized_batch_norm) {
+  FlushDenormals flush;
+  quantize_normalized<T>(call, nullptr);
+}
+
+EXACTQAT_KERNEL(quantized_batch_norm_training) {
+  FlushDenormals flush;
+  quantize_normalized<T>(call, call.results[1].as<uint8_t>());
+}
+
+EXACTQAT_KERNEL(quantized_batch_norm_states) {
+  FlushDenormals flush;
+  const uint8_t* mask = call.operands[0].as<uint8_t>();
+  T* states = call.results[0].as<T>();
+  for_each_piece(call.results[0].size(), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) states[i] = T(mask[i / 4] >> 2 * (i % 4) & 3);
+  });
+}
+
+EXACTQAT_KERNEL(quantized_batch_norm_gradient) {
+  FlushDenormals flush;
+  const Layout layout = rows_of(call, 1);
+  const T *gradients = call.operands[0].as<T>(), *x = call.operands[1].as<T>();
+  const uint8_t* mask = call.operands[5].as<uint8_t>();
+  T* x_backprop = call.results[0].as<T>();
+  const bool range_gradients = call.numbers.integer("range_gradients");
+  const int64_t size = layout.size(), flat_blocks = (size + kBlock - 1) / kBlock;
+  for (int r : {3, 4}) *call.results[r].as<T>() = T(0);
+  if (size == 0) {
+    for (int r : {1, 2}) std::fill_n(call.results[r].as<T>(), layout.channels, T(0));
+    return;
+  }
+  // The gradients of the range are sums over the tensor as rows of one channel.
+  Doubles below_and_above(range_gradients ? 2 * flat_blocks : 0);
+  const auto sum_outside = [&](int64_t begin, int64_t count) {
+    double lanes[2][kLanes] = {};
+    for (int64_t k = 0; k < count; ++k) {
+      const int state = mask[(begin + k) / 4] >> 2 * (k % 4) & 3;
+      if (state >= 2) lanes[state - 2][k % kLanes] += double(gradients[begin + k]);
+    }
+    for (int side = 0; side < 2; ++side) {
+      fold_lanes(lanes[side], 1);
+      below_and_above[2 * (begin / kBlock) + side] = lanes[side][0];
+    }
+  };
+  // What passes is written where the result will stand.
+  const auto pass = [&](int64_t begin, int64_t rows) {
+    const int64_t end = begin + rows * layout.channels;
+    for (int64_t i = begin; i < end; i += kBlock) {
+      uint32_t any = 0;
+      int64_t k = i;
+      for (; k + kGroup <= std::min(end, i + kBlock); k += kGroup) {
+        uint32_t word;
+        std::memcpy(&word, mask + k / 4, sizeof word);
+        any |= word;
+        T passed[kGroup];
+        for (int64_t j = 0; j < kGroup; ++j) passed[j] = (word >> (2 * j) & 3) == 1 ? gradients[k + j] : T(0);
+        std::memcpy(x_backprop + k, passed, sizeof passed);
+      }
+      for (; k < std::min(end, i + kBlock); ++k) {
+        const uint32_t state = mask[k / 4] >> 2 * (k % 4) & 3;
+        any |= state;
+        x_backprop[k] = state == 1 ? gradients[k] : T(0);
+      }
+      if (range_gradients && (any & 0xaaaaaaaa)) sum_outside(i, std::min(kBlock, end - i));
+    }
+  };
+  const double epsilon = T(call.numbers.real("epsilon"));
+  // The gradient takes the statistics as the operators hand them on, rounded to the dtype of x.
+  const auto rounded = [](const Array& statistics) {
+    Doubles values = doubles<double>(statistics);
+    for (double& v : values) v = double(T(v));
+    return values;
+  };
+  gradient<T>(layout, x_backprop, x, doubles<T>(call.operands[2]), rounded(call.operands[3]),
+           rounded(call.operands[4]), epsilon, true, x_backprop, call.results[1], call.results[2], pass);
+  if (range_gradients) {
+    tree_fold(below_and_above.data(), flat_blocks, 2);
+    for (int side = 0; side < 2; ++side) *call.results[3 + side].as<T>() = T(below_and_above[side]);
+  }
 }
 
 }  // namespace exactqat
