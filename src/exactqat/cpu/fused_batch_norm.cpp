@@ -276,7 +276,7 @@ Layout rows_of(const Call& call, int x) {
   return {channels ? array.size() / channels : 0, channels, 1};
 }
 
-// NONE, RELU or RELU6 as in reference/fused_batch_norm.py; NaN stays.
+// As in reference/fused_batch_norm.py.
 enum Activation : int64_t { kNone, kRelu, kRelu6 };
 
 template <class T>
@@ -287,35 +287,38 @@ T activated(T y, int64_t activation) {
 
 // The smallest and the largest element of each channel, block by block; NaN is passed over.
 template <class T>
-class Extremes {
- public:
+struct Extremes {
+  const T* x;
+  int64_t channels, blocks;
+  std::unique_ptr<T[]> block_ends;
+
   Extremes(const Layout& layout, const T* x)
-      : x_(x),
-        channels_(layout.channels),
-        blocks_((layout.rows() + kBlock - 1) / kBlock),
-        ends_(std::make_unique_for_overwrite<T[]>(2 * blocks_ * channels_)) {}
+      : x(x),
+        channels(layout.channels),
+        blocks((layout.rows() + kBlock - 1) / kBlock),
+        block_ends(std::make_unique_for_overwrite<T[]>(2 * blocks * channels)) {}
 
   void operator()(int64_t offset, int64_t rows) {
     typedef T V __attribute__((vector_size(64)));
     constexpr int64_t kWidth = 64 / sizeof(T);
-    T *low = ends_.get() + 2 * offset / kBlock, *high = low + channels_;
-    const T* from = x_ + offset;
+    T *low = block_ends.get() + 2 * offset / kBlock, *high = low + channels;
+    const T* from = x + offset;
     int64_t c = 0;
-    for (; c + kWidth <= channels_; c += kWidth) {
+    for (; c + kWidth <= channels; c += kWidth) {
       V lowest = V{} + std::numeric_limits<T>::infinity(), highest = -lowest;
       for (int64_t row = 0; row < rows; ++row) {
         V values;
-        std::memcpy(&values, from + row * channels_ + c, sizeof values);
+        std::memcpy(&values, from + row * channels + c, sizeof values);
         lowest = values < lowest ? values : lowest;
         highest = values > highest ? values : highest;
       }
       std::memcpy(low + c, &lowest, sizeof lowest);
       std::memcpy(high + c, &highest, sizeof highest);
     }
-    for (; c < channels_; ++c) {
+    for (; c < channels; ++c) {
       low[c] = std::numeric_limits<T>::infinity(), high[c] = -low[c];
       for (int64_t row = 0; row < rows; ++row) {
-        const T value = from[row * channels_ + c];
+        const T value = from[row * channels + c];
         low[c] = value < low[c] ? value : low[c];
         high[c] = value > high[c] ? value : high[c];
       }
@@ -324,20 +327,15 @@ class Extremes {
 
   // Of all blocks: the smallest, then the largest.
   std::vector<T> of_all() const {
-    std::vector<T> ends(ends_.get(), ends_.get() + 2 * channels_);
-    for (int64_t block = 1; block < blocks_; ++block)
-      for (int64_t c = 0; c < channels_; ++c) {
-        const T low = ends_[2 * block * channels_ + c], high = ends_[(2 * block + 1) * channels_ + c];
+    std::vector<T> ends(block_ends.get(), block_ends.get() + 2 * channels);
+    for (int64_t block = 1; block < blocks; ++block)
+      for (int64_t c = 0; c < channels; ++c) {
+        const T low = block_ends[2 * block * channels + c], high = block_ends[(2 * block + 1) * channels + c];
         ends[c] = low < ends[c] ? low : ends[c];
-        ends[channels_ + c] = high > ends[channels_ + c] ? high : ends[channels_ + c];
+        ends[channels + c] = high > ends[channels + c] ? high : ends[channels + c];
       }
     return ends;
   }
-
- private:
-  const T* x_;
-  int64_t channels_, blocks_;
-  std::unique_ptr<T[]> ends_;
 };
 
 }  // namespace
@@ -373,7 +371,86 @@ EXACTQAT_KERNEL(batch_norm_statistics) {
 
 namespace {
 
-constexpr int64_t kGroup = 16;  // elements of one 32-bit word of a mask
+// 64 bytes of elements, and integers as wide: -1 where something holds, else 0.
+template <class T>
+struct Group {
+  using Integer = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+  typedef T Reals __attribute__((vector_size(64)));
+  typedef Integer Integers __attribute__((vector_size(64)));
+  static constexpr int64_t kWidth = 64 / sizeof(T);
+};
+
+// Bit k tells whether element k is -1.
+template <class Integers>
+uint32_t bits_of(const Integers& holds) {
+#if defined(__AVX512DQ__)
+  if constexpr (sizeof(holds[0]) == 4) return _mm512_movepi32_mask(__m512i(holds));
+  else return _mm512_movepi64_mask(__m512i(holds));
+#elif defined(__AVX2__)
+  if constexpr (sizeof(holds[0]) == 4) {
+    __m256 halves[2];
+    std::memcpy(halves, &holds, sizeof halves);
+    return uint32_t(_mm256_movemask_ps(halves[0])) | uint32_t(_mm256_movemask_ps(halves[1])) << 8;
+  }
+#endif
+  uint32_t bits = 0;
+  for (size_t k = 0; k < sizeof holds / sizeof holds[0]; ++k) bits |= uint32_t(holds[k] != 0) << k;
+  return bits;
+}
+
+// Two bits for each element: from 16 lower and 16 higher ones.
+uint32_t interleaved(uint32_t lower, uint32_t higher) {
+  uint64_t bits = lower | uint64_t(higher) << 32;
+  bits = (bits | bits << 8) & 0x00ff00ff00ff00ff;
+  bits = (bits | bits << 4) & 0x0f0f0f0f0f0f0f0f;
+  bits = (bits | bits << 2) & 0x3333333333333333;
+  bits = (bits | bits << 1) & 0x5555555555555555;
+  return uint32_t(bits) | uint32_t(bits >> 31);
+}
+
+// What a quantized normalization does to a normalized element.
+template <class T>
+struct Quantization {
+  Nudged<T> n;
+  T lowest, highest;  // of the activation
+  bool stops_low, stops_high;
+
+  Quantization(const Call& call, T min, T max)
+      : n(nudge(min, max, call.numbers)),
+        lowest(-std::numeric_limits<T>::infinity()),
+        highest(std::numeric_limits<T>::infinity()),
+        stops_low(call.numbers.integer("activation") != kNone),
+        stops_high(call.numbers.integer("activation") == kRelu6) {
+    if (stops_low) lowest = T(0);
+    if (stops_high) highest = T(6);
+  }
+
+  void values(const T* y, T* outputs, int64_t count) const {
+    if (n.no_range) {
+      std::fill_n(outputs, count, T(0));
+      return;
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      const T above = y[k] < lowest ? lowest : y[k], activated = highest < above ? highest : above;
+      const T steps = (clamp(activated, n.nudged_min, n.nudged_max) - n.nudged_min) / n.nudged_scale;
+      outputs[k] = std::floor((steps - n.quant_zero) + T(0.5)) * n.nudged_scale;
+    }
+  }
+
+  // The states of a group of elements, two bits each.
+  uint32_t states(const T* y) const {
+    using Reals = typename Group<T>::Reals;
+    using Integers = typename Group<T>::Integers;
+    Reals x;
+    std::memcpy(&x, y, sizeof x);
+    const Reals above = x < lowest ? Reals{} + lowest : x, activated = above > highest ? Reals{} + highest : above;
+    const Integers stops = ((x <= lowest) & -stops_low) | ((x >= highest) & -stops_high);
+    if (n.no_range) return interleaved(bits_of(Integers(~stops)), 0);
+    const Integers over = activated > n.nudged_max, under = activated < n.nudged_min;
+    const Integers inside = (activated >= n.nudged_min) & (activated <= n.nudged_max);
+    return interleaved(bits_of(Integers((inside & ~stops) | over)), bits_of(Integers(under | over)));
+  }
+};
 
 // Normalizes, activates and quantizes; a mask is written if one is given.
 template <class T>
@@ -382,20 +459,17 @@ void quantize_normalized(const Call& call, uint8_t* mask) {
   const T *x = call.operands[0].as<T>(), min = *call.operands[5].as<T>(), max = *call.operands[6].as<T>();
   T* outputs = call.results[0].as<T>();
   if (min > max) throw std::invalid_argument("min must not be greater than max");
-  const Nudged<T> n = nudge(min, max, call.numbers);
+  const Quantization<T> quantization(call, min, max);
   const Doubles mean = doubles<double>(call.operands[3]), variance = doubles<double>(call.operands[4]);
   const Doubles slope = slope_of(doubles<T>(call.operands[1]), variance, T(call.numbers.real("epsilon")));
-  const int64_t activation = call.numbers.integer("activation"), size = layout.size();
-  const T floor_of_y = activation == kNone ? -std::numeric_limits<T>::infinity() : T(0);
-  const T ceiling_of_y = activation == kRelu6 ? T(6) : std::numeric_limits<T>::infinity();
   // Parameters of several rows, so that runs are long.
   const int64_t together = std::max<int64_t>(1, 256 / std::max<int64_t>(layout.channels, 1));
   const auto wide = [&](const Doubles& parameters) { return repeated(parameters.data(), layout.channels, together); };
   const Doubles m = wide(mean), s = wide(slope), o = wide(doubles<T>(call.operands[2]));
-  constexpr int64_t kPiece = 1024;
+  constexpr int64_t kPiece = 1024, kWidth = Group<T>::kWidth;
   const int64_t width = together * layout.channels;
-  for_each_piece(size, [&](int64_t begin, int64_t end) {
-    T normalized[kPiece];
+  for_each_piece(layout.size(), [&](int64_t begin, int64_t end) {
+    T y[kPiece];
     int64_t p = begin % layout.channels;
     for (int64_t piece = begin; piece < end; piece += kPiece) {
       const int64_t count = std::min(kPiece, end - piece);
@@ -403,41 +477,49 @@ void quantize_normalized(const Call& call, uint8_t* mask) {
         const int64_t run = std::min(count - i, width - p);
         const T* from = x + piece + i;
         const double *mp = m.data() + p, *sp = s.data() + p, *op = o.data() + p;
-        for (int64_t k = 0; k < run; ++k) normalized[i + k] = T((double(from[k]) - mp[k]) * sp[k] + op[k]);
+        for (int64_t k = 0; k < run; ++k) y[i + k] = T((double(from[k]) - mp[k]) * sp[k] + op[k]);
         i += run;
         p = p + run == width ? 0 : p + run;
       }
-      T* out = outputs + piece;
-      for (int64_t k = 0; k < count; ++k) {
-        const T y = normalized[k], above = y < floor_of_y ? floor_of_y : y, a = ceiling_of_y < above ? ceiling_of_y : above;
-        const T steps = (clamp(a, n.nudged_min, n.nudged_max) - n.nudged_min) / n.nudged_scale;
-        const T value = std::floor((steps - n.quant_zero) + T(0.5)) * n.nudged_scale;
-        out[k] = n.no_range ? T(0) : value;
-      }
+      quantization.values(y, outputs + piece, count);
       if (!mask) continue;
-      const auto state = [&](T y) __attribute__((always_inline)) {
-        const T above = y < floor_of_y ? floor_of_y : y, a = ceiling_of_y < above ? ceiling_of_y : above;
-        const bool passes = activation == kNone || (!(y <= floor_of_y) & !(y >= ceiling_of_y));
-        const bool inside = (a >= n.nudged_min) & (a <= n.nudged_max);
-        const uint32_t outside = a < n.nudged_min ? 2 : a > n.nudged_max ? 3 : 0;
-        return n.no_range ? uint32_t(passes) : inside ? uint32_t(passes) : outside;
-      };
-      const auto word_of = [&](int64_t k, int64_t elements) __attribute__((always_inline)) {
-        uint32_t word = 0;
-        for (int64_t j = 0; j < elements; ++j) word |= state(normalized[k + j]) << (2 * j);
-        return word;
-      };
-      int64_t k = 0;
-      for (; k + kGroup <= count; k += kGroup) {
-        const uint32_t word = word_of(k, kGroup);
-        std::memcpy(mask + (piece + k) / 4, &word, sizeof word);
-      }
-      if (k < count) {
-        const uint32_t word = word_of(k, count - k);
-        std::memcpy(mask + (piece + k) / 4, &word, (count - k + 3) / 4);
+      std::fill(y + count, y + (count + kWidth - 1) / kWidth * kWidth, T(0));
+      for (int64_t k = 0; k < count; k += kWidth) {
+        uint32_t states = quantization.states(y + k);
+        const int64_t elements = std::min(kWidth, count - k);
+        if (elements < kWidth) states &= (uint32_t{1} << 2 * elements) - 1;
+        std::memcpy(mask + (piece + k) / 4, &states, elements == kWidth ? kWidth / 4 : (elements + 3) / 4);
       }
     }
   });
+}
+
+// Copies the gradients of up to 64 elements that pass, zeros for the others. Returns whether some go to an end of the range.
+template <class T>
+bool pass_gradients(const T* gradients, const uint8_t* mask, T* passed, int64_t count) {
+  using Reals = typename Group<T>::Reals;
+  using Integers = typename Group<T>::Integers;
+  constexpr int64_t kWidth = Group<T>::kWidth;
+  Integers lower{}, higher{};
+  for (int64_t k = 0; k < kWidth; ++k) lower[k] = 1ll << 2 * k, higher[k] = 2ll << 2 * k;
+  uint32_t any = 0;
+  int64_t k = 0;
+  for (; k + kWidth <= count; k += kWidth) {
+    uint32_t states = 0;
+    std::memcpy(&states, mask + k / 4, kWidth / 4);
+    any |= states;
+    const Integers all = Integers{} + typename Group<T>::Integer(states);
+    Reals values;
+    std::memcpy(&values, gradients + k, sizeof values);
+    const Reals kept = ((all & lower) != 0) & ((all & higher) == 0) ? values : Reals{};
+    std::memcpy(passed + k, &kept, sizeof kept);
+  }
+  for (; k < count; ++k) {
+    const uint32_t state = mask[k / 4] >> 2 * (k % 4) & 3;
+    any |= state << 30;
+    passed[k] = state == 1 ? gradients[k] : T(0);
+  }
+  return any & 0xaaaaaaaa;
 }
 
 }  // namespace
@@ -491,22 +573,9 @@ EXACTQAT_KERNEL(quantized_batch_norm_gradient) {
   const auto pass = [&](int64_t begin, int64_t rows) {
     const int64_t end = begin + rows * layout.channels;
     for (int64_t i = begin; i < end; i += kBlock) {
-      uint32_t any = 0;
-      int64_t k = i;
-      for (; k + kGroup <= std::min(end, i + kBlock); k += kGroup) {
-        uint32_t word;
-        std::memcpy(&word, mask + k / 4, sizeof word);
-        any |= word;
-        T passed[kGroup];
-        for (int64_t j = 0; j < kGroup; ++j) passed[j] = (word >> (2 * j) & 3) == 1 ? gradients[k + j] : T(0);
-        std::memcpy(x_backprop + k, passed, sizeof passed);
-      }
-      for (; k < std::min(end, i + kBlock); ++k) {
-        const uint32_t state = mask[k / 4] >> 2 * (k % 4) & 3;
-        any |= state;
-        x_backprop[k] = state == 1 ? gradients[k] : T(0);
-      }
-      if (range_gradients && (any & 0xaaaaaaaa)) sum_outside(i, std::min(kBlock, end - i));
+      const int64_t count = std::min(kBlock, end - i);
+      const bool outside = pass_gradients(gradients + i, mask + i / 4, x_backprop + i, count);
+      if (range_gradients && outside) sum_outside(i, count);
     }
   };
   const double epsilon = T(call.numbers.real("epsilon"));
