@@ -45,12 +45,17 @@ def in_halves(case: Case, dtype: np.dtype) -> Case:
     return replace(case, name=f"{case.name} in {dtype}", operands=operands, expected={})
 
 
+def _filled(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Memory for a result, with something in it that no kernel writes."""
+    return np.full(shape, 0xA5 if np.dtype(dtype) == np.uint8 else np.nan, dtype)
+
+
 def _on_instruction_set(name: str) -> Callable[[Operator, list[np.ndarray], dict[str, Any]], list[np.ndarray]]:
     def run(op: Operator, operands: list[np.ndarray], attributes: dict[str, Any]) -> list[np.ndarray]:
         specs = tuple(TensorSpec(a.shape, a.dtype.name) for a in operands)
         lowered = op.lower(specs, tuple(attributes.items()))
         dtypes = {a.dtype.name: a.dtype for a in operands}
-        results = [np.full(spec.shape, np.nan, dtypes.get(spec.dtype, spec.dtype)) for spec in lowered.results]
+        results = [_filled(spec.shape, dtypes.get(spec.dtype, spec.dtype)) for spec in lowered.results]
         memory = [a.view(np.uint16) if a.itemsize == 2 else a for a in (*operands, *results)]
         cpu.plan(cpu.load(name), specs, lowered)(*memory)
         return results

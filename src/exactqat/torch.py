@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from exactqat.cpu import LARGE, block, planned, shortcut
+from exactqat.cpu import LARGE, block, kernels, planned, shortcut
 from exactqat.spec import OPERATORS
 from exactqat.spec.op import ITEM_SIZES, Memory, Operator, TensorSpec, check_out
 
@@ -32,6 +32,9 @@ _UNUSUAL = (
     torch._C._get_tracing_state,
     torch.autograd._profiler_enabled,
 )
+
+# Threads of our own would take turns with PyTorch's, which go on spinning after each of its operators.
+kernels.share_threads("libtorch_cpu.so")
 
 
 def _spec(tensor: torch.Tensor) -> TensorSpec:

@@ -87,7 +87,10 @@ def get_num_threads() -> int:
 
 
 def set_num_threads(count: int) -> None:
-    """Let kernels use `count` threads (at least 1). Results do not depend on it."""
+    """Let kernels use `count` threads (at least 1). Results do not depend on it.
+
+    Beside PyTorch kernels run on its OpenMP threads, so there `torch.set_num_threads` is a limit as well.
+    """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"count must be an integer of at least 1, got {count!r}")
     kernels.set_thread_count(count)

@@ -430,6 +430,7 @@ NB_MODULE(EXACTQAT_MODULE, module) {
   module.def("kernels", &kernel_names);
   module.def("thread_count", &thread_count);
   module.def("set_thread_count", &set_thread_count);
+  module.def("share_threads", &share_threads, nb::arg("library"));
   nb::class_<Block>(module, "Block", nb::type_slots(block_slots))
       .def("__init__", [](Block* self, size_t bytes) { new (self) Block(bytes); });
 #if defined(EXACTQAT_XLA)

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // FusedBatchNorm* and its gradient: the same arithmetic as reference/fused_batch_norm.py, float64 inside, rounded once.
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <memory>
+#include <stdexcept>
 
+#include "arithmetic.h"
 #include "call.h"
+#include "nudge.h"
 #include "reduce.h"
 
 namespace exactqat {
@@ -28,13 +33,19 @@ Doubles doubles(const Array& vector) {
   return values;
 }
 
+struct Nothing {
+  void operator()(int64_t, int64_t) const {}
+};
+
 // Two sums over the rows of each channel. term(parameter, a, b, first, second) is what the elements a[i] and b[i] add, for
 // numbers and, in the same words, for vectors of channels; parameters are indexed by channel, widened if there are few
 // channels, which are last. The order is that of the rows (n, position), whatever the layout.
-template <class T, class Term>
-std::array<Doubles, 2> channel_sums(const Layout& layout, const T* a, const T* b, Term&& term) {
+// before and also: see sums_of_rows; they are called if the channels are last.
+template <class T, class Term, class Before = Nothing, class Also = Nothing>
+std::array<Doubles, 2> channel_sums(const Layout& layout, const T* a, const T* b, Term&& term, Before&& before = {},
+                                    Also&& also = {}) {
   if (layout.size() == 0) return {Doubles(layout.channels), Doubles(layout.channels)};
-  if (layout.inner == 1) return sums_of_rows(layout.outer, layout.channels, a, b, term, [](int64_t, int64_t) {});
+  if (layout.inner == 1) return sums_of_rows(layout.outer, layout.channels, a, b, term, before, also);
   std::array<Doubles, 2> totals{Doubles(layout.channels), Doubles(layout.channels)};
   const int64_t rows = layout.rows(), blocks = (rows + kBlock - 1) / kBlock;
   parallel_for(layout.channels, layout.size(), [&](int64_t channel) {
@@ -108,8 +119,8 @@ void store(const Array& result, const Doubles& values) {
 }
 
 // Mean and biased variance of each channel, in one pass over values shifted by the channel's first one.
-template <class T>
-void statistics(const Layout& layout, const T* x, Doubles& mean, Doubles& variance) {
+template <class T, class Also = Nothing>
+void statistics(const Layout& layout, const T* x, Doubles& mean, Doubles& variance, Also&& also = {}) {
   Doubles first(layout.channels);
   for (int64_t c = 0; c < layout.channels; ++c) {
     const double value = double(x[c * layout.inner]);
@@ -120,13 +131,76 @@ void statistics(const Layout& layout, const T* x, Doubles& mean, Doubles& varian
                                                      __attribute__((always_inline)) {
     sum = value - parameter_at<decltype(value)>(first_of, p);
     squares = sum * sum;
-  });
+  }, Nothing{}, also);
   const double count = double(layout.rows());
   for (int64_t c = 0; c < layout.channels; ++c) {
     mean[c] = first[c] + totals[0][c] / count;
     const double v = (totals[1][c] - totals[0][c] * totals[0][c] / count) / count;
     variance[c] = v < 0.0 ? 0.0 : v;
   }
+}
+
+// The running statistics after a batch; `mean` and `variance` are those before it.
+struct Running {
+  Doubles mean, variance;
+};
+
+template <class T>
+Running updated(const Layout& layout, const Numbers& numbers, const Doubles& mean, const Doubles& variance,
+                const Doubles& batch_mean, const Doubles& batch_variance) {
+  const double factor = T(numbers.real("exponential_avg_factor"));
+  const double count = double(layout.rows()), bessel = count / std::max(count - 1.0, 1.0);
+  const bool keep_old = numbers.real("exponential_avg_factor") != 1.0;
+  Running running{batch_mean, batch_variance};
+  for (int64_t c = 0; c < layout.channels; ++c) {
+    running.variance[c] = batch_variance[c] * bessel;
+    if (keep_old) {
+      running.mean[c] = (1.0 - factor) * mean[c] + factor * batch_mean[c];
+      running.variance[c] = (1.0 - factor) * variance[c] + factor * running.variance[c];
+    }
+  }
+  return running;
+}
+
+Doubles slope_of(const Doubles& scale, const Doubles& variance, double epsilon) {
+  Doubles slope(scale.size());
+  for (size_t c = 0; c < scale.size(); ++c) slope[c] = 1.0 / std::sqrt(variance[c] + epsilon) * scale[c];
+  return slope;
+}
+
+// The gradient of a normalization: `before` makes the gradients of a block of rows (see sums_of_rows).
+template <class T, class Before = Nothing>
+void gradient(const Layout& layout, const T* gradients, const T* x, const Doubles& scale, const Doubles& mean,
+              const Doubles& variance, double epsilon, bool training, T* x_backprop, const Array& scale_backprop,
+              const Array& offset_backprop, Before&& before = {}) {
+  const double rows = double(layout.rows());
+  const Doubles mean_for_sums = for_sums(layout, mean);
+  const auto totals = channel_sums(layout, gradients, x, [means = mean_for_sums.data()](int64_t p, auto g, auto value, auto& sum, auto& product)
+                                                             __attribute__((always_inline)) {
+    sum = g;
+    product = g * (value - parameter_at<decltype(value)>(means, p));
+  }, before);
+  Doubles factor(layout.channels), gradient_mean(layout.channels), slope(layout.channels), product(layout.channels);
+  for (int64_t c = 0; c < layout.channels; ++c) {
+    const double inverse = 1.0 / std::sqrt(variance[c] + epsilon);
+    factor[c] = scale[c] * inverse;
+    gradient_mean[c] = totals[0][c] / rows;
+    slope[c] = (inverse * inverse) * (totals[1][c] / rows);
+    product[c] = totals[1][c] * inverse;
+  }
+  const Doubles f = for_runs(layout, factor), g = for_runs(layout, gradient_mean), s = for_runs(layout, slope);
+  const Doubles m = for_runs(layout, mean);
+  for_each_channel_run(layout, [&](int64_t begin, int64_t p, auto step, int64_t count) {
+    if (training)
+      for (int64_t k = 0; k < count; ++k) {
+        const int64_t q = p + step * k;
+        x_backprop[begin + k] = T(f[q] * ((double(gradients[begin + k]) - g[q]) - (double(x[begin + k]) - m[q]) * s[q]));
+      }
+    else
+      for (int64_t k = 0; k < count; ++k) x_backprop[begin + k] = T(double(gradients[begin + k]) * f[p + step * k]);
+  });
+  store<T>(scale_backprop, product);
+  store<T>(offset_backprop, totals[0]);
 }
 
 }  // namespace
@@ -144,37 +218,23 @@ EXACTQAT_KERNEL(fused_batch_norm) {
   }
   const Doubles scale = doubles<T>(call.operands[1]), offset = doubles<T>(call.operands[2]);
   Doubles mean = doubles<T>(call.operands[3]), variance = doubles<T>(call.operands[4]);
-  const double epsilon = T(call.numbers.real("epsilon")), factor = T(call.numbers.real("exponential_avg_factor"));
-  Doubles running_mean, running_variance;
+  const double epsilon = T(call.numbers.real("epsilon"));
+  Running running{mean, variance};
   if (call.numbers.integer("is_training")) {
     Doubles batch_mean(layout.channels), batch_variance(layout.channels);
     statistics(layout, x, batch_mean, batch_variance);
-    const double count = double(layout.rows()), bessel = count / std::max(count - 1.0, 1.0);
-    running_mean = batch_mean;
-    running_variance = batch_variance;
-    const bool keep_old = call.numbers.real("exponential_avg_factor") != 1.0;
-    for (int64_t c = 0; c < layout.channels; ++c) {
-      running_variance[c] = batch_variance[c] * bessel;
-      if (keep_old) {
-        running_mean[c] = (1.0 - factor) * mean[c] + factor * batch_mean[c];
-        running_variance[c] = (1.0 - factor) * variance[c] + factor * running_variance[c];
-      }
-    }
+    running = updated<T>(layout, call.numbers, mean, variance, batch_mean, batch_variance);
     mean = batch_mean;
     variance = batch_variance;
-  } else {
-    running_mean = mean;
-    running_variance = variance;
   }
-  Doubles slope(layout.channels);
-  for (int64_t c = 0; c < layout.channels; ++c) slope[c] = 1.0 / std::sqrt(variance[c] + epsilon) * scale[c];
+  const Doubles slope = slope_of(scale, variance, epsilon);
   const Doubles m = for_runs(layout, mean), s = for_runs(layout, slope), o = for_runs(layout, offset);
   for_each_channel_run(layout, [&](int64_t begin, int64_t p, auto step, int64_t count) {
     for (int64_t k = 0; k < count; ++k)
       y[begin + k] = T((double(x[begin + k]) - m[p + step * k]) * s[p + step * k] + o[p + step * k]);
   });
-  store<T>(call.results[1], running_mean);
-  store<T>(call.results[2], running_variance);
+  store<T>(call.results[1], running.mean);
+  store<T>(call.results[2], running.variance);
   store<T>(call.results[3], mean);
   store<T>(call.results[4], variance);
 }
@@ -201,35 +261,336 @@ EXACTQAT_KERNEL(fused_batch_norm_grad) {
   }
   const Doubles scale = doubles<T>(call.operands[2]), mean = doubles<T>(call.operands[3]);
   const Doubles variance = doubles<T>(call.operands[4]);
-  const double epsilon = T(call.numbers.real("epsilon")), rows = double(layout.rows());
+  const double epsilon = T(call.numbers.real("epsilon"));
   const bool training = call.numbers.integer("is_training");
-  const Doubles mean_for_sums = for_sums(layout, mean);
-  const auto totals = channel_sums(layout, gradients, x, [means = mean_for_sums.data()](int64_t p, auto g, auto value, auto& sum, auto& product)
-                                                             __attribute__((always_inline)) {
-    sum = g;
-    product = g * (value - parameter_at<decltype(value)>(means, p));
-  });
-  Doubles factor(layout.channels), gradient_mean(layout.channels), slope(layout.channels), scale_backprop(layout.channels);
-  for (int64_t c = 0; c < layout.channels; ++c) {
-    const double inverse = 1.0 / std::sqrt(variance[c] + epsilon);
-    factor[c] = scale[c] * inverse;
-    gradient_mean[c] = totals[0][c] / rows;
-    slope[c] = (inverse * inverse) * (totals[1][c] / rows);
-    scale_backprop[c] = totals[1][c] * inverse;
-  }
-  const Doubles f = for_runs(layout, factor), g = for_runs(layout, gradient_mean), s = for_runs(layout, slope);
-  const Doubles m = for_runs(layout, mean);
-  for_each_channel_run(layout, [&](int64_t begin, int64_t p, auto step, int64_t count) {
-    if (training)
-      for (int64_t k = 0; k < count; ++k) {
-        const int64_t q = p + step * k;
-        x_backprop[begin + k] = T(f[q] * ((double(gradients[begin + k]) - g[q]) - (double(x[begin + k]) - m[q]) * s[q]));
+  gradient(layout, gradients, x, scale, mean, variance, epsilon, training, x_backprop, call.results[1], call.results[2]);
+}
+
+// Batch norm, activation and fake quantization in one, for [rows, channels].
+
+namespace {
+
+Layout rows_of(const Call& call, int x) {
+  const Array& array = call.operands[x];
+  const int64_t channels = array.shape.back();
+  return {channels ? array.size() / channels : 0, channels, 1};
+}
+
+// As in reference/fused_batch_norm.py.
+enum Activation : int64_t { kNone, kRelu, kRelu6 };
+
+template <class T>
+T activated(T y, int64_t activation) {
+  if (activation != kNone) y = y < T(0) ? T(0) : y;
+  return activation == kRelu6 && y > T(6) ? T(6) : y;
+}
+
+// The smallest and the largest element of each channel, block by block; NaN is passed over.
+template <class T>
+struct Extremes {
+  const T* x;
+  int64_t channels, blocks;
+  std::unique_ptr<T[]> block_ends;
+
+  Extremes(const Layout& layout, const T* x)
+      : x(x),
+        channels(layout.channels),
+        blocks((layout.rows() + kBlock - 1) / kBlock),
+        block_ends(std::make_unique_for_overwrite<T[]>(2 * blocks * channels)) {}
+
+  void operator()(int64_t offset, int64_t rows) {
+    typedef T V __attribute__((vector_size(64)));
+    constexpr int64_t kWidth = 64 / sizeof(T);
+    T *low = block_ends.get() + 2 * offset / kBlock, *high = low + channels;
+    const T* from = x + offset;
+    int64_t c = 0;
+    for (; c + kWidth <= channels; c += kWidth) {
+      V lowest = V{} + std::numeric_limits<T>::infinity(), highest = -lowest;
+      for (int64_t row = 0; row < rows; ++row) {
+        V values;
+        std::memcpy(&values, from + row * channels + c, sizeof values);
+        lowest = values < lowest ? values : lowest;
+        highest = values > highest ? values : highest;
       }
-    else
-      for (int64_t k = 0; k < count; ++k) x_backprop[begin + k] = T(double(gradients[begin + k]) * f[p + step * k]);
+      std::memcpy(low + c, &lowest, sizeof lowest);
+      std::memcpy(high + c, &highest, sizeof highest);
+    }
+    for (; c < channels; ++c) {
+      low[c] = std::numeric_limits<T>::infinity(), high[c] = -low[c];
+      for (int64_t row = 0; row < rows; ++row) {
+        const T value = from[row * channels + c];
+        low[c] = value < low[c] ? value : low[c];
+        high[c] = value > high[c] ? value : high[c];
+      }
+    }
+  }
+
+  // Of all blocks: the smallest, then the largest.
+  std::vector<T> of_all() const {
+    std::vector<T> ends(block_ends.get(), block_ends.get() + 2 * channels);
+    for (int64_t block = 1; block < blocks; ++block)
+      for (int64_t c = 0; c < channels; ++c) {
+        const T low = block_ends[2 * block * channels + c], high = block_ends[(2 * block + 1) * channels + c];
+        ends[c] = low < ends[c] ? low : ends[c];
+        ends[channels + c] = high > ends[channels + c] ? high : ends[channels + c];
+      }
+    return ends;
+  }
+};
+
+}  // namespace
+
+EXACTQAT_KERNEL(batch_norm_statistics) {
+  FlushDenormals flush;
+  const Layout layout = rows_of(call, 0);
+  const T* x = call.operands[0].as<T>();
+  const Doubles scale = doubles<T>(call.operands[1]), offset = doubles<T>(call.operands[2]);
+  Doubles mean(layout.channels), variance(layout.channels);
+  Extremes<T> extremes(layout, x);
+  statistics(layout, x, mean, variance, [&](int64_t begin, int64_t rows) { extremes(begin, rows); });
+  const Running running =
+      updated<T>(layout, call.numbers, doubles<T>(call.operands[3]), doubles<T>(call.operands[4]), mean, variance);
+  const Doubles slope = slope_of(scale, variance, T(call.numbers.real("epsilon")));
+  // Every step of a normalization is monotonic, and so are the roundings: its ends are those of x.
+  const std::vector<T> ends = extremes.of_all();
+  const int64_t activation = call.numbers.integer("activation");
+  T low = std::numeric_limits<T>::infinity(), high = -low;
+  for (int64_t c = 0; c < layout.channels; ++c)
+    for (const T end : {ends[c], ends[layout.channels + c]}) {
+      const T y = activated(T((double(end) - mean[c]) * slope[c] + offset[c]), activation);
+      low = y < low || std::isnan(y) ? y : low;
+      high = y > high || std::isnan(y) ? y : high;
+    }
+  store<T>(call.results[0], running.mean);
+  store<T>(call.results[1], running.variance);
+  store<double>(call.results[2], mean);
+  store<double>(call.results[3], variance);
+  *call.results[4].as<T>() = low;
+  *call.results[5].as<T>() = high;
+}
+
+namespace {
+
+// 64 bytes of elements, and integers as wide: -1 where something holds, else 0.
+template <class T>
+struct Group {
+  using Integer = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+  typedef T Reals __attribute__((vector_size(64)));
+  typedef Integer Integers __attribute__((vector_size(64)));
+  static constexpr int64_t kWidth = 64 / sizeof(T);
+};
+
+// Bit k tells whether element k is -1.
+template <class Integers>
+uint32_t bits_of(const Integers& holds) {
+#if defined(__AVX512DQ__)
+  if constexpr (sizeof(holds[0]) == 4) return _mm512_movepi32_mask(__m512i(holds));
+  else return _mm512_movepi64_mask(__m512i(holds));
+#elif defined(__AVX2__)
+  if constexpr (sizeof(holds[0]) == 4) {
+    __m256 halves[2];
+    std::memcpy(halves, &holds, sizeof halves);
+    return uint32_t(_mm256_movemask_ps(halves[0])) | uint32_t(_mm256_movemask_ps(halves[1])) << 8;
+  }
+#endif
+  uint32_t bits = 0;
+  for (size_t k = 0; k < sizeof holds / sizeof holds[0]; ++k) bits |= uint32_t(holds[k] != 0) << k;
+  return bits;
+}
+
+// Two bits for each element: from 16 lower and 16 higher ones.
+uint32_t interleaved(uint32_t lower, uint32_t higher) {
+  uint64_t bits = lower | uint64_t(higher) << 32;
+  bits = (bits | bits << 8) & 0x00ff00ff00ff00ff;
+  bits = (bits | bits << 4) & 0x0f0f0f0f0f0f0f0f;
+  bits = (bits | bits << 2) & 0x3333333333333333;
+  bits = (bits | bits << 1) & 0x5555555555555555;
+  return uint32_t(bits) | uint32_t(bits >> 31);
+}
+
+// What a quantized normalization does to a normalized element.
+template <class T>
+struct Quantization {
+  Nudged<T> n;
+  T lowest, highest;  // of the activation
+  bool stops_low, stops_high;
+
+  Quantization(const Call& call, T min, T max)
+      : n(nudge(min, max, call.numbers)),
+        lowest(-std::numeric_limits<T>::infinity()),
+        highest(std::numeric_limits<T>::infinity()),
+        stops_low(call.numbers.integer("activation") != kNone),
+        stops_high(call.numbers.integer("activation") == kRelu6) {
+    if (stops_low) lowest = T(0);
+    if (stops_high) highest = T(6);
+  }
+
+  void values(const T* y, T* outputs, int64_t count) const {
+    if (n.no_range) {
+      std::fill_n(outputs, count, T(0));
+      return;
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      const T above = y[k] < lowest ? lowest : y[k], activated = highest < above ? highest : above;
+      const T steps = (clamp(activated, n.nudged_min, n.nudged_max) - n.nudged_min) / n.nudged_scale;
+      outputs[k] = std::floor((steps - n.quant_zero) + T(0.5)) * n.nudged_scale;
+    }
+  }
+
+  // The states of a group of elements, two bits each.
+  uint32_t states(const T* y) const {
+    using Reals = typename Group<T>::Reals;
+    using Integers = typename Group<T>::Integers;
+    Reals x;
+    std::memcpy(&x, y, sizeof x);
+    const Reals above = x < lowest ? Reals{} + lowest : x, activated = above > highest ? Reals{} + highest : above;
+    const Integers stops = ((x <= lowest) & -stops_low) | ((x >= highest) & -stops_high);
+    if (n.no_range) return interleaved(bits_of(Integers(~stops)), 0);
+    const Integers over = activated > n.nudged_max, under = activated < n.nudged_min;
+    const Integers inside = (activated >= n.nudged_min) & (activated <= n.nudged_max);
+    return interleaved(bits_of(Integers((inside & ~stops) | over)), bits_of(Integers(under | over)));
+  }
+};
+
+// Normalizes, activates and quantizes; a mask is written if one is given.
+template <class T>
+void quantize_normalized(const Call& call, uint8_t* mask) {
+  const Layout layout = rows_of(call, 0);
+  const T *x = call.operands[0].as<T>(), min = *call.operands[5].as<T>(), max = *call.operands[6].as<T>();
+  T* outputs = call.results[0].as<T>();
+  if (min > max) throw std::invalid_argument("min must not be greater than max");
+  const Quantization<T> quantization(call, min, max);
+  const Doubles mean = doubles<double>(call.operands[3]), variance = doubles<double>(call.operands[4]);
+  const Doubles slope = slope_of(doubles<T>(call.operands[1]), variance, T(call.numbers.real("epsilon")));
+  // Parameters of several rows, so that runs are long.
+  const int64_t together = std::max<int64_t>(1, 256 / std::max<int64_t>(layout.channels, 1));
+  const auto wide = [&](const Doubles& parameters) { return repeated(parameters.data(), layout.channels, together); };
+  const Doubles m = wide(mean), s = wide(slope), o = wide(doubles<T>(call.operands[2]));
+  constexpr int64_t kPiece = 1024, kWidth = Group<T>::kWidth;
+  const int64_t width = together * layout.channels;
+  for_each_piece(layout.size(), [&](int64_t begin, int64_t end) {
+    T y[kPiece];
+    int64_t p = begin % layout.channels;
+    for (int64_t piece = begin; piece < end; piece += kPiece) {
+      const int64_t count = std::min(kPiece, end - piece);
+      for (int64_t i = 0; i < count;) {
+        const int64_t run = std::min(count - i, width - p);
+        const T* from = x + piece + i;
+        const double *mp = m.data() + p, *sp = s.data() + p, *op = o.data() + p;
+        for (int64_t k = 0; k < run; ++k) y[i + k] = T((double(from[k]) - mp[k]) * sp[k] + op[k]);
+        i += run;
+        p = p + run == width ? 0 : p + run;
+      }
+      quantization.values(y, outputs + piece, count);
+      if (!mask) continue;
+      std::fill(y + count, y + (count + kWidth - 1) / kWidth * kWidth, T(0));
+      for (int64_t k = 0; k < count; k += kWidth) {
+        uint32_t states = quantization.states(y + k);
+        const int64_t elements = std::min(kWidth, count - k);
+        if (elements < kWidth) states &= (uint32_t{1} << 2 * elements) - 1;
+        std::memcpy(mask + (piece + k) / 4, &states, elements == kWidth ? kWidth / 4 : (elements + 3) / 4);
+      }
+    }
   });
-  store<T>(call.results[1], scale_backprop);
-  store<T>(call.results[2], totals[0]);
+}
+
+// Copies the gradients of up to 64 elements that pass, zeros for the others. Returns whether some go to an end of the range.
+template <class T>
+bool pass_gradients(const T* gradients, const uint8_t* mask, T* passed, int64_t count) {
+  using Reals = typename Group<T>::Reals;
+  using Integers = typename Group<T>::Integers;
+  constexpr int64_t kWidth = Group<T>::kWidth;
+  Integers lower{}, higher{};
+  for (int64_t k = 0; k < kWidth; ++k) lower[k] = 1ll << 2 * k, higher[k] = 2ll << 2 * k;
+  uint32_t any = 0;
+  int64_t k = 0;
+  for (; k + kWidth <= count; k += kWidth) {
+    uint32_t states = 0;
+    std::memcpy(&states, mask + k / 4, kWidth / 4);
+    any |= states;
+    const Integers all = Integers{} + typename Group<T>::Integer(states);
+    Reals values;
+    std::memcpy(&values, gradients + k, sizeof values);
+    const Reals kept = ((all & lower) != 0) & ((all & higher) == 0) ? values : Reals{};
+    std::memcpy(passed + k, &kept, sizeof kept);
+  }
+  for (; k < count; ++k) {
+    const uint32_t state = mask[k / 4] >> 2 * (k % 4) & 3;
+    any |= state << 30;
+    passed[k] = state == 1 ? gradients[k] : T(0);
+  }
+  return any & 0xaaaaaaaa;
+}
+
+}  // namespace
+
+EXACTQAT_KERNEL(quantized_batch_norm) {
+  FlushDenormals flush;
+  quantize_normalized<T>(call, nullptr);
+}
+
+EXACTQAT_KERNEL(quantized_batch_norm_training) {
+  FlushDenormals flush;
+  quantize_normalized<T>(call, call.results[1].as<uint8_t>());
+}
+
+EXACTQAT_KERNEL(quantized_batch_norm_states) {
+  FlushDenormals flush;
+  const uint8_t* mask = call.operands[0].as<uint8_t>();
+  T* states = call.results[0].as<T>();
+  for_each_piece(call.results[0].size(), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) states[i] = T(mask[i / 4] >> 2 * (i % 4) & 3);
+  });
+}
+
+EXACTQAT_KERNEL(quantized_batch_norm_gradient) {
+  FlushDenormals flush;
+  const Layout layout = rows_of(call, 1);
+  const T *gradients = call.operands[0].as<T>(), *x = call.operands[1].as<T>();
+  const uint8_t* mask = call.operands[5].as<uint8_t>();
+  T* x_backprop = call.results[0].as<T>();
+  const bool range_gradients = call.numbers.integer("range_gradients");
+  const int64_t size = layout.size(), flat_blocks = (size + kBlock - 1) / kBlock;
+  for (int r : {3, 4}) *call.results[r].as<T>() = T(0);
+  if (size == 0) {
+    for (int r : {1, 2}) std::fill_n(call.results[r].as<T>(), layout.channels, T(0));
+    return;
+  }
+  // The gradients of the range are sums over the tensor as rows of one channel.
+  Doubles below_and_above(range_gradients ? 2 * flat_blocks : 0);
+  const auto sum_outside = [&](int64_t begin, int64_t count) {
+    double lanes[2][kLanes] = {};
+    for (int64_t k = 0; k < count; ++k) {
+      const int state = mask[(begin + k) / 4] >> 2 * (k % 4) & 3;
+      if (state >= 2) lanes[state - 2][k % kLanes] += double(gradients[begin + k]);
+    }
+    for (int side = 0; side < 2; ++side) {
+      fold_lanes(lanes[side], 1);
+      below_and_above[2 * (begin / kBlock) + side] = lanes[side][0];
+    }
+  };
+  // What passes is written where the result will stand.
+  const auto pass = [&](int64_t begin, int64_t rows) {
+    const int64_t end = begin + rows * layout.channels;
+    for (int64_t i = begin; i < end; i += kBlock) {
+      const int64_t count = std::min(kBlock, end - i);
+      const bool outside = pass_gradients(gradients + i, mask + i / 4, x_backprop + i, count);
+      if (range_gradients && outside) sum_outside(i, count);
+    }
+  };
+  const double epsilon = T(call.numbers.real("epsilon"));
+  // The gradient takes the statistics as the operators hand them on, rounded to the dtype of x.
+  const auto rounded = [](const Array& statistics) {
+    Doubles values = doubles<double>(statistics);
+    for (double& v : values) v = double(T(v));
+    return values;
+  };
+  gradient<T>(layout, x_backprop, x, doubles<T>(call.operands[2]), rounded(call.operands[3]),
+           rounded(call.operands[4]), epsilon, true, x_backprop, call.results[1], call.results[2], pass);
+  if (range_gradients) {
+    tree_fold(below_and_above.data(), flat_blocks, 2);
+    for (int side = 0; side < 2; ++side) *call.results[3 + side].as<T>() = T(below_and_above[side]);
+  }
 }
 
 }  // namespace exactqat

@@ -1,17 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "parallel.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
+#include <chrono>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
 
 namespace exactqat {
 namespace {
@@ -25,10 +34,11 @@ int available_cores() {
 }
 
 struct Job {
-  Job(const std::function<void(int64_t)>& task, int64_t tasks) : task(task), tasks(tasks) {}
+  Job(const std::function<void(int64_t)>& task, int64_t tasks, int workers) : task(task), tasks(tasks), seats(workers) {}
 
   const std::function<void(int64_t)>& task;
   const int64_t tasks;
+  std::atomic<int> seats;  // threads that may still join the caller
   std::atomic<int64_t> next{0};
   std::mutex failure_mutex;
   std::exception_ptr failure;
@@ -47,74 +57,127 @@ struct Job {
   }
 };
 
-// Threads that sleep between jobs. One job at a time; a caller that finds the pool busy does its work alone.
+// Waits actively for a while, because the next call of a program, or the end of this one, is often microseconds away and waking a
+// thread takes longer than a small tensor.
+template <class Condition>
+bool spin_until(Condition&& condition) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(20);
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (condition()) return true;
+#if defined(__SSE2__)
+      _mm_pause();
+#endif
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return condition();
+}
+
+// Threads that sleep between jobs. One job at a time; a caller that finds the pool busy does its work alone. A caller waits for
+// the threads that took part, not for those that did not wake up in time.
 class Pool {
  public:
   explicit Pool(int workers) {
-    for (int i = 0; i < workers; ++i) std::thread([this] { serve(); }).detach();
-    workers_ = workers;
+    for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { serve(); });
+  }
+
+  ~Pool() {
+    stopping_ = true;
+    announce();
+    for (std::thread& thread : threads_) thread.join();
   }
 
   bool run(Job& job) {
     std::unique_lock caller(caller_, std::try_to_lock);
     if (!caller) return false;
-    {
-      std::lock_guard lock(mutex_);
-      job_ = &job;
-      ++generation_;
-      busy_ = workers_;
-    }
-    wake_.notify_all();
+    job_ = &job;
+    announce();
     job.work();
-    std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return busy_ == 0; });
     job_ = nullptr;
+    if (!spin_until([this] { return inside_ == 0; }))
+      for (int inside; (inside = inside_) != 0;) inside_.wait(inside);
     return true;
   }
 
  private:
+  void announce() {
+    ++generation_;
+    generation_.notify_all();
+  }
+
   void serve() {
-    uint64_t seen = 0;
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      wake_.wait(lock, [&] { return generation_ != seen; });
+    for (uint32_t seen = 0; !stopping_;) {
+      if (!spin_until([&] { return generation_ != seen; })) generation_.wait(seen);
       seen = generation_;
-      Job* job = job_;
-      lock.unlock();
-      job->work();
-      lock.lock();
-      if (--busy_ == 0) done_.notify_one();
+      // Entered before the job is looked at: the caller takes the job away first and looks who is inside afterwards.
+      ++inside_;
+      if (Job* job = job_) job->work();
+      if (--inside_ == 0) inside_.notify_all();
     }
   }
 
-  std::mutex caller_, mutex_;
-  std::condition_variable wake_, done_;
-  Job* job_ = nullptr;
-  uint64_t generation_ = 0;
-  int busy_ = 0, workers_ = 0;
+  std::mutex caller_;
+  std::atomic<Job*> job_{nullptr};
+  std::atomic<uint32_t> generation_{0};
+  std::atomic<int> inside_{0};
+  std::atomic<bool> stopping_{false};
+  std::vector<std::thread> threads_;
 };
 
-std::atomic<int> configured{0};
-std::mutex pool_mutex;
-Pool* pool = nullptr;  // never destroyed: its threads sleep until the process ends
-int pool_workers = 0;
+struct Shared {
+  std::mutex mutex;
+  std::shared_ptr<Pool> pool;
+  int workers = 0;
+};
 
-// A forked child has none of its parent's threads: it forgets the pool and makes its own when it needs one.
-void forget_pool() {
-  new (&pool_mutex) std::mutex;
-  pool = nullptr;
-  pool_workers = 0;
+// Never destroyed: its threads sleep until the process ends.
+Shared& shared() {
+  static Shared* instance = new Shared;
+  return *instance;
 }
 
-Pool* get_pool(int workers) {
-  static const int registered = pthread_atfork(nullptr, nullptr, forget_pool);
-  (void)registered;
-  std::lock_guard lock(pool_mutex);
-  if (pool_workers != workers) {
-    pool = new Pool(workers);
-    pool_workers = workers;
+std::atomic<int> configured{0};
+
+// The OpenMP runtime that another library computes with.
+struct OpenMP {
+  void (*parallel)(void (*)(void*), void*, unsigned, unsigned) = nullptr;
+  int (*max_threads)() = nullptr;
+  int (*thread)() = nullptr;
+  int (*in_parallel)() = nullptr;
+};
+OpenMP openmp;
+std::atomic<bool> openmp_is_found{false};
+
+// A forked child has none of its parent's threads: it forgets the pool and makes its own when it needs one. An OpenMP runtime
+// would wait for the missing ones.
+void forget_threads() {
+  new (&shared()) Shared;
+  openmp_is_found = false;
+}
+
+std::shared_ptr<Pool> get_pool(int workers) {
+  Shared& s = shared();
+  std::lock_guard lock(s.mutex);
+  if (s.workers != workers) {
+    s.pool = std::make_shared<Pool>(workers);
+    s.workers = workers;
   }
-  return pool;
+  return s.pool;
+}
+
+bool on_first_thread() { return syscall(SYS_gettid) == getpid(); }
+
+// An OpenMP runtime keeps a team for every thread that calls it, so only the first thread, where programs train, does so here.
+bool run_on_openmp(Job& job) {
+  if (!openmp_is_found || !on_first_thread() || openmp.in_parallel()) return false;
+  openmp.parallel(
+      [](void* data) {
+        Job& job = *static_cast<Job*>(data);
+        if (openmp.thread() == 0 || job.seats-- > 0) job.work();
+      },
+      // The team as it is: another size would end threads, which the other library then has to start again.
+      &job, unsigned(openmp.max_threads()), 0);
+  return true;
 }
 
 }  // namespace
@@ -127,9 +190,26 @@ int thread_count() {
 
 void set_thread_count(int count) { configured = std::max(1, count); }
 
+bool share_threads(const std::string& library) {
+  if (openmp_is_found) return true;
+  void* handle = dlopen(library.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  if (!handle) return false;
+  // Looked up in the library and in what it depends on: there may be several OpenMP runtimes in a process.
+  const auto find = [handle](auto& function, const char* name) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, name));
+    return function != nullptr;
+  };
+  openmp_is_found = find(openmp.parallel, "GOMP_parallel") && find(openmp.max_threads, "omp_get_max_threads") &&
+                    find(openmp.thread, "omp_get_thread_num") && find(openmp.in_parallel, "omp_in_parallel");
+  return openmp_is_found;
+}
+
 void run_tasks(int64_t tasks, const std::function<void(int64_t)>& task) {
-  Job job(task, tasks);
-  if (!get_pool(thread_count() - 1)->run(job)) job.work();
+  static const int registered = pthread_atfork(nullptr, nullptr, forget_threads);
+  (void)registered;
+  const int workers = int(std::min<int64_t>(thread_count(), tasks)) - 1;
+  Job job(task, tasks, workers);
+  if (!run_on_openmp(job) && !get_pool(thread_count() - 1)->run(job)) job.work();
   if (job.failure) std::rethrow_exception(job.failure);
 }
 

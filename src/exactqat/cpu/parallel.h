@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #if defined(__SSE2__)
 #include <xmmintrin.h>
@@ -40,6 +41,11 @@ class FlushDenormals {
 
 int thread_count();
 void set_thread_count(int count);
+
+// From now on work that the process's first thread starts runs on the OpenMP threads of `library`, a loaded shared library, if it
+// has any. Such threads stay awake for milliseconds between two jobs, and on as many threads of our own they would take turns
+// with them. Returns whether threads were found.
+bool share_threads(const std::string& library);
 
 void run_tasks(int64_t tasks, const std::function<void(int64_t)>& task);
 

@@ -151,9 +151,11 @@ void block_sums_of_few(const T* a, const T* b, int64_t rows, int64_t channels, T
 
 // Two sums over the rows of dense [rows, channels] arrays. term(parameter, a, b, first, second) is what the elements a[i] and
 // b[i] add, for numbers and, in the same words, for vectors of channels; parameters are those of `sum_parameters`.
-// also(offset, rows) is called for each block of rows when it has been summed, for results that are written on the way.
-template <class T, class Term, class Also>
-std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, const T* b, Term&& term, Also&& also) {
+// before(offset, rows) is called for each block of rows before it is summed, also(offset, rows) when it has been, for operands and
+// results that are written on the way.
+template <class T, class Term, class Before, class Also>
+std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, const T* b, Term&& term, Before&& before,
+                                    Also&& also) {
   if (rows == 0 || channels == 0) return {Doubles(channels), Doubles(channels)};
   constexpr int V = Lanes::kWidth >= 8 ? 2 : 1;
   const int64_t blocks = (rows + kBlock - 1) / kBlock;
@@ -163,6 +165,7 @@ std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, 
     for (int64_t block = task * blocks_per_task; block < std::min(blocks, (task + 1) * blocks_per_task); ++block) {
       const int64_t offset = block * kBlock * channels, count = std::min(kBlock, rows - block * kBlock);
       double *first = items.data() + 2 * block * channels, *second = first + channels;
+      before(offset, count);
       if (channels < Lanes::kWidth) {
         block_sums_of_few(a + offset, b + offset, count, channels, term, first, second);
       } else {
@@ -181,6 +184,11 @@ std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, 
   });
   tree_fold(items.data(), blocks, 2 * channels);
   return {Doubles(items.begin(), items.begin() + channels), Doubles(items.begin() + channels, items.begin() + 2 * channels)};
+}
+
+template <class T, class Term, class Also>
+std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, const T* b, Term&& term, Also&& also) {
+  return sums_of_rows(rows, channels, a, b, term, [](int64_t, int64_t) {}, also);
 }
 
 // visit(offset, parameter, count) over runs of `rows` dense rows from `offset` on, one after the other.

@@ -208,7 +208,14 @@ class WeightedLayer(QuantizedLayer):
             return self.store(self.compute(features, weight * grid.factor.reshape(shape), grid.bias))
         if self.folded and self.batch_norm is not None:
             return self.store(self.compute_folded(features, weight, self.batch_norm))
-        return self.store(self.normalize(self.compute(features, weight, self.operation.bias)))
+        computed = self.compute(features, weight, self.operation.bias)
+        if (
+            self.batch_norm is not None
+            and self.bounds is None
+            and self.batch_norm.can_forward_quantized(computed, self.output_quantizer)
+        ):
+            return self.batch_norm.forward_quantized(computed, self.activation, self.output_quantizer)
+        return self.store(self.normalize(computed))
 
 
 class QuantizedAdd(QuantizedLayer):

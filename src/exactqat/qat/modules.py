@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import exactqat as eq
+import exactqat.torch  # noqa: F401 (torch.ops.exactqat)
 
 from .ranges import ActivationRange, WeightRange, fake_quantize, grid_steps
 from .rules import Rule
@@ -54,8 +55,13 @@ class FakeQuantize(nn.Module):
         self.quantizing = True
         self.frozen = False
 
+    @property
+    def observes(self) -> bool:
+        """Whether the next tensor moves the range."""
+        return self.observing or (self.training and not self.frozen and self.range.follows_training_data)
+
     def forward(self, activation: Tensor) -> Tensor:
-        if self.observing or (self.training and not self.frozen and self.range.follows_training_data):
+        if self.observes:
             self.range.observe(activation)
         if not self.quantizing:
             return activation
@@ -252,20 +258,25 @@ class FusedBatchNorm2d(nn.BatchNorm2d):
         if not self.track_running_stats:
             raise ValueError("track_running_stats must be True: inference uses the running statistics")
 
+    def _scale_and_offset(self) -> tuple[Tensor, Tensor]:
+        mean = cast(Tensor, self.running_mean)
+        return (self.weight, self.bias) if self.affine else (torch.ones_like(mean), torch.zeros_like(mean))
+
+    def _count_batch(self, features: Tensor) -> float:
+        """The share of this training batch in the running statistics."""
+        if features.numel() == features.shape[1]:
+            raise ValueError(
+                f"a training batch needs more than one value per channel, got shape {list(features.shape)}"
+            )
+        batches = cast(Tensor, self.num_batches_tracked)
+        batches += 1
+        return 1.0 / float(batches) if self.momentum is None else self.momentum
+
     def forward(self, features: Tensor) -> Tensor:
         self._check_input_dim(features)
         mean, variance = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
-        scale = self.weight if self.affine else torch.ones_like(mean)
-        offset = self.bias if self.affine else torch.zeros_like(mean)
-        factor = 1.0
-        if self.training:
-            if features.numel() == features.shape[1]:
-                raise ValueError(
-                    f"a training batch needs more than one value per channel, got shape {list(features.shape)}"
-                )
-            batches = cast(Tensor, self.num_batches_tracked)
-            batches += 1
-            factor = 1.0 / float(batches) if self.momentum is None else self.momentum
+        scale, offset = self._scale_and_offset()
+        factor = self._count_batch(features) if self.training else 1.0
         result = eq.raw_ops.FusedBatchNormV3(
             x=channels_last_view(features),
             scale=scale,
@@ -283,6 +294,67 @@ class FusedBatchNorm2d(nn.BatchNorm2d):
                 mean.copy_(result.batch_mean)
                 variance.copy_(result.batch_variance)
         return channels_first_view(result.y)
+
+    def forward_quantized(self, features: Tensor, activation: str, quantizer: FakeQuantize) -> Tensor:
+        """Batch norm in training, the activation and `quantizer` in two passes over memory instead of six.
+
+        The same bits as one by one; where `can_forward_quantized`.
+
+        Args:
+            features: [batch, channels, height, width] or [batch, channels].
+            activation: NONE, RELU or RELU6.
+        """
+        mean, variance = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
+        scale, offset = self._scale_and_offset()
+        factor = self._count_batch(features)
+        x = channels_last_view(features) if features.dim() == 4 else features
+        with torch.no_grad():
+            new_mean, new_variance, precise_mean, precise_variance, low, high = (
+                torch.ops.exactqat.batch_norm_statistics(
+                    x, scale, offset, mean, variance, self.eps, factor, activation
+                )
+            )
+            mean.copy_(new_mean)
+            variance.copy_(new_variance)
+        if quantizer.observes:
+            quantizer.range.observe(torch.stack((low, high)))
+        minimum, maximum = quantizer.range()
+        outputs = torch.ops.exactqat.quantized_batch_norm(
+            x,
+            scale,
+            offset,
+            precise_mean,
+            precise_variance,
+            minimum,
+            maximum,
+            self.eps,
+            activation,
+            quantizer.bits,
+            False,
+            minimum.requires_grad or maximum.requires_grad,
+        )
+        return channels_first_view(outputs) if features.dim() == 4 else outputs
+
+    def can_forward_quantized(self, features: Tensor, quantizer: FakeQuantize) -> bool:
+        """Whether `forward_quantized` does what the modules would: in training on the CPU in float32, while nothing
+        looks at what lies between them."""
+        range_ = quantizer.range
+        return (
+            self.training
+            and features.device.type == "cpu"
+            and features.dtype == torch.float32
+            # Subclasses, such as those that share statistics between processes, do something else.
+            and (type(self), type(quantizer), type(range_)) == (FusedBatchNorm2d, FakeQuantize, ActivationRange)
+            and quantizer.quantizing
+            and not quantizer.observing
+            # Percentiles are not those of the ends.
+            and not (quantizer.observes and range_.policy == "percentile")
+            and not any(
+                hooks
+                for module in (self, quantizer)
+                for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+            )
+        )
 
     def factor_and_offset(self) -> tuple[Tensor, Tensor]:
         """Inference as ``factor * x + offset`` for each channel, both [channels]; a gamma of 0 gives factor 0."""

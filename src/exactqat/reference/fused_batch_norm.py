@@ -7,6 +7,7 @@ IEEE operations, the variance from values shifted by the channel's first one so 
 
 import numpy as np
 
+from exactqat.reference import fake_quant
 from exactqat.reference.arithmetic import add, divide, flush, multiply, narrow, subtract
 from exactqat.reference.summation import tree_sum
 
@@ -38,6 +39,23 @@ def _statistics(rows):
     return mean, np.where(variance < 0, 0.0, variance)
 
 
+def _updated(mean, variance, batch_mean, batch_variance, count, exponential_avg_factor, real):
+    """The running statistics after a batch."""
+    unbiased = multiply(batch_variance, count / max(count - 1, 1.0))
+    if exponential_avg_factor == 1.0:
+        return batch_mean, unbiased
+    factor = float(real(exponential_avg_factor))
+    return tuple(
+        add(multiply(1.0 - factor, old), multiply(factor, new))
+        for old, new in ((mean, batch_mean), (variance, unbiased))
+    )
+
+
+def _normalized(rows, scale, offset, mean, variance, epsilon):
+    factor_of_x = multiply(divide(1.0, np.sqrt(add(variance, epsilon))), scale)
+    return add(multiply(subtract(rows, mean), factor_of_x), offset)
+
+
 def fused_batch_norm(
     x, scale, offset, mean, variance, *, epsilon, exponential_avg_factor, is_training, outer, channels, inner
 ):
@@ -47,23 +65,15 @@ def fused_batch_norm(
         return x, nothing, nothing, zeros, zeros, real(0)
     rows = _rows(x, outer, channels, inner)
     scale, offset, mean, variance = _double(scale, offset, mean, variance)
-    epsilon, factor = float(real(epsilon)), float(real(exponential_avg_factor))
+    epsilon = float(real(epsilon))
+    running = mean, variance
     if is_training:
         batch_mean, batch_variance = _statistics(rows)
-        count = float(rows.shape[0])
-        unbiased = multiply(batch_variance, count / max(count - 1, 1.0))
-        if exponential_avg_factor == 1.0:
-            running = batch_mean, unbiased
-        else:
-            running = tuple(
-                add(multiply(1.0 - factor, old), multiply(factor, new))
-                for old, new in ((mean, batch_mean), (variance, unbiased))
-            )
+        running = _updated(
+            mean, variance, batch_mean, batch_variance, float(rows.shape[0]), exponential_avg_factor, real
+        )
         mean, variance = batch_mean, batch_variance
-    else:
-        running = mean, variance
-    factor_of_x = multiply(divide(1.0, np.sqrt(add(variance, epsilon))), scale)
-    y = add(multiply(subtract(rows, mean), factor_of_x), offset)
+    y = _normalized(rows, scale, offset, mean, variance, epsilon)
     vectors = [narrow(v, x.dtype) for v in (*running, mean, variance)]
     return _unrows(y, x, outer, channels, inner), *vectors, real(0)
 
@@ -100,3 +110,73 @@ def fused_batch_norm_grad(
         empty,
         empty,
     )
+
+
+_NONE, _RELU, _RELU6 = range(3)
+
+
+def _activated(y, activation):
+    """The activation, and where gradients pass it; NaN stays and passes."""
+    if activation == _NONE:
+        return y, np.full(y.shape, True)
+    real = y.dtype.type
+    passes, activated = ~(y <= 0), np.where(y < 0, real(0), y)
+    return (np.where(y > 6, real(6), activated), passes & ~(y >= 6)) if activation == _RELU6 else (activated, passes)
+
+
+def batch_norm_statistics(x, scale, offset, mean, variance, *, epsilon, exponential_avg_factor, activation):
+    channels, real = x.shape[-1], x.dtype.type
+    rows = _rows(x, x.size // channels, channels, 1)
+    scale, offset, mean, variance = _double(scale, offset, mean, variance)
+    batch_mean, batch_variance = _statistics(rows)
+    running = _updated(mean, variance, batch_mean, batch_variance, float(rows.shape[0]), exponential_avg_factor, real)
+    y = _normalized(rows, scale, offset, batch_mean, batch_variance, float(real(epsilon)))
+    activated, _ = _activated(narrow(y, x.dtype), activation)
+    vectors = [narrow(v, x.dtype) for v in running]
+    return *vectors, batch_mean, batch_variance, activated.min(), activated.max()
+
+
+def quantized_batch_norm(x, scale, offset, mean, variance, min, max, **numbers):
+    return quantized_batch_norm_training(x, scale, offset, mean, variance, min, max, **numbers)[0]
+
+
+def quantized_batch_norm_training(
+    x, scale, offset, mean, variance, min, max, *, epsilon, activation, num_bits, narrow_range
+):
+    if min > max:
+        raise ValueError("min must not be greater than max")
+    channels = x.shape[-1]
+    rows = _rows(x, x.size // channels if channels else 0, channels, 1)
+    y = _normalized(rows, *_double(scale, offset, mean, variance), float(x.dtype.type(epsilon)))
+    activated, passes = _activated(narrow(y, x.dtype), activation)
+    quantization = {"num_bits": num_bits, "narrow_range": narrow_range}
+    outputs = fake_quant.fake_quant_with_min_max_vars(activated, min, max, **quantization)
+    one = np.ones_like(activated)
+    states = fake_quant.fake_quant_with_min_max_vars_gradient_transpose(
+        one, 2 * one, 3 * one, activated, min, max, **quantization
+    )
+    states = np.where((states == 1) & ~passes, 0, states).astype(np.uint8).reshape(-1)
+    fours = np.pad(states, (0, -states.size % 4)).reshape(-1, 4)
+    return outputs.reshape(x.shape), (fours << np.arange(0, 8, 2, dtype=np.uint8)).sum(1)
+
+
+def _states(mask, size):
+    return (mask[:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3).reshape(-1)[:size]
+
+
+def quantized_batch_norm_states(mask, x):
+    return _states(mask, x.size).reshape(x.shape).astype(x.dtype)
+
+
+def quantized_batch_norm_gradient(gradients, x, scale, mean, variance, mask, *, epsilon, range_gradients):
+    real, channels = x.dtype.type, x.shape[-1]
+    states = _states(mask, x.size).reshape(x.shape)
+    passed = np.where(states == 1, gradients, real(0))
+    mean, variance = narrow(mean, x.dtype), narrow(variance, x.dtype)
+    outer = x.size // channels if channels else 0
+    computed = fused_batch_norm_grad(
+        passed, x, scale, mean, variance, epsilon=epsilon, is_training=1, outer=outer, channels=channels, inner=1
+    )
+    sides = [np.where(states == side, gradients, real(0)).reshape(-1) for side in (2, 3)]
+    of_range = [narrow(tree_sum(flush(side).astype(np.float64)), x.dtype) if range_gradients else 0 for side in sides]
+    return *computed[:3], *of_range

@@ -21,7 +21,7 @@ def _exports(name: str) -> tuple[str, str]:
     return f"quantization.{name}", name
 
 
-def _quantization(num_bits: int, narrow_range: bool) -> dict[str, int | float]:
+def quantization(num_bits: int, narrow_range: bool) -> dict[str, int | float]:
     if not 2 <= num_bits <= 16:
         raise ValueError(f"num_bits must be between 2 and 16, inclusive, got {num_bits}")
     return {"num_bits": num_bits, "narrow_range": int(narrow_range)}
@@ -64,7 +64,7 @@ def fake_quant_with_min_max_args(
     return Lowering(
         (inputs,),
         "fake_quant_with_min_max_args",
-        _fixed_range(inputs.dtype, min, max) | _quantization(num_bits, narrow_range),
+        _fixed_range(inputs.dtype, min, max) | quantization(num_bits, narrow_range),
     )
 
 
@@ -100,7 +100,7 @@ def fake_quant_with_min_max_args_gradient(
     return Lowering(
         (inputs,),
         "fake_quant_with_min_max_args_gradient",
-        _fixed_range(inputs.dtype, min, max) | _quantization(num_bits, narrow_range),
+        _fixed_range(inputs.dtype, min, max) | quantization(num_bits, narrow_range),
     )
 
 
@@ -128,7 +128,7 @@ def fake_quant_with_min_max_vars(
     check_dtypes(inputs=inputs)
     check_wide_dtypes(inputs, "inputs", min=min, max=max)
     check_rank(0, min=min, max=max)
-    return Lowering((inputs,), "fake_quant_with_min_max_vars", _quantization(num_bits, narrow_range))
+    return Lowering((inputs,), "fake_quant_with_min_max_vars", quantization(num_bits, narrow_range))
 
 
 @operator(
@@ -160,7 +160,7 @@ def fake_quant_with_min_max_vars_gradient(
     check_wide_dtypes(inputs, "inputs", min=min, max=max)
     check_same_shape(gradients=gradients, inputs=inputs)
     check_rank(0, min=min, max=max)
-    return Lowering((inputs, min, max), "fake_quant_with_min_max_vars_gradient", _quantization(num_bits, narrow_range))
+    return Lowering((inputs, min, max), "fake_quant_with_min_max_vars_gradient", quantization(num_bits, narrow_range))
 
 
 @operator(
@@ -189,7 +189,7 @@ def fake_quant_with_min_max_vars_per_channel(
     check_dtypes(inputs=inputs)
     check_wide_dtypes(inputs, "inputs", min=min, max=max)
     _channels(inputs, min, max)
-    return Lowering((inputs,), "fake_quant_with_min_max_vars_per_channel", _quantization(num_bits, narrow_range))
+    return Lowering((inputs,), "fake_quant_with_min_max_vars_per_channel", quantization(num_bits, narrow_range))
 
 
 @operator(
@@ -223,7 +223,7 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
     check_same_shape(gradients=gradients, inputs=inputs)
     _channels(inputs, min, max)
     return Lowering(
-        (inputs, min, max), "fake_quant_with_min_max_vars_per_channel_gradient", _quantization(num_bits, narrow_range)
+        (inputs, min, max), "fake_quant_with_min_max_vars_per_channel_gradient", quantization(num_bits, narrow_range)
     )
 
 
@@ -262,7 +262,7 @@ def fake_quant_with_min_max_vars_gradient_transpose(
         check_rank(0, max=max)
     else:
         _channels(inputs, min, max)
-    return Lowering((inputs,), "fake_quant_with_min_max_vars_gradient_transpose", _quantization(num_bits, narrow_range))
+    return Lowering((inputs,), "fake_quant_with_min_max_vars_gradient_transpose", quantization(num_bits, narrow_range))
 
 
 @fake_quant_with_min_max_args.gradient
