@@ -4,7 +4,9 @@
 #include <cmath>
 
 #include "call.h"
+#include "depthwise_conv2d_filter.h"
 #include "depthwise_conv2d_geometry.h"
+#include "depthwise_conv2d_planes.h"
 #include "depthwise_conv2d_rows.h"
 #include "reduce.h"
 #include "simd.h"
@@ -34,29 +36,6 @@ void forward_position(const Geometry& g, const T* image, const T* filter, T* out
       }
     }
     std::copy_n(sum, count, output + begin);
-  }
-}
-
-// One plane of one output channel, for channels first: along the rows, tap by tap.
-template <class T>
-void forward_plane(const Geometry& g, const T* plane, const T* filter, T* output) {
-  std::fill_n(output, g.output_height * g.output_width, T(0));
-  for (int64_t row = 0; row < g.output_height; ++row) {
-    T* y = output + row * g.output_width;
-    for (int64_t di = 0; di < g.filter_height; ++di) {
-      const int64_t i = row * g.stride_height - g.pad_top + di * g.dilation_height;
-      if (i < 0 || i >= g.input_height) continue;
-      for (int64_t dj = 0; dj < g.filter_width; ++dj) {
-        const int64_t offset = dj * g.dilation_width - g.pad_left;
-        const Interval met = meeting(offset, g.stride_width, g.input_width, g.output_width);
-        const T* x = plane + i * g.input_width + offset;
-        const T w = filter[(di * g.filter_width + dj) * g.outputs()];
-        if (g.stride_width == 1)
-          for (int64_t k = met.begin; k < met.end; ++k) y[k] = std::fma(x[k], w, y[k]);
-        else
-          for (int64_t k = met.begin; k < met.end; ++k) y[k] = std::fma(x[k * g.stride_width], w, y[k]);
-      }
-    }
   }
 }
 
@@ -109,6 +88,72 @@ void backward_plane(const Geometry& g, const T* gradients, const T* filter, T* o
   }
 }
 
+// The input rows that output rows [begin, end) meet; at least one.
+Interval rows_met(const Geometry& g, int64_t begin, int64_t end) {
+  const int64_t first = begin * g.stride_height - g.pad_top;
+  const int64_t last = (end - 1) * g.stride_height - g.pad_top + (g.filter_height - 1) * g.dilation_height;
+  const int64_t from = std::clamp<int64_t>(first, 0, std::max<int64_t>(g.input_height - 1, 0));
+  return {from, std::clamp<int64_t>(last + 1, from, g.input_height)};
+}
+
+// The output rows that meet input rows [begin, end).
+Interval rows_meeting(const Geometry& g, int64_t begin, int64_t end) {
+  const int64_t first = begin + g.pad_top - (g.filter_height - 1) * g.dilation_height, last = end - 1 + g.pad_top;
+  const int64_t from = first <= 0 ? 0 : std::min(quotient_rounded_up(first, g.stride_height), std::max<int64_t>(g.output_height - 1, 0));
+  return {from, std::clamp<int64_t>(last / g.stride_height + 1, from, g.output_height)};
+}
+
+// How many rows of the larger image are worked on at a time, so that what is rearranged stays in the second cache.
+template <class T>
+int64_t rows_at_a_time(const Geometry& g) {
+  constexpr int64_t kBytes = 1 << 17;
+  const int64_t row = std::max(g.input_width, g.output_width) * kPlanes<T> * int64_t(sizeof(T));
+  return std::max<int64_t>(4, kBytes / std::max<int64_t>(row, 1));
+}
+
+// Planes of images that are channels first, and their taps: `count` of all the batch's, from `first` on.
+template <class T>
+struct Planes {
+  const T* from[kPlanes<T>];
+  T* to[kPlanes<T>];
+  std::vector<T> taps;  // [taps][kPlanes]
+  int count;
+
+  // plane k of the result is made of plane k / share of the operand
+  Planes(const Geometry& g, const T* operand, int64_t operand_plane, int64_t share, const T* filter, T* result,
+         int64_t result_plane, int64_t first, int64_t all)
+      : taps(g.taps() * kPlanes<T>), count(int(std::min<int64_t>(kPlanes<T>, all - first))) {
+    for (int k = 0; k < count; ++k) {
+      from[k] = operand + (first + k) / share * operand_plane;
+      to[k] = result + (first + k) * result_plane;
+    }
+    const int64_t outputs = g.outputs();
+    for (int64_t tap = 0; tap < g.taps(); ++tap)
+      for (int k = 0; k < count; ++k) taps[tap * kPlanes<T> + k] = filter[tap * outputs + (first + k) % outputs];
+  }
+};
+
+// All rows of a result that is channels first: `met` are the rows of the operand that rows of the result are made of, `make`
+// says how (depthwise_conv2d_rows.h).
+template <class T, class Met, class Make>
+void sum_planes(const Geometry& g, const T* operand, int64_t operand_height, int64_t operand_width, int64_t share,
+                const T* filter, T* result, int64_t height, int64_t width, Met&& met, Make&& make) {
+  constexpr int64_t N = kPlanes<T>;
+  const int64_t all = g.batch * g.channels * share, groups = quotient_rounded_up(all, N);
+  const int64_t bands = quotient_rounded_up(height, rows_at_a_time<T>(g));
+  parallel_for(groups * bands, all * height * width * std::max<int64_t>(1, g.taps()), [&](int64_t task) {
+    const int64_t band = task % bands, begin = height * band / bands, end = height * (band + 1) / bands;
+    const Planes<T> planes(g, operand, operand_height * operand_width, share, filter, result, height * width, task / bands * N, all);
+    const Interval needed = met(begin, end);
+    const int64_t inputs = (needed.end - needed.begin) * operand_width, outputs = (end - begin) * width;
+    const Scratch<T> memory((inputs + outputs) * N);
+    T *from = memory.data(), *to = from + inputs * N;
+    gather_planes(planes.from, planes.count, needed.begin * operand_width, inputs, from);
+    sum_rows(make(Rows<const T>{from, needed.begin, operand_width, N}, planes.taps.data(), N, Rows<T>{to, begin, width, N}, begin, end), 0, N);
+    scatter_planes(to, outputs, planes.to, planes.count, begin * width);
+  });
+}
+
 }  // namespace
 
 EXACTQAT_KERNEL(depthwise_conv2d_native) {
@@ -117,14 +162,11 @@ EXACTQAT_KERNEL(depthwise_conv2d_native) {
   const T *input = call.operands[0].as<T>(), *filter = call.operands[1].as<T>();
   T* output = call.results[0].as<T>();
   if (g.output_size() == 0) return;
-  const int64_t cost = g.output_size() * std::max<int64_t>(1, g.filter_height * g.filter_width);
-  const int64_t image = g.input_height * g.input_width * g.channels;
+  const int64_t cost = g.output_size() * std::max<int64_t>(1, g.taps()), image = g.input_plane() * g.channels;
   if (g.channels_first) {
-    const int64_t in_plane = g.input_height * g.input_width, out_plane = g.output_height * g.output_width;
-    parallel_for(g.batch * g.outputs(), cost, [&](int64_t task) {
-      const int64_t b = task / g.outputs(), o = task % g.outputs();
-      forward_plane(g, input + b * image + o / g.multiplier * in_plane, filter + o, output + task * out_plane);
-    });
+    sum_planes(g, input, g.input_height, g.input_width, g.multiplier, filter, output, g.output_height, g.output_width,
+               [&](int64_t begin, int64_t end) { return rows_met(g, begin, end); },
+               [&](auto&&... rows) { return forward_rows<T>(g, rows...); });
     return;
   }
   if (g.multiplier == 1) {
@@ -147,9 +189,15 @@ EXACTQAT_KERNEL(depthwise_conv2d_native_backprop_input) {
   const T *filter = call.operands[0].as<T>(), *gradient = call.operands[1].as<T>();
   T* output = call.results[0].as<T>();
   if (g.input_size() == 0) return;
-  const int64_t cost = g.input_size() * std::max<int64_t>(1, g.filter_height * g.filter_width * g.multiplier);
+  const int64_t cost = g.input_size() * std::max<int64_t>(1, g.taps() * g.multiplier);
+  if (g.channels_first && g.multiplier == 1) {
+    sum_planes(g, gradient, g.output_height, g.output_width, 1, filter, output, g.input_height, g.input_width,
+               [&](int64_t begin, int64_t end) { return rows_meeting(g, begin, end); },
+               [&](auto&&... rows) { return backward_rows<T>(g, rows...); });
+    return;
+  }
   if (g.channels_first) {
-    const int64_t in_plane = g.input_height * g.input_width, out_plane = g.output_height * g.output_width;
+    const int64_t in_plane = g.input_plane(), out_plane = g.output_plane();
     parallel_for(g.batch * g.channels, cost, [&](int64_t task) {
       const int64_t first = task % g.channels * g.multiplier;
       backward_plane(g, gradient + task * g.multiplier * out_plane, filter + first, output + task * in_plane);
@@ -173,95 +221,62 @@ EXACTQAT_KERNEL(depthwise_conv2d_native_backprop_input) {
 
 namespace {
 
-// Sums of one output row for R tap rows by K taps by V vectors of channels, in float64: sums[r][t][channel].
-template <int R, int K, int V, class T>
-void filter_row(const T* const* inputs, const T* gradient, int64_t columns, int64_t begin, int64_t advance, int64_t reach,
-                int64_t input_columns, int64_t channels, int64_t partial, double* sums, int64_t sums_step) {
-  using Lanes = Vector<double>;
-  const auto load = [&](const T* from, int v) {
-    return partial && v == V - 1 ? Lanes::load(from + v * Lanes::kWidth, partial) : Lanes::load(from + v * Lanes::kWidth);
-  };
-  Lanes sum[R][K][V];
-  for (int64_t column = 0; column < columns; ++column) {
-    const int64_t start = begin + column * advance, end = start + (K - 1) * reach;
-    const bool inside = start >= 0 && end < input_columns;
-    Lanes dy[V];
-    for (int v = 0; v < V; ++v) dy[v] = load(gradient + column * channels, v);
-    for (int r = 0; r < R; ++r)
-      for (int t = 0; t < K; ++t) {
-        const int64_t j = start + t * reach;
-        if (!inside && (j < 0 || j >= input_columns)) continue;
-        for (int v = 0; v < V; ++v)
-          sum[r][t][v] = Lanes::fused_multiply_add(load(inputs[r] + j * channels, v), dy[v], sum[r][t][v]);
-      }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int t = 0; t < K; ++t)
-      for (int v = 0; v < V; ++v) sum[r][t][v].store(sums + (r * K + t) * sums_step + v * Lanes::kWidth);
-}
-
-// The same for channels first or any multiplier: `count` outputs from `begin` on, whose channels lie `in_channel` apart.
+// Sums of one output row, channels last, any multiplier: `count` outputs from `begin` on, added to sums[taps][tile].
 template <class T>
-void filter_row_of_any_layout(const Geometry& g, const T* image, const T* gradient_row, int64_t row, int64_t begin,
-                              int64_t count, double* sums, int64_t sums_step) {
-  const int64_t in_channel = g.channels_first ? g.input_height * g.input_width : 1;
-  const int64_t in_position = g.channels_first ? 1 : g.channels;
-  const int64_t out_channel = g.channels_first ? g.output_height * g.output_width : 1;
-  const int64_t out_position = g.channels_first ? 1 : g.outputs();
-  for (int64_t column = 0; column < g.output_width; ++column)
-    for (int64_t di = 0; di < g.filter_height; ++di) {
-      const int64_t i = row * g.stride_height - g.pad_top + di * g.dilation_height;
-      if (i < 0 || i >= g.input_height) continue;
-      for (int64_t dj = 0; dj < g.filter_width; ++dj) {
-        const int64_t j = column * g.stride_width - g.pad_left + dj * g.dilation_width;
-        if (j < 0 || j >= g.input_width) continue;
-        const T* x = image + (i * g.input_width + j) * in_position;
-        const T* dy = gradient_row + column * out_position + begin * out_channel;
-        double* sum = sums + (di * g.filter_width + dj) * sums_step;
-        for (int64_t k = 0; k < count; ++k)
-          sum[k] = std::fma(double(x[(begin + k) / g.multiplier * in_channel]), double(dy[k * out_channel]), sum[k]);
+void add_filter_sums_of_any_multiplier(const Geometry& g, const T* image, const T* gradient_row, int64_t row, int64_t begin,
+                                       int64_t count, double* sums, int64_t tile) {
+  std::vector<double> sum(count);
+  for (int64_t di = 0; di < g.filter_height; ++di)
+    for (int64_t dj = 0; dj < g.filter_width; ++dj, sums += tile) {
+      const int64_t i = row * g.stride_height - g.pad_top + di * g.dilation_height, offset = dj * g.dilation_width - g.pad_left;
+      const Interval met = meeting(offset, g.stride_width, g.input_width, g.output_width);
+      std::fill(sum.begin(), sum.end(), 0.0);
+      for (int64_t column = met.begin; i >= 0 && i < g.input_height && column < met.end; ++column) {
+        const T* x = image + (i * g.input_width + column * g.stride_width + offset) * g.channels;
+        const T* dy = gradient_row + column * g.outputs() + begin;
+        for (int64_t k = 0; k < count; ++k) sum[k] = std::fma(double(x[(begin + k) / g.multiplier]), double(dy[k]), sum[k]);
       }
+      for (int64_t k = 0; k < count; ++k) sums[k] += sum[k];
     }
 }
 
-// Channels last, multiplier 1: a piece of the channels that fits registers, tap rows and taps together where they do too.
+// The lanes of one block of the tree, lanes[8][taps][tile]: output rows [first, last) of all images are added, for `count`
+// outputs from `begin` on.
 template <class T>
-void filter_row_of_channels(const Geometry& g, const T* image, const T* gradient_row, int64_t row, int64_t begin,
-                            int64_t count, double* sums, int64_t sums_step) {
-  constexpr int64_t kWidth = Vector<double>::kWidth;
-  constexpr int V = kWidth >= 8 ? 2 : 1;
-  std::vector<const T*> inputs;
-  int64_t first_row = -1;
-  for (int64_t di = 0; di < g.filter_height; ++di) {
-    const int64_t i = row * g.stride_height - g.pad_top + di * g.dilation_height;
-    if (i < 0 || i >= g.input_height) continue;
-    if (first_row < 0) first_row = di;
-    inputs.push_back(image + i * g.input_width * g.channels + begin);
-  }
-  const int64_t rows = int64_t(inputs.size());
-  for (int64_t channel = 0; channel < count;) {
-    const bool both = V == 2 && channel + kWidth < count;
-    const int64_t take = std::min<int64_t>(count - channel, both ? 2 * kWidth : kWidth), partial = take % kWidth;
-    const auto run = [&]<int R, int K>(int64_t r, int64_t dj) {
-      double* to = sums + ((first_row + r) * g.filter_width + dj) * sums_step + channel;
-      const int64_t start = -g.pad_left + dj * g.dilation_width;
-      (both ? filter_row<R, K, V, T> : filter_row<R, K, 1, T>)(inputs.data() + r, gradient_row + begin + channel, g.output_width,
-                                                               start, g.stride_width, g.dilation_width, g.input_width,
-                                                               g.channels, partial, to, sums_step);
-    };
-    if (g.filter_width == 3) {
-      int64_t r = 0;
-      for (; r + 3 <= rows; r += 3) run.template operator()<3, 3>(r, 0);
-      for (; r + 2 <= rows; r += 2) run.template operator()<2, 3>(r, 0);
-      for (; r < rows; ++r) run.template operator()<1, 3>(r, 0);
-    } else if (g.filter_width == 5) {
-      for (int64_t r = 0; r < rows; ++r) run.template operator()<1, 5>(r, 0);
+void add_filter_rows(const Geometry& g, const T* input, const T* gradient, int64_t first, int64_t last, int64_t begin,
+                     int64_t count, double* lanes, int64_t tile) {
+  const int64_t most = g.channels_first ? rows_at_a_time<T>(g) : g.output_height;
+  for (int64_t item = first, next; item < last; item = next) {
+    const int64_t b = item / g.output_height, row = item % g.output_height;
+    next = std::min({last, item + most, (b + 1) * g.output_height});
+    const T* image = input + b * g.input_plane() * g.channels;
+    const T* gradients = gradient + b * g.output_plane() * g.outputs();
+    const auto sums = [&](int64_t k) { return lanes + (item + k) % kLanes * g.taps() * tile; };
+    if (g.channels_first) {
+      constexpr int64_t N = kPlanes<T>;
+      const Interval needed = rows_met(g, row, row + next - item);
+      const int64_t inputs = (needed.end - needed.begin) * g.input_width, outputs = (next - item) * g.output_width;
+      const T *planes[N], *gradient_planes[N];
+      for (int64_t k = 0; k < count; ++k) {
+        planes[k] = image + (begin + k) / g.multiplier * g.input_plane();
+        gradient_planes[k] = gradients + (begin + k) * g.output_plane();
+      }
+      const Scratch<T> memory((inputs + outputs) * N);
+      T *x = memory.data(), *dy = x + inputs * N;
+      gather_planes(planes, int(count), needed.begin * g.input_width, inputs, x);
+      gather_planes(gradient_planes, int(count), row * g.output_width, outputs, dy);
+      for (int64_t k = 0; k < next - item; ++k)
+        add_filter_sums(g, Rows<const T>{x, needed.begin, g.input_width, N}, Rows<const T>{dy, row, g.output_width, N}, row + k,
+                        count, sums(k), tile);
+    } else if (g.multiplier == 1) {
+      for (int64_t k = 0; k < next - item; ++k)
+        add_filter_sums(g, Rows<const T>{image + begin, 0, g.input_width, g.channels},
+                        Rows<const T>{gradients + begin, 0, g.output_width, g.channels}, row + k, count, sums(k), tile);
     } else {
-      for (int64_t r = 0; r < rows; ++r)
-        for (int64_t dj = 0; dj < g.filter_width; ++dj) run.template operator()<1, 1>(r, dj);
+      for (int64_t k = 0; k < next - item; ++k)
+        add_filter_sums_of_any_multiplier(g, image, gradients + (row + k) * g.output_width * g.outputs(), row + k, begin, count,
+                                          sums(k), tile);
     }
-    for (const T*& input : inputs) input += take;
-    channel += take;
   }
 }
 
@@ -273,31 +288,21 @@ EXACTQAT_KERNEL(depthwise_conv2d_native_backprop_filter) {
   const Geometry g(call.numbers);
   const T *input = call.operands[0].as<T>(), *gradient = call.operands[1].as<T>();
   T* output = call.results[0].as<T>();
-  const int64_t outputs = g.outputs(), taps = g.filter_height * g.filter_width;
+  const int64_t outputs = g.outputs(), taps = g.taps();
   if (taps * outputs == 0) return;
-  const int64_t items = g.batch * g.output_height, blocks = std::max<int64_t>(1, (items + kBlock - 1) / kBlock);
-  const bool in_registers = g.multiplier == 1 && !g.channels_first;
-  constexpr int64_t kTile = 64;
-  const int64_t tiles = (outputs + kTile - 1) / kTile, row_step = g.output_width * (g.channels_first ? 1 : outputs);
+  const int64_t items = g.batch * g.output_height, blocks = std::max<int64_t>(1, quotient_rounded_up(items, kBlock));
+  // A tile is padded to whole vectors, which are stored whole.
+  const int64_t most = g.channels_first ? kPlanes<T> : 64, tile = std::max<int64_t>(most, Vector<double>::kWidth);
+  const int64_t tiles = quotient_rounded_up(outputs, most);
   std::vector<double> sums(blocks * taps * outputs);
 
   parallel_for(blocks * tiles, g.output_size() * taps, [&](int64_t task) {
-    const int64_t block = task / tiles, begin = task % tiles * kTile, count = std::min(kTile, outputs - begin);
-    // Rows of sums are padded to whole vectors, which are stored whole.
-    std::vector<double> row_sums(taps * kTile), lanes(kLanes * taps * kTile);
-    for (int64_t item = block * kBlock; item < std::min(items, (block + 1) * kBlock); ++item) {
-      const int64_t b = item / g.output_height, row = item % g.output_height;
-      const T* image = input + b * g.input_height * g.input_width * g.channels;
-      const T* gradient_row = gradient + b * g.output_height * g.output_width * outputs + row * row_step;
-      std::fill(row_sums.begin(), row_sums.end(), 0.0);
-      (in_registers ? filter_row_of_channels<T> : filter_row_of_any_layout<T>)(g, image, gradient_row, row, begin, count,
-                                                                               row_sums.data(), kTile);
-      double* lane = lanes.data() + item % kLanes * taps * kTile;
-      for (int64_t k = 0; k < taps * kTile; ++k) lane[k] += row_sums[k];
-    }
-    fold_lanes(lanes.data(), taps * kTile);
+    const int64_t block = task / tiles, begin = task % tiles * most, count = std::min(most, outputs - begin);
+    std::vector<double> lanes(kLanes * taps * tile);
+    add_filter_rows(g, input, gradient, block * kBlock, std::min(items, (block + 1) * kBlock), begin, count, lanes.data(), tile);
+    fold_lanes(lanes.data(), taps * tile);
     for (int64_t tap = 0; tap < taps; ++tap)
-      std::copy_n(lanes.data() + tap * kTile, count, sums.data() + (block * taps + tap) * outputs + begin);
+      std::copy_n(lanes.data() + tap * tile, count, sums.data() + (block * taps + tap) * outputs + begin);
   });
   tree_fold(sums.data(), blocks, taps * outputs);
   for (int64_t k = 0; k < taps * outputs; ++k) output[k] = T(sums[k]);

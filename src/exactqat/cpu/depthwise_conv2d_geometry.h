@@ -40,6 +40,15 @@ struct Geometry {
   int64_t input_size() const { return batch * input_plane() * channels; }
 };
 
+// Rows of an image that lie in memory one behind the other, `step` elements from one column to the next.
+template <class T>
+struct Rows {
+  T* data;  // channel 0 of column 0 of the first row
+  int64_t first, width, step;
+
+  T* row(int64_t i) const { return data + (i - first) * width * step; }
+};
+
 struct Interval {
   int64_t begin, end;  // empty if begin >= end
 };

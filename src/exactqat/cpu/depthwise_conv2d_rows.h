@@ -13,15 +13,6 @@
 
 namespace exactqat {
 
-// Rows of an image that lie in memory one behind the other, `step` elements from one column to the next.
-template <class T>
-struct Rows {
-  T* data;  // channel 0 of column 0 of the first row
-  int64_t first, width, step;
-
-  T* row(int64_t i) const { return data + (i - first) * width * step; }
-};
-
 // What one row of a result is made of. Result column c meets, with tap t, input column begin + c * advance + t. Only tap rows
 // that meet the image are counted; all of them do so with the same columns. Distances are in elements and may be negative.
 template <class T>

@@ -49,6 +49,9 @@ struct Vector<double> {
   void store(double* p) const { _mm512_storeu_pd(p, v); }
   void store(double* p, int64_t n) const { _mm512_mask_storeu_pd(p, __mmask8((1u << n) - 1), v); }
   static Vector fused_multiply_add(Vector a, Vector b, Vector c) { return {_mm512_fmadd_pd(a.v, b.v, c.v)}; }
+  static Vector fused_multiply_add_if(bool condition, Vector a, Vector b, Vector c) {
+    return {_mm512_mask3_fmadd_pd(a.v, b.v, c.v, __mmask8(-int(condition)))};
+  }
   friend Vector one_where_less(Vector a, Vector b) {
     return {_mm512_maskz_mov_pd(_mm512_cmp_pd_mask(a.v, b.v, _CMP_LT_OQ), _mm512_set1_pd(1.0))};
   }
@@ -92,6 +95,9 @@ struct Vector<double> {
   void store(double* p) const { _mm256_storeu_pd(p, v); }
   void store(double* p, int64_t n) const { _mm256_maskstore_pd(p, mask(n), v); }
   static Vector fused_multiply_add(Vector a, Vector b, Vector c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
+  static Vector fused_multiply_add_if(bool condition, Vector a, Vector b, Vector c) {
+    return __builtin_expect(condition, 1) ? fused_multiply_add(a, b, c) : c;
+  }
   friend Vector one_where_less(Vector a, Vector b) {
     return {_mm256_and_pd(_mm256_cmp_pd(a.v, b.v, _CMP_LT_OQ), _mm256_set1_pd(1.0))};
   }
@@ -129,6 +135,9 @@ struct Vector {
     Vector r;
     for (int64_t k = 0; k < kWidth; ++k) r.v[k] = std::fma(a.v[k], b.v[k], c.v[k]);
     return r;
+  }
+  static Vector fused_multiply_add_if(bool condition, Vector a, Vector b, Vector c) {
+    return condition ? fused_multiply_add(a, b, c) : c;
   }
   friend Vector one_where_less(Vector a, Vector b) {
     for (int64_t k = 0; k < kWidth; ++k) a.v[k] = a.v[k] < b.v[k] ? T(1) : T(0);

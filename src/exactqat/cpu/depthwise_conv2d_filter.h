@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums of output rows for the filter gradient, channels last, multiplier 1: float64, one fused multiply-add for each output
+// column from left to right, beginning at 0.
+#pragma once
+#include <algorithm>
+
+#include "depthwise_conv2d_geometry.h"
+#include "reduce.h"
+#include "simd.h"
+#include "unrolled.h"
+
+namespace exactqat {
+
+// One output row and the input rows that some tap rows meet, one below the other. Distances are in elements.
+template <class T>
+struct FilterRow {
+  const T* input;  // column 0 of the first input row
+  const T* gradient;
+  double* sums;  // [taps][tile], from the first tap row on: where the row's sums are added
+  int64_t tile, input_columns, output_columns, pad, input_row_step, step;
+};
+
+// `Rows` rows of K taps for V vectors of channels, in registers. Each input is loaded once and meets the gradients of the last
+// few columns, which are kept: input column Stride * q + phase - pad meets, with tap phase + Stride * m, the gradient of column
+// q - m. Where Partial, only the first `channels` of the vector are there.
+template <int Rows, int K, int Stride, int V, bool Partial, class T>
+void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) {
+  using Lanes = Vector<double>;
+  constexpr int kKept = (K + Stride - 1) / Stride, kPhases = std::min(K, Stride);
+  const auto load = [&](const T* from) __attribute__((always_inline)) {
+    if constexpr (Partial) return Lanes::load(from, channels);
+    else return Lanes::load(from);
+  };
+  const int64_t step = row.step, input_row_step = row.input_row_step, columns = row.output_columns;
+  const int64_t input_columns = row.input_columns;
+  const T *gradient = row.gradient + channel, *input = row.input + channel;
+  Lanes sums[Rows][K][V], kept[kKept][V];
+  int64_t j = -row.pad;
+  for (int64_t q = 0; q < columns + kKept - 1; ++q, j += Stride) {
+    unrolled<kKept - 1>([&](auto m) __attribute__((always_inline)) {
+      unrolled<V>([&](auto v) __attribute__((always_inline)) { kept[kKept - 1 - m][v] = kept[kKept - 2 - m][v]; });
+    });
+    if (__builtin_expect(q < columns, 1))
+      unrolled<V>([&](auto v) __attribute__((always_inline)) { kept[0][v] = load(gradient + q * step + v * Lanes::kWidth); });
+    bool there[kKept];
+    unrolled<kKept>([&](auto m) __attribute__((always_inline)) { there[m] = q >= m && q - m < columns; });
+    unrolled<kPhases>([&](auto phase) __attribute__((always_inline)) {
+      if (!__builtin_expect(uint64_t(j + phase) < uint64_t(input_columns), 1)) return;
+      const T* met = input + (j + phase) * step;
+      unrolled<Rows>([&](auto i) __attribute__((always_inline)) {
+        unrolled<V>([&](auto v) __attribute__((always_inline)) {
+          const Lanes value = load(met + i * input_row_step + v * Lanes::kWidth);
+          unrolled<kKept>([&](auto m) __attribute__((always_inline)) {
+            constexpr int t = phase + Stride * m;
+            if constexpr (t < K)
+              sums[i][t][v] = Lanes::fused_multiply_add_if(there[m], value, kept[m][v], sums[i][t][v]);
+          });
+        });
+      });
+    });
+  }
+  double* to = row.sums + channel;
+  unrolled<Rows * K>([&](auto t) __attribute__((always_inline)) {
+    unrolled<V>([&](auto v) __attribute__((always_inline)) {
+      double* at = to + v * Lanes::kWidth;
+      (Lanes::load(at) + sums[t / K][t % K][v]).store(at);
+    });
+    to += row.tile;
+  });
+}
+
+// The same for any filter, stride and dilation: one tap row, up to four taps of it at a time.
+template <class T>
+void add_filter_row_of_any_kind(const Geometry& g, const FilterRow<T>& row, int64_t channel, int64_t channels) {
+  using Lanes = Vector<double>;
+  constexpr int kTogether = 4;
+  const T *gradient = row.gradient + channel, *input = row.input + channel;
+  for (int64_t dj = 0; dj < g.filter_width; dj += kTogether) {
+    Lanes sums[kTogether];
+    for (int64_t q = 0; q < row.output_columns; ++q) {
+      const Lanes dy = Lanes::load(gradient + q * row.step, channels);
+      unrolled<kTogether>([&](auto t) __attribute__((always_inline)) {
+        const int64_t j = q * g.stride_width - row.pad + (dj + t) * g.dilation_width;
+        if (dj + t < g.filter_width && j >= 0 && j < row.input_columns)
+          sums[t] = Lanes::fused_multiply_add(Lanes::load(input + j * row.step, channels), dy, sums[t]);
+      });
+    }
+    double* to = row.sums + dj * row.tile + channel;
+    unrolled<kTogether>([&](auto t) __attribute__((always_inline)) {
+      if (dj + t < g.filter_width) (Lanes::load(to + t * row.tile) + sums[t]).store(to + t * row.tile);
+    });
+  }
+}
+
+// All channels of a row, `count` of them, for `Rows` tap rows.
+template <int Rows, int K, int Stride, class T>
+void add_filter_channels(const FilterRow<T>& row, int64_t count) {
+  constexpr int64_t kWidth = Vector<double>::kWidth;
+  int64_t channel = 0;
+  if constexpr (Rows * K <= 9 && kWidth >= 8)
+    for (; channel + 2 * kWidth <= count; channel += 2 * kWidth) add_filter_row<Rows, K, Stride, 2, false>(row, channel, 2 * kWidth);
+  for (; channel + kWidth <= count; channel += kWidth) add_filter_row<Rows, K, Stride, 1, false>(row, channel, kWidth);
+  if (channel < count) add_filter_row<Rows, K, Stride, 1, true>(row, channel, count - channel);
+}
+
+// Adds the sums of output row `at`, for `count` channels, to sums[taps][tile]; what lies beyond `count` in a tile, up to a whole
+// vector, is written too.
+template <class T>
+void add_filter_sums(const Geometry& g, const Rows<const T>& image, const Rows<const T>& gradient, int64_t at, int64_t count,
+                     double* sums, int64_t tile) {
+  const int64_t top = at * g.stride_height - g.pad_top;
+  const Interval met = meeting(top, g.dilation_height, g.input_height, g.filter_height);
+  const int64_t tap_row = g.filter_width * tile;
+  // A sum of no products is a zero like another, and is added like another.
+  const auto add_nothing = [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin * tap_row; k < end * tap_row; ++k) sums[k] += 0.0;
+  };
+  if (met.begin >= met.end) return add_nothing(0, g.filter_height);
+  add_nothing(0, met.begin);
+  add_nothing(met.end, g.filter_height);
+  FilterRow<T> row{image.row(top + met.begin * g.dilation_height), gradient.row(at), sums + met.begin * tap_row, tile,
+                   g.input_width, g.output_width, g.pad_left, g.dilation_height * image.width * image.step, image.step};
+  int64_t left = met.end - met.begin;
+  // As many tap rows together as there are registers for.
+  const auto together = [&]<int Most, int K, int Stride>() {
+    const auto take = [&]<int Rows>() {
+      if constexpr (Rows <= Most)
+        for (; left >= Rows; left -= Rows, row.input += Rows * row.input_row_step, row.sums += Rows * tap_row)
+          add_filter_channels<Rows, K, Stride>(row, count);
+    };
+    take.template operator()<5>();
+    take.template operator()<4>();
+    take.template operator()<3>();
+    take.template operator()<2>();
+    take.template operator()<1>();
+  };
+  constexpr int kMost = Vector<double>::kWidth >= 8 ? 5 : 2;
+  if (g.dilation_width == 1) {
+    switch (g.stride_width * 8 + g.filter_width) {
+      case 8 + 3: return together.template operator()<3, 3, 1>();
+      case 8 + 5: return together.template operator()<kMost, 5, 1>();
+      case 16 + 3: return together.template operator()<3, 3, 2>();
+      case 16 + 5: return together.template operator()<kMost, 5, 2>();
+    }
+  }
+  constexpr int64_t kWidth = Vector<double>::kWidth;
+  for (; left > 0; --left, row.input += row.input_row_step, row.sums += tap_row)
+    for (int64_t channel = 0; channel < count; channel += kWidth)
+      add_filter_row_of_any_kind(g, row, channel, std::min(kWidth, count - channel));
+}
+
+}  // namespace exactqat
