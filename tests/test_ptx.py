@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -23,31 +24,48 @@ TARGETS = [("90", "float32"), ("90", "bfloat16"), ("90", "float64"), ("80", "flo
 MAY_FUSE = {"depthwise_conv2d"}
 
 
+class Program(NamedTuple):
+    kernel: str
+    instructions: Counter[str]
+    error: str
+
+
 @lru_cache
-def programs(capability: str, dtype: str) -> list[tuple[str, Counter[str]]]:
-    """The kernels' names and how often each instruction occurs in them."""
+def all_programs(capability: str, dtype: str) -> list[Program]:
+    """What typical calls launch, and last the first of them compiled with fusion allowed."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     script = Path(__file__).with_name("ptx.py")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", script, capability, dtype], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr[-4000:]
+    instruction = re.compile(r"^\s+(?:@!?%p\d+ )?([a-z]+\.[a-z0-9_.:]+)", re.M)
     return [
-        (program["kernel"], Counter(re.findall(r"^\s+(?:@!?%p\d+ )?([a-z]+\.[a-z0-9_.:]+)", program["ptx"], re.M)))
+        Program(program["kernel"], Counter(instruction.findall(program["ptx"])), program["error"])
         for program in json.loads(done.stdout)
     ]
+
+
+def programs(capability: str, dtype: str) -> list[tuple[str, Counter[str]]]:
+    return [(program.kernel, program.instructions) for program in all_programs(capability, dtype)[:-1]]
 
 
 def check(capability: str, dtype: str, forbidden: str, allowed: str = "(?!)") -> None:
     for kernel, instructions in programs(capability, dtype):
         found = [name for name in instructions if re.search(forbidden, name) and not re.search(allowed, name)]
-        assert kernel == "fused" or not found, f"{kernel} for sm_{capability} and {dtype} has {found}"
+        assert not found, f"{kernel} for sm_{capability} and {dtype} has {found}"
+
+
+@pytest.mark.parametrize(("capability", "dtype"), TARGETS)
+def test_every_kernel_compiles(capability: str, dtype: str) -> None:
+    errors = [f"{program.kernel}: {program.error}" for program in all_programs(capability, dtype) if program.error]
+    assert not errors, "\n".join(errors)
 
 
 @pytest.mark.parametrize(("capability", "dtype"), TARGETS)
 def test_products_and_sums_are_rounded_one_by_one(capability: str, dtype: str) -> None:
     for kernel, instructions in programs(capability, dtype):
-        if kernel == "fused" or kernel.split(".")[0] in MAY_FUSE:
+        if kernel.split(".")[0] in MAY_FUSE:
             continue
         fused = [name for name in instructions if re.match(r"(fma|mad)\..*f(16|32|64)", name)]
         # Without .rn the assembler may contract it.
@@ -56,8 +74,15 @@ def test_products_and_sums_are_rounded_one_by_one(capability: str, dtype: str) -
 
 
 def test_the_compiler_would_fuse_if_it_were_allowed_to() -> None:
-    (instructions,) = [found for kernel, found in programs("90", "float32") if kernel == "fused"]
-    assert instructions["fma.rn.f32"]
+    assert all_programs("90", "float32")[-1].instructions["fma.rn.f32"]
+
+
+def test_taps_are_fused() -> None:
+    found = Counter[str]()
+    for kernel, instructions in programs("90", "float32"):
+        found[kernel] += instructions["fma.rn.f32"]
+    fused = {kernel for kernel, count in found.items() if count}
+    assert len(fused) >= 2 and {kernel.split(".")[0] for kernel in fused} == MAY_FUSE, fused
 
 
 @pytest.mark.parametrize(("capability", "dtype"), TARGETS)
@@ -81,6 +106,6 @@ def test_sums_are_in_float64(capability: str, dtype: str) -> None:
 @pytest.mark.parametrize(("capability", "dtype"), TARGETS)
 def test_memory_is_read_16_bytes_at_a_time(capability: str, dtype: str) -> None:
     wide = re.compile(r"^ld\.global\.(v4\.b32|v2\.b64)")
-    for kernel, instructions in programs(capability, dtype):
-        if kernel in ("fake_quant._fake_quant", "fake_quant._fixed_gradient", "quantize_and_dequantize._gradient"):
-            assert any(wide.match(name) for name in instructions), f"{kernel} for sm_{capability} and {dtype}"
+    found = {kernel for kernel, instructions in programs(capability, dtype) if any(map(wide.match, instructions))}
+    for kernel in ("fake_quant._fake_quant", "fake_quant._fixed_gradient", "quantize_and_dequantize._extremes"):
+        assert kernel in found, f"{kernel} for sm_{capability} and {dtype}"
