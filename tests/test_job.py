@@ -120,6 +120,8 @@ def test_verify_accepts_the_result_and_notices_a_changed_file(
         (["train", "--out", "x", "--weight-bits", "9"], "--weight-bits"),
         (["train", "--out", "x", "--epochs-qat", "0"], "--epochs-qat"),
         (["train"], "--out"),
+        (["train", "--out", "x", "--device", "tpu"], "--device must be cpu, cuda, or one of several as in cuda:1, got"),
+        (["train", "--out", "x", "--device", "cuda:97"], "--device cuda:97 is not there: PyTorch"),
         (["verify", "nowhere"], "run `exactqat train` first"),
         (["export", "nowhere"], "run `exactqat train` first"),
         (["report", "nowhere"], "run `exactqat train` first"),

@@ -83,6 +83,10 @@ def _application() -> Any:
         seed: Annotated[
             int, typer.Option(min=0, help="Of weights, order and shifts. The same seed gives the same bits.")
         ] = 0,
+        device: Annotated[
+            str,
+            typer.Option(help="Where networks train: cpu, or cuda (needs a GPU; not yet tried on one)."),
+        ] = "cpu",
         resume: Annotated[
             bool,
             typer.Option(
@@ -104,11 +108,11 @@ def _application() -> Any:
         given = {
             name: options[name]
             for name in options
-            if name not in ("out", "resume", "restart", "quiet")
+            if name not in ("out", "device", "resume", "restart", "quiet")
             and getattr(context.get_parameter_source(name), "name", "") not in ("DEFAULT", "DEFAULT_MAP")
         }
         with _failures(errors):
-            differing = _train(out, given, resume, restart, quiet)
+            differing = _train(out, given, resume, restart, quiet, device)
         raise typer.Exit(1 if differing else 0)
 
     @application.command()
@@ -188,18 +192,19 @@ def _native_messages_kept_back() -> Iterator[None]:
             os.close(kept)
 
 
-def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet: bool) -> int:
+def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet: bool, device: str = "cpu") -> int:
     import torch
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     from .job import data as sources
-    from .job import pipeline, processes, report
+    from .job import pipeline, processes, report, training
 
     if resume and restart:
         raise ValueError("--resume and --restart exclude each other")
     # The networks are small: a second thread costs more than it gives, and one thread gives the same bits everywhere.
     torch.set_num_threads(1)
+    place = training.device_named(device)
     if Path(given.get("data", "digits")).exists():
         # Other commands, in other directories, will look for it.
         given["data"] = str(Path(given["data"]).resolve())
@@ -236,7 +241,7 @@ def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet:
                 begin=lambda text: bars.update(task, description=text),
                 advance=lambda steps: bars.advance(task, steps),
             )
-            results = pipeline.run(settings, progress, dataset, together, resume, restart)
+            results = pipeline.run(settings, progress, dataset, together, resume, restart, place)
             if not together.writes:
                 return 0
             progress.begin("report")

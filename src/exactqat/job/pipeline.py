@@ -301,6 +301,7 @@ def run(
     processes: Processes = ALONE,
     resume: bool = False,
     restart: bool = False,
+    device: torch.device = training.CPU,
 ) -> Results:
     """The whole job except metrics.json and the report. Writes checkpoints and .tflite files under `settings.out`.
 
@@ -308,19 +309,25 @@ def run(
         dataset: instead of what `settings.data` names, such as from `data.from_pairs`.
         processes: those that work on the job together; all but the first only train.
         resume, restart: see `start`.
+        device: where networks train; everything else, ranges and the device's integers included, is the CPU's.
+
+    Raises:
+        ValueError: several processes on a GPU.
     """
+    if device.type != "cpu" and processes.count > 1:
+        raise ValueError(f"--device {device}: several processes train on the CPU only; leave out torchrun or --device")
     progress = progress or Progress()
     started = time.perf_counter()
     dataset = dataset or load(settings.data, settings.image_size)
     # Before anything is written: whether there is such a network, and whether the device can run it.
     untrained = _untrained(settings, dataset)
     resumed = processes.from_first(start(settings, dataset, resume, restart) if processes.writes else None)
-    results = _float_network(settings, dataset, untrained, progress, processes, resumed)
+    results = _float_network(settings, dataset, untrained, progress, processes, resumed, device)
     for precision in settings.precisions:
         for method in METHODS:
             progress.begin(f"{precision.upper()} {method.title}")
             if method.trained or processes.writes:
-                results.outcomes.append(_quantized_network(results, precision, method, progress, processes))
+                results.outcomes.append(_quantized_network(results, precision, method, progress, processes, device))
         if not processes.writes:
             continue
         progress.begin(f"{precision.upper()} on the runtime, every integer compared")
@@ -363,7 +370,13 @@ def _untrained(settings: Settings, dataset: Dataset) -> nn.Module:
 
 
 def _float_network(
-    settings: Settings, dataset: Dataset, model: nn.Module, progress: Progress, processes: Processes, resumed: bool
+    settings: Settings,
+    dataset: Dataset,
+    model: nn.Module,
+    progress: Progress,
+    processes: Processes,
+    resumed: bool,
+    device: torch.device,
 ) -> Results:
     progress.begin("float training")
     history = training.train(
@@ -379,6 +392,7 @@ def _float_network(
         settings.batch_size,
         processes=processes,
         resume=resumed,
+        device=device,
     )
     if processes.writes:
         description = _describe_network(settings, dataset) | {"state": model.state_dict()}
@@ -397,7 +411,7 @@ def _float_network(
 
 
 def _quantized_network(
-    results: Results, precision: str, method: Method, progress: Progress, processes: Processes
+    results: Results, precision: str, method: Method, progress: Progress, processes: Processes, device: torch.device
 ) -> Outcome:
     settings, dataset = results.settings, results.dataset
     example = dataset.train.images[:2]
@@ -428,6 +442,7 @@ def _quantized_network(
             settings.epochs_qat - training.frozen_epochs(settings.epochs_qat),
             processes,
             results.resumed,
+            device,
         )
     else:
         qat.freeze(model)
