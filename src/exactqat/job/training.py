@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
@@ -28,9 +29,10 @@ CPU = torch.device("cpu")
 BATCH_SIZE = 64
 EVALUATION_BATCH = 512
 FLOAT_LEARNING_RATE = 4e-3
-# Eight bits are fine enough to keep what float training found, and large steps would lose it; fewer bits have to find
-# anew.
+# Eight bits are fine enough to keep what float training found, and many large steps would lose it; fewer bits have to
+# find anew.
 FINE_TUNING_LEARNING_RATE = 3e-4
+FINE_TUNING_SHARE = 1 / 4
 QAT_LEARNING_RATE = 1e-3
 RANGE_LEARNING_RATE = 3e-3
 # Share of quantization-aware epochs with batch norm and ranges frozen and biases on the int32 grid.
@@ -107,10 +109,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def _cannot_write(path: Path, error: OSError) -> OSError:
     kept = "; the file that stood there before is whole" if path.exists() else ""
-    return OSError(
-        f"{path} cannot be written: {error.strerror or error}{kept}. Finished epochs are kept: make room, "
-        "then continue with --resume"
-    )
+    advice = ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        advice = ". Finished epochs are kept: make room, then continue with --resume"
+    return OSError(f"{path} cannot be written: {error.strerror or error}{kept}{advice}")
 
 
 def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
