@@ -46,7 +46,7 @@ from torch import fx, nn
 
 import exactqat as eq
 from exactqat import qat
-from exactqat.job import models
+from exactqat.job import models, training
 
 # Channels, height, width; images in a step; classes.
 TASKS = {
@@ -81,7 +81,7 @@ class Task:
         return tuple(self.images.shape[1:])
 
 
-def task(network: str, device: str = "cpu") -> Task:
+def task(network: str, device: str | torch.device = "cpu") -> Task:
     """Always the same weights and images."""
     shape, batch, classes = TASKS[network]
     torch.manual_seed(0)
@@ -492,6 +492,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.repeats < 1:
         parser.error(f"--repeats must be at least 1, got {options.repeats}")
+    try:
+        device = training.device_named(options.device)
+    except ValueError as error:
+        parser.error(str(error))
     torch.set_num_threads(options.threads)
     eq.set_num_threads(options.threads)
     if options.memory_of:
@@ -503,7 +507,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.tfmot:
         print(f"{TENSORFLOW_FLOAT}, {TFMOT}: left out, no --tfmot PYTHON given")
     for network in options.networks:
-        given = task(network, options.device)
+        given = task(network, device)
         size = f"{network}, images {'x'.join(map(str, given.images.shape))}"
         entries = {name: timed(call) for name, call in steps(given).items()}
         if options.tfmot:

@@ -111,6 +111,16 @@ def test_verify_accepts_the_result_and_notices_a_changed_file(
     assert "differ" in done.stdout
 
 
+def test_eight_bits_take_a_quarter_of_the_epochs(tmp_path: Path) -> None:
+    settings = pipeline.Settings(tmp_path, epochs_float=3, epochs_qat=40)
+    assert [settings.epochs_of(bits) for bits in ((8, 8), (4, 8), (3, 4))] == [10, 40, 40]
+    assert pipeline.Settings(tmp_path, epochs_qat=1).epochs_of((8, 8)) == 1
+    dataset = data.load("digits")
+    steps = training.steps_per_epoch(dataset.train)
+    # Two ways to train for each of W8A8, W4A4 and W3A4.
+    assert pipeline.total_steps(settings, dataset) == steps * (3 + 2 * (10 + 40 + 40))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -120,6 +130,9 @@ def test_verify_accepts_the_result_and_notices_a_changed_file(
         (["train", "--out", "x", "--weight-bits", "9"], "--weight-bits"),
         (["train", "--out", "x", "--epochs-qat", "0"], "--epochs-qat"),
         (["train"], "--out"),
+        (["train", "--out", "/proc/x", "--epochs-float", "1"], "/proc/x/job.json cannot be written: No such file"),
+        (["train", "--out", "x", "--device", "tpu"], "--device must be cpu, cuda, or one of several as in cuda:1, got"),
+        (["train", "--out", "x", "--device", "cuda:97"], "--device cuda:97 is not there: PyTorch"),
         (["verify", "nowhere"], "run `exactqat train` first"),
         (["export", "nowhere"], "run `exactqat train` first"),
         (["report", "nowhere"], "run `exactqat train` first"),

@@ -146,6 +146,7 @@ def test_the_networks_are_those_of_the_papers(name: str, shape: tuple[int, ...],
 def test_networks_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = ModuleType("mine")
     mine.linear = lambda shape, classes: nn.Linear(shape[0], classes)  # type: ignore[attr-defined]
+    mine.broken = lambda shape: None  # type: ignore[attr-defined]
     mine.nothing = lambda shape, classes: None  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mine", mine)
     model = models.network("mine:linear", [7], 3)
@@ -154,6 +155,7 @@ def test_networks_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         ("vgg", "model must be one of small_mobilenet, dscnn, .* or 'package.module:function', got 'vgg'"),
         ("mine:gone", "'mine:gone' cannot be loaded: .*gone"),
         ("no.such.module:f", "cannot be loaded: No module named 'no'"),
+        ("mine:broken", r"'mine:broken' failed when called with \(7,\), 3: TypeError: .*positional argument"),
         ("mine:nothing", "must give a torch.nn.Module, got NoneType"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -118,7 +118,8 @@ def from_npz(path: Path, image_size: int | None = None) -> Dataset:
         with archive:
             arrays = {key: archive[key] for key in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} cannot be read as an .npz file: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{path} cannot be read as an .npz file: {reason}") from error
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for part, endings in {"": ("",), **{k: tuple(f"_{n}" for n in v) for k, v in PART_NAMES.items()}}.items():
         for ending in endings:

@@ -268,7 +268,7 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
         classes: number of outputs.
 
     Raises:
-        ValueError: there is no such network, or the function gives something else than a module.
+        ValueError: there is no such network, or the function fails or gives something else than a module.
     """
     if name in NETWORKS:
         return NETWORKS[name](tuple(shape), classes)
@@ -279,7 +279,11 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"model {name!r} cannot be loaded: {error}") from error
-    model = function(tuple(shape), classes)
+    try:
+        model = function(tuple(shape), classes)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"model {name!r} failed when called with {tuple(shape)}, {classes}: {what}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name!r} must give a torch.nn.Module, got {type(model).__name__}")
     return model

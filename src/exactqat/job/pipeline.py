@@ -78,6 +78,7 @@ class Settings:
         data: as in `data.load`.
         model: as in `models.network`.
         weight_bits, activation_bits: 2..8; if either is given, this precision alone, the other with 8 unless given too.
+        epochs_qat: of each quantization-aware training with fewer than eight bits; see `epochs_of`.
         batch_size: images in a training step, over all processes.
         image_size: height and width to which images are scaled; None leaves them.
 
@@ -87,7 +88,7 @@ class Settings:
 
     out: Path
     seed: int = 0
-    epochs_float: int = 80
+    epochs_float: int = 60
     epochs_qat: int = 80
     data: str = "digits"
     model: str = "small_mobilenet"
@@ -114,6 +115,11 @@ class Settings:
         if self.weight_bits is not None or self.activation_bits is not None:
             pairs = ((self.weight_bits or 8, self.activation_bits or 8),)
         return {f"w{weights}a{activations}": (weights, activations) for weights, activations in pairs}
+
+    def epochs_of(self, bits: tuple[int, int]) -> int:
+        """Epochs of a quantization-aware training; with eight bits, which only fine-tunes, a quarter."""
+        share = training.FINE_TUNING_SHARE if min(bits) >= 8 else 1
+        return max(1, round(self.epochs_qat * share))
 
     def stored(self) -> dict[str, Any]:
         """All of them but the directory, for job.json."""
@@ -189,8 +195,8 @@ class Progress:
 
 def total_steps(settings: Settings, dataset: Dataset) -> int:
     """Training steps of the whole job, for the time left."""
-    trainings = len(settings.precisions) * sum(method.trained for method in METHODS)
-    epochs = settings.epochs_float + trainings * settings.epochs_qat
+    trainings = sum(method.trained for method in METHODS)
+    epochs = settings.epochs_float + trainings * sum(map(settings.epochs_of, settings.precisions.values()))
     return training.steps_per_epoch(dataset.train, settings.batch_size) * epochs
 
 
@@ -301,6 +307,7 @@ def run(
     processes: Processes = ALONE,
     resume: bool = False,
     restart: bool = False,
+    device: torch.device = training.CPU,
 ) -> Results:
     """The whole job except metrics.json and the report. Writes checkpoints and .tflite files under `settings.out`.
 
@@ -308,19 +315,25 @@ def run(
         dataset: instead of what `settings.data` names, such as from `data.from_pairs`.
         processes: those that work on the job together; all but the first only train.
         resume, restart: see `start`.
+        device: where networks train; everything else, ranges and the device's integers included, is the CPU's.
+
+    Raises:
+        ValueError: several processes on a GPU.
     """
+    if device.type != "cpu" and processes.count > 1:
+        raise ValueError(f"--device {device}: several processes train on the CPU only; leave out torchrun or --device")
     progress = progress or Progress()
     started = time.perf_counter()
     dataset = dataset or load(settings.data, settings.image_size)
     # Before anything is written: whether there is such a network, and whether the device can run it.
     untrained = _untrained(settings, dataset)
     resumed = processes.from_first(start(settings, dataset, resume, restart) if processes.writes else None)
-    results = _float_network(settings, dataset, untrained, progress, processes, resumed)
+    results = _float_network(settings, dataset, untrained, progress, processes, resumed, device)
     for precision in settings.precisions:
         for method in METHODS:
             progress.begin(f"{precision.upper()} {method.title}")
             if method.trained or processes.writes:
-                results.outcomes.append(_quantized_network(results, precision, method, progress, processes))
+                results.outcomes.append(_quantized_network(results, precision, method, progress, processes, device))
         if not processes.writes:
             continue
         progress.begin(f"{precision.upper()} on the runtime, every integer compared")
@@ -363,7 +376,13 @@ def _untrained(settings: Settings, dataset: Dataset) -> nn.Module:
 
 
 def _float_network(
-    settings: Settings, dataset: Dataset, model: nn.Module, progress: Progress, processes: Processes, resumed: bool
+    settings: Settings,
+    dataset: Dataset,
+    model: nn.Module,
+    progress: Progress,
+    processes: Processes,
+    resumed: bool,
+    device: torch.device,
 ) -> Results:
     progress.begin("float training")
     history = training.train(
@@ -379,6 +398,7 @@ def _float_network(
         settings.batch_size,
         processes=processes,
         resume=resumed,
+        device=device,
     )
     if processes.writes:
         description = _describe_network(settings, dataset) | {"state": model.state_dict()}
@@ -397,7 +417,7 @@ def _float_network(
 
 
 def _quantized_network(
-    results: Results, precision: str, method: Method, progress: Progress, processes: Processes
+    results: Results, precision: str, method: Method, progress: Progress, processes: Processes, device: torch.device
 ) -> Outcome:
     settings, dataset = results.settings, results.dataset
     example = dataset.train.images[:2]
@@ -410,6 +430,7 @@ def _quantized_network(
     training.check_ranges(model, f"{title}, after calibration")
     history = None
     if method.trained:
+        epochs = settings.epochs_of(bits)
         rate = training.FINE_TUNING_LEARNING_RATE if min(bits) >= 8 else training.QAT_LEARNING_RATE
         history = training.train(
             model,
@@ -419,15 +440,16 @@ def _quantized_network(
             ],
             dataset.train,
             dataset.validation,
-            settings.epochs_qat,
+            epochs,
             settings.seed,
             title,
             progress.advance,
             settings.out / "training" / f"{precision}-{method.name}.pt",
             settings.batch_size,
-            settings.epochs_qat - training.frozen_epochs(settings.epochs_qat),
+            epochs - training.frozen_epochs(epochs),
             processes,
             results.resumed,
+            device,
         )
     else:
         qat.freeze(model)

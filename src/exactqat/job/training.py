@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
@@ -24,12 +25,14 @@ from .data import Split
 from .processes import ALONE, Processes
 
 CHECKPOINT_FORMAT = 2
+CPU = torch.device("cpu")
 BATCH_SIZE = 64
 EVALUATION_BATCH = 512
 FLOAT_LEARNING_RATE = 4e-3
-# Eight bits are fine enough to keep what float training found, and large steps would lose it; fewer bits have to find
-# anew.
+# Eight bits are fine enough to keep what float training found, and many large steps would lose it; fewer bits have to
+# find anew.
 FINE_TUNING_LEARNING_RATE = 3e-4
+FINE_TUNING_SHARE = 1 / 4
 QAT_LEARNING_RATE = 1e-3
 RANGE_LEARNING_RATE = 3e-3
 # Share of quantization-aware epochs with batch norm and ranges frozen and biases on the int32 grid.
@@ -54,6 +57,29 @@ class History:
     loss: list[float] = field(default_factory=list)
     validation_accuracy: list[float] = field(default_factory=list)
     frozen_from: int | None = None
+
+
+def device_named(name: str) -> torch.device:
+    """The device to train on, with deterministic algorithms if it is a GPU.
+
+    Raises:
+        ValueError: it is neither "cpu" nor "cuda" (or "cuda:1" and so on), or PyTorch does not see it.
+    """
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal())):
+        raise ValueError(f"--device must be cpu, cuda, or one of several as in cuda:1, got {name!r}")
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(index or 0) >= count:
+        seen = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
+        raise ValueError(f"--device {name} is not there: PyTorch {torch.__version__} sees {seen}")
+    # Read when cuBLAS starts; without it, its sums depend on what ran before.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    return torch.device(name)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -83,10 +109,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def _cannot_write(path: Path, error: OSError) -> OSError:
     kept = "; the file that stood there before is whole" if path.exists() else ""
-    return OSError(
-        f"{path} cannot be written: {error.strerror or error}{kept}. Finished epochs are kept: make room, "
-        "then continue with --resume"
-    )
+    advice = ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        advice = ". Finished epochs are kept: make room, then continue with --resume"
+    return OSError(f"{path} cannot be written: {error.strerror or error}{kept}{advice}")
 
 
 def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
@@ -97,6 +123,15 @@ def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
     write_atomically(path, buffer.getvalue())
 
 
+def _on_cpu(value: Any) -> Any:
+    """A state dict, of whatever depth, with all tensors on the CPU: it can be read on any machine."""
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: _on_cpu(entry) for key, entry in value.items()}
+    return [_on_cpu(entry) for entry in value] if isinstance(value, list) else value
+
+
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """What `save_checkpoint` wrote.
 
@@ -105,7 +140,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """
     content = io.BytesIO(path.read_bytes())
     try:
-        checkpoint = torch.load(content, weights_only=True)
+        checkpoint = torch.load(content, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError, OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as a checkpoint: {str(error).splitlines()[0]}") from error
     if not isinstance(checkpoint, dict) or checkpoint.get("format") != CHECKPOINT_FORMAT:
@@ -154,8 +189,9 @@ def accuracy_and_loss(model: nn.Module, split: Split, processes: Processes = ALO
     """Share of images classified rightly, and the mean cross entropy; each process computes its share of the images."""
     model.eval()
     right = loss = 0.0
+    device = next(model.parameters()).device
     for chosen in processes.share(torch.arange(len(split))).split(EVALUATION_BATCH):
-        logits, labels = model(split.images[chosen]), split.labels[chosen]
+        logits, labels = model(split.images[chosen].to(device)), split.labels[chosen].to(device)
         right += (logits.argmax(1) == labels).sum().item()
         loss += F.cross_entropy(logits.double(), labels, reduction="sum").item()
     right, loss = processes.sums([right, loss])
@@ -199,8 +235,9 @@ def train(
     freeze_at: int | None = None,
     processes: Processes = ALONE,
     resume: bool = False,
+    device: torch.device = CPU,
 ) -> History:
-    """Trains `model` in place and leaves it in its best state.
+    """Trains `model` in place and leaves it in its best state, on the CPU.
 
     After every epoch `state_path` holds all it takes to continue: with `resume` a training that was stopped at any
     moment ends with the bits of one that was not. Of a finished training it holds the best state and the history.
@@ -213,13 +250,15 @@ def train(
         batch_size: over all processes.
         freeze_at: epoch with which the model, a `PreparedModel`, is frozen. Only later states count as the best then.
         processes: those that train together, all with the same arguments.
-        resume: continue from `state_path` if it exists.
+        resume: continue from `state_path` if it exists, whatever device it was written on.
+        device: where the network trains. Images are drawn and moved about on the CPU, so they are the same everywhere.
 
     Raises:
         TrainingDiverged: the loss became NaN or infinite.
         RangeCollapsed: a quantization range lost its width.
         ValueError: `state_path` is damaged or belongs to another training.
     """
+    model.to(device)
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(groups)
     steps = steps_per_epoch(training, batch_size)
@@ -262,7 +301,7 @@ def train(
                 mine = processes.share(torch.arange(len(labels)))
                 # Averaged over the processes, as their gradients will be, this is the mean over the whole batch, even
                 # if shares differ in size.
-                summed = F.cross_entropy(replica(images[mine]), labels[mine], reduction="sum")
+                summed = F.cross_entropy(replica(images[mine].to(device)), labels[mine].to(device), reduction="sum")
                 loss = summed * (processes.count / len(labels))
                 value = processes.sums([summed.item()])[0] / len(labels)
                 if not math.isfinite(value):
@@ -307,9 +346,9 @@ def train(
                         "schedule": schedule.state_dict(),
                         "generator": generator.get_state(),
                     }
-                save_checkpoint(state_path, checkpoint)
+                save_checkpoint(state_path, _on_cpu(checkpoint))
     model.load_state_dict(best_state)
-    model.eval()
+    model.cpu().eval()
     return history
 
 
