@@ -184,7 +184,7 @@ OPERATIONS = [
               _dequantize(True, -1), _GIVEN),
     Operation("dequantize_from_data", "quantize and dequantize, range from data", "QuantizeAndDequantizeV2",
               "whole tensor", _ANY, _dequantize(False, -1), _FROM_DATA),
-    Operation("dequantize_axis", "quantize and dequantize, ranges from channels", "QuantizeAndDequantizeV2", "per channel",
+    Operation("dequantize_axis", "quantize and dequantize, range per channel", "QuantizeAndDequantizeV2", "per channel",
               _ANY, _dequantize(False, 3), {"range_given": False, "axis": 1}),
     Operation("dequantize_gradient", "quantize and dequantize, gradient", "QuantizeAndDequantizeV4Grad", "whole tensor",
               _ANY, _dequantize_gradient, {"axis": -1}),

@@ -97,7 +97,7 @@ def print_rows(console: Console, operation: Operation, threads: int, rows: Seque
         table.add_column("base", justify="right", no_wrap=True)
     for row in rows:
         rate = row["giga_multiply_adds_per_second" if depthwise else "gigabytes_per_second"]
-        cells = [describe(row), *([row["format"]] if layouts else [])]
+        cells = [describe(row) + " !" * ("disturbed" in row), *([row["format"]] if layouts else [])]
         for kind in ("fresh", "preallocated"):
             cells += [milliseconds(row[kind][0]), _spread(row[kind])]
         cells += [f"{rate:.1f}", f"{row['fraction']:.0%}", *(_peer(row, name) for name in shown)]
@@ -153,6 +153,13 @@ def print_summary(console: Console, results: dict[str, Any]) -> None:
         for line in results["huge"]["lines"]:
             console.print(line, highlight=False)
     _print_goals(console, results)
+    disturbed = sum("disturbed" in row for row in rows)
+    if disturbed:
+        console.print(
+            f"[bold yellow]{disturbed} of {len(rows)} rows were measured while others kept cores busy[/] (marked !): "
+            "believe them less, above all with several threads.",
+            highlight=False,
+        )
     console.print(
         f"{results['machine']}; {', '.join(f'{name} {version}' for name, version in results['versions'].items())}; "
         f"compilers: {results['settings']['compilers']}; took {results.get('seconds', 0)} s.",

@@ -34,6 +34,7 @@ sys.path += [entry for entry in (str(HERE), str(HERE.parent / "tests")) if entry
 
 import check  # noqa: E402
 import layers  # noqa: E402
+import others  # noqa: E402
 import report  # noqa: E402
 import summary  # noqa: E402
 import timing  # noqa: E402
@@ -51,6 +52,9 @@ WHOLE_TENSOR_SIZES = 12
 COMPILED = {"whole tensor": 3, "per channel": 6, "batch norm": 5, "depthwise": 3}
 COMPILED_BATCH = 8
 QUICK_LAYERS, QUICK_BATCH = 3, 8
+# Cores that others may keep busy during a race; how often it is repeated if they have more, as long as there is time.
+TOLERATED, REPEATS = 0.1, 2
+seconds_for_repeats = 180.0
 
 
 @dataclass
@@ -129,7 +133,8 @@ def race(item: Item, workers: dict[str, Worker], threads: int, compilers: bool) 
         else:
             groups[name] = {contestant: partial(worker.turn, contestant) for contestant in held}
     time.sleep(max(workers[name].pause for name in groups))
-    times = timing.race([(turns, workers[name].pause) for name, turns in groups.items()])
+    watched = [(turns, workers[name].pause) for name, turns in groups.items()]
+    times, disturbed = undisturbed(watched, [worker.process for worker in workers.values()])
     measured = {
         (name, contestant): found
         for name, of_group in zip(groups, times, strict=True)
@@ -161,10 +166,32 @@ def race(item: Item, workers: dict[str, Worker], threads: int, compilers: bool) 
         }
         if ("base", f"fresh {form}".strip()) in measured:
             row["base"] = {kind: list(measured["base", f"{kind} {form}".strip()]) for kind in ("preallocated", "fresh")}
+        if disturbed:
+            row["disturbed"] = round(disturbed, 2)
         if failures:
             row["failures"] = failures
         rows.append(row)
     return rows
+
+
+def undisturbed(
+    groups: Sequence[tuple[timing.Turns, float]], processes: Sequence[int]
+) -> tuple[list[dict[str, timing.Statistics]], float]:
+    """The race, again if others were computing meanwhile, and how many cores they had if they were to the end."""
+    global seconds_for_repeats
+    best, least = None, math.inf
+    for repeat in range(REPEATS + 1):
+        begun, watch = time.monotonic(), others.Watch(processes)
+        found = timing.race(groups)
+        share = watch.share()
+        if share < least:
+            best, least = found, share
+        if repeat:
+            seconds_for_repeats -= time.monotonic() - begun
+        if least <= TOLERATED or seconds_for_repeats <= 0:
+            break
+    assert best is not None
+    return best, least if least > TOLERATED else 0.0
 
 
 def start_workers(threads: int, options: argparse.Namespace, base: Path | None) -> Iterator[tuple[str, Worker]]:

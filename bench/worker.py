@@ -65,6 +65,10 @@ class Worker:
             raise RuntimeError(f"{self.framework}: {answer['error']}")
         return answer
 
+    @property
+    def process(self) -> int:
+        return self._process.pid
+
     def ask(self, request: str, **arguments: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"request": request, **arguments}) + "\n")

@@ -282,6 +282,47 @@ def test_a_turn_is_a_median_of_warm_calls(monkeypatch: pytest.MonkeyPatch) -> No
     assert timing.turn(call) == pytest.approx(0.5)  # a long one does
 
 
+def test_others_are_what_the_cores_did_and_we_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    import others
+
+    before = others._own([others.os.getpid()]), others._busy()
+    end = timing.time.process_time() + 0.2
+    while timing.time.process_time() < end:
+        pass
+    assert others._own([others.os.getpid()]) - before[0] > 0.1 and others._busy() - before[1] > 0.1
+
+    now, busy, own = iter([0.0, 2.0]), iter([100.0, 103.03]), iter([10.0, 12.0])
+    monkeypatch.setattr(others, "TICK", 100)
+    monkeypatch.setattr(others.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(others, "_busy", lambda: next(busy))
+    monkeypatch.setattr(others, "_own", lambda processes: next(own))
+    assert others.Watch([]).share() == pytest.approx(0.5)
+
+
+def test_a_disturbed_race_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = iter([0.9, 0.5, 0.7, 0.8, 0.0])
+
+    class Watch:
+        def __init__(self, processes: Any) -> None:
+            self.found = next(shares)
+
+        def share(self) -> float:
+            return self.found
+
+    monkeypatch.setattr(run.others, "Watch", Watch)
+    calls: list[float] = []
+
+    def take() -> float:
+        calls.append(float(len(calls) // timing.TURNS))
+        return calls[-1]
+
+    # The least disturbed of three is kept, and it is said how much it was.
+    found, share = run.undisturbed([({"a": take}, 0.0)], [])
+    assert share == 0.5 and found[0]["a"].median == 1
+    found, share = run.undisturbed([({"a": take}, 0.0)], [])
+    assert share == 0 and found[0]["a"].median == 4
+
+
 # What is derived
 
 
