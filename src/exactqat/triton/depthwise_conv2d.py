@@ -220,7 +220,7 @@ def _backward_tap(
     valid = meets[:, None] & known[None, :]
     offset = _pixels(i, j, output_width, channels * MULTIPLIER, CHANNELS_FIRST)
     if CHANNELS_FIRST:
-        offset += output_height.to(tl.int64) * output_width * q
+        offset += tl.cast(output_height, tl.int64) * output_width * q
     else:
         offset += q
     values = tl.load(gradient_ptrs + offset, valid, other=0.0)
@@ -403,7 +403,7 @@ def _filter_sums(
         GROUPS: tl.constexpr = (ALL_TAPS + TAPS - 1) // TAPS
         first_tap = (program % GROUPS) * TAPS
         block = program // GROUPS
-    row = block.to(tl.int64) * _BLOCK + tl.arange(0, _BLOCK)
+    row = tl.cast(block, tl.int64) * _BLOCK + tl.arange(0, _BLOCK)
     image, output_row = (row // output_height)[:, None], row % output_height
     known = (row < rows)[:, None] & (channel < outputs)[None, :]
     input_channel = (channel // MULTIPLIER)[None, :]
@@ -444,11 +444,9 @@ def _filter_sums(
         tap = first_tap + t
         # Rows beyond the last are -0, which changes no sum.
         total = fold_block(tl.where((row < rows)[:, None], sums[t], -0.0), FLUSH)
-        items = items_ptr + (block.to(tl.int64) * ALL_TAPS + tap) * outputs + channel
-        stored = channel < outputs
-        if TAPS != ALL_TAPS:
-            stored = stored & (tap < ALL_TAPS)
-        tl.store(items, total, stored)
+        position = tl.cast(tap, tl.int64) * outputs + channel
+        stored = (channel < outputs) & (position < ALL_TAPS * outputs)
+        tl.store(items_ptr + tl.cast(block, tl.int64) * ALL_TAPS * outputs + position, total, stored)
 
 
 _GEOMETRY = (

@@ -151,7 +151,7 @@ def _normalization(
         tl.store(reserve_space_2_ptr + channel, zeros, known)
     else:
         if TRAINING:
-            items = rows.to(tl.float64)
+            items = tl.cast(rows, tl.float64)
             first = _first_of(x_ptr, channel, known, inner)
             sums = total(items_ptr, count, 2 * channels, channel, known, FLUSH, BLOCKS)
             squares = total(items_ptr, count, 2 * channels, channels + channel, known, FLUSH, BLOCKS)
@@ -266,7 +266,7 @@ def _gradient_coefficients(
         tl.store(scale_backprop_ptr + channel, zeros, known)
         tl.store(offset_backprop_ptr + channel, zeros, known)
     else:
-        items = rows.to(tl.float64)
+        items = tl.cast(rows, tl.float64)
         sums = total(items_ptr, count, 2 * channels, channel, known, FLUSH, BLOCKS)
         products = total(items_ptr, count, 2 * channels, channels + channel, known, FLUSH, BLOCKS)
         variance = _vector(variance_ptr, channel, known)
