@@ -484,6 +484,40 @@ inline Vector<double> doubles(Vector<double> a) {
   return a;
 }
 
+// Bits of two masks in turn, the first of `lower` lowest; of up to 16 elements.
+inline uint32_t interleaved(uint32_t lower, uint32_t higher) {
+#if defined(__BMI2__)
+  return _pdep_u32(lower, 0x55555555) | _pdep_u32(higher, 0xaaaaaaaa);
+#else
+  uint64_t bits = lower | uint64_t{higher} << 32;
+  bits = (bits | bits << 8) & 0x00ff00ff00ff00ff;
+  bits = (bits | bits << 4) & 0x0f0f0f0f0f0f0f0f;
+  bits = (bits | bits << 2) & 0x3333333333333333;
+  bits = (bits | bits << 1) & 0x5555555555555555;
+  return uint32_t(bits) | uint32_t(bits >> 31);
+#endif
+}
+
+// Eight lanes folded in halves (docs/decisions/summation-order.md).
+#if defined(__AVX2__)
+inline double folded(__m256d four) {
+  const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
+#endif
+#if defined(__AVX512F__)
+inline double folded(const Vector<double> (&lanes)[1]) {
+  return folded(_mm256_add_pd(_mm512_castpd512_pd256(lanes[0].v), _mm512_maskz_extractf64x4_pd(0xff, lanes[0].v, 1)));
+}
+#elif defined(__AVX2__)
+inline double folded(const Vector<double> (&lanes)[2]) { return folded(_mm256_add_pd(lanes[0].v, lanes[1].v)); }
+#else
+inline double folded(const Vector<double> (&lanes)[4]) {
+  const Vector<double> first = lanes[0] + lanes[2], second = lanes[1] + lanes[3], two = first + second;
+  return two.v[0] + two.v[1];
+}
+#endif
+
 // TensorFlow's clamp: NaN in x survives, a NaN bound is ignored.
 template <class T>
 inline Vector<T> clamp(Vector<T> x, Vector<T> low, Vector<T> high) {

@@ -53,7 +53,7 @@ template <class T>
 struct NudgedChannels {
   LineVector<T> nudged_min, nudged_max, nudged_scale, inv_nudged_scale, quant_zero;
   LineVector<T> no_range, reversed;  // 1 or 0; reversed: the nudged minimum is above the maximum
-  bool any_no_range = false, any_reversed = false;
+  bool any_no_range = false, any_reversed = false, any_unordered = false;  // unordered: reversed or NaN
 
   NudgedChannels(const T* min, const T* max, int64_t channels, const Numbers& numbers) {
     constexpr int64_t kWidth = Vector<T>::kWidth;
@@ -63,9 +63,10 @@ struct NudgedChannels {
     const auto vector = [&](int64_t c, auto extent) {
       const Nudged<T> n(load(min + c, extent), load(max + c, extent), numbers);
       const Mask<T> is_reversed = less(n.nudged_max, n.nudged_min);
-      const uint32_t real = (uint32_t{1} << count_of<T>(extent)) - 1;
+      const uint32_t real = (uint32_t{1} << count_of<T>(extent)) - 1;  // not the lanes behind the last channel
       any_no_range |= (bits_of(n.no_range) & real) != 0;
       any_reversed |= (bits_of(is_reversed) & real) != 0;
+      any_unordered |= (bits_of(less_equal(n.nudged_min, n.nudged_max)) & real) != real;
       const Vector<T> one = Vector<T>::all(T(1));
       n.nudged_min.store(nudged_min.data() + c), n.nudged_max.store(nudged_max.data() + c);
       n.nudged_scale.store(nudged_scale.data() + c), n.inv_nudged_scale.store(inv_nudged_scale.data() + c);
@@ -91,21 +92,29 @@ Sides<T> sides_of(Vector<T> x, Vector<T> low, Vector<T> high) {
 
 // The packed mask: element i has bits 2 * (i % 4) and the next of byte i / 4. The lower one says inside or above, the higher one
 // inside or below; NaN has neither. In a reversed range nothing is inside, and both bits say below and above at the same time.
+// Written for the elements from i on, of which there are `count`.
 template <class T>
-void pack(uint8_t* mask, int64_t i, const Sides<T>& sides, int64_t count) {
-  uint64_t bits = bits_of(sides.inside | sides.above) | uint64_t(bits_of(sides.inside | sides.below)) << 32;
-  bits = (bits | bits << 8) & 0x00ff00ff00ff00ff;
-  bits = (bits | bits << 4) & 0x0f0f0f0f0f0f0f0f;
-  bits = (bits | bits << 2) & 0x3333333333333333;
-  bits = (bits | bits << 1) & 0x5555555555555555;
-  const uint32_t packed = uint32_t(bits) | uint32_t(bits >> 31);
+void pack(uint8_t* mask, int64_t i, Mask<T> lower, Mask<T> higher, int64_t count) {
   constexpr int64_t kWidth = Vector<T>::kWidth;
+  uint32_t packed = interleaved(bits_of(lower), bits_of(higher));
+  if (count < kWidth) packed &= (uint32_t{1} << 2 * count) - 1;
   if constexpr (kWidth >= 4) {
     if (count == kWidth) std::memcpy(mask + i / 4, &packed, kWidth / 4);
     else std::memcpy(mask + i / 4, &packed, (count + 3) / 4);
   } else {
     const uint8_t before = i % 4 ? mask[i / 4] : 0;
     mask[i / 4] = uint8_t(before | packed << 2 * (i % 4));
+  }
+}
+
+// Where each x lies. Any ranges, or, in fewer steps, ranges of which none is reversed or NaN: what is not below is inside or above.
+template <bool Any, class T>
+void pack_sides(uint8_t* mask, int64_t i, Vector<T> x, Vector<T> low, Vector<T> high, int64_t count) {
+  if constexpr (Any) {
+    const Sides<T> sides = sides_of(x, low, high);
+    pack(mask, i, sides.inside | sides.above, sides.inside | sides.below, count);
+  } else {
+    pack(mask, i, less_equal(low, x), less_equal(x, high), count);
   }
 }
 
@@ -137,11 +146,17 @@ void quantize_whole(const Call& call, const Nudged<T>& n, bool no_range, uint8_t
   const auto value = [=](V x) __attribute__((always_inline)) {
     return quantized<Division>(x, low, high, scale, inverse, zero);
   };
-  if (mask) {
+  if (mask && !no_range && bits_of(less_equal(low, high))) {
+    runs.fill(outputs, [=](int64_t i, int64_t, auto extent) __attribute__((always_inline)) {
+      const V x = load(inputs + i, extent);
+      pack_sides<false>(mask, i, x, low, high, count_of<T>(extent));
+      return value(x);
+    });
+  } else if (mask) {
     const V range = V::all(T(!no_range));
     runs.fill(outputs, [=](int64_t i, int64_t, auto extent) __attribute__((always_inline)) {
       const V x = load(inputs + i, extent);
-      pack(mask, i, sides_of(x, low, high), count_of<T>(extent));
+      pack_sides<true>(mask, i, x, low, high, count_of<T>(extent));
       return kept(less(V{}, range), value(x));
     });
   } else if (no_range) {
@@ -165,7 +180,7 @@ void quantize_channels(const Call& call, uint8_t* mask) {
   const auto lows = runs.spread(n.nudged_min.data()), highs = runs.spread(n.nudged_max.data());
   const auto scales = runs.spread(n.nudged_scale.data()), inverses = runs.spread(n.inv_nudged_scale.data());
   const auto zeros = runs.spread(n.quant_zero.data());
-  const auto no_ranges = mask || n.any_no_range ? runs.spread(n.no_range.data()) : LineVector<T>();
+  const auto no_ranges = n.any_no_range || n.any_unordered ? runs.spread(n.no_range.data()) : LineVector<T>();
   const T *low = lows.data(), *high = highs.data(), *scale = scales.data(), *inverse = inverses.data();
   const T *zero = zeros.data(), *no_range = no_ranges.data();
   const auto value = [=](V x, int64_t p) __attribute__((always_inline)) {
@@ -174,11 +189,17 @@ void quantize_channels(const Call& call, uint8_t* mask) {
   const auto in_range = [=](V outputs, int64_t p) __attribute__((always_inline)) {
     return kept(less(V::load(no_range + p), V::all(T(1))), outputs);
   };
-  if (mask) {
+  if (mask && (n.any_no_range || n.any_unordered)) {
     runs.fill(outputs, [=](int64_t i, int64_t p, auto extent) __attribute__((always_inline)) {
       const V x = load(inputs + i, extent);
-      pack(mask, i, sides_of(x, V::load(low + p), V::load(high + p)), count_of<T>(extent));
+      pack_sides<true>(mask, i, x, V::load(low + p), V::load(high + p), count_of<T>(extent));
       return in_range(value(x, p), p);
+    });
+  } else if (mask) {
+    runs.fill(outputs, [=](int64_t i, int64_t p, auto extent) __attribute__((always_inline)) {
+      const V x = load(inputs + i, extent);
+      pack_sides<false>(mask, i, x, V::load(low + p), V::load(high + p), count_of<T>(extent));
+      return value(x, p);
     });
   } else if (n.any_no_range) {
     runs.fill(outputs, [=](int64_t i, int64_t p, auto extent) __attribute__((always_inline)) {
@@ -263,6 +284,8 @@ template <class S, class T>
 struct FromInputs {
   const S* inputs;
 
+  void prefetch(int64_t i) const { __builtin_prefetch(inputs + i); }
+
   template <bool Odd, class Extent>
   Sides<T> at(int64_t i, int64_t p, const Places<T>& n, Extent extent) const {
     return sides_of(load(inputs + i, extent), Vector<T>::load(n.low + p), Vector<T>::load(n.high + p));
@@ -272,6 +295,8 @@ struct FromInputs {
 template <class T>
 struct FromMask {
   const uint8_t* mask;
+
+  void prefetch(int64_t i) const { __builtin_prefetch(mask + i / 4); }
 
   template <bool Odd, class Extent>
   Sides<T> at(int64_t i, int64_t p, const Places<T>& n, Extent extent) const {
@@ -298,8 +323,11 @@ inline void add_sides(Lanes& below, Lanes& above, const Sides<T>& sides, Vector<
   }
 }
 
-// One call of a gradient kernel. Odd: some channel has no range or a reversed one. Past: results go past the cache.
-template <class S, class T, class Source, bool Odd, bool Past>
+// Where the tensors of a call are: in the cache, beyond it, or so large that even a result alone goes past it.
+enum class Memory { near, far, past };
+
+// One call of a gradient kernel. Odd: some channel has no range or a reversed one.
+template <class S, class T, class Source, bool Odd, Memory To>
 struct GradientCall {
   static constexpr int64_t kWidth = Vector<T>::kWidth;
   static constexpr int kParts = sizeof(double) / sizeof(T);  // vectors of float64 in one vector
@@ -321,17 +349,18 @@ struct GradientCall {
     const Element e{load(gradients + i, extent), source.template at<Odd>(i, p, n, extent)};
     Vector<T> result = masked(e.gradient, e.sides.inside);
     if constexpr (Odd) result = chosen(less(Vector<T>{}, Vector<T>::load(n.no_range + p)), e.gradient, result);
-    if constexpr (Past && std::is_same_v<Extent, Whole>) stream(backprops + i, result);
+    if constexpr (To == Memory::past && std::is_same_v<Extent, Whole>) stream(backprops + i, result);
     else store(backprops + i, result, extent);
     return e;
   }
 
-  // Up to 64 rows from element `offset` on: eight rows next to each other are the lanes, and each vector of those is added up over
-  // the block in registers. Unless Exact, returns whether all gradients were finite; if not, the sums are wrong.
+  // The sums of each lane of up to 64 rows from element `offset` on: eight rows next to each other are the lanes, and each vector of
+  // those is added up over the block in registers. Unless Exact, returns whether all gradients were finite; if not, the sums are
+  // wrong.
   template <bool Exact, int Steps>
   bool block(int64_t offset, int64_t rows, double* below, double* above) const {
     const GradientCall here = *this;  // what is behind `this` would be loaded again after every store
-    const int64_t width = kLanes * channels, steps = Steps ? Steps : rows / kLanes, rest = rows % kLanes * channels;
+    const int64_t width = kLanes * here.channels, steps = rows / kLanes, rest = rows % kLanes * here.channels;
     Vector<T> check;
     const auto column = [&](int64_t p, auto extent) __attribute__((always_inline)) {
       Lanes lows[kParts], highs[kParts];
@@ -342,7 +371,14 @@ struct GradientCall {
       };
       if constexpr (Steps != 0) {
 #pragma GCC unroll 8
-        for (int64_t step = 0; step < Steps; ++step) add(here.element(offset + step * width + p, p, extent));
+        for (int64_t step = 0; step < Steps; ++step) {
+          const int64_t i = offset + step * width + p;
+          if constexpr (To != Memory::near) {  // eight rows at a time are more than the processor foresees
+            __builtin_prefetch(here.gradients + i + kBlock * here.channels);
+            here.source.prefetch(i + kBlock * here.channels);
+          }
+          add(here.element(i, p, extent));
+        }
       } else {
         for (int64_t step = 0; step < steps; ++step) add(here.element(offset + step * width + p, p, extent));
         if (p < rest) add(here.element(offset + steps * width + p, p, Part{std::min(rest - p, count_of<T>(extent))}));
@@ -358,33 +394,50 @@ struct GradientCall {
     return !any_nan(check);
   }
 
-  // The same for 64 rows of one channel, whose elements are the lanes in turn.
+  // The folded sums of blocks of 64 rows of one channel, whose elements are the lanes in turn: below, above, below ...
   template <bool Exact>
-  bool block_of_one(int64_t offset, double* below, double* above) const {
+  bool blocks_of_one(int64_t offset, int64_t blocks, double* items) const {
     const GradientCall here = *this;
     constexpr int64_t kVectors = kBlock / kWidth, kSums = kLanes / Lanes::kWidth;
-    Lanes lows[kSums], highs[kSums];
     Vector<T> check;
+    for (int64_t b = 0; b < blocks; ++b, offset += kBlock) {
+      Lanes lows[kSums], highs[kSums];
 #pragma GCC unroll 64
-    for (int64_t v = 0; v < kVectors; ++v) {
-      const Element e = here.element(offset + v * kWidth, 0, Whole{});
-      add_sides<Exact, 0>(lows[v * kParts % kSums], highs[v * kParts % kSums], e.sides, e.gradient);
-      if constexpr (kParts == 2)
-        add_sides<Exact, 1>(lows[(v * kParts + 1) % kSums], highs[(v * kParts + 1) % kSums], e.sides, e.gradient);
-      if constexpr (!Exact) check = spoiled(check, e.gradient);
-    }
-    for (int64_t k = 0; k < kSums; ++k) {
-      lows[k].store(below + k * Lanes::kWidth);
-      highs[k].store(above + k * Lanes::kWidth);
+      for (int64_t v = 0; v < kVectors; ++v) {
+        const Element e = here.element(offset + v * kWidth, 0, Whole{});
+        add_sides<Exact, 0>(lows[v * kParts % kSums], highs[v * kParts % kSums], e.sides, e.gradient);
+        if constexpr (kParts == 2)
+          add_sides<Exact, 1>(lows[(v * kParts + 1) % kSums], highs[(v * kParts + 1) % kSums], e.sides, e.gradient);
+        if constexpr (!Exact) check = spoiled(check, e.gradient);
+      }
+      items[2 * b] = folded(lows);
+      items[2 * b + 1] = folded(highs);
     }
     return !any_nan(check);
   }
 
+  // The folded sums of `rows` rows from element `offset` on, block by block: below for all channels, above for all channels.
   template <bool Exact>
-  bool any_block(int64_t offset, int64_t rows, double* below, double* above) const {
-    if (rows != kBlock) return block<Exact, 0>(offset, rows, below, above);
-    if (channels == 1) return block_of_one<Exact>(offset, below, above);
-    return block<Exact, int(kBlock / kLanes)>(offset, rows, below, above);
+  bool items_of(int64_t offset, int64_t rows, double* items) const {
+    const int64_t room = kLanes * channels + kLine / int64_t{sizeof(double)};
+    static thread_local LineVector<double> lanes;  // its pages stay
+    if (int64_t(lanes.size()) < 2 * room) lanes.resize(2 * room);
+    double *below = lanes.data(), *above = below + room;
+    bool finite = true;
+    if (channels == 1) {
+      const int64_t blocks = rows / kBlock;
+      finite = blocks_of_one<Exact>(offset, blocks, items);
+      offset += blocks * kBlock, rows -= blocks * kBlock, items += 2 * blocks;
+    }
+    for (; rows > 0; offset += kBlock * channels, rows -= kBlock, items += 2 * channels) {
+      finite &= rows >= kBlock ? block<Exact, int(kBlock / kLanes)>(offset, kBlock, below, above)
+                               : block<Exact, 0>(offset, rows, below, above);
+      fold_lanes(below, channels);
+      fold_lanes(above, channels);
+      std::copy_n(below, channels, items);
+      std::copy_n(above, channels, items + channels);
+    }
+    return finite;
   }
 
   bool finite(int64_t offset, int64_t size) const {
@@ -398,24 +451,20 @@ struct GradientCall {
   // The sums below and above of all channels.
   std::array<Doubles, 2> run(int64_t rows, bool in_place) const {
     if (rows == 0 || channels == 0) return {Doubles(channels), Doubles(channels)};
-    const int64_t blocks = (rows + kBlock - 1) / kBlock, width = kLanes * channels, room = width + kLine / int64_t{sizeof(double)};
-    const int64_t blocks_per_task = std::max<int64_t>(1, kTask / (kBlock * channels));
+    const int64_t blocks = (rows + kBlock - 1) / kBlock;
+    // What is done once more if a gradient is not finite: several blocks of few channels.
+    const int64_t together = std::max<int64_t>(1, kTask / 8 / (kBlock * channels));
+    const int64_t blocks_per_task = std::max<int64_t>(1, kTask / (together * kBlock * channels)) * together;
     const auto items = scratch(2 * blocks * channels);
     parallel_for((blocks + blocks_per_task - 1) / blocks_per_task, rows * channels, [&](int64_t task) {
-      LineVector<double> lanes(2 * room);
-      double *below = lanes.data(), *above = below + room;
-      for (int64_t b = task * blocks_per_task; b < std::min(blocks, (task + 1) * blocks_per_task); ++b) {
-        const int64_t offset = b * kBlock * channels, count = std::min(kBlock, rows - b * kBlock);
+      for (int64_t b = task * blocks_per_task; b < std::min(blocks, (task + 1) * blocks_per_task); b += together) {
+        const int64_t offset = b * kBlock * channels, count = std::min(together * kBlock, rows - b * kBlock);
+        double* sums = items.get() + 2 * b * channels;
         // In place there is one chance, because the results overwrite the operands.
-        if (in_place && !finite(offset, count * channels)) any_block<true>(offset, count, below, above);
-        else if (!any_block<false>(offset, count, below, above)) any_block<true>(offset, count, below, above);
-        double* item = items.get() + 2 * b * channels;
-        fold_lanes(below, channels);
-        fold_lanes(above, channels);
-        std::copy_n(below, channels, item);
-        std::copy_n(above, channels, item + channels);
+        if (in_place && !finite(offset, count * channels)) items_of<true>(offset, count, sums);
+        else if (!items_of<false>(offset, count, sums)) items_of<true>(offset, count, sums);
       }
-      if (Past) finish_streaming();
+      if (To == Memory::past) finish_streaming();
     });
     // The blocks of blocks on all cores, then the rest of the tree.
     const int64_t groups = (blocks + kBlock - 1) / kBlock;
@@ -449,14 +498,17 @@ void gradient_of_channels(const Call& call, const Source& source, int operand_of
   const auto reversed = odd ? spread_over_lanes(nudged.reversed) : LineVector<T>();
   const Places<T> n{low.data(), high.data(), no_range.data(), reversed.data()};
   constexpr int64_t kVector = Vector<T>::kWidth * int64_t{sizeof(S)};
-  const bool past = !in_place && size * int64_t{sizeof(S)} >= too_large_for_the_cache() && aligned(backprops, kVector) &&
+  const int64_t bytes = size * int64_t{sizeof(S)};
+  const bool far = 3 * bytes >= 2 * too_large_for_the_cache();
+  const bool past = !in_place && bytes >= too_large_for_the_cache() && aligned(backprops, kVector) &&
                     kLanes * channels * int64_t{sizeof(S)} % kVector == 0;
-  const auto run = [&]<bool Odd, bool Past>() {
-    return GradientCall<S, T, Source, Odd, Past>{gradients, source, backprops, n, channels}.run(rows, in_place);
+  const auto run = [&]<bool Odd, Memory To>() {
+    return GradientCall<S, T, Source, Odd, To>{gradients, source, backprops, n, channels}.run(rows, in_place);
   };
-  const auto sums = odd    ? run.template operator()<true, false>()
-                    : past ? run.template operator()<false, true>()
-                           : run.template operator()<false, false>();
+  const auto sums = odd    ? run.template operator()<true, Memory::near>()
+                    : past ? run.template operator()<false, Memory::past>()
+                    : far  ? run.template operator()<false, Memory::far>()
+                           : run.template operator()<false, Memory::near>();
   for (int64_t c = 0; c < channels; ++c) {
     backprop_min[c] = nudged.no_range[c] ? T(0) : T(sums[0][c]);
     backprop_max[c] = nudged.no_range[c] ? T(0) : T(sums[1][c]);
