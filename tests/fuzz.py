@@ -32,7 +32,7 @@ import ml_dtypes
 import numpy as np
 from bits import assert_same_bits
 from cases import RANGES
-from conftest import ANSWERS_NAN, WIDE
+from conftest import ANSWERS_NAN, WIDE, unwritten
 from conftest import DEVICES as ALL_DEVICES
 
 from exactqat import cpu, reference
@@ -179,7 +179,9 @@ PALETTES = CALM | EXTREME
 
 
 def dtype_of(name: str, dtype: np.dtype) -> np.dtype:
-    """The dtype of an operand beside tensors of `dtype`: ranges and statistics have no 16 bits."""
+    """The dtype of an operand beside tensors of `dtype`: ranges and statistics have no 16 bits, masks are bytes."""
+    if name == "mask":
+        return np.dtype("uint8")
     return np.dtype("float32") if dtype.itemsize == 2 and name in WIDE | {"min_cotangent", "max_cotangent"} else dtype
 
 
@@ -264,7 +266,8 @@ def _fake_quant(source: Source, op: Operator, attributes: dict[str, Any]) -> Sha
     vectors = "per_channel" in op.name or ("min_cotangent" in op.operands and chance(source, 50))
     shape = shape_of_rank(source, source.integer(1 if vectors else 0, 6))
     bounds = shape[-1:] if vectors else ()
-    return {name: bounds if name.startswith(("min", "max")) else shape for name in op.operands}
+    shapes = {name: bounds if name.startswith(("min", "max")) else shape for name in op.operands}
+    return shapes | {name: ((math.prod(shape) + 3) // 4,) for name in op.operands if name == "mask"}
 
 
 def _quantize_and_dequantize(source: Source, op: Operator, attributes: dict[str, Any]) -> Shapes:
@@ -472,11 +475,15 @@ def generate(source: Source, op: Operator | None = None) -> Call:
         if quantized and chance(source, 30):
             low, high = bounds
             arrays[name] = ties(source, shape, low, high, axis, attributes.get("num_bits", 8), dtype)
+        elif name == "mask":
+            arrays[name] = source.numbers.integers(0, 256, shape, np.uint8)
         elif name not in arrays:
             arrays[name] = values(source, shape, dtype_of(name, dtype), choose(source, allowed))
             if name in ("variance", "reserve_space_2") and chance(source, 80):
                 arrays[name] = np.asarray(np.abs(arrays[name]))
     layouts = {name: choose(source, list(LAYOUTS)) if chance(source, 40) else "dense" for name in op.operands}
+    if layouts.get("mask") in ("misaligned", "big-endian", "numbers"):  # there is no such thing for bytes
+        layouts["mask"] = "dense"
     first = op.operands[0]
     if layouts[first] == "numbers":  # its dtype decides about that of the numbers
         layouts[first] = "dense"
@@ -546,7 +553,7 @@ def _dtype(source: Source, call: Call) -> None:
     dtype = choose(source, ("int32", "bool", "complex64", "uint8", "U2", "object", "datetime64[s]", *DTYPES))
     array = np.array(call.operands[name])
     call.operands[name] = np.zeros(array.shape, dtype)
-    call.flaw, call.refused = f"{name} as {dtype}", dtype not in DTYPES
+    call.flaw, call.refused = f"{name} as {dtype}", dtype not in (*DTYPES, dtype_of(name, np.dtype("float32")).name)
 
 
 def _not_an_array(source: Source, call: Call) -> None:
@@ -569,7 +576,7 @@ def _out_does_not_fit(source: Source, call: Call) -> None:
     accepted = _lowered(call, _dense(call))
     if accepted is None:
         return
-    out = _results(accepted[0], _dense(call))
+    out = unwritten(accepted[0], _dense(call).values())
     number = source.integer(0, len(out) - 1)
     array = out[number]
     what = choose(source, ("shape", "dtype", "read-only", "strided", "an operand", "list", "too many"))
@@ -630,11 +637,6 @@ def _dense(call: Call) -> dict[str, np.ndarray]:
     return dense
 
 
-def _results(lowered: Lowering, operands: dict[str, np.ndarray]) -> list[np.ndarray]:
-    dtypes = {array.dtype.name: array.dtype for array in operands.values()}
-    return [np.full(spec.shape, np.nan, dtypes.get(spec.dtype, spec.dtype)) for spec in lowered.results]
-
-
 def _lowered(call: Call, operands: dict[str, np.ndarray]) -> tuple[Lowering, dict[str, Any]] | None:
     """The declaration's answer and the checked attributes, None for a refusal."""
     try:
@@ -673,7 +675,7 @@ def check(call: Call) -> tuple[bool, int]:
         assert not isinstance(got, Exception), f"a good call was refused: {got!r}"
         _compare(op, got, expected, "the NumPy frontend", dense)
     if accepted and call.out:
-        got = _outcome(lambda: _with_out(call, dense, _results(accepted[0], dense)))
+        got = _outcome(lambda: _with_out(call, dense, unwritten(accepted[0], dense.values())))
         assert isinstance(got, Exception) == isinstance(expected, Exception), f"with out={call.out!r}: {got!r}"
         if not isinstance(expected, Exception):
             _compare(op, got, expected, f"the NumPy frontend, out={call.out!r}", dense)

@@ -39,6 +39,11 @@ using LineVector = std::vector<T, LineAllocator<T>>;
 template <class S>
 using Real = std::conditional_t<sizeof(S) == 8, double, float>;
 
+inline float real(float16 value) { return widened(value); }
+inline float real(bfloat16 value) { return widened(value); }
+inline float real(float value) { return value; }
+inline double real(double value) { return value; }
+
 // How much of a vector there is: all of it, or its first n elements. The others are loaded as zeros and never stored.
 struct Whole {};
 struct Part {
@@ -584,12 +589,16 @@ inline void fill_run(S* out, int64_t begin, int64_t end, Step step) {
 // `size` parameters, those of the channels over and over, the first one that of channel `first`.
 template <class T>
 LineVector<T> spread(const T* parameters, int64_t channels, int64_t size, int64_t first = 0) {
-  LineVector<T> wide;
-  wide.reserve(size);
-  wide.insert(wide.end(), parameters + first, parameters + std::min(channels, first + size));
-  wide.insert(wide.end(), parameters, parameters + std::clamp<int64_t>(size - int64_t(wide.size()), 0, first));
-  while (int64_t(wide.size()) < size)  // whole channels so far
-    wide.insert(wide.end(), wide.begin(), wide.begin() + std::min(int64_t(wide.size()), size - int64_t(wide.size())));
+  LineVector<T> wide(size);
+  int64_t done = std::min(channels - first, size);
+  std::copy_n(parameters + first, done, wide.data());
+  const int64_t others = std::clamp<int64_t>(size - done, 0, first);
+  std::copy_n(parameters, others, wide.data() + done);
+  for (done += others; done < size;) {  // whole channels so far
+    const int64_t more = std::min(done, size - done);
+    std::copy_n(wide.data(), more, wide.data() + done);
+    done += more;
+  }
   return wide;
 }
 

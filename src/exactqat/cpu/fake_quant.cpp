@@ -4,7 +4,6 @@
 #include <cstring>
 #include <memory>
 
-#include "arithmetic.h"
 #include "call.h"
 #include "elementwise.h"
 #include "reduce.h"

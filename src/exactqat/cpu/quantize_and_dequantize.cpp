@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // QuantizeAndDequantize*: the same arithmetic as reference/quantize_and_dequantize.py.
 #include <cmath>
+#include <cstring>
 #include <limits>
 
-#include "arithmetic.h"
 #include "call.h"
-#include "reduce.h"
+#include "elementwise.h"
 
 namespace exactqat {
 namespace {
@@ -37,95 +37,145 @@ Scale<T> scale_of(Range<T> range, const Numbers& numbers) {
   return {from_max, inverse, low * inverse, range.maximum};
 }
 
-// Minimum and maximum so far of each of a row of columns, and how many NaN there were. None of it depends on the order.
+// A part of a vector, filled up with its first element.
+template <class S>
+Vector<Real<S>> load_filled(const S* p, int64_t n) {
+  S whole[Vector<Real<S>>::kWidth];
+  std::fill(std::begin(whole), std::end(whole), *p);
+  std::copy_n(p, n, whole);
+  return load(whole, Whole{});
+}
+
+// Minimum and maximum so far of a vector of columns, and a NaN once there was one. None of it depends on the order.
 template <class T>
 struct Extremes {
-  using Count = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
-  std::vector<T> minimum, maximum;
-  std::vector<Count> nan;
+  Vector<T> minimum = Vector<T>::all(std::numeric_limits<T>::infinity());
+  Vector<T> maximum = Vector<T>::all(-std::numeric_limits<T>::infinity());
+  Vector<T> nan;
 
-  explicit Extremes(int64_t columns)
-      : minimum(columns, std::numeric_limits<T>::infinity()), maximum(columns, -std::numeric_limits<T>::infinity()), nan(columns) {}
-
-  void see(const T* values, int64_t begin, int64_t end) {
-    T *low = minimum.data() + begin, *high = maximum.data() + begin;
-    Count* nans = nan.data() + begin;
-    for (int64_t c = 0; c < end - begin; ++c) {
-      low[c] = values[c] < low[c] ? values[c] : low[c];
-      high[c] = values[c] > high[c] ? values[c] : high[c];
-      nans[c] |= Count(values[c] != values[c]);
-    }
+  void see(Vector<T> x) {
+    minimum = lesser(x, minimum);
+    maximum = greater(x, maximum);
+    nan = chosen(less_equal(x, x), nan, x);
   }
-  Range<T> all() const { return range(0, int64_t(minimum.size())); }
-  // The columns [begin, end) together.
-  Range<T> range(int64_t begin, int64_t end) const {
-    const T none = std::numeric_limits<T>::quiet_NaN();
-    T low = minimum[begin], high = maximum[begin];
-    for (int64_t c = begin; c < end; ++c) {
-      if (nan[c]) return {none, none};
-      low = minimum[c] < low ? minimum[c] : low;
-      high = maximum[c] > high ? maximum[c] : high;
-    }
-    return {low, high};
+  void see(const Extremes& other) {
+    minimum = lesser(other.minimum, minimum);
+    maximum = greater(other.maximum, maximum);
+    nan = chosen(less_equal(other.nan, other.nan), nan, other.nan);
   }
-  void merge(const Extremes& other) {
-    for (size_t c = 0; c < minimum.size(); ++c) {
-      minimum[c] = other.minimum[c] < minimum[c] ? other.minimum[c] : minimum[c];
-      maximum[c] = other.maximum[c] > maximum[c] ? other.maximum[c] : maximum[c];
-      nan[c] |= other.nan[c];
+  // All columns as one.
+  Range<T> range() const {
+    T low[Vector<T>::kWidth], high[Vector<T>::kWidth];
+    minimum.store(low), maximum.store(high);
+    if (any_nan(nan)) return {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::quiet_NaN()};
+    Range<T> all{low[0], high[0]};
+    for (int64_t k = 1; k < Vector<T>::kWidth; ++k) {
+      all.minimum = low[k] < all.minimum ? low[k] : all.minimum;
+      all.maximum = high[k] > all.maximum ? high[k] : all.maximum;
     }
+    return all;
   }
 };
 
-// Extremes of the columns of a dense [rows, columns] array.
-template <class T>
-Extremes<T> extremes_of(const T* input, int64_t rows, int64_t columns) {
-  const int64_t rows_per_task = std::max<int64_t>(1, 65536 / columns), tasks = (rows + rows_per_task - 1) / rows_per_task;
-  std::vector<Extremes<T>> partial(tasks, Extremes<T>(columns));
-  parallel_for(tasks, rows * columns, [&](int64_t task) {
-    for (int64_t row = task * rows_per_task; row < std::min(rows, (task + 1) * rows_per_task); ++row)
-      partial[task].see(input + row * columns, 0, columns);
-  });
-  Extremes<T> whole(columns);
-  for (const Extremes<T>& part : partial) whole.merge(part);
-  return whole;
+template <class S>
+Extremes<Real<S>> extremes_of(const S* input, int64_t size) {
+  using T = Real<S>;
+  constexpr int64_t kWidth = Vector<T>::kWidth, kChains = 4;  // so many that none waits for itself
+  Extremes<T> extremes[kChains];
+  int64_t i = 0;
+  for (; i + kChains * kWidth <= size; i += kChains * kWidth)
+    for (int64_t k = 0; k < kChains; ++k) extremes[k].see(load(input + i + k * kWidth, Whole{}));
+  for (; i + kWidth <= size; i += kWidth) extremes[0].see(load(input + i, Whole{}));
+  if (i < size) extremes[0].see(load_filled(input + i, size - i));
+  for (int64_t k = 1; k < kChains; ++k) extremes[0].see(extremes[k]);
+  return extremes[0];
 }
 
-// Ranges of all slices of `[outer, slices, inner]`. A NaN makes the whole slice NaN.
-template <class T>
-std::vector<Range<T>> ranges_of(const T* input, int64_t outer, int64_t slices, int64_t inner) {
-  std::vector<Range<T>> ranges(slices);
-  if (slices == 1) {  // any columns will do; so many that a row of them fills registers
-    constexpr int64_t kColumns = 256;
-    const int64_t rows = outer * inner / kColumns;
-    Extremes<T> extremes = extremes_of(input, rows, kColumns);
-    extremes.see(input + rows * kColumns, 0, outer * inner - rows * kColumns);
-    ranges[0] = extremes.all();
-  } else if (inner == 1) {
-    const Extremes<T> extremes = extremes_of(input, outer, slices);
-    for (int64_t s = 0; s < slices; ++s) ranges[s] = extremes.range(s, s + 1);
-  } else {
-    parallel_for(slices, outer * slices * inner, [&](int64_t s) {
-      constexpr int64_t kColumns = 256;
-      Extremes<T> extremes(kColumns);
-      for (int64_t o = 0; o < outer; ++o) {
-        const T* run = input + (o * slices + s) * inner;
-        for (int64_t i = 0; i < inner; i += kColumns) extremes.see(run + i, 0, std::min(kColumns, inner - i));
+// Which of the two zeros came first must not matter: the minimum is +0, the maximum is -0 only if there is no +0.
+template <class S, class T>
+Range<T> with_one_zero(Range<T> range, const S* input, int64_t outer, int64_t stride, int64_t inner) {
+  if (range.minimum == T(0)) range.minimum = T(0);
+  if (range.maximum != T(0)) return range;
+  bool positive_zero = false;
+  for (int64_t o = 0; o < outer; ++o)
+    for (int64_t i = 0; i < inner; ++i) {
+      const T value = real(input[o * stride + i]);
+      positive_zero |= (value == T(0)) & !std::signbit(value);
+    }
+  range.maximum = positive_zero ? T(0) : -T(0);
+  return range;
+}
+
+template <class S>
+Range<Real<S>> range_of_whole(const S* input, int64_t size) {
+  using T = Real<S>;
+  std::vector<Extremes<T>, LineAllocator<Extremes<T>>> parts((size + kTask - 1) / kTask);
+  parallel_for(int64_t(parts.size()), size, [&](int64_t task) {
+    parts[task] = extremes_of(input + task * kTask, std::min(kTask, size - task * kTask));
+  });
+  for (const auto& part : parts) parts[0].see(part);
+  return with_one_zero(parts[0].range(), input, 1, 0, size);
+}
+
+// One slice of [outer, slices, inner], `stride` apart.
+template <class S>
+Range<Real<S>> range_of_slice(const S* input, int64_t outer, int64_t stride, int64_t inner) {
+  Extremes<Real<S>> extremes;
+  for (int64_t o = 0; o < outer; ++o) extremes.see(extremes_of(input + o * stride, inner));
+  return with_one_zero(extremes.range(), input, outer, stride, inner);
+}
+
+// Of each column of [rows, columns]. Rows of few columns are taken together, for whole vectors.
+template <class S>
+std::vector<Range<Real<S>>> ranges_of_columns(const S* input, int64_t rows, int64_t columns) {
+  using T = Real<S>;
+  constexpr int64_t kWidth = Vector<T>::kWidth, kRows = 8;
+  const int64_t together = std::min<int64_t>(columns > 256 ? 1 : 16 / std::gcd(columns, int64_t{16}), rows);
+  const int64_t width = together * columns, wide_rows = rows / together, vectors = (width + kWidth - 1) / kWidth;
+  const int64_t rows_per_task = std::max(kRows, kTask / width), tasks = (wide_rows + rows_per_task - 1) / rows_per_task;
+  std::vector<Extremes<T>, LineAllocator<Extremes<T>>> seen(tasks * vectors);
+  const auto vector_at = [=](const S* row, int64_t v) __attribute__((always_inline)) {
+    const int64_t n = width - v * kWidth;
+    return n >= kWidth ? load(row + v * kWidth, Whole{}) : load_filled(row + v * kWidth, n);
+  };
+  parallel_for(tasks, rows * columns, [&](int64_t task) {
+    const int64_t end = std::min(wide_rows, (task + 1) * rows_per_task);
+    for (int64_t row = task * rows_per_task; row < end; row += kRows)
+      for (int64_t v = 0; v < vectors; ++v) {
+        Extremes<T> extremes = seen[task * vectors + v];
+        for (int64_t r = row; r < std::min(end, row + kRows); ++r) extremes.see(vector_at(input + r * width, v));
+        seen[task * vectors + v] = extremes;
       }
-      ranges[s] = extremes.all();
-    });
+  });
+  for (int64_t task = 1; task < tasks; ++task)
+    for (int64_t v = 0; v < vectors; ++v) seen[v].see(seen[task * vectors + v]);
+  const T infinity = std::numeric_limits<T>::infinity(), none = std::numeric_limits<T>::quiet_NaN();
+  std::vector<Range<T>> ranges(columns, {infinity, -infinity});
+  const auto see = [&](Range<T>& range, T low, T high) {
+    if (low != low || range.minimum != range.minimum) range = {none, none};
+    else range = {low < range.minimum ? low : range.minimum, high > range.maximum ? high : range.maximum};
+  };
+  for (int64_t v = 0; v < vectors; ++v) {
+    T low[kWidth], high[kWidth], nan[kWidth];
+    seen[v].minimum.store(low), seen[v].maximum.store(high), seen[v].nan.store(nan);
+    for (int64_t k = 0; k < kWidth && v * kWidth + k < width; ++k) {
+      const bool is_nan = nan[k] != nan[k];
+      see(ranges[(v * kWidth + k) % columns], is_nan ? none : low[k], is_nan ? none : high[k]);
+    }
   }
-  // Which of the two zeros came first must not matter: the minimum is +0, the maximum is -0 only if there is no +0.
-  for (int64_t s = 0; s < slices; ++s) {
-    if (ranges[s].minimum == T(0)) ranges[s].minimum = T(0);
-    if (ranges[s].maximum != T(0)) continue;
-    bool positive_zero = false;
-    for (int64_t o = 0; o < outer; ++o)
-      for (int64_t i = (o * slices + s) * inner; i < (o * slices + s + 1) * inner; ++i)
-        positive_zero |= (input[i] == T(0)) & !std::signbit(input[i]);
-    ranges[s].maximum = positive_zero ? T(0) : -T(0);
-  }
+  for (int64_t i = wide_rows * width; i < rows * columns; ++i) see(ranges[i % columns], real(input[i]), real(input[i]));
+  for (int64_t c = 0; c < columns; ++c) ranges[c] = with_one_zero(ranges[c], input + c, rows, columns, 1);
   return ranges;
+}
+
+// Bounds may have the input's dtype or, beside 16 bits, float32.
+template <class T>
+T real_at(const Array& array, int64_t i) {
+  switch (array.dtype) {
+    case DType::float16: return widened(array.as<float16>()[i]);
+    case DType::bfloat16: return widened(array.as<bfloat16>()[i]);
+    default: return array.as<T>()[i];
+  }
 }
 
 template <class T>
@@ -133,7 +183,7 @@ std::vector<Range<T>> given_ranges(const Call& call, int64_t slices) {
   std::vector<Range<T>> ranges(slices);
   const bool operands = call.operands.size() == 3;  // version 1 has them as attributes
   for (int64_t s = 0; s < slices; ++s) {
-    ranges[s] = operands ? Range<T>{call.operands[1].as<T>()[s], call.operands[2].as<T>()[s]}
+    ranges[s] = operands ? Range<T>{real_at<T>(call.operands[1], s), real_at<T>(call.operands[2], s)}
                          : Range<T>{T(call.numbers.real("input_min")), T(call.numbers.real("input_max"))};
     if (call.numbers.integer("check_range") && !(ranges[s].minimum <= ranges[s].maximum))
       throw std::invalid_argument("Invalid range: input_min " + std::to_string(ranges[s].minimum) + " > input_max " +
@@ -142,92 +192,145 @@ std::vector<Range<T>> given_ranges(const Call& call, int64_t slices) {
   return ranges;
 }
 
-template <class T, bool Given, bool HalfUp>
-inline T quantized(T value, T scale, T inverse, T minimum, T maximum) {
-  const T scaled = (Given ? clamp(value, minimum, maximum) : value) * scale;
-  return (HalfUp ? std::floor(scaled + T(0.5)) : std::rint(scaled)) * inverse;
+template <class T>
+struct ScaleVectors {
+  Vector<T> scale, inverse, minimum, maximum;
+};
+
+template <bool Given, bool HalfUp, class T>
+Vector<T> quantized(Vector<T> value, const ScaleVectors<T>& s) {
+  const Vector<T> scaled = (Given ? clamp(value, s.minimum, s.maximum) : value) * s.scale;
+  return (HalfUp ? floored(scaled + Vector<T>::all(T(0.5))) : half_to_even(scaled)) * s.inverse;
 }
 
-template <class T, bool Given, bool HalfUp>
-void quantize(const T* input, T* output, int64_t outer, int64_t slices, int64_t inner, const std::vector<Scale<T>>& scales) {
-  const auto run = [&](int64_t begin, int64_t end, const Scale<T>& s) {
-    for (int64_t i = begin; i < end; ++i)
-      output[i] = quantized<T, Given, HalfUp>(input[i], s.scale, s.inverse, s.minimum, s.maximum);
+// Puts step(i, range, extent) into out[i] and what follows it for all of [outer, slices, inner], where `range(s)` holds for slice s.
+template <class S, class RangeOf, class Step>
+void fill_slices(S* out, int64_t outer, int64_t slices, int64_t inner, RangeOf&& range, Step step) {
+  const int64_t runs = outer * slices, runs_per_task = std::max<int64_t>(1, kTask / inner);
+  parallel_for((runs + runs_per_task - 1) / runs_per_task, runs * inner, [&](int64_t task) {
+    for (int64_t run = task * runs_per_task; run < std::min(runs, (task + 1) * runs_per_task); ++run) {
+      const auto of_slice = range(run % slices);
+      fill_run<false>(out, run * inner, (run + 1) * inner, [of_slice, step](int64_t i, auto extent) __attribute__((always_inline)) {
+        return step(i, of_slice, extent);
+      });
+    }
+  });
+}
+
+template <class S, bool Given, bool HalfUp>
+void quantize(const Call& call) {
+  using T = Real<S>;
+  using V = Vector<T>;
+  const S* input = call.operands[0].as<S>();
+  S* output = call.results[0].as<S>();
+  const int64_t outer = call.numbers.integer("outer"), slices = call.numbers.integer("slices");
+  const int64_t inner = call.numbers.integer("inner"), size = outer * slices * inner;
+  const auto vectors_of = [](const Scale<T>& s) {
+    return ScaleVectors<T>{V::all(s.scale), V::all(s.inverse), V::all(s.minimum), V::all(s.maximum)};
   };
-  if (slices == 1) {
-    for_each_piece(outer * inner, [&](int64_t begin, int64_t end) { run(begin, end, scales[0]); });
-  } else if (inner != 1) {
-    parallel_for(outer, outer * slices * inner, [&](int64_t o) {
-      for (int64_t s = 0; s < slices; ++s) run((o * slices + s) * inner, (o * slices + s + 1) * inner, scales[s]);
+  const auto step = [=](int64_t i, const ScaleVectors<T>& s, auto extent) __attribute__((always_inline)) {
+    return quantized<Given, HalfUp>(load(input + i, extent), s);
+  };
+  constexpr int64_t kManySlices = 16;
+  if (!Given && slices >= kManySlices && inner != 1) {  // slice by slice, so that the second pass finds it in the cache
+    parallel_for(slices, size, [&](int64_t s) {
+      const auto range = range_of_slice(input + s * inner, outer, slices * inner, inner);
+      const ScaleVectors<T> scale = vectors_of(scale_of(range, call.numbers));
+      for (int64_t o = 0; o < outer; ++o)
+        fill_run<false>(output, (o * slices + s) * inner, (o * slices + s + 1) * inner,
+                        [=](int64_t i, auto extent) __attribute__((always_inline)) { return step(i, scale, extent); });
     });
-  } else {
+    return;
+  }
+  std::vector<Range<T>> ranges(slices);
+  if (Given) ranges = given_ranges<T>(call, slices);
+  else if (slices == 1) ranges[0] = range_of_whole(input, size);
+  else if (inner == 1) ranges = ranges_of_columns(input, outer, slices);
+  else parallel_for(slices, size, [&](int64_t s) {
+    ranges[s] = range_of_slice(input + s * inner, outer, slices * inner, inner);
+  });
+  std::vector<Scale<T>> scales(slices);
+  for (int64_t s = 0; s < slices; ++s) scales[s] = scale_of(ranges[s], call.numbers);
+  if (slices == 1) {
+    const ScaleVectors<T> s = vectors_of(scales[0]);
+    const Runs runs(output, size, 1, input == output);
+    runs.fill(output, [=](int64_t i, int64_t, auto extent) __attribute__((always_inline)) { return step(i, s, extent); });
+  } else if (inner == 1) {
     std::vector<T> part[4];
     for (const Scale<T>& s : scales) {
       part[0].push_back(s.scale), part[1].push_back(s.inverse);
       part[2].push_back(s.minimum), part[3].push_back(s.maximum);
     }
-    for (std::vector<T>& v : part) v = widen(v.data(), slices, outer);
-    for_each_run(outer, slices, [&](int64_t offset, int64_t p, int64_t count) {
-      const T *scale = part[0].data() + p, *inverse = part[1].data() + p, *low = part[2].data() + p, *high = part[3].data() + p;
-      for (int64_t k = 0; k < count; ++k)
-        output[offset + k] = quantized<T, Given, HalfUp>(input[offset + k], scale[k], inverse[k], low[k], high[k]);
+    const Runs runs(output, size, slices, input == output);
+    const auto scale = runs.spread(part[0].data()), inverse = runs.spread(part[1].data());
+    const auto minimum = Given ? runs.spread(part[2].data()) : LineVector<T>();
+    const auto maximum = Given ? runs.spread(part[3].data()) : LineVector<T>();
+    const T *to_scale = scale.data(), *to_inverse = inverse.data(), *low = minimum.data(), *high = maximum.data();
+    runs.fill(output, [=](int64_t i, int64_t p, auto extent) __attribute__((always_inline)) {
+      ScaleVectors<T> s{V::load(to_scale + p), V::load(to_inverse + p), {}, {}};
+      if constexpr (Given) s.minimum = V::load(low + p), s.maximum = V::load(high + p);
+      return step(i, s, extent);
     });
+  } else {
+    fill_slices(output, outer, slices, inner, [&](int64_t s) { return vectors_of(scales[s]); }, step);
   }
-}
-
-template <class T>
-auto quantizer(bool given, bool half_up) {
-  if (given) return half_up ? quantize<T, true, true> : quantize<T, true, false>;
-  return half_up ? quantize<T, false, true> : quantize<T, false, false>;
 }
 
 }  // namespace
 
-EXACTQAT_KERNEL(quantize_and_dequantize) {
+EXACTQAT_STORAGE_KERNEL(quantize_and_dequantize) {
   FlushDenormals flush;
-  const T* input = call.operands[0].as<T>();
-  T* output = call.results[0].as<T>();
-  const int64_t outer = call.numbers.integer("outer"), slices = call.numbers.integer("slices");
-  const int64_t inner = call.numbers.integer("inner"), size = outer * slices * inner;
-  if (size == 0) return;
-  const bool given = call.numbers.integer("range_given");
-  const auto ranges = given ? given_ranges<T>(call, slices) : ranges_of(input, outer, slices, inner);
-  std::vector<Scale<T>> scales(slices);
-  for (int64_t s = 0; s < slices; ++s) scales[s] = scale_of(ranges[s], call.numbers);
-  quantizer<T>(given, call.numbers.integer("half_up"))(input, output, outer, slices, inner, scales);
+  static_assert(std::is_same_v<T, Real<S>>);
+  if (call.operands[0].size() == 0) return;
+  const bool half_up = call.numbers.integer("half_up");
+  if (call.numbers.integer("range_given")) half_up ? quantize<S, true, true>(call) : quantize<S, true, false>(call);
+  else half_up ? quantize<S, false, true>(call) : quantize<S, false, false>(call);
 }
 
-EXACTQAT_KERNEL(quantize_and_dequantize_v4_grad) {
+namespace {
+
+void fill_with_zeros(const Array& array) { std::memset(array.data, 0, array.size() * size_of(array.dtype)); }
+
+}  // namespace
+
+EXACTQAT_STORAGE_KERNEL(quantize_and_dequantize_v4_grad) {
   FlushDenormals flush;
-  const T *gradients = call.operands[0].as<T>(), *input = call.operands[1].as<T>();
-  const T *minimum = call.operands[2].as<T>(), *maximum = call.operands[3].as<T>();
-  T* backprop = call.results[0].as<T>();
+  using V = Vector<T>;
+  const S *gradients = call.operands[0].as<S>(), *input = call.operands[1].as<S>();
+  S* backprop = call.results[0].as<S>();
   const int64_t outer = call.numbers.integer("outer"), slices = call.numbers.integer("slices");
-  const int64_t inner = call.numbers.integer("inner");
-  std::fill_n(call.results[1].as<T>(), call.results[1].size(), T(0));
-  std::fill_n(call.results[2].as<T>(), call.results[2].size(), T(0));
-  const auto run = [&](int64_t begin, int64_t end, T low, T high) {
-    for (int64_t i = begin; i < end; ++i)
-      backprop[i] = masked(gradients[i], bool((input[i] >= low) & (input[i] <= high)));
+  const int64_t inner = call.numbers.integer("inner"), size = outer * slices * inner;
+  fill_with_zeros(call.results[1]);
+  fill_with_zeros(call.results[2]);
+  if (size == 0) return;
+  std::vector<T> minimum(slices), maximum(slices);
+  for (int64_t s = 0; s < slices; ++s) {
+    minimum[s] = real_at<T>(call.operands[2], s);
+    maximum[s] = real_at<T>(call.operands[3], s);
+  }
+  const auto step = [=](int64_t i, V low, V high, auto extent) __attribute__((always_inline)) {
+    const V x = load(input + i, extent);
+    return masked(load(gradients + i, extent), less_equal(low, x) & less_equal(x, high));
   };
+  const bool in_place = backprop == gradients || backprop == input;
   if (slices == 1) {
-    for_each_piece(outer * inner, [&](int64_t begin, int64_t end) { run(begin, end, *minimum, *maximum); });
-    return;
-  }
-  if (inner != 1) {
-    parallel_for(outer, outer * slices * inner, [&](int64_t o) {
-      for (int64_t s = 0; s < slices; ++s)
-        run((o * slices + s) * inner, (o * slices + s + 1) * inner, minimum[s], maximum[s]);
+    const V low = V::all(minimum[0]), high = V::all(maximum[0]);
+    const Runs runs(backprop, size, 1, in_place);
+    runs.fill(backprop, [=](int64_t i, int64_t, auto extent) __attribute__((always_inline)) { return step(i, low, high, extent); });
+  } else if (inner == 1) {
+    const Runs runs(backprop, size, slices, in_place);
+    const auto lows = runs.spread(minimum.data()), highs = runs.spread(maximum.data());
+    const T *low = lows.data(), *high = highs.data();
+    runs.fill(backprop, [=](int64_t i, int64_t p, auto extent) __attribute__((always_inline)) {
+      return step(i, V::load(low + p), V::load(high + p), extent);
     });
-    return;
+  } else {
+    const auto ends = [&](int64_t s) { return std::pair(V::all(minimum[s]), V::all(maximum[s])); };
+    fill_slices(backprop, outer, slices, inner, ends,
+                [=](int64_t i, const std::pair<V, V>& end, auto extent) __attribute__((always_inline)) {
+                  return step(i, end.first, end.second, extent);
+                });
   }
-  const std::vector<T> low = widen(minimum, slices, outer), high = widen(maximum, slices, outer);
-  for_each_run(outer, slices, [&](int64_t offset, int64_t p, int64_t count) {
-    for (int64_t k = 0; k < count; ++k) {
-      const T value = input[offset + k];
-      backprop[offset + k] = masked(gradients[offset + k], bool((value >= low[p + k]) & (value <= high[p + k])));
-    }
-  });
 }
 
 }  // namespace exactqat
