@@ -384,7 +384,7 @@ def fake_quant_with_min_max_vars_gradient_from_mask(
     return Lowering(
         (gradients, min, max),
         "fake_quant_with_min_max_vars_gradient_from_mask",
-        _quantization(num_bits, narrow_range),
+        quantization(num_bits, narrow_range),
     )
 
 
@@ -413,7 +413,7 @@ def fake_quant_with_min_max_vars_per_channel_gradient_from_mask(
     return Lowering(
         (gradients, min, max),
         "fake_quant_with_min_max_vars_per_channel_gradient_from_mask",
-        _quantization(num_bits, narrow_range),
+        quantization(num_bits, narrow_range),
     )
 
 
@@ -460,7 +460,7 @@ def fake_quant_with_min_max_vars_gradient_from_mask_transpose(
     return Lowering(
         (input_cotangent,),
         "fake_quant_with_min_max_vars_gradient_from_mask_transpose",
-        _quantization(num_bits, narrow_range),
+        quantization(num_bits, narrow_range),
     )
 
 
