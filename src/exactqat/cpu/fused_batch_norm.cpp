@@ -37,51 +37,112 @@ struct Nothing {
   void operator()(int64_t, int64_t) const {}
 };
 
+// The elements of one channel that is not last: `count` planes of `size` elements.
+template <class T>
+struct Planes {
+  const T* first;
+  int64_t count, size, stride;
+  const T* plane(int64_t n) const { return first + n * stride; }
+};
+
+// Small planes are put together in `room`: pieces of them take longer to be found than to be read.
+template <class T>
+Planes<T> planes_of(const Layout& layout, const T* x, int64_t channel, std::vector<T>& room) {
+  const int64_t size = layout.inner, stride = layout.channels * size;
+  const T* first = x + channel * size;
+  if (size >= 4 * kBlock) return {first, layout.outer, size, stride};
+  room.resize(layout.rows());
+  for (int64_t n = 0; n < layout.outer; ++n) {
+    const T* from = first + n * stride;
+    T* to = room.data() + n * size;
+    for (int64_t k = 0; k < size; ++k) to[k] = from[k];
+  }
+  return {room.data(), 1, layout.rows(), 0};
+}
+
+// Two sums over one channel; see channel_sums. Its parameters begin at p.
+template <class T, class Term>
+std::array<double, 2> channel_totals(const Planes<T>& a, const Planes<T>& b, int64_t p, Term&& term, Doubles& items) {
+  constexpr int64_t kParts = kLanes / Lanes::kWidth;
+  const int64_t rows = a.count * a.size, blocks = (rows + kBlock - 1) / kBlock;
+  items.resize(2 * blocks);
+  const auto sum = [&](const T* x, const T* y, int64_t count, double* item) __attribute__((always_inline)) {
+    Lanes first[kParts], second[kParts];
+    const int64_t whole = count / kLanes * kLanes;
+    for (int64_t i = 0; i < whole; i += kLanes)
+      for (int64_t part = 0; part < kParts; ++part) {
+        const int64_t lane = part * Lanes::kWidth;
+        Lanes plus_first, plus_second;
+        term(p + lane, Lanes::load(x + i + lane), Lanes::load(y + i + lane), plus_first, plus_second);
+        first[part] = first[part] + plus_first;
+        second[part] = second[part] + plus_second;
+      }
+    double lanes[2][kLanes];
+    for (int64_t part = 0; part < kParts; ++part) {
+      first[part].store(lanes[0] + part * Lanes::kWidth);
+      second[part].store(lanes[1] + part * Lanes::kWidth);
+    }
+    for (int64_t i = whole; i < count; ++i) {
+      double plus_first, plus_second;
+      term(p, double(x[i]), double(y[i]), plus_first, plus_second);
+      lanes[0][i - whole] += plus_first;
+      lanes[1][i - whole] += plus_second;
+    }
+    for (int s = 0; s < 2; ++s) {
+      fold_lanes(lanes[s], 1);
+      item[s] = lanes[s][0];
+    }
+  };
+  T block_a[kBlock], block_b[kBlock];
+  int64_t plane = 0, position = 0;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t count = std::min(kBlock, rows - block * kBlock);
+    if (position == a.size) position = 0, ++plane;
+    const T *x = a.plane(plane) + position, *y = b.plane(plane) + position;
+    if (position + count <= a.size) {
+      position += count;
+    } else {
+      for (int64_t filled = 0; filled < count;) {
+        if (position == a.size) position = 0, ++plane;
+        const int64_t take = std::min(count - filled, a.size - position);
+        std::copy_n(a.plane(plane) + position, take, block_a + filled);
+        std::copy_n(b.plane(plane) + position, take, block_b + filled);
+        filled += take;
+        position += take;
+      }
+      x = block_a, y = block_b;
+    }
+    sum(x, y, count, items.data() + 2 * block);
+  }
+  tree_fold(items.data(), blocks, 2);
+  return {items[0], items[1]};
+}
+
+// visit(channel, room, more_room, items) on all cores, for channels that are not last. A channel's elements are read once and then
+// found in the cache.
+template <class T, class Visit>
+void for_each_channel(const Layout& layout, Visit&& visit) {
+  const int64_t together = std::max<int64_t>(1, 2048 / layout.inner);
+  parallel_for((layout.channels + together - 1) / together, layout.size(), [&](int64_t task) {
+    std::vector<T> room, more_room;
+    Doubles items;
+    for (int64_t c = task * together; c < std::min(layout.channels, (task + 1) * together); ++c) visit(c, room, more_room, items);
+  });
+}
+
 // Two sums over the rows of each channel. term(parameter, a, b, first, second) is what the elements a[i] and b[i] add, for
-// numbers and, in the same words, for vectors of channels; parameters are indexed by channel, widened if there are few
-// channels, which are last. The order is that of the rows (n, position), whatever the layout.
-// before and also: see sums_of_rows; they are called if the channels are last.
+// numbers and, in the same words, for vectors; parameters are those of `for_sums`. The order is that of the rows (n, position),
+// whatever the layout. before and also: see sums_of_rows; they are called if the channels are last.
 template <class T, class Term, class Before = Nothing, class Also = Nothing>
 std::array<Doubles, 2> channel_sums(const Layout& layout, const T* a, const T* b, Term&& term, Before&& before = {},
                                     Also&& also = {}) {
   if (layout.size() == 0) return {Doubles(layout.channels), Doubles(layout.channels)};
   if (layout.inner == 1) return sums_of_rows(layout.outer, layout.channels, a, b, term, before, also);
   std::array<Doubles, 2> totals{Doubles(layout.channels), Doubles(layout.channels)};
-  const int64_t rows = layout.rows(), blocks = (rows + kBlock - 1) / kBlock;
-  parallel_for(layout.channels, layout.size(), [&](int64_t channel) {
-    Doubles items(2 * blocks);
-    T block_a[kBlock], block_b[kBlock];
-    int64_t image = 0, position = 0;
-    for (int64_t block = 0; block < blocks; ++block) {
-      const int64_t count = std::min(kBlock, rows - block * kBlock);
-      for (int64_t filled = 0; filled < count;) {
-        const int64_t take = std::min(count - filled, layout.inner - position);
-        const int64_t offset = (image * layout.channels + channel) * layout.inner + position;
-        std::copy_n(a + offset, take, block_a + filled);
-        std::copy_n(b + offset, take, block_b + filled);
-        filled += take;
-        position += take;
-        if (position == layout.inner) position = 0, ++image;
-      }
-      double lanes[2][kLanes] = {};
-      const auto add = [&](int64_t i, int64_t lane) {
-        double first, second;
-        term(channel, double(block_a[i]), double(block_b[i]), first, second);
-        lanes[0][lane] += first;
-        lanes[1][lane] += second;
-      };
-      const int64_t whole = count / kLanes * kLanes;
-      for (int64_t i = 0; i < whole; i += kLanes)
-        for (int64_t lane = 0; lane < kLanes; ++lane) add(i + lane, lane);
-      for (int64_t i = whole; i < count; ++i) add(i, i - whole);
-      for (int s = 0; s < 2; ++s) {
-        fold_lanes(lanes[s], 1);
-        items[2 * block + s] = lanes[s][0];
-      }
-    }
-    tree_fold(items.data(), blocks, 2);
-    totals[0][channel] = items[0];
-    totals[1][channel] = items[1];
+  for_each_channel<T>(layout, [&](int64_t c, std::vector<T>& room, std::vector<T>& more_room, Doubles& items) {
+    const Planes<T> of_a = planes_of(layout, a, c, room), of_b = a == b ? of_a : planes_of(layout, b, c, more_room);
+    const auto [first, second] = channel_totals(of_a, of_b, c * kLanes, term, items);
+    totals[0][c] = first, totals[1][c] = second;
   });
   return totals;
 }
@@ -105,7 +166,10 @@ void for_each_channel_run(const Layout& layout, Visit&& visit) {
 
 // Parameters as the sums and as the runs of this layout index them.
 Doubles for_sums(const Layout& layout, const Doubles& parameters) {
-  return layout.inner == 1 ? sum_parameters(parameters.data(), layout.channels) : parameters;
+  if (layout.inner == 1) return sum_parameters(parameters.data(), layout.channels);
+  Doubles lanes(layout.channels * kLanes);
+  for (size_t k = 0; k < lanes.size(); ++k) lanes[k] = parameters[k / kLanes];
+  return lanes;
 }
 
 Doubles for_runs(const Layout& layout, const Doubles& parameters) {
@@ -118,25 +182,42 @@ void store(const Array& result, const Doubles& values) {
   for (size_t c = 0; c < values.size(); ++c) out[c] = T(values[c]);
 }
 
-// Mean and biased variance of each channel, in one pass over values shifted by the channel's first one.
+// Mean and biased variance of each channel, from one pass over values shifted by the channel's first one.
+template <class T>
+struct Moments {
+  double count;
+  Doubles first, shift;
+
+  Moments(const Layout& layout, const T* x) : count(double(layout.rows())), first(layout.channels) {
+    for (int64_t c = 0; c < layout.channels; ++c) {
+      const double value = double(x[c * layout.inner]);
+      first[c] = std::isfinite(value) ? value : 0.0;
+    }
+    shift = for_sums(layout, first);
+  }
+
+  auto term() const {
+    return [first_of = shift.data()](int64_t p, auto value, auto, auto& sum, auto& squares) __attribute__((always_inline)) {
+      sum = value - parameter_at<decltype(value)>(first_of, p);
+      squares = sum * sum;
+    };
+  }
+
+  double mean(int64_t c, double sum) const { return first[c] + sum / count; }
+
+  double variance(double sum, double squares) const {
+    const double v = (squares - sum * sum / count) / count;
+    return v < 0.0 ? 0.0 : v;
+  }
+};
+
 template <class T, class Also = Nothing>
 void statistics(const Layout& layout, const T* x, Doubles& mean, Doubles& variance, Also&& also = {}) {
-  Doubles first(layout.channels);
+  const Moments<T> moments(layout, x);
+  const auto totals = channel_sums(layout, x, x, moments.term(), Nothing{}, also);
   for (int64_t c = 0; c < layout.channels; ++c) {
-    const double value = double(x[c * layout.inner]);
-    first[c] = std::isfinite(value) ? value : 0.0;
-  }
-  const Doubles shift = for_sums(layout, first);
-  const auto totals = channel_sums(layout, x, x, [first_of = shift.data()](int64_t p, auto value, auto, auto& sum, auto& squares)
-                                                     __attribute__((always_inline)) {
-    sum = value - parameter_at<decltype(value)>(first_of, p);
-    squares = sum * sum;
-  }, Nothing{}, also);
-  const double count = double(layout.rows());
-  for (int64_t c = 0; c < layout.channels; ++c) {
-    mean[c] = first[c] + totals[0][c] / count;
-    const double v = (totals[1][c] - totals[0][c] * totals[0][c] / count) / count;
-    variance[c] = v < 0.0 ? 0.0 : v;
+    mean[c] = moments.mean(c, totals[0][c]);
+    variance[c] = moments.variance(totals[0][c], totals[1][c]);
   }
 }
 
@@ -162,45 +243,97 @@ Running updated(const Layout& layout, const Numbers& numbers, const Doubles& mea
   return running;
 }
 
+double slope_of(double scale, double variance, double epsilon) { return 1.0 / std::sqrt(variance + epsilon) * scale; }
+
 Doubles slope_of(const Doubles& scale, const Doubles& variance, double epsilon) {
   Doubles slope(scale.size());
-  for (size_t c = 0; c < scale.size(); ++c) slope[c] = 1.0 / std::sqrt(variance[c] + epsilon) * scale[c];
+  for (size_t c = 0; c < scale.size(); ++c) slope[c] = slope_of(scale[c], variance[c], epsilon);
   return slope;
 }
+
+// Statistics and result in one go, for channels that are not last.
+template <class T>
+void normalize_channels(const Layout& layout, const T* x, const Doubles& scale, const Doubles& offset, double epsilon,
+                        Doubles& mean, Doubles& variance, T* y) {
+  const Moments<T> moments(layout, x);
+  for_each_channel<T>(layout, [&](int64_t c, std::vector<T>& room, std::vector<T>&, Doubles& items) {
+    const Planes<T> planes = planes_of(layout, x, c, room);
+    const auto [sum, squares] = channel_totals(planes, planes, c * kLanes, moments.term(), items);
+    mean[c] = moments.mean(c, sum);
+    variance[c] = moments.variance(sum, squares);
+    const double m = mean[c], s = slope_of(scale[c], variance[c], epsilon), o = offset[c];
+    for (int64_t n = 0; n < layout.outer; ++n) {
+      const T* from = planes.count == 1 ? planes.first + n * layout.inner : planes.plane(n);
+      T* to = y + (n * layout.channels + c) * layout.inner;
+      for (int64_t k = 0; k < layout.inner; ++k) to[k] = T((double(from[k]) - m) * s + o);
+    }
+  });
+}
+
+// What the gradient multiplies with, for one channel.
+struct Factors {
+  double factor, gradient_mean, slope, mean, scale_backprop;
+
+  Factors(double scale, double mean, double variance, double epsilon, double sum, double product, double rows) : mean(mean) {
+    const double inverse = 1.0 / std::sqrt(variance + epsilon);
+    factor = scale * inverse;
+    gradient_mean = sum / rows;
+    slope = (inverse * inverse) * (product / rows);
+    scale_backprop = product * inverse;
+  }
+};
 
 // The gradient of a normalization: `before` makes the gradients of a block of rows (see sums_of_rows).
 template <class T, class Before = Nothing>
 void gradient(const Layout& layout, const T* gradients, const T* x, const Doubles& scale, const Doubles& mean,
               const Doubles& variance, double epsilon, bool training, T* x_backprop, const Array& scale_backprop,
               const Array& offset_backprop, Before&& before = {}) {
-  const double rows = double(layout.rows());
   const Doubles mean_for_sums = for_sums(layout, mean);
-  const auto totals = channel_sums(layout, gradients, x, [means = mean_for_sums.data()](int64_t p, auto g, auto value, auto& sum, auto& product)
-                                                             __attribute__((always_inline)) {
+  const auto term = [means = mean_for_sums.data()](int64_t p, auto g, auto value, auto& sum, auto& product)
+                        __attribute__((always_inline)) {
     sum = g;
     product = g * (value - parameter_at<decltype(value)>(means, p));
-  }, before);
-  Doubles factor(layout.channels), gradient_mean(layout.channels), slope(layout.channels), product(layout.channels);
+  };
+  const auto factors_of = [&](int64_t c, double sum, double product) {
+    const Factors factors(scale[c], mean[c], variance[c], epsilon, sum, product, double(layout.rows()));
+    scale_backprop.as<T>()[c] = T(factors.scale_backprop);
+    offset_backprop.as<T>()[c] = T(sum);
+    return factors;
+  };
+  if (layout.inner > 1) {
+    for_each_channel<T>(layout, [&](int64_t c, std::vector<T>& room, std::vector<T>& more_room, Doubles& items) {
+      const Planes<T> gs = planes_of(layout, gradients, c, room), xs = planes_of(layout, x, c, more_room);
+      const auto [sum, product] = channel_totals(gs, xs, c * kLanes, term, items);
+      const Factors q = factors_of(c, sum, product);
+      for (int64_t n = 0; n < layout.outer; ++n) {
+        const int64_t within = gs.count == 1 ? n * layout.inner : n * gs.stride;
+        const T *g = gs.first + within, *from = xs.first + within;
+        T* to = x_backprop + (n * layout.channels + c) * layout.inner;
+        if (training)
+          for (int64_t k = 0; k < layout.inner; ++k)
+            to[k] = T(q.factor * ((double(g[k]) - q.gradient_mean) - (double(from[k]) - q.mean) * q.slope));
+        else
+          for (int64_t k = 0; k < layout.inner; ++k) to[k] = T(double(g[k]) * q.factor);
+      }
+    });
+    return;
+  }
+  const auto totals = channel_sums(layout, gradients, x, term, before);
+  Doubles factor(layout.channels), gradient_mean(layout.channels), slope(layout.channels);
   for (int64_t c = 0; c < layout.channels; ++c) {
-    const double inverse = 1.0 / std::sqrt(variance[c] + epsilon);
-    factor[c] = scale[c] * inverse;
-    gradient_mean[c] = totals[0][c] / rows;
-    slope[c] = (inverse * inverse) * (totals[1][c] / rows);
-    product[c] = totals[1][c] * inverse;
+    const Factors factors = factors_of(c, totals[0][c], totals[1][c]);
+    factor[c] = factors.factor, gradient_mean[c] = factors.gradient_mean, slope[c] = factors.slope;
   }
   const Doubles f = for_runs(layout, factor), g = for_runs(layout, gradient_mean), s = for_runs(layout, slope);
   const Doubles m = for_runs(layout, mean);
-  for_each_channel_run(layout, [&](int64_t begin, int64_t p, auto step, int64_t count) {
+  for_each_run(layout.outer, layout.channels, [&](int64_t begin, int64_t p, int64_t count) {
     if (training)
-      for (int64_t k = 0; k < count; ++k) {
-        const int64_t q = p + step * k;
-        x_backprop[begin + k] = T(f[q] * ((double(gradients[begin + k]) - g[q]) - (double(x[begin + k]) - m[q]) * s[q]));
-      }
+      for (int64_t k = 0; k < count; ++k)
+        x_backprop[begin + k] =
+            T(f[p + k] * ((double(gradients[begin + k]) - g[p + k]) - (double(x[begin + k]) - m[p + k]) * s[p + k]));
     else
-      for (int64_t k = 0; k < count; ++k) x_backprop[begin + k] = T(double(gradients[begin + k]) * f[p + step * k]);
+      for (int64_t k = 0; k < count; ++k) x_backprop[begin + k] = T(double(gradients[begin + k]) * f[p + k]);
   });
-  store<T>(scale_backprop, product);
-  store<T>(offset_backprop, totals[0]);
 }
 
 }  // namespace
@@ -220,19 +353,23 @@ EXACTQAT_KERNEL(fused_batch_norm) {
   Doubles mean = doubles<T>(call.operands[3]), variance = doubles<T>(call.operands[4]);
   const double epsilon = T(call.numbers.real("epsilon"));
   Running running{mean, variance};
-  if (call.numbers.integer("is_training")) {
+  const bool training = call.numbers.integer("is_training"), by_channel = training && layout.inner > 1;
+  if (training) {
     Doubles batch_mean(layout.channels), batch_variance(layout.channels);
-    statistics(layout, x, batch_mean, batch_variance);
+    if (by_channel) normalize_channels(layout, x, scale, offset, epsilon, batch_mean, batch_variance, y);
+    else statistics(layout, x, batch_mean, batch_variance);
     running = updated<T>(layout, call.numbers, mean, variance, batch_mean, batch_variance);
     mean = batch_mean;
     variance = batch_variance;
   }
-  const Doubles slope = slope_of(scale, variance, epsilon);
-  const Doubles m = for_runs(layout, mean), s = for_runs(layout, slope), o = for_runs(layout, offset);
-  for_each_channel_run(layout, [&](int64_t begin, int64_t p, auto step, int64_t count) {
-    for (int64_t k = 0; k < count; ++k)
-      y[begin + k] = T((double(x[begin + k]) - m[p + step * k]) * s[p + step * k] + o[p + step * k]);
-  });
+  if (!by_channel) {
+    const Doubles slope = slope_of(scale, variance, epsilon);
+    const Doubles m = for_runs(layout, mean), s = for_runs(layout, slope), o = for_runs(layout, offset);
+    for_each_channel_run(layout, [&](int64_t begin, int64_t p, auto step, int64_t count) {
+      for (int64_t k = 0; k < count; ++k)
+        y[begin + k] = T((double(x[begin + k]) - m[p + step * k]) * s[p + step * k] + o[p + step * k]);
+    });
+  }
   store<T>(call.results[1], running.mean);
   store<T>(call.results[2], running.variance);
   store<T>(call.results[3], mean);
@@ -522,6 +659,32 @@ bool pass_gradients(const T* gradients, const uint8_t* mask, T* passed, int64_t 
   return any & 0xaaaaaaaa;
 }
 
+// Adds up to 64 gradients that go to the ends of the range to the lanes of their sums.
+template <class T>
+void outside_lanes(const T* gradients, const uint8_t* mask, int64_t count, double (&lanes)[2][kLanes]) {
+  typedef double Eight __attribute__((vector_size(64)));
+  typedef int64_t Integers __attribute__((vector_size(64)));
+  Integers lower{}, higher{};
+  for (int64_t k = 0; k < kLanes; ++k) lower[k] = 1ll << 2 * k, higher[k] = 2ll << 2 * k;
+  Eight below{}, above{};
+  int64_t k = 0;
+  for (; k + kLanes <= count; k += kLanes) {
+    uint16_t states;
+    std::memcpy(&states, mask + k / 4, sizeof states);
+    Eight wide;
+    for (int64_t lane = 0; lane < kLanes; ++lane) wide[lane] = double(gradients[k + lane]);
+    const Integers all = Integers{} + int64_t{states}, outside = (all & higher) != 0, over = (all & lower) != 0;
+    below += outside & ~over ? wide : Eight{};
+    above += outside & over ? wide : Eight{};
+  }
+  std::memcpy(lanes[0], &below, sizeof below);
+  std::memcpy(lanes[1], &above, sizeof above);
+  for (; k < count; ++k) {
+    const int state = mask[k / 4] >> 2 * (k % 4) & 3;
+    if (state >= 2) lanes[state - 2][k % kLanes] += double(gradients[k]);
+  }
+}
+
 }  // namespace
 
 EXACTQAT_KERNEL(quantized_batch_norm) {
@@ -560,10 +723,7 @@ EXACTQAT_KERNEL(quantized_batch_norm_gradient) {
   Doubles below_and_above(range_gradients ? 2 * flat_blocks : 0);
   const auto sum_outside = [&](int64_t begin, int64_t count) {
     double lanes[2][kLanes] = {};
-    for (int64_t k = 0; k < count; ++k) {
-      const int state = mask[(begin + k) / 4] >> 2 * (k % 4) & 3;
-      if (state >= 2) lanes[state - 2][k % kLanes] += double(gradients[begin + k]);
-    }
+    outside_lanes(gradients + begin, mask + begin / 4, count, lanes);
     for (int side = 0; side < 2; ++side) {
       fold_lanes(lanes[side], 1);
       below_and_above[2 * (begin / kBlock) + side] = lanes[side][0];

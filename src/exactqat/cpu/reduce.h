@@ -88,6 +88,8 @@ template <int V, class T, class Term>
 void block_sums(const T* a, const T* b, int64_t rows, int64_t channels, int64_t channel, int64_t partial, Term&& term,
                 double* first_sums, double* second_sums) {
   constexpr int kHalf = kLanes / 2;
+  // Rows of many channels are too far apart for the processor to see a pattern: what is next in each of them.
+  const int64_t next = channels >= 128 ? V * Lanes::kWidth : kBlock * channels;
   const auto load = [&](const T* from, int v) __attribute__((always_inline)) {
     return partial && v == V - 1 ? Lanes::load(from + v * Lanes::kWidth, partial) : Lanes::load(from + v * Lanes::kWidth);
   };
@@ -95,6 +97,8 @@ void block_sums(const T* a, const T* b, int64_t rows, int64_t channels, int64_t 
   for (int half = 0; half < kLanes; half += kHalf) {
     Lanes first[kHalf][V], second[kHalf][V];
     const auto add_row = [&](int64_t row, int lane) __attribute__((always_inline)) {
+      __builtin_prefetch(a + row * channels + next);
+      __builtin_prefetch(b + row * channels + next);
       for (int v = 0; v < V; ++v) {
         Lanes x, y;
         term(channel + v * Lanes::kWidth, load(a + row * channels, v), load(b + row * channels, v), x, y);

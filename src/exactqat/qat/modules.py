@@ -110,9 +110,28 @@ class WeightFakeQuantize(nn.Module):
         """weight: [out_channels, ...]."""
         if not self.quantizing:
             return weight
+        if self._by_rows(weight):
+            # Every dense weight has its output channels outermost: nothing is turned over, as the general way does.
+            rows = weight.permute(0, 2, 3, 1) if weight.dim() == 4 else weight
+            dense = weight if weight.is_contiguous() else rows.contiguous()
+            quantized = torch.ops.exactqat.fake_quant_rows(dense, self.rule.weight_bits, self.rule.narrow_range)
+            return quantized if dense is weight or dense.dim() != 4 else channels_first_view(quantized)
         channels_last = weight.movedim(0, -1).contiguous()
         low, high = self.range(channels_last)
         return fake_quantize(channels_last, low, high, self.rule.weight_bits, self.rule.narrow_range).movedim(-1, 0)
+
+    def _by_rows(self, weight: Tensor) -> bool:
+        """Whether one operator on the CPU knows the range: each channel's largest magnitude."""
+        range_ = self.range
+        return (
+            weight.device.type == "cpu"
+            and weight.dtype == torch.float32
+            and weight.numel() > 0
+            and type(range_) is WeightRange
+            and not (range_.learned or range_._forward_hooks or range_._forward_pre_hooks)
+            and self.rule.symmetric
+            and self.rule.per_channel
+        )
 
     def scale(self, weight: Tensor) -> Tensor:
         """The width of one step for every output channel, [out_channels]; 0 for a channel whose range is zero."""
@@ -310,9 +329,7 @@ class FusedBatchNorm2d(nn.BatchNorm2d):
         x = channels_last_view(features) if features.dim() == 4 else features
         with torch.no_grad():
             new_mean, new_variance, precise_mean, precise_variance, low, high = (
-                torch.ops.exactqat.batch_norm_statistics(
-                    x, scale, offset, mean, variance, self.eps, factor, activation
-                )
+                torch.ops.exactqat.batch_norm_statistics(x, scale, offset, mean, variance, self.eps, factor, activation)
             )
             mean.copy_(new_mean)
             variance.copy_(new_variance)

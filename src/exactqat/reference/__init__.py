@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from exactqat.reference import depthwise_conv2d, fake_quant, fused_batch_norm, quantize_and_dequantize
+from exactqat.reference import depthwise_conv2d, fake_quant, fake_quant_rows, fused_batch_norm, quantize_and_dequantize
 from exactqat.spec import OPERATORS, Operator
 from exactqat.spec.op import TensorSpec
 
 KERNELS = {
     name: function
-    for family in (depthwise_conv2d, fake_quant, fused_batch_norm, quantize_and_dequantize)
+    for family in (depthwise_conv2d, fake_quant, fake_quant_rows, fused_batch_norm, quantize_and_dequantize)
     for name, function in vars(family).items()
     if getattr(function, "__module__", None) == family.__name__ and not name.startswith("_")
 }

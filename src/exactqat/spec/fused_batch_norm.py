@@ -510,9 +510,7 @@ def quantized_batch_norm(
         ValueError: shapes that do not fit, `num_bits` outside 2..16, `min > max`. TypeError: dtypes that differ.
     Source: `fused_batch_norm_v3`, `fake_quant_with_min_max_vars`.
     """
-    numbers = _quantized(
-        x, scale, offset, mean, variance, min, max, epsilon, activation, num_bits, narrow_range
-    )
+    numbers = _quantized(x, scale, offset, mean, variance, min, max, epsilon, activation, num_bits, narrow_range)
     return Lowering((x,), "quantized_batch_norm", numbers)
 
 
@@ -544,9 +542,7 @@ def quantized_batch_norm_training(
         ValueError, TypeError: as `quantized_batch_norm`.
     Source: `quantized_batch_norm`.
     """
-    numbers = _quantized(
-        x, scale, offset, mean, variance, min, max, epsilon, activation, num_bits, narrow_range
-    )
+    numbers = _quantized(x, scale, offset, mean, variance, min, max, epsilon, activation, num_bits, narrow_range)
     return Lowering((x, _mask(x)), "quantized_batch_norm_training", numbers)
 
 

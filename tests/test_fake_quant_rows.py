@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fake quantization of weights by rows: equal to the reference, and to the per-channel operators with a range."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bits import assert_same_bits
+from conftest import DEVICES
+
+import exactqat as eq
+from exactqat import reference
+from exactqat.spec import OPERATORS, fake_quant_rows
+
+SHAPES = [(1,), (5, 1), (7, 3), (3, 0), (0, 3), (64, 3, 3, 5), (33, 96, 1, 1), (2, 9000)]
+
+
+def operands_of(shape: tuple[int, ...], dtype: str) -> list[np.ndarray]:
+    random = np.random.Generator(np.random.PCG64(len(shape) + sum(shape)))
+    inputs, gradients = (random.standard_normal(shape).astype(dtype) for _ in range(2))
+    if len(shape) > 1 and shape[0] > 4 and inputs.size:
+        inputs[0] = 0
+        inputs[1] = -0.0
+        inputs[2] = 1e-42
+        inputs[3].reshape(-1)[-1] = np.nan
+        inputs[4].reshape(-1)[0] = -np.inf
+        gradients.reshape(-1)[:3] = np.nan, np.inf, 1e-42
+    return [gradients, inputs]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_kernels_equal_the_reference(shape: tuple[int, ...], dtype: str, device: str) -> None:
+    operands = operands_of(shape, dtype)
+    for attributes in ({"num_bits": 8, "narrow_range": True}, {"num_bits": 4, "narrow_range": False}):
+        for name, arrays in (("fake_quant_rows", operands[1:]), ("fake_quant_rows_gradient", operands)):
+            op = OPERATORS[name]
+            expected = reference.call(op, dict(zip(op.operands, arrays, strict=True)), attributes)
+            (result,) = DEVICES[device](op, *op.bind(tuple(arrays), attributes))
+            assert_same_bits(result, expected, what=f"{name} on {device}")
+
+
+@pytest.mark.parametrize("narrow_range", [False, True])
+def test_equals_the_operators_with_a_range(narrow_range: bool) -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.randn(40, 5, 3, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    gradient = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    magnitude = weight.detach().abs().amax((1, 2, 3))
+    outputs = fake_quant_rows.fake_quant_rows(weight, 8, narrow_range)
+    wanted = eq.quantization.fake_quant_with_min_max_vars_per_channel(
+        weight.movedim(0, -1), -magnitude, magnitude, num_bits=8, narrow_range=narrow_range
+    ).movedim(-1, 0)
+    assert_same_bits(outputs.detach().numpy(), wanted.detach().numpy(), what="outputs")
+    for given, expected in zip(
+        torch.autograd.grad(outputs, weight, gradient), torch.autograd.grad(wanted, weight, gradient), strict=True
+    ):
+        assert_same_bits(given.numpy(), expected.numpy(), what="gradient")
+    assert torch.autograd.gradcheck(
+        lambda g: torch.autograd.grad(
+            fake_quant_rows.fake_quant_rows(weight.double(), 8, narrow_range), weight, g, create_graph=True
+        )[0].double(),
+        [gradient.double().requires_grad_()],
+        eps=1e-2,
+        atol=1e-4,
+    )
