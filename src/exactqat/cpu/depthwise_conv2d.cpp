@@ -111,46 +111,39 @@ int64_t rows_at_a_time(const Geometry& g) {
   return std::max<int64_t>(4, kBytes / std::max<int64_t>(row, 1));
 }
 
-// Planes of images that are channels first, and their taps: `count` of all the batch's, from `first` on.
-template <class T>
-struct Planes {
-  const T* from[kPlanes<T>];
-  T* to[kPlanes<T>];
-  std::vector<T> taps;  // [taps][kPlanes]
-  int count;
-
-  // plane k of the result is made of plane k / share of the operand
-  Planes(const Geometry& g, const T* operand, int64_t operand_plane, int64_t share, const T* filter, T* result,
-         int64_t result_plane, int64_t first, int64_t all)
-      : taps(g.taps() * kPlanes<T>), count(int(std::min<int64_t>(kPlanes<T>, all - first))) {
-    for (int k = 0; k < count; ++k) {
-      from[k] = operand + (first + k) / share * operand_plane;
-      to[k] = result + (first + k) * result_plane;
-    }
-    const int64_t outputs = g.outputs();
-    for (int64_t tap = 0; tap < g.taps(); ++tap)
-      for (int k = 0; k < count; ++k) taps[tap * kPlanes<T> + k] = filter[tap * outputs + (first + k) % outputs];
-  }
-};
-
-// All rows of a result that is channels first: `met` are the rows of the operand that rows of the result are made of, `make`
-// says how (depthwise_conv2d_rows.h).
+// All rows of a result that is channels first, whose plane k is made of plane k / share of the operand. `met` are the rows of
+// the operand that rows of the result are made of, `make` says how (depthwise_conv2d_rows.h).
 template <class T, class Met, class Make>
 void sum_planes(const Geometry& g, const T* operand, int64_t operand_height, int64_t operand_width, int64_t share,
                 const T* filter, T* result, int64_t height, int64_t width, Met&& met, Make&& make) {
-  constexpr int64_t N = kPlanes<T>;
-  const int64_t all = g.batch * g.channels * share, groups = quotient_rounded_up(all, N);
+  constexpr int64_t N = kPlanes<T>, kEnoughTasks = 16, kTogether = 8;
+  const int64_t outputs = g.outputs(), all = g.batch * g.channels * share, groups = quotient_rounded_up(all, N);
   const int64_t bands = quotient_rounded_up(height, rows_at_a_time<T>(g));
-  parallel_for(groups * bands, all * height * width * std::max<int64_t>(1, g.taps()), [&](int64_t task) {
-    const int64_t band = task % bands, begin = height * band / bands, end = height * (band + 1) / bands;
-    const Planes<T> planes(g, operand, operand_height * operand_width, share, filter, result, height * width, task / bands * N, all);
+  const int64_t parts = std::min(groups, std::max(quotient_rounded_up(groups, kTogether), quotient_rounded_up(kEnoughTasks, bands)));
+  parallel_for(parts * bands, all * height * width * std::max<int64_t>(1, g.taps()), [&](int64_t task) {
+    const int64_t part = task / bands, band = task % bands, begin = height * band / bands, end = height * (band + 1) / bands;
     const Interval needed = met(begin, end);
-    const int64_t inputs = (needed.end - needed.begin) * operand_width, outputs = (end - begin) * width;
-    const Scratch<T> memory((inputs + outputs) * N);
-    T *from = memory.data(), *to = from + inputs * N;
-    gather_planes(planes.from, planes.count, needed.begin * operand_width, inputs, from);
-    sum_rows(make(Rows<const T>{from, needed.begin, operand_width, N}, planes.taps.data(), N, Rows<T>{to, begin, width, N}, begin, end), 0, N);
-    scatter_planes(to, outputs, planes.to, planes.count, begin * width);
+    const int64_t positions = (needed.end - needed.begin) * operand_width, results = (end - begin) * width;
+    const Scratch<T> memory((g.taps() + positions + results) * N);
+    T *taps = memory.data(), *from = taps + g.taps() * N, *to = from + positions * N;
+    const auto pieces = pieces_of<T>(make(Rows<const T>{from, needed.begin, operand_width, N}, taps, N, Rows<T>{to, begin, width, N},
+                                          begin, end), false);
+    for (int64_t group = groups * part / parts; group < groups * (part + 1) / parts; ++group) {
+      const int64_t first = group * N;
+      const int count = int(std::min(N, all - first));
+      const T* operand_planes[N];
+      T* result_planes[N];
+      for (int k = 0; k < count; ++k) {
+        operand_planes[k] = operand + (first + k) / share * operand_height * operand_width;
+        result_planes[k] = result + (first + k) * height * width;
+      }
+      // Planes of two images may be neighbours; behind the last one any taps do.
+      for (int64_t k = 0, output = first % outputs; k < N; ++k, output = output + 1 == outputs ? 0 : output + 1)
+        for (int64_t tap = 0; tap < g.taps(); ++tap) taps[tap * N + k] = filter[tap * outputs + output];
+      gather_planes(operand_planes, count, needed.begin * operand_width, positions, from);
+      sum_pieces(pieces, 0, N);
+      scatter_planes(to, results, result_planes, count, begin * width);
+    }
   });
 }
 

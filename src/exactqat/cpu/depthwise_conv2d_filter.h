@@ -42,11 +42,14 @@ void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) 
     });
     if (__builtin_expect(q < columns, 1))
       unrolled<V>([&](auto v) __attribute__((always_inline)) { kept[0][v] = load(gradient + q * step + v * Lanes::kWidth); });
+    __builtin_prefetch(gradient + (q + columns) * step);
     bool there[kKept];
     unrolled<kKept>([&](auto m) __attribute__((always_inline)) { there[m] = q >= m && q - m < columns; });
     unrolled<kPhases>([&](auto phase) __attribute__((always_inline)) {
       if (!__builtin_expect(uint64_t(j + phase) < uint64_t(input_columns), 1)) return;
       const T* met = input + (j + phase) * step;
+      // What the next output row meets besides these.
+      unrolled<Stride>([&](auto i) __attribute__((always_inline)) { __builtin_prefetch(met + (Rows + i) * input_row_step); });
       unrolled<Rows>([&](auto i) __attribute__((always_inline)) {
         unrolled<V>([&](auto v) __attribute__((always_inline)) {
           const Lanes value = load(met + i * input_row_step + v * Lanes::kWidth);

@@ -24,7 +24,8 @@ struct Row {
   int64_t columns, output_step;
   int64_t begin, advance, input_columns, input_step;
   int64_t tap_count, tap_step;
-  bool stream;  // write past the caches
+  int64_t fresh;  // how many more input rows the next result row meets
+  bool stream;    // write past the caches
 };
 
 // Enters a row whose neighbouring taps meet columns that lie `reach` apart: as so many rows of every n-th column that their
@@ -72,6 +73,7 @@ std::vector<Row<T>> forward_rows(const Geometry& g, const Rows<const T>& image, 
                     .input_step = image.step,
                     .tap_count = g.filter_width,
                     .tap_step = tap_step,
+                    .fresh = g.dilation_height == 1 ? g.stride_height : 0,
                     .stream = false},
              g.dilation_width);
   }
@@ -111,6 +113,7 @@ std::vector<Row<T>> backward_rows(const Geometry& g, const Rows<const T>& gradie
                       .input_step = -gradient.step,
                       .tap_count = across.count,
                       .tap_step = across.period * tap_step,
+                      .fresh = g.dilation_height == 1 && g.stride_height == 1,
                       .stream = false},
                across.back);
     }
@@ -126,6 +129,7 @@ struct Strip {
   const T* second_taps;
   T* second_output;
   int64_t alone, together, second_alone;
+  int64_t ahead;  // so many input rows behind these are asked for in advance
 };
 
 // Whether a second row can be made together with the first one; if so, how.
@@ -175,6 +179,9 @@ template <int K, int Advance, int P, int R, bool Partial, class T>
   const int64_t input_step = row.input_step, tap_step = row.tap_step;
   const T* x = row.input + start * input_step + channel;
   const T* taps[2] = {row.taps + channel, strip.second_taps + channel};
+  const T* next = x + (strip.alone + strip.together + strip.second_alone) * row.input_row_step;
+  for (int64_t i = strip.ahead; i > 0; --i, next += row.input_row_step)
+    unrolled<P * Advance>([&](auto n) __attribute__((always_inline)) { __builtin_prefetch(next + n * input_step); });
   Lanes sums[R][P];
   const auto meet = [&]<bool First, bool Second>(int64_t rows) __attribute__((always_inline)) {
     for (; rows > 0; --rows) {
@@ -305,41 +312,54 @@ Columns<T> columns_of(const Row<T>& row) {
   return nullptr;
 }
 
-// Channels [begin, end) of rows that use each other's inputs. Two that are near each other in the list are made together where
-// they can be. So many channels at a time that their taps stay in the first cache.
 template <class T>
-void sum_rows(const std::vector<Row<T>>& rows, int64_t begin, int64_t end) {
-  constexpr int64_t kWidth = Vector<T>::kWidth, kMany = 12;
+struct Piece {
+  Strip<T> strip;
+  Columns<T> sum;
+};
+
+// Rows that use each other's inputs: two that are near each other in the list are made together where they can be. `ahead`: the
+// operand is so large that it pays to ask for it in advance.
+template <class T>
+std::vector<Piece<T>> pieces_of(const std::vector<Row<T>>& rows, bool ahead) {
   constexpr size_t kNear = 6;
-  struct Piece {
-    Strip<T> strip;
-    Columns<T> sum;
-  };
-  std::vector<Piece> pieces;
+  std::vector<Piece<T>> pieces;
   std::vector<bool> made(rows.size());
   for (size_t r = 0; r < rows.size(); ++r) {
     if (made[r]) continue;
-    Piece piece{{rows[r], rows[r].taps, nullptr, 0, 0, 0}, columns_of<2>(rows[r])};
-    size_t partner = piece.sum ? r + 1 : rows.size();
-    while (partner < std::min(rows.size(), r + kNear) && (made[partner] || !join(piece.strip, rows[partner]))) ++partner;
-    if (partner < std::min(rows.size(), r + kNear)) {
+    Piece<T> piece{{rows[r], rows[r].taps, nullptr, 0, 0, 0, 0}, columns_of<2>(rows[r])};
+    const size_t end = piece.sum ? std::min(rows.size(), r + kNear) : r;
+    size_t partner = r + 1;
+    while (partner < end && (made[partner] || !join(piece.strip, rows[partner]))) ++partner;
+    if (partner < end) {
       made[partner] = true;
     } else {
       piece.strip.alone = rows[r].rows;
+      piece.strip.together = piece.strip.second_alone = 0;
       piece.sum = columns_of<1>(rows[r]);
     }
+    if (ahead) piece.strip.ahead = rows[r].fresh * (partner < end ? 2 : 1);
     pieces.push_back(piece);
   }
+  return pieces;
+}
+
+// Channels [begin, end) of all pieces; so many at a time that their taps stay in the first cache.
+template <class T>
+void sum_pieces(const std::vector<Piece<T>>& pieces, int64_t begin, int64_t end) {
+  constexpr int64_t kWidth = Vector<T>::kWidth, kMany = 12;
   const int64_t vectors = quotient_rounded_up(end - begin, kWidth), parts = quotient_rounded_up(vectors, kMany);
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t from = begin + vectors * part / parts * kWidth;
     const int64_t to = std::min(end, begin + vectors * (part + 1) / parts * kWidth);
-    for (const Piece& piece : pieces) piece.sum(piece.strip, from, to);
+    for (const Piece<T>& piece : pieces) piece.sum(piece.strip, from, to);
   }
 }
 
 // Results from this size on do not stay in the caches until somebody reads them.
 constexpr int64_t kStreamed = int64_t{8} << 20;
+// Operands from this size on are not in the second cache.
+constexpr int64_t kFetchedAhead = int64_t{4} << 20;
 
 // All `height` rows of all images, channels last: make(image, begin, end) says of what some of them are made. `width` is that of
 // the larger of the two images.
@@ -351,13 +371,14 @@ void sum_images(const Geometry& g, int64_t height, int64_t width, const T* outpu
   const int64_t bands = quotient_rounded_up(height, band);
   const int64_t pieces = std::clamp<int64_t>(kEnoughTasks / (g.batch * bands), 1, quotient_rounded_up(channels, step));
   const int64_t piece = quotient_rounded_up(quotient_rounded_up(channels, pieces), step) * step;
+  const bool large = g.batch * g.input_plane() * channels * int64_t(sizeof(T)) >= kFetchedAhead;
   const bool streamed = size * int64_t(sizeof(T)) >= kStreamed && reinterpret_cast<uintptr_t>(output) % 64 == 0 &&
                         channels * int64_t(sizeof(T)) % 64 == 0;
   parallel_for(g.batch * bands * pieces, size * std::max<int64_t>(1, g.taps()), [&](int64_t task) {
     const int64_t image = task / (bands * pieces), k = task / pieces % bands, begin = task % pieces * piece;
     std::vector<Row<T>> rows = make(image, height * k / bands, height * (k + 1) / bands);
     for (Row<T>& row : rows) row.stream = streamed;
-    sum_rows(rows, begin, std::min(channels, begin + piece));
+    sum_pieces(pieces_of(rows, large), begin, std::min(channels, begin + piece));
     if (streamed) end_of_stream();
   });
 }
