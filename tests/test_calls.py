@@ -214,6 +214,20 @@ def test_pytorch_gradient_modes() -> None:
         result.sum().backward()
 
 
+def test_torch_compile_after_eager_calls() -> None:
+    tensors = [torch.from_numpy(a) for a in (X, LOW, HIGH)]
+    leaves = [torch.nn.Parameter(t.clone()) for t in tensors]
+    torch._dynamo.reset()
+    compiled = torch.compile(per_channel, fullgraph=True, backend="aot_eager")
+    for arguments in (tensors, leaves, [t[:2] for t in tensors[:1]] + tensors[1:]):
+        for _ in range(2):
+            expected = per_channel(*arguments)
+            assert_same_bits(compiled(*arguments).detach().numpy(), expected.detach().numpy(), what="compiled")
+    (wanted,) = torch.autograd.grad(per_channel(*leaves).sum(), leaves[0])
+    (found,) = torch.autograd.grad(compiled(*leaves).sum(), leaves[0])
+    assert_same_bits(found.numpy(), wanted.numpy(), what="the gradient, compiled")
+
+
 def test_many_kinds_of_calls_are_forgotten_in_time() -> None:
     for i in range(5000):
         eq.fake_quant_with_min_max_args(X, -1.0 - i, 1.0)

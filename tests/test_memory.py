@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,35 +25,40 @@ import exactqat as eq
 if sys.argv[1] == "torch":
     import torch
     x = torch.zeros(8, 1024, 1024)
+elif sys.argv[1] == "jax":
+    import jax.numpy as jnp
+    x = jnp.zeros((8, 1024, 1024), np.float32)
 else:
     x = np.zeros((8, 1024, 1024), np.float32)
 for _ in range(3):
-    y = eq.fake_quant_with_min_max_args(x)
+    y = eq.fake_quant_with_min_max_args(x).sum()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(4):
-    y = eq.fake_quant_with_min_max_args(x)
+    y = eq.fake_quant_with_min_max_args(x).sum()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
+
+
+def faults(framework: str, **environment: str) -> int:
+    command = [sys.executable, "-c", COUNT_FAULTS, framework]
+    environment = {**os.environ, **environment}
+    return int(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_freed_memory_is_used_again(framework: str) -> None:
     pytest.importorskip(framework)
-
-    def faults(kept_mib: int) -> int:
-        return int(
-            subprocess.run(
-                [sys.executable, "-c", COUNT_FAULTS, framework],
-                check=True,
-                capture_output=True,
-                text=True,
-                env={**os.environ, "EXACTQAT_KEEP_MIB": str(kept_mib)},
-            ).stdout
-        )
-
-    kept, given_back = faults(512), faults(0)
+    kept, given_back = faults(framework, EXACTQAT_KEEP_MIB="512"), faults(framework, EXACTQAT_KEEP_MIB="0")
     assert kept < 100  # the four results have 32768 pages
     assert given_back > kept  # few if the system has huge pages to give, but never none
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the variables are glibc's")
+def test_jax_uses_freed_memory_again_if_told_to() -> None:
+    pytest.importorskip("jax")
+    page = (Path(__file__).parent.parent / "docs" / "performance.md").read_text()
+    (line,) = re.findall(r"^ *(MALLOC_.*) python", page, re.M)
+    assert faults("jax", **dict(setting.split("=") for setting in line.split())) < 100
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])

@@ -37,7 +37,7 @@ def _differentiable(op: Operator) -> Callable[..., Any]:
 
     def forward(attributes: Any, *arrays: Any) -> Any:
         # Not `_run`, so that this can be differentiated again.
-        results = _differentiable(op.training_form)(attributes, *arrays)
+        results = _call(op.training_form, attributes, arrays)
         kept = [array if name in op.keeps else None for name, array in zip(op.operands, arrays, strict=True)]
         return results[: len(op.results)], (kept, results[op.saved_results])
 
@@ -53,6 +53,17 @@ def _differentiable(op: Operator) -> Callable[..., Any]:
     return function
 
 
+@lru_cache
+def _jitted(op: Operator) -> Callable[..., Any]:
+    return jax.jit(_differentiable(op), static_argnums=0)
+
+
+def _call(op: Operator, attributes: tuple[tuple[str, Any], ...], arrays: Any) -> Any:
+    # Outside of a trace JAX would trace the call every time, which takes a hundred times longer than to look it up.
+    tracing = any(isinstance(array, jax.core.Tracer) for array in arrays)
+    return (_differentiable(op) if tracing else _jitted(op))(attributes, *arrays)
+
+
 def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:
     """Run `op` on JAX arrays; numbers and lists become float64 beside a float64 array, else float32."""
     if out is not None:
@@ -60,7 +71,7 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tup
     dtype = next(value.dtype for value in operands if isinstance(value, jax.Array))
     dtype = jnp.float64 if dtype == jnp.float64 else jnp.float32
     arrays = [v if isinstance(v, jax.Array) else jnp.asarray(v, dtype) for v in operands]
-    return op.wrap(_differentiable(op)(tuple(attributes.items()), *arrays))
+    return op.wrap(_call(op, tuple(attributes.items()), arrays))
 
 
 def pass_through(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:

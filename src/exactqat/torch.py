@@ -84,6 +84,9 @@ def _register(op: Operator) -> Any:
         return results[0] if len(results) == 1 else tuple(results)
 
     def on_cpu(*arguments: Any) -> Any:
+        results = _below_autograd(op)(arguments, {})
+        if results is not None:
+            return results
         tensors, attributes = split(arguments)
         dense = [tensor.contiguous() for tensor in tensors]
         lowered, plan = planned(op, tuple([_spec(tensor) for tensor in dense]), attributes)
@@ -122,7 +125,7 @@ def _register_gradient(op: Operator, overload: Any) -> None:
     class Differentiable(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
-            results = _shortcut(form)(arguments, {})
+            results = _below_autograd(form)(arguments, {})
             if results is None:
                 with torch._C._AutoDispatchBelowAutograd():
                     results = form_overload(*arguments)
@@ -180,11 +183,8 @@ def _learn(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return plan, results, tuple(attributes.values())
 
 
-def _shortcut(op: Operator) -> Any:
-    found = op.shortcuts.get(torch.Tensor)
-    if found is not None:
-        return found
-    known = shortcut(
+def _shortcut(op: Operator, **autograd: Any) -> Any:
+    return shortcut(
         op,
         (torch.Tensor, torch.nn.Parameter),
         partial(_learn, op),
@@ -192,15 +192,21 @@ def _shortcut(op: Operator) -> Any:
         to_dlpack=torch.utils.dlpack.to_dlpack,
         is_negated=torch.Tensor.is_neg,  # quicker than the function
         like=torch.empty_like,
-        is_grad_enabled=torch.is_grad_enabled,
-        differentiable=_DIFFERENTIABLE.get(op.name),
+        **autograd,
     )
 
-    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return None if torch.compiler.is_compiling() else known(args, kwargs)
 
-    op.shortcuts[torch.Tensor] = op.shortcuts[torch.nn.Parameter] = run
-    return run
+def _below_autograd(op: Operator) -> Any:
+    found = op.shortcuts.get("below autograd")
+    if found is None:
+        found = op.shortcuts["below autograd"] = _shortcut(op)
+    return found
+
+
+def _install_shortcut(op: Operator) -> None:
+    if torch.Tensor not in op.shortcuts:
+        found = _shortcut(op, is_grad_enabled=torch.is_grad_enabled, differentiable=_DIFFERENTIABLE.get(op.name))
+        op.shortcuts[torch.Tensor] = op.shortcuts[torch.nn.Parameter] = found
 
 
 def _memory(tensor: Any) -> Memory:
@@ -245,7 +251,7 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tup
         # it is.
         op.check(tuple([_spec(tensor) for tensor in tensors]), tuple(attributes.items()))
     else:
-        _shortcut(op)  # for the next call
+        _install_shortcut(op)  # for the next call
     results = _overload(op)(*tensors, *attributes.values())
     return op.wrap(results if isinstance(results, tuple) else (results,))
 

@@ -86,7 +86,8 @@ class Operator:
         self.keeps = self.operands
         self.first = self.parameters.index(self.operands[0])
         # By type of the first operand: (args, kwargs) -> results, or None for what is not a plain call known before.
-        self.shortcuts: dict[type, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
+        # Under other keys, what frontends keep for themselves.
+        self.shortcuts: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
         self.attributes = {k: _kind(p.annotation) for k, p in parameters.items() if p.annotation is not Tensor}
         self.choices = {
             k: typing.get_args(parameters[k].annotation) for k, kind in self.attributes.items() if kind == "choice"
@@ -171,7 +172,7 @@ class Operator:
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Run the operator. `out`: an array, or a tuple with one for each result, to write the results into."""
-        if out is None:
+        if out is None and not _compiling():
             first = args[self.first] if len(args) > self.first else kwargs.get(self.operands[0])
             shortcut = self.shortcuts.get(type(first))
             if shortcut is not None:
@@ -294,6 +295,12 @@ def operator(
 
 def _by_name(name: str) -> Operator:
     return OPERATORS[name]
+
+
+def _compiling() -> bool:
+    """Whether torch.compile is looking, which cannot follow shortcuts."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
 
 
 def framework_of(value: Any) -> str | None:
