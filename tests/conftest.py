@@ -50,7 +50,10 @@ def _on_instruction_set(name: str) -> Callable[[Operator, list[np.ndarray], dict
         specs = tuple(TensorSpec(a.shape, a.dtype.name) for a in operands)
         lowered = op.lower(specs, tuple(attributes.items()))
         dtypes = {a.dtype.name: a.dtype for a in operands}
-        results = [np.full(spec.shape, np.nan, dtypes.get(spec.dtype, spec.dtype)) for spec in lowered.results]
+        results = [
+            np.full(spec.shape, 0xAA if spec.dtype == "uint8" else np.nan, dtypes.get(spec.dtype, spec.dtype))
+            for spec in lowered.results
+        ]
         memory = [a.view(np.uint16) if a.itemsize == 2 else a for a in (*operands, *results)]
         cpu.plan(cpu.load(name), specs, lowered)(*memory)
         return results

@@ -13,50 +13,36 @@ from collections.abc import Iterator
 from typing import Any
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime.jit import MockTensor
 
 from exactqat import triton as room
 from exactqat.spec import OPERATORS
 from exactqat.spec.op import TensorSpec, wide
 from exactqat.triton.launch import Launch
 
-POINTERS = {
-    "float16": "*fp16",
-    "bfloat16": "*bf16",
-    "float32": "*fp32",
-    "float64": "*fp64",
-    "int32": "*i32",
-    "int64": "*i64",
-    "uint8": "*u8",
-}
+
+class Driver:
+    """As much of a driver as it takes to compile for a card."""
+
+    def __init__(self, capability: int):
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
 
 
-def signature_of(launch: Launch, arrays: list[TensorSpec]) -> tuple[dict[str, str], dict[str, Any], dict[Any, Any]]:
-    """Types, constants and known factors, as Triton finds them in the arguments of a call."""
-    names = launch.kernel.arg_names
-    types, constants, factors = {}, {}, {}
-    for position, index in enumerate(launch.arrays):
-        types[names[position]] = POINTERS[arrays[index].dtype]
-        factors[(position,)] = [["tt.divisibility", 16]]
-    for position, value in enumerate(launch.numbers, len(launch.arrays)):
-        if value == 1:
-            types[names[position]], constants[names[position]] = "constexpr", 1
-        else:
-            types[names[position]] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0:
-                factors[(position,)] = [["tt.divisibility", 16]]
-    for name in names[len(launch.arrays) + len(launch.numbers) :]:
-        types[name], constants[name] = "constexpr", launch.options[name]
-    return types, constants, factors
-
-
-def compile_launch(launch: Launch, arrays: list[TensorSpec], capability: int, **options: Any) -> str:
-    """The PTX of one launch."""
-    types, constants, factors = signature_of(launch, arrays)
-    source = ASTSource(fn=launch.kernel, signature=types, constexprs=constants, attrs=factors)
-    told = {key: launch.options[key] for key in ("num_warps", "enable_fp_fusion")} | options
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=told)
+def compile_launch(launch: Launch, arrays: list[TensorSpec], **options: Any) -> str:
+    """The PTX of one launch, made as a launch makes it, up to loading it."""
+    pointers = [MockTensor(getattr(tl, arrays[index].dtype)) for index in launch.arrays]
+    compiled = launch.kernel.warmup(*pointers, *launch.numbers, grid=launch.grid, **launch.options | options)
     return compiled.asm["ptx"]
 
 
@@ -134,28 +120,29 @@ def launches(dtype: str) -> Iterator[tuple[Launch, list[TensorSpec]]]:
         plan = room.plan(operands, lowered)
         arrays = [*operands, *lowered.results, *plan.scratch]
         for launch in plan.launches:
-            types, constants, factors = signature_of(launch, arrays)
-            key = (launch.kernel.__name__, str(types), str(constants), str(factors))
+            dtypes = [arrays[index].dtype for index in launch.arrays]
+            numbers = [(number == 1, number % 16 == 0, number >= 2**31) for number in launch.numbers]
+            key = str((launch.kernel.__name__, dtypes, numbers, launch.options))
             if key not in seen:
                 seen.add(key)
                 yield launch, arrays
 
 
-def compiled(launch: Launch, arrays: list[TensorSpec], capability: int, **options: Any) -> dict[str, str]:
+def compiled(launch: Launch, arrays: list[TensorSpec], **options: Any) -> dict[str, str]:
     try:
-        return {"ptx": compile_launch(launch, arrays, capability, **options), "error": ""}
+        return {"ptx": compile_launch(launch, arrays, **options), "error": ""}
     except Exception as error:  # any kind; the test shows it
         return {"ptx": "", "error": f"{type(error).__name__}: {error}"}
 
 
 def main(capability: int, dtype: str) -> None:
+    triton.runtime.driver.set_active(Driver(capability))
     programs = []
     for launch, arrays in launches(dtype):
         family = launch.kernel.__module__.rpartition(".")[2]
-        name = {"kernel": f"{family}.{launch.kernel.__name__}"}
-        programs.append(name | compiled(launch, arrays, capability))
+        programs.append({"kernel": f"{family}.{launch.kernel.__name__}"} | compiled(launch, arrays))
     launch, arrays = next(launches(dtype))
-    programs.append({"kernel": "fused"} | compiled(launch, arrays, capability, enable_fp_fusion=True))
+    programs.append({"kernel": "fused"} | compiled(launch, arrays, enable_fp_fusion=True))
     json.dump(programs, sys.stdout)
 
 

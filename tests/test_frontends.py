@@ -16,7 +16,7 @@ from conftest import BY_RAW_NAME, expected_of, in_halves
 
 import exactqat as eq
 from exactqat.spec import OPERATORS
-from exactqat.spec.op import Lowering, Tensor, check_dtypes, operator
+from exactqat.spec.op import Lowering, Tensor, TensorSpec, check_dtypes, operator
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
@@ -327,6 +327,98 @@ def test_an_operator_declared_elsewhere_works_in_all_frameworks() -> None:
     finally:
         del OPERATORS["toy_round_to_steps"]
         vars(eq.raw_ops).pop("ToyRoundToSteps", None)
+
+
+def test_a_training_form_runs_where_gradients_are_wanted() -> None:
+    """An operator whose training form leaves residuals: here one gradient kernel in the place of another."""
+
+    @operator("ToyMasked", ("masked",))
+    def toy_masked(values: Tensor, inputs: Tensor, min: Tensor, max: Tensor, narrow_range: bool = False) -> Lowering:
+        """`values` where `inputs` lie between -1 and 1."""
+        check_dtypes(values=values, inputs=inputs)
+        numbers = {"min": -1.0, "max": 1.0, "num_bits": 8, "narrow_range": int(narrow_range)}
+        return Lowering((values,), "fake_quant_with_min_max_args_gradient", numbers)
+
+    @operator(None, ("masked", "below", "above", "bits"))
+    def toy_masked_training(
+        values: Tensor, inputs: Tensor, min: Tensor, max: Tensor, narrow_range: bool = False
+    ) -> Lowering:
+        """`toy_masked`, and the sums of what lies outside."""
+        check_dtypes(values=values, inputs=inputs)
+        results = (values, min, max, TensorSpec((5,), "uint8"))
+        return Lowering(
+            results, "fake_quant_with_min_max_vars_gradient", {"num_bits": 8, "narrow_range": int(narrow_range)}
+        )
+
+    @operator(None, ("scaled",))
+    def toy_scaled(values: Tensor, bits: Tensor, scale: Tensor) -> Lowering:
+        """`values` themselves."""
+        assert bits == TensorSpec((5,), "uint8"), bits
+        return Lowering(
+            (values,), "fake_quant_with_min_max_args", {"min": 0.0, "max": 255.0, "num_bits": 8, "narrow_range": 0}
+        )
+
+    seen = []
+
+    @toy_masked.gradient(keeps=("min",), training_form=toy_masked_training)
+    def _(gradients: Any, operands: Any, results: Any, attributes: Any) -> Any:
+        seen.append([None if operand is None else tuple(operand.shape) for operand in operands])
+        (gradient,), (below, above, bits) = gradients, results
+        return toy_scaled(gradient, bits, below) * (below + 10 * above), None, gradient.sum() * operands[2], None
+
+    @toy_scaled.gradient(keeps=("bits",))
+    def _(gradients: Any, operands: Any, results: Any, attributes: Any) -> Any:
+        return gradients[0], None, None
+
+    def arrays(to: Any) -> list[Any]:
+        values, inputs = np.float32([1, 2, 3, 4]), np.float32([-2, 0, 0.5, 7])
+        return [to(a) for a in (values, inputs, np.float32(-1), np.float32(1))]
+
+    def twice(gradient: Any) -> Any:  # of the gradient for `values`, weighted with it
+        return (gradient * gradient).sum()
+
+    try:
+        for to in TO.values():
+            assert arrays_of(toy_masked(*arrays(to)))[0].tolist() == [0, 2, 3, 0]
+        assert isinstance(toy_masked_training(*arrays(np.array)), tuple)
+        assert not seen
+        for mode in ("eager", "aot_eager", "inductor"):
+            torch._dynamo.reset()
+            function = toy_masked if mode == "eager" else torch.compile(toy_masked, fullgraph=True, backend=mode)
+            leaves = [a.requires_grad_() for a in arrays(TO["torch"])]
+            packed = []
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(tuple(t.shape)) or t, lambda t: t):
+                result = function(*leaves)
+            if mode == "eager":
+                assert sorted(packed) == [(), (), (), (5,)]  # min and the residuals, nothing of the tensors' size
+            weights = torch.tensor([1.0, 2, 3, 4])
+            gradients = torch.autograd.grad(result, leaves, weights, allow_unused=True, create_graph=mode == "eager")
+            assert gradients[0].tolist() == [41, 82, 123, 164] and gradients[2] == -10
+            assert gradients[1] is None or not gradients[1].any()
+            assert seen.pop() == [None, None, (), None]
+        torch._dynamo.reset()
+        leaf, weights = leaves[0], torch.ones(4, requires_grad=True)
+        (gradient,) = torch.autograd.grad(toy_masked(*leaves), leaf, weights, create_graph=True)
+        assert torch.autograd.grad(twice(gradient), weights)[0].tolist() == [2 * 41**2] * 4
+        seen.clear()
+
+        values, *others = arrays(TO["jax"])
+        for wrap in (lambda f: f, jax.jit):
+            result, vjp = jax.vjp(wrap(toy_masked), values, *others)
+            assert result.tolist() == [0, 2, 3, 0]
+            found = vjp(jnp.float32([1, 2, 3, 4]))
+            assert found[0].tolist() == [41, 82, 123, 164] and found[2] == -10 and not found[1].any()
+            assert seen.pop() == [None, None, (), None]
+            second = jax.grad(lambda w: twice(jax.vjp(lambda v: wrap(toy_masked)(v, *others), values)[1](w)[0]))
+            assert second(jnp.ones(4)).tolist() == [2 * 41**2] * 4
+            through_the_form = jax.grad(lambda v: twice(jax.grad(lambda u: wrap(toy_masked)(u, *others).sum())(v)))
+            assert through_the_form(values).tolist() == [0, 0, 0, 0]  # residuals count as constants
+        with pytest.raises(ValueError, match="toy_scaled does not take and return what toy_masked does"):
+            toy_masked.gradient(lambda *_: (), training_form=toy_scaled)
+    finally:
+        for op in (toy_masked, toy_masked_training, toy_scaled):
+            del OPERATORS[op.name]
+        vars(eq.raw_ops).pop("ToyMasked", None)
 
 
 def test_grad_pass_through() -> None:

@@ -42,17 +42,55 @@ def test_operators_that_tensorflow_does_not_have(device: str) -> None:
         run_and_compare(
             "fake_quant_with_min_max_vars_gradient_transpose", [*cotangents, inputs, low, high], attributes, device
         )
+        _, mask = run_and_compare(f"{forward_of(case)}_training", [inputs, low, high], attributes, device)
+        run_and_compare(
+            "fake_quant_with_min_max_vars_gradient_from_mask_transpose",
+            [*cotangents, mask, low, high],
+            attributes,
+            device,
+        )
     for case in cases("FusedBatchNormV3"):
         run_and_compare(
             "channel_sum", [np.array(case.operands["x"])], {"data_format": case.attributes["data_format"]}, device
         )
 
 
-def run_and_compare(name: str, operands: list[np.ndarray], attributes: dict, device: str) -> None:
+def forward_of(case: Case) -> str:
+    return BY_RAW_NAME[case.op.removesuffix("Gradient")].name
+
+
+def run_and_compare(name: str, operands: list[np.ndarray], attributes: dict, device: str) -> list[np.ndarray]:
     op = OPERATORS[name]
     expected = reference.call(op, dict(zip(op.operands, operands, strict=True)), attributes)
-    (result,) = DEVICES[device](op, operands, attributes)
-    assert_same_bits(result, expected, what=f"{name} on {device}")
+    results = DEVICES[device](op, operands, attributes)
+    for result, wanted in zip(results, expected if isinstance(expected, tuple) else (expected,), strict=True):
+        assert_same_bits(result, wanted, what=f"{name} on {device}")
+    return results
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", ""])
+@pytest.mark.parametrize("op", [op for op in sorted(BY_RAW_NAME) if op.startswith("Fake") and op.endswith("Gradient")])
+def test_a_gradient_from_the_mask_is_the_gradient_from_the_inputs(op: str, dtype: str, device: str) -> None:
+    """The packed mask that the training form keeps says all that the gradient needs to know of the inputs."""
+    for case in cases(op):
+        if dtype and "float64" in case.tags:
+            continue
+        if dtype:
+            bits = np.dtype(pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype)
+            case = in_halves(case, bits)
+        if isinstance(expected_of(case), Exception):
+            continue
+        operands, attributes = BY_RAW_NAME[op].bind((), {**case.operands, **case.attributes})
+        gradients, inputs, *ranges = [np.array(operand, order="C") for operand in operands]
+        outputs, mask = run_and_compare(f"{forward_of(case)}_training", [inputs, *ranges], attributes, device)
+        (plain,) = DEVICES[device](OPERATORS[forward_of(case)], [inputs, *ranges], attributes)
+        assert_same_bits(outputs, plain, what=f"{case.name} outputs")
+        assert mask.shape == ((inputs.size + 3) // 4,) and mask.dtype == np.uint8
+        from_mask = f"{BY_RAW_NAME[op].name}_from_mask"
+        results = run_and_compare(from_mask, [gradients, mask, *ranges], attributes if ranges else {}, device)
+        for result, wanted in zip(results, DEVICES[device](BY_RAW_NAME[op], operands, attributes), strict=True):
+            assert_same_bits(result, wanted, what=f"{case.name} on {device}", operands=case.operands)
 
 
 def compare(case: Case, device: str) -> None:

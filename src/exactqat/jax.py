@@ -36,14 +36,17 @@ def _differentiable(op: Operator) -> Callable[..., Any]:
     vjp = op.vjp
 
     def forward(attributes: Any, *arrays: Any) -> Any:
-        results = function(attributes, *arrays)  # and not _run, so that this can be differentiated again
-        return results, (arrays, results if op.saves_results else None)
+        # Not `_run`, so that this can be differentiated again.
+        results = _differentiable(op.training_form)(attributes, *arrays)
+        kept = [array if name in op.keeps else None for name, array in zip(op.operands, arrays, strict=True)]
+        return results[: len(op.results)], (kept, results[op.saved_results])
 
     def backward(attributes: Any, saved: Any, gradients: Any) -> Any:
-        # JAX hands over constants as NumPy arrays.
-        gradients, (arrays, results) = jax.tree.map(jnp.asarray, (gradients, saved))
+        # JAX hands over constants as NumPy arrays. Residuals have no gradients.
+        gradients, (arrays, results) = jax.tree.map(jnp.asarray, (gradients[: op.gradient_count], saved))
         answer = vjp(gradients, arrays, results, dict(attributes))
-        return tuple(jnp.zeros_like(a) if g is None else g.astype(a.dtype) for g, a in zip(answer, arrays, strict=True))
+        # None is zero in JAX, too.
+        return tuple(g if g is None or a is None else g.astype(a.dtype) for g, a in zip(answer, arrays, strict=True))
 
     function = jax.custom_vjp(partial(_run, op), nondiff_argnums=(0,))
     function.defvjp(forward, backward)

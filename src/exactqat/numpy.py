@@ -11,7 +11,7 @@ from exactqat.spec.op import Memory, Operator, TensorSpec, check_out
 
 _FLOAT32 = np.dtype("float32")
 _NAMES: dict[np.dtype, str] = {}  # `dtype.name` is slow
-_DTYPES: dict[str, np.dtype] = {"float32": _FLOAT32, "float64": np.dtype("float64")}
+_DTYPES: dict[str, np.dtype] = {name: np.dtype(name) for name in ("float32", "float64", "uint8")}
 
 
 def _name(dtype: np.dtype) -> str:

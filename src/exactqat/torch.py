@@ -15,7 +15,7 @@ from exactqat.cpu import LARGE, block, planned
 from exactqat.spec import OPERATORS
 from exactqat.spec.op import Memory, Operator, TensorSpec, check_out
 
-_DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
+_DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "uint8")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LIBRARY = torch.library.Library("exactqat", "DEF")
 _SCHEMA_TYPES = {"integers": "int[]", "choice": "str"}
@@ -97,26 +97,31 @@ def _register(op: Operator) -> Any:
 
 
 def _register_gradient(op: Operator, overload: Any, split: Callable[..., Any]) -> None:
+    form = overload if op.training_form is op else _overload(op.training_form)
     constants = [i for i, name in enumerate(op.results) if name not in op.differentiable]
+    kept = [i for i, name in enumerate(op.operands) if name in op.keeps]
+    own = len(op.results)
 
     class Differentiable(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
             with torch._C._AutoDispatchBelowAutograd():
-                results = overload(*arguments)
+                results = form(*arguments)
             tensors, attributes = split(arguments)
             every = results if isinstance(results, tuple) else (results,)
             ctx.attributes = attributes
-            ctx.save_for_backward(*tensors, *(every if op.saves_results else ()))
+            ctx.save_for_backward(*(tensors[i] for i in kept), *every[op.saved_results])
             ctx.mark_non_differentiable(*(every[i] for i in constants))
-            return results
+            return every[0] if own == 1 else every[:own]
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            operands = ctx.saved_tensors[: len(op.operands)]
-            results = ctx.saved_tensors[len(op.operands) :] if op.saves_results else None
+            saved = ctx.saved_tensors
+            operands: list[torch.Tensor | None] = [None] * len(op.operands)
+            for i, tensor in zip(kept, saved, strict=False):
+                operands[i] = tensor
             assert op.vjp is not None
-            answer = op.vjp(gradients, operands, results, dict(ctx.attributes))
+            answer = op.vjp(gradients[: op.gradient_count], operands, saved[len(kept) :], dict(ctx.attributes))
             return *answer, *(None for _ in op.attributes)
 
     Differentiable.__name__ = Differentiable.__qualname__ = op.name
@@ -130,8 +135,14 @@ def _register_gradient(op: Operator, overload: Any, split: Callable[..., Any]) -
     _LIBRARY.impl(op.name, with_gradient, "Autograd")
 
 
+def _overload(op: Operator) -> Any:
+    if op.name not in _OVERLOADS:
+        _OVERLOADS[op.name] = _register(op)
+    return _OVERLOADS[op.name]
+
+
 for _op in OPERATORS.values():
-    _OVERLOADS[_op.name] = _register(_op)
+    _overload(_op)
 
 
 def _memory(tensor: Any) -> Memory:
@@ -171,9 +182,7 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tup
         # While PyTorch traces, an error from inside an operator would come out as a RuntimeError; here it stays what
         # it is.
         op.check(tuple([_spec(tensor) for tensor in tensors]), tuple(attributes.items()))
-    if op.name not in _OVERLOADS:  # declared after this module was imported
-        _OVERLOADS[op.name] = _register(op)
-    results = _OVERLOADS[op.name](*tensors, *attributes.values())
+    results = _overload(op)(*tensors, *attributes.values())
     return op.wrap(results if isinstance(results, tuple) else (results,))
 
 

@@ -12,9 +12,17 @@
 
 namespace exactqat {
 
-enum class DType : uint8_t { float16, bfloat16, float32, float64 };
+// Numbers of the four float dtypes; uint8 is for packed bits.
+enum class DType : uint8_t { float16, bfloat16, float32, float64, uint8 };
 
-constexpr int64_t size_of(DType dtype) { return dtype == DType::float64 ? 8 : dtype == DType::float32 ? 4 : 2; }
+constexpr int64_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::float64: return 8;
+    case DType::float32: return 4;
+    case DType::uint8: return 1;
+    default: return 2;
+  }
+}
 
 // The dtype of a name; throws for one that no kernel takes.
 DType dtype_of(std::string_view name);
@@ -76,6 +84,23 @@ void run_widened(const Call& call, Kernel kernel);
 bool has_halves(const Call& call);
 
 }  // namespace exactqat
+
+// Defines a kernel that reads and writes tensors of each dtype as they are, as a template over the dtype S in which the first
+// result is stored and the real type T that it is computed in:
+//   EXACTQAT_STORAGE_KERNEL(name) { ... call.operands, call.results, call.numbers, S, T ... }
+#define EXACTQAT_STORAGE_KERNEL(name)                                                                              \
+  template <class S, class T>                                                                                      \
+  static void name##_of(const ::exactqat::Call& call);                                                             \
+  static const bool name##_is_in_the_table = ::exactqat::add_kernel(#name, [](const ::exactqat::Call& call) {      \
+    switch (call.results[0].dtype) {                                                                               \
+      case ::exactqat::DType::float16: return name##_of<::exactqat::float16, float>(call);                         \
+      case ::exactqat::DType::bfloat16: return name##_of<::exactqat::bfloat16, float>(call);                       \
+      case ::exactqat::DType::float64: return name##_of<double, double>(call);                                     \
+      default: return name##_of<float, float>(call);                                                               \
+    }                                                                                                              \
+  });                                                                                                              \
+  template <class S, class T>                                                                                      \
+  static void name##_of(const ::exactqat::Call& call)
 
 // Defines a kernel for every dtype as a template over the real type T, and enters it in this module's table:
 //   EXACTQAT_KERNEL(name) { ... call.operands, call.results, call.numbers, T ... }

@@ -2,182 +2,579 @@
 // FakeQuantWithMinMax*: the same arithmetic as reference/fake_quant.py.
 #include <cmath>
 #include <cstring>
+#include <memory>
 
 #include "arithmetic.h"
 #include "call.h"
+#include "elementwise.h"
 #include "reduce.h"
 
 namespace exactqat {
 namespace {
 
+// TensorFlow's `Nudge` for a vector of ranges.
 template <class T>
 struct Nudged {
-  T nudged_min, nudged_max, nudged_scale, inv_nudged_scale, quant_zero;
-  bool no_range;  // min == max == 0
+  Vector<T> nudged_min, nudged_max, nudged_scale, inv_nudged_scale, quant_zero;
+  Mask<T> no_range;  // min == max == 0
+
+  Nudged(Vector<T> min, Vector<T> max, const Numbers& numbers) {
+    using V = Vector<T>;
+    const V zero, one = V::all(T(1)), half = V::all(T(0.5));
+    const V quant_min = V::all(numbers.integer("narrow_range") ? T(1) : T(0));
+    const V quant_max = V::all(T((int64_t{1} << numbers.integer("num_bits")) - 1));
+    const V steps = quant_max - quant_min, scale = divided(max - min, steps), inverse = divided(steps, max - min);
+    const V from_min = quant_min - divided(min, scale), whole = floored(from_min);
+    // Half away from zero: it is never negative where it counts.
+    const V rounded = chosen(less_equal(half, from_min - whole), whole + one, whole);
+    const V bounded = chosen(less(from_min, quant_min), quant_min, chosen(less(quant_max, from_min), quant_max, rounded));
+    const V zero_point = kept(less_equal(from_min, from_min), bounded);  // 0 for NaN
+    nudged_min = (quant_min - zero_point) * scale;
+    nudged_max = (quant_max - zero_point) * scale;
+    nudged_scale = scale;
+    inv_nudged_scale = inverse;
+    quant_zero = floored(nudged_min * V::all(T(-1)) * inverse + half);
+    no_range = less_equal(min, zero) & less_equal(zero, min) & less_equal(max, zero) & less_equal(zero, max);
+  }
 };
 
 template <class T>
 Nudged<T> nudge(T min, T max, const Numbers& numbers) {
-  const T quant_min = numbers.integer("narrow_range") ? T(1) : T(0);
-  const T quant_max = T((int64_t{1} << numbers.integer("num_bits")) - 1);
-  const T steps = quant_max - quant_min;
-  const T scale = (max - min) / steps;
-  const T inverse = steps / (max - min);
-  const T zero_point_from_min = quant_min - min / scale;
-  T zero_point = T(0);  // for NaN
-  if (zero_point_from_min < quant_min) zero_point = quant_min;
-  else if (zero_point_from_min > quant_max) zero_point = quant_max;
-  else if (zero_point_from_min == zero_point_from_min) zero_point = std::round(zero_point_from_min);
-  const T nudged_min = (quant_min - zero_point) * scale;
-  const T nudged_max = (quant_max - zero_point) * scale;
-  const T quant_zero = std::floor(-nudged_min * inverse + T(0.5));
-  return {nudged_min, nudged_max, scale, inverse, quant_zero, min == T(0) && max == T(0)};
+  return {Vector<T>::all(min), Vector<T>::all(max), numbers};
 }
 
-// The same for each channel, one array for each quantity, widened for runs.
+template <class T>
+Nudged<T> nudge_attributes(const Numbers& numbers) {
+  return nudge(T(numbers.real("min")), T(numbers.real("max")), numbers);
+}
+
+// The same for each channel, one array for each quantity, with room for a vector behind.
 template <class T>
 struct NudgedChannels {
-  std::vector<T> nudged_min, nudged_max, nudged_scale, inv_nudged_scale, quant_zero;
-  std::vector<uint8_t> no_range;
-  bool any_no_range = false;
+  LineVector<T> nudged_min, nudged_max, nudged_scale, inv_nudged_scale, quant_zero;
+  LineVector<T> no_range, reversed;  // 1 or 0; reversed: the nudged minimum is above the maximum
+  bool any_no_range = false, any_reversed = false, any_unordered = false;  // unordered: reversed or NaN
 
-  NudgedChannels(const T* min, const T* max, int64_t channels, int64_t rows, const Numbers& numbers) {
-    std::vector<T> v[5];
-    std::vector<uint8_t> none(channels);
-    for (auto& quantity : v) quantity.resize(channels);
-    for (int64_t c = 0; c < channels; ++c) {
-      const Nudged<T> n = nudge(min[c], max[c], numbers);
-      v[0][c] = n.nudged_min, v[1][c] = n.nudged_max, v[2][c] = n.nudged_scale;
-      v[3][c] = n.inv_nudged_scale, v[4][c] = n.quant_zero;
-      none[c] = n.no_range;
-      any_no_range |= n.no_range;
-    }
-    nudged_min = widen(v[0].data(), channels, rows), nudged_max = widen(v[1].data(), channels, rows);
-    nudged_scale = widen(v[2].data(), channels, rows), inv_nudged_scale = widen(v[3].data(), channels, rows);
-    quant_zero = widen(v[4].data(), channels, rows), no_range = widen(none.data(), channels, rows);
+  NudgedChannels(const T* min, const T* max, int64_t channels, const Numbers& numbers) {
+    constexpr int64_t kWidth = Vector<T>::kWidth;
+    const size_t size = channels + kWidth;
+    for (auto* quantity : {&nudged_min, &nudged_max, &nudged_scale, &inv_nudged_scale, &quant_zero, &no_range, &reversed})
+      quantity->resize(size);
+    const auto vector = [&](int64_t c, auto extent) {
+      const Nudged<T> n(load(min + c, extent), load(max + c, extent), numbers);
+      const Mask<T> is_reversed = less(n.nudged_max, n.nudged_min);
+      const uint32_t real = (uint32_t{1} << count_of<T>(extent)) - 1;  // not the lanes behind the last channel
+      any_no_range |= (bits_of(n.no_range) & real) != 0;
+      any_reversed |= (bits_of(is_reversed) & real) != 0;
+      any_unordered |= (bits_of(less_equal(n.nudged_min, n.nudged_max)) & real) != real;
+      const Vector<T> one = Vector<T>::all(T(1));
+      n.nudged_min.store(nudged_min.data() + c), n.nudged_max.store(nudged_max.data() + c);
+      n.nudged_scale.store(nudged_scale.data() + c), n.inv_nudged_scale.store(inv_nudged_scale.data() + c);
+      n.quant_zero.store(quant_zero.data() + c);
+      kept(n.no_range, one).store(no_range.data() + c), kept(is_reversed, one).store(reversed.data() + c);
+    };
+    int64_t c = 0;
+    for (; c + kWidth <= channels; c += kWidth) vector(c, Whole{});
+    if (c < channels) vector(c, Part{channels - c});
   }
 };
 
-template <class T, bool Division>
-void quantize_whole(const T* inputs, T* outputs, int64_t size, const Nudged<T>& n) {
-  for_each_piece(size, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const T shifted = clamp(inputs[i], n.nudged_min, n.nudged_max) - n.nudged_min;
-      const T steps = Division ? shifted / n.nudged_scale : shifted * n.inv_nudged_scale;
-      outputs[i] = std::floor((steps - n.quant_zero) + T(0.5)) * n.nudged_scale;
-    }
-  });
+// Where elements lie.
+template <class T>
+struct Sides {
+  Mask<T> inside, below, above;
+};
+
+template <class T>
+Sides<T> sides_of(Vector<T> x, Vector<T> low, Vector<T> high) {
+  return {less_equal(low, x) & less_equal(x, high), less(x, low), less(high, x)};
+}
+
+// The packed mask: element i has bits 2 * (i % 4) and the next of byte i / 4. The lower one says inside or above, the higher one
+// inside or below; NaN has neither. In a reversed range nothing is inside, and both bits say below and above at the same time.
+// Written for the elements from i on, of which there are `count`.
+template <class T>
+void pack(uint8_t* mask, int64_t i, Mask<T> lower, Mask<T> higher, int64_t count) {
+  constexpr int64_t kWidth = Vector<T>::kWidth;
+  uint32_t packed = interleaved(bits_of(lower), bits_of(higher));
+  if (count < kWidth) packed &= (uint32_t{1} << 2 * count) - 1;
+  if constexpr (kWidth >= 4) {
+    if (count == kWidth) std::memcpy(mask + i / 4, &packed, kWidth / 4);
+    else std::memcpy(mask + i / 4, &packed, (count + 3) / 4);
+  } else {
+    const uint8_t before = i % 4 ? mask[i / 4] : 0;
+    mask[i / 4] = uint8_t(before | packed << 2 * (i % 4));
+  }
+}
+
+// Where each x lies. Any ranges, or, in fewer steps, ranges of which none is reversed or NaN: what is not below is inside or above.
+template <bool Any, class T>
+void pack_sides(uint8_t* mask, int64_t i, Vector<T> x, Vector<T> low, Vector<T> high, int64_t count) {
+  if constexpr (Any) {
+    const Sides<T> sides = sides_of(x, low, high);
+    pack(mask, i, sides.inside | sides.above, sides.inside | sides.below, count);
+  } else {
+    pack(mask, i, less_equal(low, x), less_equal(x, high), count);
+  }
+}
+
+// Bits of no element beyond `count` are looked at.
+template <class T>
+uint32_t packed_at(const uint8_t* mask, int64_t i, int64_t count) {
+  constexpr int64_t kWidth = Vector<T>::kWidth;
+  uint32_t packed = 0;
+  if (kWidth >= 4 && count == kWidth) std::memcpy(&packed, mask + i / 4, kWidth / 4);
+  else std::memcpy(&packed, mask + i / 4, (count + 3) / 4);
+  return kWidth < 4 ? packed >> 2 * (i % 4) : packed;
+}
+
+template <bool Division, class T>
+Vector<T> quantized(Vector<T> x, Vector<T> low, Vector<T> high, Vector<T> scale, Vector<T> inverse, Vector<T> zero) {
+  const Vector<T> shifted = clamp(x, low, high) - low;
+  const Vector<T> steps = Division ? divided(shifted, scale) : shifted * inverse;
+  return floored((steps - zero) + Vector<T>::all(T(0.5))) * scale;
+}
+
+// A whole tensor with one range. A mask is written if one is given.
+template <bool Division, class S, class T>
+void quantize_whole(const Call& call, const Nudged<T>& n, bool no_range, uint8_t* mask) {
+  const S* inputs = call.operands[0].as<S>();
+  S* outputs = call.results[0].as<S>();
+  using V = Vector<T>;
+  const V low = n.nudged_min, high = n.nudged_max, scale = n.nudged_scale, inverse = n.inv_nudged_scale, zero = n.quant_zero;
+  const Runs runs(outputs, call.operands[0].size(), 1, inputs == outputs, mask ? 16 : 1);
+  const auto value = [=](V x) __attribute__((always_inline)) {
+    return quantized<Division>(x, low, high, scale, inverse, zero);
+  };
+  if (mask && !no_range && bits_of(less_equal(low, high))) {
+    runs.fill(outputs, [=](int64_t i, int64_t, auto extent) __attribute__((always_inline)) {
+      const V x = load(inputs + i, extent);
+      pack_sides<false>(mask, i, x, low, high, count_of<T>(extent));
+      return value(x);
+    });
+  } else if (mask) {
+    const V range = V::all(T(!no_range));
+    runs.fill(outputs, [=](int64_t i, int64_t, auto extent) __attribute__((always_inline)) {
+      const V x = load(inputs + i, extent);
+      pack_sides<true>(mask, i, x, low, high, count_of<T>(extent));
+      return kept(less(V{}, range), value(x));
+    });
+  } else if (no_range) {
+    runs.fill(outputs, [](int64_t, int64_t, auto) { return V{}; });
+  } else {
+    runs.fill(outputs, [=](int64_t i, int64_t, auto extent) __attribute__((always_inline)) {
+      return value(load(inputs + i, extent));
+    });
+  }
+}
+
+template <class S, class T>
+void quantize_channels(const Call& call, uint8_t* mask) {
+  const S* inputs = call.operands[0].as<S>();
+  S* outputs = call.results[0].as<S>();
+  const int64_t channels = call.operands[1].size(), size = call.operands[0].size();
+  if (size == 0) return;
+  using V = Vector<T>;
+  const NudgedChannels<T> n(call.operands[1].as<T>(), call.operands[2].as<T>(), channels, call.numbers);
+  const Runs runs(outputs, size, channels, inputs == outputs, mask ? 16 : 1);
+  const auto lows = runs.spread(n.nudged_min.data()), highs = runs.spread(n.nudged_max.data());
+  const auto scales = runs.spread(n.nudged_scale.data()), inverses = runs.spread(n.inv_nudged_scale.data());
+  const auto zeros = runs.spread(n.quant_zero.data());
+  const auto no_ranges = n.any_no_range || n.any_unordered ? runs.spread(n.no_range.data()) : LineVector<T>();
+  const T *low = lows.data(), *high = highs.data(), *scale = scales.data(), *inverse = inverses.data();
+  const T *zero = zeros.data(), *no_range = no_ranges.data();
+  const auto value = [=](V x, int64_t p) __attribute__((always_inline)) {
+    return quantized<false>(x, V::load(low + p), V::load(high + p), V::load(scale + p), V::load(inverse + p), V::load(zero + p));
+  };
+  const auto in_range = [=](V outputs, int64_t p) __attribute__((always_inline)) {
+    return kept(less(V::load(no_range + p), V::all(T(1))), outputs);
+  };
+  if (mask && (n.any_no_range || n.any_unordered)) {
+    runs.fill(outputs, [=](int64_t i, int64_t p, auto extent) __attribute__((always_inline)) {
+      const V x = load(inputs + i, extent);
+      pack_sides<true>(mask, i, x, V::load(low + p), V::load(high + p), count_of<T>(extent));
+      return in_range(value(x, p), p);
+    });
+  } else if (mask) {
+    runs.fill(outputs, [=](int64_t i, int64_t p, auto extent) __attribute__((always_inline)) {
+      const V x = load(inputs + i, extent);
+      pack_sides<false>(mask, i, x, V::load(low + p), V::load(high + p), count_of<T>(extent));
+      return value(x, p);
+    });
+  } else if (n.any_no_range) {
+    runs.fill(outputs, [=](int64_t i, int64_t p, auto extent) __attribute__((always_inline)) {
+      return in_range(value(load(inputs + i, extent), p), p);
+    });
+  } else {
+    runs.fill(outputs, [=](int64_t i, int64_t p, auto extent) __attribute__((always_inline)) {
+      return value(load(inputs + i, extent), p);
+    });
+  }
 }
 
 }  // namespace
 
-EXACTQAT_KERNEL(fake_quant_with_min_max_args) {
+EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_args) {
   FlushDenormals flush;
-  const auto n = nudge(T(call.numbers.real("min")), T(call.numbers.real("max")), call.numbers);
-  quantize_whole<T, false>(call.operands[0].as<T>(), call.results[0].as<T>(), call.operands[0].size(), n);
+  quantize_whole<false, S>(call, nudge_attributes<T>(call.numbers), false, nullptr);
 }
 
-EXACTQAT_KERNEL(fake_quant_with_min_max_vars) {
+EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_args_training) {
+  FlushDenormals flush;
+  quantize_whole<false, S>(call, nudge_attributes<T>(call.numbers), false, call.results[1].as<uint8_t>());
+}
+
+EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_vars) {
   FlushDenormals flush;
   const auto n = nudge(*call.operands[1].as<T>(), *call.operands[2].as<T>(), call.numbers);
-  T* outputs = call.results[0].as<T>();
-  const int64_t size = call.operands[0].size();
-  if (n.no_range) std::fill_n(outputs, size, T(0));
-  else quantize_whole<T, true>(call.operands[0].as<T>(), outputs, size, n);
+  quantize_whole<true, S>(call, n, bits_of(n.no_range), nullptr);
 }
 
-EXACTQAT_KERNEL(fake_quant_with_min_max_vars_per_channel) {
+EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_vars_training) {
   FlushDenormals flush;
-  const T* inputs = call.operands[0].as<T>();
-  T* outputs = call.results[0].as<T>();
-  const int64_t channels = call.operands[1].size(), rows = channels ? call.operands[0].size() / channels : 0;
-  const NudgedChannels<T> n(call.operands[1].as<T>(), call.operands[2].as<T>(), channels, rows, call.numbers);
-  for_each_run(rows, channels, [&](int64_t offset, int64_t p, int64_t count) {
-    const T *low = n.nudged_min.data() + p, *high = n.nudged_max.data() + p, *scale = n.nudged_scale.data() + p;
-    const T *inverse = n.inv_nudged_scale.data() + p, *zero = n.quant_zero.data() + p;
-    for (int64_t k = 0; k < count; ++k) {
-      const T steps = (clamp(inputs[offset + k], low[k], high[k]) - low[k]) * inverse[k];
-      outputs[offset + k] = std::floor((steps - zero[k]) + T(0.5)) * scale[k];
-    }
-    if (n.any_no_range)
-      for (int64_t k = 0; k < count; ++k)
-        if (n.no_range[p + k]) outputs[offset + k] = T(0);
+  const auto n = nudge(*call.operands[1].as<T>(), *call.operands[2].as<T>(), call.numbers);
+  quantize_whole<true, S>(call, n, bits_of(n.no_range), call.results[1].as<uint8_t>());
+}
+
+EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_vars_per_channel) {
+  FlushDenormals flush;
+  quantize_channels<S, T>(call, nullptr);
+}
+
+EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_vars_per_channel_training) {
+  FlushDenormals flush;
+  quantize_channels<S, T>(call, call.results[1].as<uint8_t>());
+}
+
+EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_args_gradient) {
+  FlushDenormals flush;
+  const S *gradients = call.operands[0].as<S>(), *inputs = call.operands[1].as<S>();
+  S* backprops = call.results[0].as<S>();
+  using V = Vector<T>;
+  const auto n = nudge_attributes<T>(call.numbers);
+  const V low = n.nudged_min, high = n.nudged_max;
+  const Runs runs(backprops, call.operands[1].size(), 1, backprops == gradients || backprops == inputs);
+  runs.fill(backprops, [=](int64_t i, int64_t, auto extent) __attribute__((always_inline)) {
+    return masked(load(gradients + i, extent), sides_of(load(inputs + i, extent), low, high).inside);
   });
 }
 
-EXACTQAT_KERNEL(fake_quant_with_min_max_args_gradient) {
+EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_args_gradient_from_mask) {
   FlushDenormals flush;
-  const T *gradients = call.operands[0].as<T>(), *inputs = call.operands[1].as<T>();
-  T* backprops = call.results[0].as<T>();
-  const auto n = nudge(T(call.numbers.real("min")), T(call.numbers.real("max")), call.numbers);
-  for_each_piece(call.operands[1].size(), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      backprops[i] = masked(gradients[i], bool((inputs[i] >= n.nudged_min) & (inputs[i] <= n.nudged_max)));
+  const S* gradients = call.operands[0].as<S>();
+  const uint8_t* mask = call.operands[1].as<uint8_t>();
+  S* backprops = call.results[0].as<S>();
+  const Runs runs(backprops, call.operands[0].size(), 1, backprops == gradients, 16);
+  runs.fill(backprops, [=](int64_t i, int64_t, auto extent) __attribute__((always_inline)) {
+    const uint32_t packed = packed_at<T>(mask, i, count_of<T>(extent));
+    return masked(load(gradients + i, extent), low_bits<T>(packed) & high_bits<T>(packed));
   });
 }
 
 namespace {
 
-// Rows of channels; the whole tensor is rows of one channel.
+// What the gradient needs to know of channels: parameters for the 8 lanes of all of them (reduce.h).
 template <class T>
-void gradient_of_channels(const Call& call, int64_t channels) {
-  FlushDenormals flush;
-  const T *gradients = call.operands[0].as<T>(), *inputs = call.operands[1].as<T>();
-  T *backprops = call.results[0].as<T>(), *backprop_min = call.results[1].as<T>(), *backprop_max = call.results[2].as<T>();
-  const int64_t rows = channels ? call.operands[1].size() / channels : 0;
-  const NudgedChannels<T> n(call.operands[2].as<T>(), call.operands[3].as<T>(), channels, rows, call.numbers);
-  const Doubles lowest = sum_parameters(n.nudged_min.data(), channels), highest = sum_parameters(n.nudged_max.data(), channels);
-  const auto sides = [low = lowest.data(), high = highest.data()](int64_t p, auto g, auto x, auto& below, auto& above)
-                         __attribute__((always_inline)) {
-    below = g * one_where_less(x, parameter_at<decltype(x)>(low, p));
-    above = g * one_where_less(parameter_at<decltype(x)>(high, p), x);
-  };
-  const auto totals = sums_of_rows(rows, channels, gradients, inputs, sides, [&](int64_t start, int64_t block_rows) {
-    in_runs(start, block_rows, channels, [&](int64_t offset, int64_t p, int64_t count) {
-      const T *low = n.nudged_min.data() + p, *high = n.nudged_max.data() + p;
-      const T *g = gradients + offset, *x = inputs + offset;
-      T* out = backprops + offset;
-      const auto inside = [&](int64_t k) { return bool((x[k] >= low[k]) & (x[k] <= high[k])); };
-      if (!n.any_no_range) {
-        for (int64_t k = 0; k < count; ++k) out[k] = masked(g[k], inside(k));
-        return;
-      }
-      for (int64_t k = 0; k < count; ++k) {
-        if (!n.no_range[p + k]) out[k] = masked(g[k], inside(k));
-        else std::memmove(out + k, g + k, sizeof(T));  // a copy, denormals and NaN included
-      }
-    });
-  });
-  for (int64_t c = 0; c < channels; ++c) {
-    backprop_min[c] = n.no_range[c] ? T(0) : T(totals[0][c]);
-    backprop_max[c] = n.no_range[c] ? T(0) : T(totals[1][c]);
+struct Places {
+  const T *low, *high, *no_range, *reversed;  // the last two only if some channel has no range or a reversed one
+};
+
+// Two sources of sides: the inputs themselves, and the mask that the training form kept of them.
+template <class S, class T>
+struct FromInputs {
+  const S* inputs;
+
+  void prefetch(int64_t i) const { __builtin_prefetch(inputs + i); }
+
+  template <bool Odd, class Extent>
+  Sides<T> at(int64_t i, int64_t p, const Places<T>& n, Extent extent) const {
+    return sides_of(load(inputs + i, extent), Vector<T>::load(n.low + p), Vector<T>::load(n.high + p));
   }
+};
+
+template <class T>
+struct FromMask {
+  const uint8_t* mask;
+
+  void prefetch(int64_t i) const { __builtin_prefetch(mask + i / 4); }
+
+  template <bool Odd, class Extent>
+  Sides<T> at(int64_t i, int64_t p, const Places<T>& n, Extent extent) const {
+    const uint32_t packed = packed_at<T>(mask, i, count_of<T>(extent));
+    const Mask<T> lower = low_bits<T>(packed), higher = high_bits<T>(packed);
+    if constexpr (!Odd) return {lower & higher, without(higher, lower), without(lower, higher)};
+    const Mask<T> both = lower & higher & less(Vector<T>{}, Vector<T>::load(n.reversed + p));
+    return {without(lower & higher, both), without(higher, lower) | both, without(lower, higher) | both};
+  }
+};
+
+// Adds what lies below and above to two sums: part I of a vector, which is one or two vectors of float64. A gradient counts as if
+// multiplied by 1 or 0; while it is finite, leaving out what is multiplied by 0 is the same.
+template <bool Exact, int I, class T>
+inline void add_sides(Lanes& below, Lanes& above, const Sides<T>& sides, Vector<T> gradient) {
+  const Lanes wide = doubles<I>(gradient);
+  if constexpr (Exact) {
+    const Vector<T> one = Vector<T>::all(T(1));
+    below = below + wide * doubles<I>(kept(sides.below, one));
+    above = above + wide * doubles<I>(kept(sides.above, one));
+  } else {
+    below = added<I>(below, sides.below, wide);
+    above = added<I>(above, sides.above, wide);
+  }
+}
+
+// Where the tensors of a call are: in the cache, beyond it, or so large that even a result alone goes past it.
+enum class Memory { near, far, past };
+
+// One call of a gradient kernel. Odd: some channel has no range or a reversed one.
+template <class S, class T, class Source, bool Odd, Memory To>
+struct GradientCall {
+  static constexpr int64_t kWidth = Vector<T>::kWidth;
+  static constexpr int kParts = sizeof(double) / sizeof(T);  // vectors of float64 in one vector
+
+  const S* gradients;
+  Source source;
+  S* backprops;
+  Places<T> n;
+  int64_t channels;
+
+  struct Element {
+    Vector<T> gradient;
+    Sides<T> sides;
+  };
+
+  // Writes the results for the elements from i on, whose channels begin at place p.
+  template <class Extent>
+  Element element(int64_t i, int64_t p, Extent extent) const {
+    const Element e{load(gradients + i, extent), source.template at<Odd>(i, p, n, extent)};
+    Vector<T> result = masked(e.gradient, e.sides.inside);
+    if constexpr (Odd) result = chosen(less(Vector<T>{}, Vector<T>::load(n.no_range + p)), e.gradient, result);
+    if constexpr (To == Memory::past && std::is_same_v<Extent, Whole>) stream(backprops + i, result);
+    else store(backprops + i, result, extent);
+    return e;
+  }
+
+  // The sums of each lane of up to 64 rows from element `offset` on: eight rows next to each other are the lanes, and each vector of
+  // those is added up over the block in registers. Unless Exact, returns whether all gradients were finite; if not, the sums are
+  // wrong.
+  template <bool Exact, int Steps>
+  bool block(int64_t offset, int64_t rows, double* below, double* above) const {
+    const GradientCall here = *this;  // what is behind `this` would be loaded again after every store
+    const int64_t width = kLanes * here.channels, steps = rows / kLanes, rest = rows % kLanes * here.channels;
+    Vector<T> check;
+    const auto column = [&](int64_t p, auto extent) __attribute__((always_inline)) {
+      Lanes lows[kParts], highs[kParts];
+      const auto add = [&](const Element& e) __attribute__((always_inline)) {
+        add_sides<Exact, 0>(lows[0], highs[0], e.sides, e.gradient);
+        if constexpr (kParts == 2) add_sides<Exact, 1>(lows[1], highs[1], e.sides, e.gradient);
+        if constexpr (!Exact) check = spoiled(check, e.gradient);
+      };
+      if constexpr (Steps != 0) {
+#pragma GCC unroll 8
+        for (int64_t step = 0; step < Steps; ++step) {
+          const int64_t i = offset + step * width + p;
+          if constexpr (To != Memory::near) {  // eight rows at a time are more than the processor foresees
+            __builtin_prefetch(here.gradients + i + kBlock * here.channels);
+            here.source.prefetch(i + kBlock * here.channels);
+          }
+          add(here.element(i, p, extent));
+        }
+      } else {
+        for (int64_t step = 0; step < steps; ++step) add(here.element(offset + step * width + p, p, extent));
+        if (p < rest) add(here.element(offset + steps * width + p, p, Part{std::min(rest - p, count_of<T>(extent))}));
+      }
+      for (int part = 0; part < kParts; ++part) {
+        lows[part].store(below + p + part * Lanes::kWidth);
+        highs[part].store(above + p + part * Lanes::kWidth);
+      }
+    };
+    int64_t p = 0;
+    for (; p + kWidth <= width; p += kWidth) column(p, Whole{});
+    if (p < width) column(p, Part{width - p});
+    return !any_nan(check);
+  }
+
+  // The folded sums of blocks of 64 rows of one channel, whose elements are the lanes in turn: below, above, below ...
+  template <bool Exact>
+  bool blocks_of_one(int64_t offset, int64_t blocks, double* items) const {
+    const GradientCall here = *this;
+    constexpr int64_t kVectors = kBlock / kWidth, kSums = kLanes / Lanes::kWidth;
+    Vector<T> check;
+    for (int64_t b = 0; b < blocks; ++b, offset += kBlock) {
+      Lanes lows[kSums], highs[kSums];
+#pragma GCC unroll 64
+      for (int64_t v = 0; v < kVectors; ++v) {
+        const Element e = here.element(offset + v * kWidth, 0, Whole{});
+        add_sides<Exact, 0>(lows[v * kParts % kSums], highs[v * kParts % kSums], e.sides, e.gradient);
+        if constexpr (kParts == 2)
+          add_sides<Exact, 1>(lows[(v * kParts + 1) % kSums], highs[(v * kParts + 1) % kSums], e.sides, e.gradient);
+        if constexpr (!Exact) check = spoiled(check, e.gradient);
+      }
+      items[2 * b] = folded(lows);
+      items[2 * b + 1] = folded(highs);
+    }
+    return !any_nan(check);
+  }
+
+  // The folded sums of `rows` rows from element `offset` on, block by block: below for all channels, above for all channels.
+  template <bool Exact>
+  bool items_of(int64_t offset, int64_t rows, double* items) const {
+    const int64_t room = kLanes * channels + kLine / int64_t{sizeof(double)};
+    static thread_local LineVector<double> lanes;  // its pages stay
+    if (int64_t(lanes.size()) < 2 * room) lanes.resize(2 * room);
+    double *below = lanes.data(), *above = below + room;
+    bool finite = true;
+    if (channels == 1) {
+      const int64_t blocks = rows / kBlock;
+      finite = blocks_of_one<Exact>(offset, blocks, items);
+      offset += blocks * kBlock, rows -= blocks * kBlock, items += 2 * blocks;
+    }
+    for (; rows > 0; offset += kBlock * channels, rows -= kBlock, items += 2 * channels) {
+      finite &= rows >= kBlock ? block<Exact, int(kBlock / kLanes)>(offset, kBlock, below, above)
+                               : block<Exact, 0>(offset, rows, below, above);
+      fold_lanes(below, channels);
+      fold_lanes(above, channels);
+      std::copy_n(below, channels, items);
+      std::copy_n(above, channels, items + channels);
+    }
+    return finite;
+  }
+
+  bool finite(int64_t offset, int64_t size) const {
+    Vector<T> check;
+    int64_t k = 0;
+    for (; k + kWidth <= size; k += kWidth) check = spoiled(check, load(gradients + offset + k, Whole{}));
+    if (k < size) check = spoiled(check, load(gradients + offset + k, Part{size - k}));
+    return !any_nan(check);
+  }
+
+  // The sums below and above of all channels.
+  std::array<Doubles, 2> run(int64_t rows, bool in_place) const {
+    if (rows == 0 || channels == 0) return {Doubles(channels), Doubles(channels)};
+    const int64_t blocks = (rows + kBlock - 1) / kBlock;
+    // What is done once more if a gradient is not finite: several blocks of few channels.
+    const int64_t together = std::max<int64_t>(1, kTask / 8 / (kBlock * channels));
+    const int64_t blocks_per_task = std::max<int64_t>(1, kTask / (together * kBlock * channels)) * together;
+    const auto items = scratch(2 * blocks * channels);
+    parallel_for((blocks + blocks_per_task - 1) / blocks_per_task, rows * channels, [&](int64_t task) {
+      for (int64_t b = task * blocks_per_task; b < std::min(blocks, (task + 1) * blocks_per_task); b += together) {
+        const int64_t offset = b * kBlock * channels, count = std::min(together * kBlock, rows - b * kBlock);
+        double* sums = items.get() + 2 * b * channels;
+        // In place there is one chance, because the results overwrite the operands.
+        if (in_place && !finite(offset, count * channels)) items_of<true>(offset, count, sums);
+        else if (!items_of<false>(offset, count, sums)) items_of<true>(offset, count, sums);
+      }
+      if (To == Memory::past) finish_streaming();
+    });
+    // The blocks of blocks on all cores, then the rest of the tree.
+    const int64_t groups = (blocks + kBlock - 1) / kBlock;
+    parallel_for(groups, 2 * blocks * channels, [&](int64_t group) {
+      tree_fold(items.get() + group * kBlock * 2 * channels, std::min(kBlock, blocks - group * kBlock), 2 * channels);
+    });
+    for (int64_t group = 1; group < groups; ++group)
+      std::copy_n(items.get() + group * kBlock * 2 * channels, 2 * channels, items.get() + group * 2 * channels);
+    tree_fold(items.get(), groups, 2 * channels);
+    const double* sums = items.get();
+    return {Doubles(sums, sums + channels), Doubles(sums + channels, sums + 2 * channels)};
+  }
+};
+
+template <class S, class T, class Source>
+void gradient_of_channels(const Call& call, const Source& source, int operand_of_min, bool in_place) {
+  FlushDenormals flush;
+  const S* gradients = call.operands[0].as<S>();
+  S* backprops = call.results[0].as<S>();
+  T *backprop_min = call.results[1].as<T>(), *backprop_max = call.results[2].as<T>();
+  const Array &min = call.operands[operand_of_min], &max = call.operands[operand_of_min + 1];
+  const int64_t size = call.operands[0].size(), channels = min.size(), rows = channels ? size / channels : 0;
+  const NudgedChannels<T> nudged(min.as<T>(), max.as<T>(), channels, call.numbers);
+  const int64_t places = kLanes * channels + kLine / int64_t{sizeof(T)};
+  const bool odd = nudged.any_no_range || nudged.any_reversed;
+  const auto spread_over_lanes = [&](const LineVector<T>& parameters) {
+    return channels ? spread(parameters.data(), channels, places) : LineVector<T>();
+  };
+  const auto low = spread_over_lanes(nudged.nudged_min), high = spread_over_lanes(nudged.nudged_max);
+  const auto no_range = odd ? spread_over_lanes(nudged.no_range) : LineVector<T>();
+  const auto reversed = odd ? spread_over_lanes(nudged.reversed) : LineVector<T>();
+  const Places<T> n{low.data(), high.data(), no_range.data(), reversed.data()};
+  constexpr int64_t kVector = Vector<T>::kWidth * int64_t{sizeof(S)};
+  const int64_t bytes = size * int64_t{sizeof(S)};
+  const bool far = 3 * bytes >= 2 * too_large_for_the_cache();
+  const bool past = !in_place && bytes >= too_large_for_the_cache() && aligned(backprops, kVector) &&
+                    kLanes * channels * int64_t{sizeof(S)} % kVector == 0;
+  const auto run = [&]<bool Odd, Memory To>() {
+    return GradientCall<S, T, Source, Odd, To>{gradients, source, backprops, n, channels}.run(rows, in_place);
+  };
+  const auto sums = odd    ? run.template operator()<true, Memory::near>()
+                    : past ? run.template operator()<false, Memory::past>()
+                    : far  ? run.template operator()<false, Memory::far>()
+                           : run.template operator()<false, Memory::near>();
+  for (int64_t c = 0; c < channels; ++c) {
+    backprop_min[c] = nudged.no_range[c] ? T(0) : T(sums[0][c]);
+    backprop_max[c] = nudged.no_range[c] ? T(0) : T(sums[1][c]);
+  }
+}
+
+template <class S, class T>
+void gradient_from_inputs(const Call& call) {
+  const S* inputs = call.operands[1].as<S>();
+  const void* result = call.results[0].data;
+  const bool in_place = result == call.operands[0].data || result == call.operands[1].data;
+  gradient_of_channels<S, T>(call, FromInputs<S, T>{inputs}, 2, in_place);
+}
+
+template <class S, class T>
+void gradient_from_mask(const Call& call) {
+  const bool in_place = call.results[0].data == call.operands[0].data;
+  gradient_of_channels<S, T>(call, FromMask<T>{call.operands[1].as<uint8_t>()}, 2, in_place);
 }
 
 }  // namespace
 
-EXACTQAT_KERNEL(fake_quant_with_min_max_vars_gradient) { gradient_of_channels<T>(call, 1); }
+EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_vars_gradient) { gradient_from_inputs<S, T>(call); }
+EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_vars_per_channel_gradient) { gradient_from_inputs<S, T>(call); }
+EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_vars_gradient_from_mask) { gradient_from_mask<S, T>(call); }
+EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_vars_per_channel_gradient_from_mask) { gradient_from_mask<S, T>(call); }
 
-EXACTQAT_KERNEL(fake_quant_with_min_max_vars_per_channel_gradient) {
-  gradient_of_channels<T>(call, call.operands[2].size());
+namespace {
+
+// The transposed gradient, chosen(x's side) from three cotangents; `side(i, c)` is -1 below, 1 above, 0 inside and 2 elsewhere.
+template <class T, class Side>
+void transpose(const Call& call, const NudgedChannels<T>& n, int64_t channels, Side&& side) {
+  const T *to_inputs = call.operands[0].as<T>(), *to_min = call.operands[1].as<T>(), *to_max = call.operands[2].as<T>();
+  T* gradients = call.results[0].as<T>();
+  const int64_t rows = channels ? call.operands[0].size() / channels : 0;
+  for_each_run(rows, channels, [&](int64_t offset, int64_t, int64_t count) {
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t c = k % channels;
+      const int where = n.no_range[c] ? 0 : side(offset + k, c);
+      gradients[offset + k] = where == 0 ? to_inputs[offset + k] : where == -1 ? to_min[c] : where == 1 ? to_max[c] : T(0);
+    }
+  });
 }
+
+}  // namespace
 
 EXACTQAT_KERNEL(fake_quant_with_min_max_vars_gradient_transpose) {
   FlushDenormals flush;
-  const T *to_inputs = call.operands[0].as<T>(), *to_min = call.operands[1].as<T>(), *to_max = call.operands[2].as<T>();
   const T* inputs = call.operands[3].as<T>();
-  T* gradients = call.results[0].as<T>();
   const int64_t channels = call.operands[4].size();
-  const int64_t rows = channels ? call.operands[3].size() / channels : 0;
-  const NudgedChannels<T> n(call.operands[4].as<T>(), call.operands[5].as<T>(), channels, rows, call.numbers);
-  const std::vector<T> wide_min = widen(to_min, channels, rows), wide_max = widen(to_max, channels, rows);
-  for_each_run(rows, channels, [&](int64_t offset, int64_t p, int64_t count) {
-    for (int64_t k = 0; k < count; ++k) {
-      const T x = inputs[offset + k], low = n.nudged_min[p + k], high = n.nudged_max[p + k];
-      const T from = x < low ? wide_min[p + k] : x > high ? wide_max[p + k] : T(0);
-      const bool inside = ((x >= low) & (x <= high)) | n.no_range[p + k];
-      gradients[offset + k] = inside ? to_inputs[offset + k] : from;
-    }
+  const NudgedChannels<T> n(call.operands[4].as<T>(), call.operands[5].as<T>(), channels, call.numbers);
+  transpose<T>(call, n, channels, [&](int64_t i, int64_t c) {
+    const T x = inputs[i], low = n.nudged_min[c], high = n.nudged_max[c];
+    return (x >= low) & (x <= high) ? 0 : x < low ? -1 : x > high ? 1 : 2;
+  });
+}
+
+EXACTQAT_KERNEL(fake_quant_with_min_max_vars_gradient_from_mask_transpose) {
+  FlushDenormals flush;
+  const uint8_t* mask = call.operands[3].as<uint8_t>();
+  const int64_t channels = call.operands[4].size();
+  const NudgedChannels<T> n(call.operands[4].as<T>(), call.operands[5].as<T>(), channels, call.numbers);
+  transpose<T>(call, n, channels, [&](int64_t i, int64_t c) {
+    constexpr int kPlaces[] = {2, 1, -1, 0};
+    const int code = mask[i / 4] >> 2 * (i % 4) & 3;
+    return code == 3 && n.reversed[c] != T(0) ? -1 : kPlaces[code];
   });
 }
 

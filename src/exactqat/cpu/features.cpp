@@ -7,9 +7,9 @@ NB_MODULE(_features, module) {
     nanobind::list best_first;
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma"))
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
       best_first.append("avx512");
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) best_first.append("avx2");
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) best_first.append("avx2");
 #endif
     best_first.append("baseline");
     return best_first;

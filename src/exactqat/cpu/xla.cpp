@@ -16,6 +16,7 @@ bool describe(const ffi::AnyBuffer& buffer, std::vector<Array>& arrays) {
     case ffi::BF16: array.dtype = DType::bfloat16; break;
     case ffi::F32: array.dtype = DType::float32; break;
     case ffi::F64: array.dtype = DType::float64; break;
+    case ffi::U8: array.dtype = DType::uint8; break;
     default: return false;
   }
   arrays.push_back(std::move(array));

@@ -30,7 +30,7 @@ def call(op: str | Operator, operands: Mapping[str, np.ndarray], attributes: Map
     arrays, checked = op.bind((), {**operands, **attributes})
     lowered = op.lower(tuple(TensorSpec(a.shape, a.dtype.name) for a in arrays), tuple(checked.items()))
     # By object, not by name: NumPy knows the name bfloat16 only through the package that defines it.
-    named = {name: np.dtype(name) for name in ("float32", "float64")} | {a.dtype.name: a.dtype for a in arrays}
+    named = {name: np.dtype(name) for name in ("float32", "float64", "uint8")} | {a.dtype.name: a.dtype for a in arrays}
     with np.errstate(all="ignore"):
         results = KERNELS[lowered.kernel](*(_widened(a) for a in arrays), **lowered.numbers)
         results = results if isinstance(results, tuple) else (results,)

@@ -59,9 +59,42 @@ def _sides(inputs, nudged):
     return inside.astype(real), (inputs < nudged.nudged_min).astype(real), (inputs > nudged.nudged_max).astype(real)
 
 
+def _pack(inputs, nudged):
+    """Four elements in a byte, the first in its lowest 2 bits: 1 above, 2 below, 3 inside (or both), 0 neither."""
+    inside, below, above = (side == 1 for side in _sides(inputs, nudged))
+    codes = ((inside | above) + 2 * (inside | below)).astype(np.uint8).reshape(-1)
+    codes = np.concatenate([codes, np.zeros(-codes.size % 4, np.uint8)]).reshape(-1, 4)
+    return (codes << np.array([0, 2, 4, 6], np.uint8)).sum(axis=1, dtype=np.uint8)
+
+
+def _unpack(mask, like):
+    codes = (mask[:, np.newaxis] >> np.array([0, 2, 4, 6], np.uint8)) & 3
+    return codes.reshape(-1)[: like.size].reshape(like.shape)
+
+
+def _sides_from(mask, like, min, max, num_bits, narrow_range):
+    """What `_sides` says of the inputs that the mask is of."""
+    nudged = _nudge(min, max, num_bits, narrow_range)
+    codes = _unpack(mask, like)
+    reversed = nudged.nudged_min > nudged.nudged_max
+    sides = (codes == 3) & ~reversed, (codes == 2) | (codes == 3) & reversed, (codes == 1) | (codes == 3) & reversed
+    return tuple(side.astype(like.dtype) for side in sides)
+
+
 def fake_quant_with_min_max_args(inputs, *, min, max, num_bits, narrow_range):
     min, max = inputs.dtype.type(min), inputs.dtype.type(max)
     return _quantize(flush(inputs), _nudge(min, max, num_bits, narrow_range), by_division=False)
+
+
+def fake_quant_with_min_max_args_training(inputs, *, min, max, num_bits, narrow_range):
+    attributes = {"min": min, "max": max, "num_bits": num_bits, "narrow_range": narrow_range}
+    nudged = _nudge(inputs.dtype.type(min), inputs.dtype.type(max), num_bits, narrow_range)
+    return fake_quant_with_min_max_args(inputs, **attributes), _pack(inputs, nudged)
+
+
+def fake_quant_with_min_max_args_gradient_from_mask(gradients, mask):
+    codes = _unpack(mask, gradients)
+    return multiply(gradients, (codes == 3).astype(gradients.dtype))
 
 
 def fake_quant_with_min_max_args_gradient(gradients, inputs, *, min, max, num_bits, narrow_range):
@@ -80,9 +113,33 @@ def fake_quant_with_min_max_vars_per_channel(inputs, min, max, *, num_bits, narr
     return np.where(_no_range(min, max), inputs.dtype.type(0), outputs)
 
 
+def fake_quant_with_min_max_vars_training(inputs, min, max, *, num_bits, narrow_range):
+    outputs = fake_quant_with_min_max_vars(inputs, min, max, num_bits=num_bits, narrow_range=narrow_range)
+    return outputs, _pack(inputs, _nudge(min, max, num_bits, narrow_range))
+
+
+def fake_quant_with_min_max_vars_per_channel_training(inputs, min, max, *, num_bits, narrow_range):
+    outputs = fake_quant_with_min_max_vars_per_channel(inputs, min, max, num_bits=num_bits, narrow_range=narrow_range)
+    return outputs, _pack(inputs, _nudge(min, max, num_bits, narrow_range))
+
+
+def _gradients(gradients, sides, min, max):
+    """Over rows of channels."""
+    inside, below, above = sides
+    no_range = _no_range(min, max)
+    backprops = np.where(no_range, gradients, multiply(gradients, inside))
+    rows = (-1, min.size) if min.size else (0, 0)
+    sums = [narrow(tree_sum(multiply(gradients, side).reshape(rows)), gradients.dtype) for side in (below, above)]
+    return backprops, *(np.where(no_range, gradients.dtype.type(0), total) for total in sums)
+
+
+def fake_quant_with_min_max_vars_per_channel_gradient(gradients, inputs, min, max, *, num_bits, narrow_range):
+    return _gradients(gradients, _sides(inputs, _nudge(min, max, num_bits, narrow_range)), min, max)
+
+
 def fake_quant_with_min_max_vars_gradient(gradients, inputs, min, max, *, num_bits, narrow_range):
     """Rows of one channel: the whole tensor is one column."""
-    backprops, backprop_min, backprop_max = fake_quant_with_min_max_vars_per_channel_gradient(
+    return fake_quant_with_min_max_vars_per_channel_gradient(
         gradients.reshape(-1, 1),
         inputs.reshape(-1, 1),
         min.reshape(1),
@@ -90,23 +147,35 @@ def fake_quant_with_min_max_vars_gradient(gradients, inputs, min, max, *, num_bi
         num_bits=num_bits,
         narrow_range=narrow_range,
     )
-    return backprops, backprop_min, backprop_max
 
 
-def fake_quant_with_min_max_vars_per_channel_gradient(gradients, inputs, min, max, *, num_bits, narrow_range):
-    inside, below, above = _sides(inputs, _nudge(min, max, num_bits, narrow_range))
-    no_range = _no_range(min, max)
-    backprops = np.where(no_range, gradients, multiply(gradients, inside))
-    rows = (-1, min.size) if min.size else (0, 0)
-    sums = [narrow(tree_sum(multiply(gradients, side).reshape(rows)), inputs.dtype) for side in (below, above)]
-    return backprops, *(np.where(no_range, inputs.dtype.type(0), total) for total in sums)
+def fake_quant_with_min_max_vars_per_channel_gradient_from_mask(gradients, mask, min, max, *, num_bits, narrow_range):
+    return _gradients(gradients, _sides_from(mask, gradients, min, max, num_bits, narrow_range), min, max)
+
+
+def fake_quant_with_min_max_vars_gradient_from_mask(gradients, mask, min, max, *, num_bits, narrow_range):
+    """Rows of one channel: the whole tensor is one column."""
+    return fake_quant_with_min_max_vars_per_channel_gradient_from_mask(
+        gradients.reshape(-1, 1), mask, min.reshape(1), max.reshape(1), num_bits=num_bits, narrow_range=narrow_range
+    )
+
+
+def _transpose(input_cotangent, min_cotangent, max_cotangent, sides, min, max):
+    inside, below, above = sides
+    zero = input_cotangent.dtype.type(0)
+    chosen = np.where(below == 1, min_cotangent, np.where(above == 1, max_cotangent, zero))
+    return np.where((inside == 1) | _no_range(min, max), input_cotangent, chosen)
 
 
 def fake_quant_with_min_max_vars_gradient_transpose(
     input_cotangent, min_cotangent, max_cotangent, inputs, min, max, *, num_bits, narrow_range
 ):
-    nudged = _nudge(min, max, num_bits, narrow_range)
-    inside, below, above = _sides(inputs, nudged)
-    chosen = np.where(below == 1, min_cotangent, np.where(above == 1, max_cotangent, inputs.dtype.type(0)))
-    chosen = np.where(inside == 1, input_cotangent, chosen)
-    return np.where(_no_range(min, max), input_cotangent, chosen)
+    sides = _sides(inputs, _nudge(min, max, num_bits, narrow_range))
+    return _transpose(input_cotangent, min_cotangent, max_cotangent, sides, min, max)
+
+
+def fake_quant_with_min_max_vars_gradient_from_mask_transpose(
+    input_cotangent, min_cotangent, max_cotangent, mask, min, max, *, num_bits, narrow_range
+):
+    sides = _sides_from(mask, input_cotangent, min, max, num_bits, narrow_range)
+    return _transpose(input_cotangent, min_cotangent, max_cotangent, sides, min, max)

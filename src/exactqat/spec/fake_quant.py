@@ -265,37 +265,267 @@ def fake_quant_with_min_max_vars_gradient_transpose(
     return Lowering((inputs,), "fake_quant_with_min_max_vars_gradient_transpose", _quantization(num_bits, narrow_range))
 
 
-@fake_quant_with_min_max_args.gradient
+def _mask_of(inputs: TensorSpec) -> TensorSpec:
+    """2 bits for each element of `inputs`: element i has bits `2 * (i % 4)` and the next of byte `i // 4`.
+
+    3 is inside the nudged range, 1 above, 2 below, 0 neither (NaN). In a reversed range, with `max < min`, nothing is
+    inside and 3 is above and below at the same time.
+    """
+    return TensorSpec(((inputs.size + 3) // 4,), "uint8")
+
+
+def _check_mask(mask: TensorSpec, gradients: TensorSpec, first: str) -> None:
+    wanted = _mask_of(gradients)
+    if mask.dtype != wanted.dtype:
+        raise TypeError(f"mask must be {wanted.dtype}, got {mask.dtype}")
+    if mask.shape != wanted.shape:
+        raise ValueError(
+            f"mask must have 2 bits for each element of {first}, shape {list(wanted.shape)}, got {list(mask.shape)}"
+        )
+
+
+def _training(forward: Lowering, inputs: TensorSpec) -> Lowering:
+    return forward._replace(results=(*forward.results, _mask_of(inputs)), kernel=f"{forward.kernel}_training")
+
+
+@operator(None, ("outputs", "mask"))
+def fake_quant_with_min_max_args_training(
+    inputs: Tensor, min: float = -6.0, max: float = 6.0, num_bits: int = 8, narrow_range: bool = False
+) -> Lowering:
+    """`fake_quant_with_min_max_args`, and what its gradient needs to know of the inputs.
+
+    Args:
+        inputs, min, max, num_bits, narrow_range: see `fake_quant_with_min_max_args`.
+    Returns:
+        outputs: like `inputs`.
+        mask: uint8, shape `[ceil(size / 4)]`, 2 bits an element: 3 inside the nudged range, 1 above, 2 below, 0 for
+            NaN, the first element in the lowest bits.
+    Raises:
+        ValueError: as `fake_quant_with_min_max_args`.
+    Source: TensorFlow `FakeQuantWithMinMaxArgs`; the mask is the comparisons of its gradient.
+    """
+    return _training(fake_quant_with_min_max_args.rule(inputs, min, max, num_bits, narrow_range), inputs)
+
+
+@operator(None, ("outputs", "mask"))
+def fake_quant_with_min_max_vars_training(
+    inputs: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
+) -> Lowering:
+    """`fake_quant_with_min_max_vars`, and what its gradient needs to know of the inputs.
+
+    Args:
+        inputs, min, max, num_bits, narrow_range: see `fake_quant_with_min_max_vars`.
+    Returns:
+        outputs: like `inputs`.
+        mask: see `fake_quant_with_min_max_args_training`; in a reversed range 3 is above and below at the same time.
+    Raises:
+        ValueError, TypeError: as `fake_quant_with_min_max_vars`.
+    Source: TensorFlow `FakeQuantWithMinMaxVars`; the mask is the comparisons of its gradient.
+    """
+    return _training(fake_quant_with_min_max_vars.rule(inputs, min, max, num_bits, narrow_range), inputs)
+
+
+@operator(None, ("outputs", "mask"))
+def fake_quant_with_min_max_vars_per_channel_training(
+    inputs: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
+) -> Lowering:
+    """`fake_quant_with_min_max_vars_per_channel`, and what its gradient needs to know of the inputs.
+
+    Args:
+        inputs, min, max, num_bits, narrow_range: see `fake_quant_with_min_max_vars_per_channel`.
+    Returns:
+        outputs: like `inputs`.
+        mask: see `fake_quant_with_min_max_vars_training`, each element by its channel's range.
+    Raises:
+        ValueError, TypeError: as `fake_quant_with_min_max_vars_per_channel`.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`; the mask is the comparisons of its gradient.
+    """
+    return _training(fake_quant_with_min_max_vars_per_channel.rule(inputs, min, max, num_bits, narrow_range), inputs)
+
+
+@operator(None, ("backprops",), reuses=("gradients",))
+def fake_quant_with_min_max_args_gradient_from_mask(gradients: Tensor, mask: Tensor) -> Lowering:
+    """`fake_quant_with_min_max_args_gradient` by the mask of `fake_quant_with_min_max_args_training`, to the bit.
+
+    Args:
+        gradients: a float tensor, any shape.
+        mask: uint8, shape `[ceil(size / 4)]`.
+    Returns:
+        backprops: like `gradients`.
+    Raises:
+        ValueError: a mask of another size. TypeError: dtypes.
+    Source: TensorFlow `FakeQuantWithMinMaxArgsGradient`.
+    """
+    check_dtypes(gradients=gradients)
+    _check_mask(mask, gradients, "gradients")
+    return Lowering((gradients,), "fake_quant_with_min_max_args_gradient_from_mask", {})
+
+
+@operator(None, GRADIENTS, reuses=("gradients",))
+def fake_quant_with_min_max_vars_gradient_from_mask(
+    gradients: Tensor, mask: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
+) -> Lowering:
+    """`fake_quant_with_min_max_vars_gradient` by the mask of `fake_quant_with_min_max_vars_training`, to the bit.
+
+    Args:
+        gradients: a float tensor, any shape.
+        mask: uint8, shape `[ceil(size / 4)]`.
+        min, max, num_bits, narrow_range: as given to the forward operator.
+    Returns:
+        backprops_wrt_input, backprop_wrt_min, backprop_wrt_max: as `fake_quant_with_min_max_vars_gradient`.
+    Raises:
+        ValueError: a mask of another size, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
+    """
+    check_dtypes(gradients=gradients)
+    check_wide_dtypes(gradients, "gradients", min=min, max=max)
+    _check_mask(mask, gradients, "gradients")
+    check_rank(0, min=min, max=max)
+    return Lowering(
+        (gradients, min, max),
+        "fake_quant_with_min_max_vars_gradient_from_mask",
+        _quantization(num_bits, narrow_range),
+    )
+
+
+@operator(None, GRADIENTS, reuses=("gradients",))
+def fake_quant_with_min_max_vars_per_channel_gradient_from_mask(
+    gradients: Tensor, mask: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
+) -> Lowering:
+    """`fake_quant_with_min_max_vars_per_channel_gradient` by the mask of
+    `fake_quant_with_min_max_vars_per_channel_training`, to the bit.
+
+    Args:
+        gradients: a float tensor, shape `[..., d]`.
+        mask: uint8, shape `[ceil(size / 4)]`.
+        min, max, num_bits, narrow_range: as given to the forward operator.
+    Returns:
+        backprops_wrt_input, backprop_wrt_min, backprop_wrt_max: as `fake_quant_with_min_max_vars_per_channel_gradient`.
+    Raises:
+        ValueError: a mask of another size, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError:
+            dtypes.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.
+    """
+    check_dtypes(gradients=gradients)
+    check_wide_dtypes(gradients, "gradients", min=min, max=max)
+    _check_mask(mask, gradients, "gradients")
+    _channels(gradients, min, max)
+    return Lowering(
+        (gradients, min, max),
+        "fake_quant_with_min_max_vars_per_channel_gradient_from_mask",
+        _quantization(num_bits, narrow_range),
+    )
+
+
+@operator(None, ("gradients",))
+def fake_quant_with_min_max_vars_gradient_from_mask_transpose(
+    input_cotangent: Tensor,
+    min_cotangent: Tensor,
+    max_cotangent: Tensor,
+    mask: Tensor,
+    min: Tensor,
+    max: Tensor,
+    num_bits: int = 8,
+    narrow_range: bool = False,
+) -> Lowering:
+    """`fake_quant_with_min_max_vars_gradient_transpose` by the mask of the training form, to the bit.
+
+    Args:
+        input_cotangent: a float tensor, shape of the inputs.
+        min_cotangent, max_cotangent: same shape as `min`.
+        mask: uint8, shape `[ceil(size / 4)]`.
+        min, max, num_bits, narrow_range: as given to the forward operator; `min` of rank 0, or 1 for channels.
+    Returns:
+        gradients: like `input_cotangent`.
+    Raises:
+        ValueError: shapes that do not fit, `num_bits` outside 2..16. TypeError: dtypes.
+    Source: the linear map of semantics of `FakeQuantWithMinMaxVars[PerChannel]Gradient`, transposed.
+    """
+    check_dtypes(input_cotangent=input_cotangent)
+    check_wide_dtypes(
+        input_cotangent,
+        "input_cotangent",
+        min_cotangent=min_cotangent,
+        max_cotangent=max_cotangent,
+        min=min,
+        max=max,
+    )
+    _check_mask(mask, input_cotangent, "input_cotangent")
+    check_same_shape(min_cotangent=min_cotangent, min=min)
+    check_same_shape(max_cotangent=max_cotangent, max=max)
+    if min.rank == 0:
+        check_rank(0, max=max)
+    else:
+        _channels(input_cotangent, min, max)
+    return Lowering(
+        (input_cotangent,),
+        "fake_quant_with_min_max_vars_gradient_from_mask_transpose",
+        _quantization(num_bits, narrow_range),
+    )
+
+
+# Training keeps a mask of a sixteenth of the inputs' memory in their place.
+
+
+@fake_quant_with_min_max_args.gradient(keeps=(), training_form=fake_quant_with_min_max_args_training)
 def _(gradients, operands, results, attributes):
-    return (fake_quant_with_min_max_args_gradient(*gradients, *operands, **attributes),)
+    return (fake_quant_with_min_max_args_gradient_from_mask(*gradients, *results),)
 
 
-@fake_quant_with_min_max_args_gradient.gradient
+@fake_quant_with_min_max_args_gradient.gradient(keeps=("inputs",))
 def _(gradients, operands, results, attributes):
     # Linear in its first operand with a diagonal matrix, so it is its own transpose.
     return fake_quant_with_min_max_args_gradient(*gradients, operands[1], **attributes), None
 
 
-@fake_quant_with_min_max_vars.gradient
+@fake_quant_with_min_max_args_gradient_from_mask.gradient(keeps=("mask",))
 def _(gradients, operands, results, attributes):
-    return fake_quant_with_min_max_vars_gradient(*gradients, *operands, **attributes)
+    return fake_quant_with_min_max_args_gradient_from_mask(*gradients, operands[1]), None
 
 
-@fake_quant_with_min_max_vars_per_channel.gradient
+@fake_quant_with_min_max_vars.gradient(keeps=("min", "max"), training_form=fake_quant_with_min_max_vars_training)
 def _(gradients, operands, results, attributes):
-    return fake_quant_with_min_max_vars_per_channel_gradient(*gradients, *operands, **attributes)
+    return fake_quant_with_min_max_vars_gradient_from_mask(*gradients, *results, *operands[1:], **attributes)
 
 
-@fake_quant_with_min_max_vars_gradient.gradient
-@fake_quant_with_min_max_vars_per_channel_gradient.gradient
+@fake_quant_with_min_max_vars_per_channel.gradient(
+    keeps=("min", "max"), training_form=fake_quant_with_min_max_vars_per_channel_training
+)
+def _(gradients, operands, results, attributes):
+    return fake_quant_with_min_max_vars_per_channel_gradient_from_mask(
+        *gradients, *results, *operands[1:], **attributes
+    )
+
+
+@fake_quant_with_min_max_vars_gradient.gradient(keeps=("inputs", "min", "max"))
+@fake_quant_with_min_max_vars_per_channel_gradient.gradient(keeps=("inputs", "min", "max"))
 def _(gradients, operands, results, attributes):
     transposed = fake_quant_with_min_max_vars_gradient_transpose(*gradients, *operands[1:], **attributes)
     return transposed, None, None, None
 
 
-@fake_quant_with_min_max_vars_gradient_transpose.gradient
+@fake_quant_with_min_max_vars_gradient_from_mask.gradient(keeps=("mask", "min", "max"))
+@fake_quant_with_min_max_vars_per_channel_gradient_from_mask.gradient(keeps=("mask", "min", "max"))
+def _(gradients, operands, results, attributes):
+    transposed = fake_quant_with_min_max_vars_gradient_from_mask_transpose(*gradients, *operands[1:], **attributes)
+    return transposed, None, None, None
+
+
+@fake_quant_with_min_max_vars_gradient_transpose.gradient(keeps=("inputs", "min", "max"))
 def _(gradients, operands, results, attributes):
     _, _, _, inputs, min, max = operands
     per_tensor = len(min.shape) == 0
     forward = fake_quant_with_min_max_vars_gradient if per_tensor else fake_quant_with_min_max_vars_per_channel_gradient
     return *forward(*gradients, inputs, min, max, **attributes), None, None, None
+
+
+@fake_quant_with_min_max_vars_gradient_from_mask_transpose.gradient(keeps=("mask", "min", "max"))
+def _(gradients, operands, results, attributes):
+    _, _, _, mask, min, max = operands
+    per_tensor = len(min.shape) == 0
+    forward = (
+        fake_quant_with_min_max_vars_gradient_from_mask
+        if per_tensor
+        else fake_quant_with_min_max_vars_per_channel_gradient_from_mask
+    )
+    return *forward(*gradients, mask, min, max, **attributes), None, None, None

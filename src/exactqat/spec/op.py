@@ -75,12 +75,15 @@ class Operator:
         self.exports = exports
         self.reuses = reuses
         self.vjp: Callable[..., tuple[Any, ...]] | None = None
-        self.saves_results = False
+        self.training_form = self
         self.differentiable = results
+        self.gradient_count = len(results)
+        self.saved_results = slice(0)  # of the training form
         parameters = inspect.signature(rule, eval_str=True).parameters
         self.parameters = tuple(parameters)
         self.defaults = {k: p.default for k, p in parameters.items() if p.default is not inspect.Parameter.empty}
         self.operands = tuple(k for k, p in parameters.items() if p.annotation is Tensor)
+        self.keeps = self.operands
         self.attributes = {k: _kind(p.annotation) for k, p in parameters.items() if p.annotation is not Tensor}
         self.choices = {
             k: typing.get_args(parameters[k].annotation) for k, kind in self.attributes.items() if kind == "choice"
@@ -104,19 +107,37 @@ class Operator:
         *,
         of: tuple[str, ...] | None = None,
         saves_results: bool = False,
+        keeps: tuple[str, ...] | None = None,
+        training_form: "Operator | None" = None,
     ) -> Any:
         """Declare the vector-Jacobian product: `vjp(gradients, operands, results, attributes)` -> one gradient per
         operand.
 
-        `gradients` holds one array per result; None in the answer stands for a zero gradient. The body uses public
+        `gradients` holds one array per result; None in the answer stands for a zero gradient. The body uses declared
         operators and the arrays' own arithmetic only, so it works in every framework and can be differentiated again.
-        `results` are None unless `saves_results`, which keeps them alive for the backward pass. `of` names the
-        results that have a gradient, by default all; the others count as constants.
+        `results` are empty unless `saves_results`, which keeps them alive for the backward pass. `of` names the
+        results that have a gradient, by default all; the others count as constants. `keeps` names the operands that
+        are kept alive for the backward pass, by default all; the others are None in `operands`.
+
+        `training_form` is an operator that runs in the place of this one where gradients are wanted: with the same
+        operands and attributes, and this one's results followed by residuals, which the caller never sees. `results`
+        are then the residuals. So a backward pass can do with less memory than the operands take.
         """
         if vjp is None:
-            return partial(self.gradient, of=of, saves_results=saves_results)
-        self.vjp, self.saves_results = vjp, saves_results
+            return partial(self.gradient, of=of, saves_results=saves_results, keeps=keeps, training_form=training_form)
+        self.vjp = vjp
         self.differentiable = self.results if of is None else of
+        self.keeps = self.operands if keeps is None else keeps
+        self.saved_results = slice(None) if saves_results else slice(0)
+        if training_form is not None:
+            own = len(self.results)
+            if training_form.parameters != self.parameters or training_form.results[:own] != self.results:
+                raise ValueError(f"{training_form.name} does not take and return what {self.name} does")
+            self.training_form = training_form
+            self.saved_results = slice(own, None)
+            # The same gradient for itself, so that a rule that runs it can be differentiated again.
+            for name in ("vjp", "differentiable", "gradient_count", "keeps", "saved_results"):
+                setattr(training_form, name, getattr(self, name))
         return vjp
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -315,6 +336,7 @@ def frontend(framework: str) -> types.ModuleType:
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 HALVES = ("float16", "bfloat16")
+ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}  # in bytes
 
 
 def check_dtypes(**specs: TensorSpec) -> None:
@@ -372,7 +394,7 @@ class Memory(NamedTuple):
 
     @property
     def end(self) -> int:
-        return self.address + self.spec.size * {"float64": 8, "float32": 4}.get(self.spec.dtype, 2)
+        return self.address + self.spec.size * ITEM_SIZES[self.spec.dtype]
 
     def overlaps(self, other: "Memory") -> bool:
         return self.address < other.end and other.address < self.end

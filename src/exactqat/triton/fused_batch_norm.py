@@ -34,7 +34,6 @@ from exactqat.triton.reduce import (
 _CHANNELS_LAST, _PLANES, _PLANES_OF_EIGHTS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _BLOCK = tl.constexpr(BLOCK)
 _INFINITY = tl.constexpr(float("inf"))
-_NAN = tl.constexpr(float("nan"))
 
 
 @triton.jit
@@ -148,8 +147,8 @@ def _normalization(
         tl.store(reserve_space_3_ptr, 0.0)
     if EMPTY:
         zeros = tl.zeros([COLUMNS], REAL)
-        tl.store(batch_mean_ptr + channel, tl.full([COLUMNS], _NAN, REAL), known)
-        tl.store(batch_variance_ptr + channel, tl.full([COLUMNS], _NAN, REAL), known)
+        tl.store(batch_mean_ptr + channel, tl.full([COLUMNS], float("nan"), REAL), known)
+        tl.store(batch_variance_ptr + channel, tl.full([COLUMNS], float("nan"), REAL), known)
         tl.store(reserve_space_1_ptr + channel, zeros, known)
         tl.store(reserve_space_2_ptr + channel, zeros, known)
     else:

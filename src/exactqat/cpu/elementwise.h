@@ -1,0 +1,640 @@
+// SPDX-License-Identifier: Apache-2.0
+// What kernels need that do the same to every element: vectors of any storage dtype, comparisons, and loops over a whole tensor
+// that keep up with memory.
+#pragma once
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <type_traits>
+#include <vector>
+
+#include "halves.h"
+#include "memory.h"
+#include "parallel.h"
+#include "simd.h"
+
+namespace exactqat {
+
+constexpr int64_t kLine = 64;      // bytes of a line of the cache
+constexpr int64_t kTask = 32768;  // about the elements of one task
+
+template <class T>
+struct LineAllocator {
+  using value_type = T;
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t{kLine})); }
+  void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t{kLine}); }
+  friend bool operator==(LineAllocator, LineAllocator) { return true; }
+};
+
+// From the beginning of a line on: a vector that lies across two lines takes twice as long to load.
+template <class T>
+using LineVector = std::vector<T, LineAllocator<T>>;
+
+// The type that a storage dtype is computed in.
+template <class S>
+using Real = std::conditional_t<sizeof(S) == 8, double, float>;
+
+// How much of a vector there is: all of it, or its first n elements. The others are loaded as zeros and never stored.
+struct Whole {};
+struct Part {
+  int64_t n;
+};
+
+template <class T>
+int64_t count_of(Whole) {
+  return Vector<T>::kWidth;
+}
+template <class T>
+int64_t count_of(Part part) {
+  return part.n;
+}
+
+#if defined(__AVX512F__)
+
+template <class T>
+struct Mask;
+template <>
+struct Mask<float> {
+  __mmask16 bits;
+};
+template <>
+struct Mask<double> {
+  __mmask8 bits;
+};
+inline Mask<float> operator&(Mask<float> a, Mask<float> b) { return {__mmask16(a.bits & b.bits)}; }
+inline Mask<double> operator&(Mask<double> a, Mask<double> b) { return {__mmask8(a.bits & b.bits)}; }
+inline Mask<float> operator|(Mask<float> a, Mask<float> b) { return {__mmask16(a.bits | b.bits)}; }
+inline Mask<double> operator|(Mask<double> a, Mask<double> b) { return {__mmask8(a.bits | b.bits)}; }
+inline Mask<float> without(Mask<float> a, Mask<float> b) { return {__mmask16(a.bits & ~b.bits)}; }
+inline Mask<double> without(Mask<double> a, Mask<double> b) { return {__mmask8(a.bits & ~b.bits)}; }
+inline uint32_t bits_of(Mask<float> mask) { return mask.bits; }
+inline uint32_t bits_of(Mask<double> mask) { return mask.bits; }
+
+inline Mask<float> less(Vector<float> a, Vector<float> b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
+inline Mask<double> less(Vector<double> a, Vector<double> b) { return {_mm512_cmp_pd_mask(a.v, b.v, _CMP_LT_OQ)}; }
+inline Mask<float> less_equal(Vector<float> a, Vector<float> b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ)}; }
+inline Mask<double> less_equal(Vector<double> a, Vector<double> b) { return {_mm512_cmp_pd_mask(a.v, b.v, _CMP_LE_OQ)}; }
+inline bool any_nan(Vector<float> a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
+inline bool any_nan(Vector<double> a) { return _mm512_cmp_pd_mask(a.v, a.v, _CMP_UNORD_Q); }
+
+// a < b ? a : b, and a > b ? a : b: the second if one is NaN. (maskz with all lanes: GCC 12 warns about plain ones' header.)
+inline Vector<float> lesser(Vector<float> a, Vector<float> b) { return {_mm512_maskz_min_ps(0xffff, a.v, b.v)}; }
+inline Vector<double> lesser(Vector<double> a, Vector<double> b) { return {_mm512_maskz_min_pd(0xff, a.v, b.v)}; }
+inline Vector<float> greater(Vector<float> a, Vector<float> b) { return {_mm512_maskz_max_ps(0xffff, a.v, b.v)}; }
+inline Vector<double> greater(Vector<double> a, Vector<double> b) { return {_mm512_maskz_max_pd(0xff, a.v, b.v)}; }
+inline Vector<float> divided(Vector<float> a, Vector<float> b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Vector<double> divided(Vector<double> a, Vector<double> b) { return {_mm512_div_pd(a.v, b.v)}; }
+inline Vector<float> floored(Vector<float> a) { return {_mm512_maskz_roundscale_ps(0xffff, a.v, 0x09)}; }
+inline Vector<double> floored(Vector<double> a) { return {_mm512_maskz_roundscale_pd(0xff, a.v, 0x09)}; }
+inline Vector<float> half_to_even(Vector<float> a) { return {_mm512_maskz_roundscale_ps(0xffff, a.v, 0x08)}; }
+inline Vector<double> half_to_even(Vector<double> a) { return {_mm512_maskz_roundscale_pd(0xff, a.v, 0x08)}; }
+inline Vector<float> chosen(Mask<float> m, Vector<float> a, Vector<float> b) {
+  return {_mm512_mask_blend_ps(m.bits, b.v, a.v)};
+}
+inline Vector<double> chosen(Mask<double> m, Vector<double> a, Vector<double> b) {
+  return {_mm512_mask_blend_pd(m.bits, b.v, a.v)};
+}
+inline Vector<float> kept(Mask<float> m, Vector<float> a) { return {_mm512_maskz_mov_ps(m.bits, a.v)}; }
+inline Vector<double> kept(Mask<double> m, Vector<double> a) { return {_mm512_maskz_mov_pd(m.bits, a.v)}; }
+
+// The vectors of float64 that make up one vector, and a sum to which one of them is added where the mask has it.
+template <int I>
+inline Vector<double> doubles(Vector<float> a) {
+  return {_mm512_maskz_cvtps_pd(0xff, I == 0 ? _mm512_castps512_ps256(a.v) : _mm512_maskz_extractf32x8_ps(0xff, a.v, 1))};
+}
+template <int I>
+inline Vector<double> added(Vector<double> sum, Mask<float> m, Vector<double> a) {
+  return {_mm512_mask_add_pd(sum.v, __mmask8(m.bits >> 8 * I), sum.v, a.v)};
+}
+template <int I>
+inline Vector<double> added(Vector<double> sum, Mask<double> m, Vector<double> a) {
+  return {_mm512_mask_add_pd(sum.v, m.bits, sum.v, a.v)};
+}
+
+// 2 bits an element, from a bit in each of two masks: 16 elements in a word, the first in the lowest bits.
+template <class T>
+inline Mask<T> low_bits(uint32_t packed);
+template <class T>
+inline Mask<T> high_bits(uint32_t packed);
+inline __m512i places() {
+  return _mm512_setr_epi32(1, 1 << 2, 1 << 4, 1 << 6, 1 << 8, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22,
+                           1 << 24, 1 << 26, 1 << 28, 1 << 30);
+}
+template <>
+inline Mask<float> low_bits(uint32_t packed) {
+  return {_mm512_test_epi32_mask(_mm512_set1_epi32(int(packed)), places())};
+}
+template <>
+inline Mask<float> high_bits(uint32_t packed) {
+  return low_bits<float>(packed >> 1);
+}
+template <>
+inline Mask<double> low_bits(uint32_t packed) {
+  return {__mmask8(low_bits<float>(packed).bits)};
+}
+template <>
+inline Mask<double> high_bits(uint32_t packed) {
+  return {__mmask8(low_bits<float>(packed >> 1).bits)};
+}
+
+template <class T>
+inline Vector<T> load(const T* p, Whole) {
+  return Vector<T>::load(p);
+}
+template <class T>
+inline Vector<T> load(const T* p, Part part) {
+  return Vector<T>::load(p, part.n);
+}
+inline Vector<float> widened(__m256i halves, bfloat16) {
+  return {_mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, halves), 16))};
+}
+inline Vector<float> widened(__m256i halves, float16) { return {_mm512_maskz_cvtph_ps(0xffff, halves)}; }
+inline __m256i rounded(Vector<float> a, bfloat16) {
+  const __m512i bits = _mm512_castps_si512(a.v), high = _mm512_maskz_srli_epi32(0xffff, bits, 16);
+  const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+  const __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __m512i up = _mm512_maskz_srli_epi32(0xffff, sum, 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  return _mm512_maskz_cvtepi32_epi16(0xffff, _mm512_mask_or_epi32(up, nan, high, _mm512_set1_epi32(0x40)));
+}
+inline __m256i rounded(Vector<float> a, float16) { return _mm512_maskz_cvtps_ph(0xffff, a.v, 0); }
+
+template <class S>
+  requires(sizeof(S) == 2)
+inline Vector<float> load(const S* p, Whole) {
+  return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), S{});
+}
+template <class S>
+  requires(sizeof(S) == 2)
+inline Vector<float> load(const S* p, Part part) {
+  return widened(_mm256_maskz_loadu_epi16(__mmask16((1u << part.n) - 1), p), S{});
+}
+
+template <class T>
+inline void store(T* p, Vector<T> a, Whole) {
+  a.store(p);
+}
+template <class T>
+inline void store(T* p, Vector<T> a, Part part) {
+  a.store(p, part.n);
+}
+template <class S>
+  requires(sizeof(S) == 2)
+inline void store(S* p, Vector<float> a, Whole) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), rounded(a, S{}));
+}
+template <class S>
+  requires(sizeof(S) == 2)
+inline void store(S* p, Vector<float> a, Part part) {
+  _mm256_mask_storeu_epi16(p, __mmask16((1u << part.n) - 1), rounded(a, S{}));
+}
+
+inline void stream(float* p, Vector<float> a) { _mm512_stream_ps(p, a.v); }
+inline void stream(double* p, Vector<double> a) { _mm512_stream_pd(p, a.v); }
+template <class S>
+  requires(sizeof(S) == 2)
+inline void stream(S* p, Vector<float> a) {
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), rounded(a, S{}));
+}
+
+#elif defined(__AVX2__)
+
+template <class T>
+struct Mask;
+template <>
+struct Mask<float> {
+  __m256 v;
+};
+template <>
+struct Mask<double> {
+  __m256d v;
+};
+inline Mask<float> operator&(Mask<float> a, Mask<float> b) { return {_mm256_and_ps(a.v, b.v)}; }
+inline Mask<double> operator&(Mask<double> a, Mask<double> b) { return {_mm256_and_pd(a.v, b.v)}; }
+inline Mask<float> operator|(Mask<float> a, Mask<float> b) { return {_mm256_or_ps(a.v, b.v)}; }
+inline Mask<double> operator|(Mask<double> a, Mask<double> b) { return {_mm256_or_pd(a.v, b.v)}; }
+inline Mask<float> without(Mask<float> a, Mask<float> b) { return {_mm256_andnot_ps(b.v, a.v)}; }
+inline Mask<double> without(Mask<double> a, Mask<double> b) { return {_mm256_andnot_pd(b.v, a.v)}; }
+inline uint32_t bits_of(Mask<float> mask) { return uint32_t(_mm256_movemask_ps(mask.v)); }
+inline uint32_t bits_of(Mask<double> mask) { return uint32_t(_mm256_movemask_pd(mask.v)); }
+
+inline Mask<float> less(Vector<float> a, Vector<float> b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)}; }
+inline Mask<double> less(Vector<double> a, Vector<double> b) { return {_mm256_cmp_pd(a.v, b.v, _CMP_LT_OQ)}; }
+inline Mask<float> less_equal(Vector<float> a, Vector<float> b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LE_OQ)}; }
+inline Mask<double> less_equal(Vector<double> a, Vector<double> b) { return {_mm256_cmp_pd(a.v, b.v, _CMP_LE_OQ)}; }
+inline bool any_nan(Vector<float> a) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q)); }
+inline bool any_nan(Vector<double> a) { return _mm256_movemask_pd(_mm256_cmp_pd(a.v, a.v, _CMP_UNORD_Q)); }
+
+// a < b ? a : b, and a > b ? a : b: the second if one is NaN.
+inline Vector<float> lesser(Vector<float> a, Vector<float> b) { return {_mm256_min_ps(a.v, b.v)}; }
+inline Vector<double> lesser(Vector<double> a, Vector<double> b) { return {_mm256_min_pd(a.v, b.v)}; }
+inline Vector<float> greater(Vector<float> a, Vector<float> b) { return {_mm256_max_ps(a.v, b.v)}; }
+inline Vector<double> greater(Vector<double> a, Vector<double> b) { return {_mm256_max_pd(a.v, b.v)}; }
+inline Vector<float> divided(Vector<float> a, Vector<float> b) { return {_mm256_div_ps(a.v, b.v)}; }
+inline Vector<double> divided(Vector<double> a, Vector<double> b) { return {_mm256_div_pd(a.v, b.v)}; }
+inline Vector<float> floored(Vector<float> a) { return {_mm256_floor_ps(a.v)}; }
+inline Vector<double> floored(Vector<double> a) { return {_mm256_floor_pd(a.v)}; }
+inline Vector<float> half_to_even(Vector<float> a) { return {_mm256_round_ps(a.v, 0x08)}; }
+inline Vector<double> half_to_even(Vector<double> a) { return {_mm256_round_pd(a.v, 0x08)}; }
+inline Vector<float> chosen(Mask<float> m, Vector<float> a, Vector<float> b) { return {_mm256_blendv_ps(b.v, a.v, m.v)}; }
+inline Vector<double> chosen(Mask<double> m, Vector<double> a, Vector<double> b) { return {_mm256_blendv_pd(b.v, a.v, m.v)}; }
+inline Vector<float> kept(Mask<float> m, Vector<float> a) { return {_mm256_and_ps(m.v, a.v)}; }
+inline Vector<double> kept(Mask<double> m, Vector<double> a) { return {_mm256_and_pd(m.v, a.v)}; }
+
+// The vectors of float64 that make up one vector, and a sum to which one of them is added where the mask has it: +0 elsewhere,
+// which changes no sum that begins at +0.
+template <int I>
+inline Vector<double> doubles(Vector<float> a) {
+  return {_mm256_cvtps_pd(_mm256_extractf128_ps(a.v, I))};
+}
+template <int I>
+inline Vector<double> added(Vector<double> sum, Mask<float> m, Vector<double> a) {
+  const __m256i wide = _mm256_cvtepi32_epi64(_mm256_extracti128_si256(_mm256_castps_si256(m.v), I));
+  return {_mm256_add_pd(sum.v, _mm256_and_pd(_mm256_castsi256_pd(wide), a.v))};
+}
+template <int I>
+inline Vector<double> added(Vector<double> sum, Mask<double> m, Vector<double> a) {
+  return {_mm256_add_pd(sum.v, _mm256_and_pd(m.v, a.v))};
+}
+
+// 2 bits an element, from a bit in each of two masks: 8 elements in the low half of a word, the first in the lowest bits.
+template <class T>
+inline Mask<T> low_bits(uint32_t packed);
+template <class T>
+inline Mask<T> high_bits(uint32_t packed);
+template <>
+inline Mask<float> low_bits(uint32_t packed) {
+  const __m256i places = _mm256_setr_epi32(1, 1 << 2, 1 << 4, 1 << 6, 1 << 8, 1 << 10, 1 << 12, 1 << 14);
+  const __m256i found = _mm256_and_si256(_mm256_set1_epi32(int(packed)), places);
+  return {_mm256_castsi256_ps(_mm256_cmpeq_epi32(found, places))};
+}
+template <>
+inline Mask<float> high_bits(uint32_t packed) {
+  return low_bits<float>(packed >> 1);
+}
+template <>
+inline Mask<double> low_bits(uint32_t packed) {
+  const __m256i places = _mm256_setr_epi64x(1, 1 << 2, 1 << 4, 1 << 6);
+  const __m256i found = _mm256_and_si256(_mm256_set1_epi64x(packed), places);
+  return {_mm256_castsi256_pd(_mm256_cmpeq_epi64(found, places))};
+}
+template <>
+inline Mask<double> high_bits(uint32_t packed) {
+  return low_bits<double>(packed >> 1);
+}
+
+template <class T>
+inline Vector<T> load(const T* p, Whole) {
+  return Vector<T>::load(p);
+}
+template <class T>
+inline Vector<T> load(const T* p, Part part) {
+  return Vector<T>::load(p, part.n);
+}
+inline Vector<float> widened(__m128i halves, bfloat16) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16))};
+}
+inline Vector<float> widened(__m128i halves, float16) { return {_mm256_cvtph_ps(halves)}; }
+inline __m128i rounded(Vector<float> a, bfloat16) {
+  const __m256i bits = _mm256_castps_si256(a.v), high = _mm256_srli_epi32(bits, 16);
+  const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+  const __m256i up = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+  const __m256i words = _mm256_blendv_epi8(up, quiet, _mm256_castps_si256(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q)));
+  return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+inline __m128i rounded(Vector<float> a, float16) { return _mm256_cvtps_ph(a.v, 0); }
+
+template <class S>
+  requires(sizeof(S) == 2)
+inline Vector<float> load(const S* p, Whole) {
+  return widened(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), S{});
+}
+template <class S>
+  requires(sizeof(S) == 2)
+inline Vector<float> load(const S* p, Part part) {
+  S halves[8] = {};
+  std::copy_n(p, part.n, halves);
+  return load(halves, Whole{});
+}
+
+template <class T>
+inline void store(T* p, Vector<T> a, Whole) {
+  a.store(p);
+}
+template <class T>
+inline void store(T* p, Vector<T> a, Part part) {
+  a.store(p, part.n);
+}
+template <class S>
+  requires(sizeof(S) == 2)
+inline void store(S* p, Vector<float> a, Whole) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), rounded(a, S{}));
+}
+template <class S>
+  requires(sizeof(S) == 2)
+inline void store(S* p, Vector<float> a, Part part) {
+  S halves[8];
+  store(halves, a, Whole{});
+  std::copy_n(halves, part.n, p);
+}
+
+inline void stream(float* p, Vector<float> a) { _mm256_stream_ps(p, a.v); }
+inline void stream(double* p, Vector<double> a) { _mm256_stream_pd(p, a.v); }
+template <class S>
+  requires(sizeof(S) == 2)
+inline void stream(S* p, Vector<float> a) {
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p), rounded(a, S{}));
+}
+
+#else
+
+template <class T>
+struct Mask {
+  bool v[Vector<T>::kWidth];
+};
+template <class T, class Lane>
+inline Mask<T> mask_by(Lane&& lane) {
+  Mask<T> r;
+  for (int64_t k = 0; k < Vector<T>::kWidth; ++k) r.v[k] = lane(k);
+  return r;
+}
+template <class T, class Lane>
+inline Vector<T> vector_by(Lane&& lane) {
+  Vector<T> r;
+  for (int64_t k = 0; k < Vector<T>::kWidth; ++k) r.v[k] = lane(k);
+  return r;
+}
+template <class T>
+inline Mask<T> operator&(Mask<T> a, Mask<T> b) {
+  return mask_by<T>([&](int64_t k) { return a.v[k] & b.v[k]; });
+}
+template <class T>
+inline Mask<T> operator|(Mask<T> a, Mask<T> b) {
+  return mask_by<T>([&](int64_t k) { return a.v[k] | b.v[k]; });
+}
+template <class T>
+inline Mask<T> without(Mask<T> a, Mask<T> b) {
+  return mask_by<T>([&](int64_t k) { return a.v[k] & !b.v[k]; });
+}
+template <class T>
+inline uint32_t bits_of(Mask<T> mask) {
+  uint32_t bits = 0;
+  for (int64_t k = 0; k < Vector<T>::kWidth; ++k) bits |= uint32_t(mask.v[k]) << k;
+  return bits;
+}
+template <class T>
+inline Mask<T> less(Vector<T> a, Vector<T> b) {
+  return mask_by<T>([&](int64_t k) { return a.v[k] < b.v[k]; });
+}
+template <class T>
+inline Mask<T> less_equal(Vector<T> a, Vector<T> b) {
+  return mask_by<T>([&](int64_t k) { return a.v[k] <= b.v[k]; });
+}
+template <class T>
+inline bool any_nan(Vector<T> a) {
+  return bits_of(mask_by<T>([&](int64_t k) { return a.v[k] != a.v[k]; }));
+}
+template <class T>
+inline Vector<T> lesser(Vector<T> a, Vector<T> b) {
+  return vector_by<T>([&](int64_t k) { return a.v[k] < b.v[k] ? a.v[k] : b.v[k]; });
+}
+template <class T>
+inline Vector<T> greater(Vector<T> a, Vector<T> b) {
+  return vector_by<T>([&](int64_t k) { return a.v[k] > b.v[k] ? a.v[k] : b.v[k]; });
+}
+template <class T>
+inline Vector<T> divided(Vector<T> a, Vector<T> b) {
+  return vector_by<T>([&](int64_t k) { return a.v[k] / b.v[k]; });
+}
+template <class T>
+inline Vector<T> floored(Vector<T> a) {
+  return vector_by<T>([&](int64_t k) { return std::floor(a.v[k]); });
+}
+template <class T>
+inline Vector<T> half_to_even(Vector<T> a) {
+  return vector_by<T>([&](int64_t k) { return std::rint(a.v[k]); });
+}
+template <class T>
+inline Vector<T> chosen(Mask<T> m, Vector<T> a, Vector<T> b) {
+  // Bits, because a choice between numbers may be compiled into arithmetic.
+  return vector_by<T>([&](int64_t k) { return m.v[k] ? a.v[k] : b.v[k]; });
+}
+template <class T>
+inline Vector<T> kept(Mask<T> m, Vector<T> a) {
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  // In integers: compilers turn a product with a choice of 1 and 0 into a choice of products, which flushes nothing.
+  return vector_by<T>([&](int64_t k) { return std::bit_cast<T>(-Bits(m.v[k]) & std::bit_cast<Bits>(a.v[k])); });
+}
+
+template <int I>
+inline Vector<double> doubles(Vector<float> a) {
+  return vector_by<double>([&](int64_t k) { return double(a.v[I * Vector<double>::kWidth + k]); });
+}
+template <int I, class T>
+inline Vector<double> added(Vector<double> sum, Mask<T> m, Vector<double> a) {
+  return vector_by<double>([&](int64_t k) { return sum.v[k] + (m.v[I * Vector<double>::kWidth + k] ? a.v[k] : 0.0); });
+}
+
+template <class T>
+inline Mask<T> low_bits(uint32_t packed) {
+  return mask_by<T>([&](int64_t k) { return bool(packed >> 2 * k & 1); });
+}
+template <class T>
+inline Mask<T> high_bits(uint32_t packed) {
+  return low_bits<T>(packed >> 1);
+}
+
+template <class S>
+inline Vector<Real<S>> load(const S* p, Part part) {
+  Vector<Real<S>> r;
+  for (int64_t k = 0; k < part.n; ++k)
+    if constexpr (sizeof(S) == 2) r.v[k] = widened(p[k]);
+    else r.v[k] = p[k];
+  return r;
+}
+template <class S>
+inline Vector<Real<S>> load(const S* p, Whole) {
+  return load(p, Part{Vector<Real<S>>::kWidth});
+}
+template <class S>
+inline void store(S* p, Vector<Real<S>> a, Part part) {
+  for (int64_t k = 0; k < part.n; ++k)
+    if constexpr (sizeof(S) == 2) round_to(p[k], a.v[k]);
+    else p[k] = a.v[k];
+}
+template <class S>
+inline void store(S* p, Vector<Real<S>> a, Whole) {
+  store(p, a, Part{Vector<Real<S>>::kWidth});
+}
+template <class S>
+inline void stream(S* p, Vector<Real<S>> a) {
+  store(p, a, Whole{});
+}
+
+#endif
+
+template <int I>
+inline Vector<double> doubles(Vector<double> a) {
+  return a;
+}
+
+// Bits of two masks in turn, the first of `lower` lowest; of up to 16 elements.
+inline uint32_t interleaved(uint32_t lower, uint32_t higher) {
+#if defined(__BMI2__)
+  return _pdep_u32(lower, 0x55555555) | _pdep_u32(higher, 0xaaaaaaaa);
+#else
+  uint64_t bits = lower | uint64_t{higher} << 32;
+  bits = (bits | bits << 8) & 0x00ff00ff00ff00ff;
+  bits = (bits | bits << 4) & 0x0f0f0f0f0f0f0f0f;
+  bits = (bits | bits << 2) & 0x3333333333333333;
+  bits = (bits | bits << 1) & 0x5555555555555555;
+  return uint32_t(bits) | uint32_t(bits >> 31);
+#endif
+}
+
+// Eight lanes folded in halves (docs/decisions/summation-order.md).
+#if defined(__AVX2__)
+inline double folded(__m256d four) {
+  const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
+#endif
+#if defined(__AVX512F__)
+inline double folded(const Vector<double> (&lanes)[1]) {
+  return folded(_mm256_add_pd(_mm512_castpd512_pd256(lanes[0].v), _mm512_maskz_extractf64x4_pd(0xff, lanes[0].v, 1)));
+}
+#elif defined(__AVX2__)
+inline double folded(const Vector<double> (&lanes)[2]) { return folded(_mm256_add_pd(lanes[0].v, lanes[1].v)); }
+#else
+inline double folded(const Vector<double> (&lanes)[4]) {
+  const Vector<double> first = lanes[0] + lanes[2], second = lanes[1] + lanes[3], two = first + second;
+  return two.v[0] + two.v[1];
+}
+#endif
+
+// TensorFlow's clamp: NaN in x survives, a NaN bound is ignored.
+template <class T>
+inline Vector<T> clamp(Vector<T> x, Vector<T> low, Vector<T> high) {
+  return greater(low, lesser(high, x));
+}
+
+// gradient * (keep ? 1 : 0): NaN, infinity times 0 and the sign of zero stay, denormals go.
+template <class T>
+inline Vector<T> masked(Vector<T> gradient, Mask<T> keep) {
+  return gradient * kept(keep, Vector<T>::all(T(1)));
+}
+
+// What has become NaN after a value that is not finite, and was 0.
+template <class T>
+inline Vector<T> spoiled(Vector<T> so_far, Vector<T> value) {
+#if defined(__FMA__)
+  return Vector<T>::fused_multiply_add(value, Vector<T>{}, so_far);
+#else
+  return so_far + value * Vector<T>{};
+#endif
+}
+
+// A result of this many bytes will not be found in the cache by whoever reads it next; then its memory need not be read before it
+// is written. Half of the last cache: the operands take at least as much.
+inline int64_t too_large_for_the_cache() {
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+  static const int64_t bytes = std::max<int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE) / 2, int64_t{4} << 20);
+#else
+  static const int64_t bytes = int64_t{16} << 20;
+#endif
+  return bytes;
+}
+
+// Streamed stores are seen by others only after this.
+inline void finish_streaming() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+// Memory for what a kernel computes on the way, not written yet. Large ones come from the kept blocks (memory.h): their pages are
+// there already.
+inline std::shared_ptr<double[]> scratch(int64_t count) {
+  constexpr int64_t kLarge = 32768;
+  if (count < kLarge) return std::shared_ptr<double[]>(new double[count]);
+  auto block = std::make_shared<Block>(count * sizeof(double));
+  return {block, static_cast<double*>(block->data())};
+}
+
+inline bool aligned(const void* p, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % uintptr_t(bytes) == 0; }
+
+// Puts step(i, extent) into out[i] and what follows it, for [begin, end). Steps are copied and hold what they need by value: what
+// is behind a reference would be loaded again after every store.
+template <bool Past, class S, class Step>
+inline void fill_run(S* out, int64_t begin, int64_t end, Step step) {
+  constexpr int64_t kWidth = Vector<Real<S>>::kWidth;
+  int64_t i = begin;
+  for (; i + kWidth <= end; i += kWidth)
+    if constexpr (Past) stream(out + i, step(i, Whole{}));
+    else store(out + i, step(i, Whole{}), Whole{});
+  if (i < end) store(out + i, step(i, Part{end - i}), Part{end - i});
+}
+
+// `size` parameters, those of the channels over and over, the first one that of channel `first`.
+template <class T>
+LineVector<T> spread(const T* parameters, int64_t channels, int64_t size, int64_t first = 0) {
+  LineVector<T> wide;
+  wide.reserve(size);
+  wide.insert(wide.end(), parameters + first, parameters + std::min(channels, first + size));
+  wide.insert(wide.end(), parameters, parameters + std::clamp<int64_t>(size - int64_t(wide.size()), 0, first));
+  while (int64_t(wide.size()) < size)  // whole channels so far
+    wide.insert(wide.end(), wide.begin(), wide.begin() + std::min(int64_t(wide.size()), size - int64_t(wide.size())));
+  return wide;
+}
+
+// How a loop goes over a result whose elements belong to channels in turn (one for the whole tensor). Runs follow each other
+// without gaps, and all begin with the same channel, so that parameters laid out once fit every run: `head` elements, then runs
+// of `length`. Where a result goes past the cache the head is what lies before the first aligned vector.
+struct Runs {
+  int64_t size, channels, head = 0, length;
+  bool past;
+
+  // `in_place`: the result takes the place of an operand, which is in the cache then. `unit`: runs begin at multiples of it.
+  template <class S>
+  Runs(const S* out, int64_t size, int64_t channels, bool in_place, int64_t unit = 1) : size(size), channels(channels) {
+    constexpr int64_t kVector = Vector<Real<S>>::kWidth * int64_t{sizeof(S)}, kVectors = 16, kShort = 512, kLong = 4096;
+    past = !in_place && size * int64_t{sizeof(S)} >= too_large_for_the_cache() && aligned(out, sizeof(S));
+    length = std::lcm(channels, kVectors);
+    const bool rows = length > kLong && length > channels && unit == 1;  // so many parameters are slower than odd rows
+    if (rows) past = false, length = channels;
+    else length *= std::max<int64_t>(1, (channels == 1 ? kTask : kShort) / length);
+    if (past) head = -(reinterpret_cast<uintptr_t>(out) / sizeof(S)) % (kVector / sizeof(S));
+    if (head % unit != 0) past = false, head = 0;
+  }
+
+  // Parameters for a run, with room for a whole vector behind them.
+  template <class T>
+  LineVector<T> spread(const T* parameters) const {
+    return exactqat::spread(parameters, channels, std::min(length, size) + head + kLine / int64_t{sizeof(T)}, head % channels);
+  }
+
+  // Puts step(i, p, extent) into out[i] and what follows it, where p is the place of its parameters.
+  template <class S, class Step>
+  void fill(S* out, Step step) const {
+    const int64_t begin_of_head = (channels - head % channels) % channels;
+    fill_run<false>(out, 0, head, [=](int64_t i, auto extent) { return step(i, begin_of_head + i, extent); });
+    const int64_t runs = (size - head + length - 1) / length, runs_per_task = std::max<int64_t>(1, kTask / length);
+    parallel_for((runs + runs_per_task - 1) / runs_per_task, size, [&](int64_t task) {
+      for (int64_t run = task * runs_per_task; run < std::min(runs, (task + 1) * runs_per_task); ++run) {
+        const int64_t begin = head + run * length, end = std::min(size, begin + length);
+        const auto at = [begin, step](int64_t i, auto extent) __attribute__((always_inline)) { return step(i, i - begin, extent); };
+        if (past) fill_run<true>(out, begin, end, at);
+        else fill_run<false>(out, begin, end, at);
+      }
+      if (past) finish_streaming();
+    });
+  }
+};
+
+}  // namespace exactqat
