@@ -54,9 +54,9 @@ def _tile(
     CHANNELS: tl.constexpr,
     LARGE: tl.constexpr,
 ):
-    """This program's image (int64), rows and columns [ROWS * COLUMNS] and channels [CHANNELS]."""
+    """This program's image, rows and columns [ROWS * COLUMNS] and channels [CHANNELS]; image and channels are int64."""
     program = tl.program_id(0)
-    channel = (program % channel_blocks) * CHANNELS + tl.arange(0, CHANNELS)
+    channel = (program % channel_blocks).to(tl.int64) * CHANNELS + tl.arange(0, CHANNELS)
     program = program // channel_blocks
     pixel = tl.arange(0, ROWS * COLUMNS)
     row, column = pixel // COLUMNS, pixel % COLUMNS
@@ -117,8 +117,8 @@ def _forward_tap(
     meets = ((i >= 0) & (i < input_height)) & ((j >= 0) & (j < input_width))
     valid = meets[:, None] & known[None, :]
     values = tl.load(image_ptr + _pixels(i, j, input_width, channels, CHANNELS_FIRST), valid, other=0.0)
-    tap = (di * FILTER_WIDTH + dj) * outputs + channel
-    weights = tl.load(filter_ptr + tap, known, other=0.0)
+    tap = tl.cast(di * FILTER_WIDTH + dj, tl.int64)
+    weights = tl.load(filter_ptr + tap * outputs + channel, known, other=0.0)
     return widened(values), flush(widened(weights))[None, :], valid
 
 
@@ -222,7 +222,8 @@ def _backward_tap(
     else:
         offset += q
     values = tl.load(gradient_ptrs + offset, valid, other=0.0)
-    weights = tl.load(filter_ptr + (tap * channels + channel) * MULTIPLIER + q, known, other=0.0)
+    first = (tl.cast(tap, tl.int64) * channels + channel) * MULTIPLIER
+    weights = tl.load(filter_ptr + first + q, known, other=0.0)
     return widened(values), flush(widened(weights))[None, :], valid
 
 
@@ -393,7 +394,7 @@ def _filter_sums(
     ALL_TAPS: tl.constexpr = FILTER_HEIGHT * FILTER_WIDTH
     outputs = channels * MULTIPLIER
     program = tl.program_id(0)
-    channel = (program % channel_blocks) * CHANNELS + tl.arange(0, CHANNELS)
+    channel = (program % channel_blocks).to(tl.int64) * CHANNELS + tl.arange(0, CHANNELS)
     program = program // channel_blocks
     if TAPS == ALL_TAPS:
         first_tap = 0
@@ -521,8 +522,7 @@ def _large(numbers) -> bool:
         + numbers[f"pad_{pad}"]
         for side, pad in (("height", "top"), ("width", "left"))
     ]
-    taps = numbers["filter_height"] * numbers["filter_width"] * numbers["channels"] * numbers["multiplier"]
-    return max(*reach, taps) >= 2**30
+    return max(reach) >= 2**30
 
 
 def _quick(numbers, operand, times: int = 1) -> bool:
