@@ -131,7 +131,6 @@ def test_a_weight_or_value_that_needs_the_exact_way(poison: float) -> None:
 def test_both_ways_through_the_taps_and_all_tiles_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = random(10)
     calls = convolutions("channels_first", lambda shape: generator.standard_normal(shape).astype(np.float32))
-    calls += convolutions("taps_in_groups", lambda shape: generator.standard_normal(shape).astype(np.float32))
     wanted = [run(*call)[0] for call in calls]
     changes: list[tuple[str, Any]] = [
         ("_quick", lambda *_: False),
