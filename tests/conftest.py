@@ -79,8 +79,8 @@ def _by_triton(device: str) -> Callable[[Operator, list[np.ndarray], dict[str, A
         plan = triton.plan(specs, lowered)
         tensors = [as_tensor(array).to(device) for array in operands]
         made = [
-            # Integers are the bits of numbers, or masks; these are NaN too.
-            torch.full(spec.shape, float("nan") if dtype.is_floating_point else -1, dtype=dtype, device=device)
+            # Bits of numbers and masks start as any pattern.
+            torch.full(spec.shape, float("nan") if dtype.is_floating_point else 0x2A, dtype=dtype, device=device)
             for spec in (*lowered.results, *plan.scratch)
             for dtype in [getattr(torch, spec.dtype)]
         ]
