@@ -64,6 +64,8 @@ def _on_instruction_set(name: str) -> Callable[[Operator, list[np.ndarray], dict
 DEVICES = {f"cpu-{name}": _on_instruction_set(name) for name in cpu.INSTRUCTION_SETS}
 # Devices that cannot look at values before they answer: what the others refuse when they see the values is NaN there.
 ANSWERS_NAN = {"triton-interpreter", "cuda"}
+# Where a call takes a tenth of a second, tests that repeat the cases take every fourth.
+SLOW = {"triton-interpreter"}
 
 
 def _by_triton(device: str) -> Callable[[Operator, list[np.ndarray], dict[str, Any]], list[np.ndarray]]:
