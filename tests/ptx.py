@@ -77,6 +77,17 @@ def calls(dtype: str) -> Iterator[tuple[str, tuple[TensorSpec, ...], dict[str, A
     yield "quantize_and_dequantize_v2", (huge, range_(), range_()), {"range_given": False}
     yield "fake_quant_with_min_max_vars_per_channel", (weights, range_(1), range_(1)), bits
     channels = range_(32)
+    mask = TensorSpec((image.size // 4,), "uint8")
+    yield "fake_quant_with_min_max_args_training", (image,), bits
+    yield "fake_quant_with_min_max_args_gradient_from_mask", (image, mask), {}
+    yield "fake_quant_with_min_max_vars_training", (image, range_(), range_()), bits
+    yield "fake_quant_with_min_max_vars_gradient_from_mask", (image, mask, range_(), range_()), bits
+    yield "fake_quant_with_min_max_vars_per_channel_training", (image, channels, channels), bits
+    yield "fake_quant_with_min_max_vars_per_channel_training", (spec(9, 5), range_(5), range_(5)), bits
+    of_channels = (image, mask, channels, channels)
+    yield "fake_quant_with_min_max_vars_per_channel_gradient_from_mask", of_channels, bits
+    from_mask = (image, channels, channels, mask, channels, channels)
+    yield "fake_quant_with_min_max_vars_gradient_from_mask_transpose", from_mask, bits
     yield "fake_quant_with_min_max_vars_per_channel", (image, channels, channels), bits
     yield "fake_quant_with_min_max_vars_per_channel_gradient", (image, image, channels, channels), bits
     transposed = (image, channels, channels, image, channels, channels)
