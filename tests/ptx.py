@@ -108,17 +108,15 @@ def calls(dtype: str) -> Iterator[tuple[str, tuple[TensorSpec, ...], dict[str, A
             attributes = layout | {"is_training": training}
             yield "fused_batch_norm_v3", (x, *[channels] * 4), attributes
             yield "fused_batch_norm_grad_v3", (x, x, *[channels] * 3, range_()), attributes
-        convolutions: list[tuple[int, TensorSpec]] = [(1, weights)]
-        if data_format == "NHWC" and dtype == "float32":
-            convolutions += [(2, weights), (1, spec(3, 3, 32, 2))]
-        for stride, filter in convolutions:
-            strides = (1, stride, stride, 1) if data_format == "NHWC" else (1, 1, stride, stride)
-            attributes = layout | {"strides": strides, "padding": "SAME"}
-            size, channels_out = 112 // stride, 32 * filter.shape[3]
-            out = spec(64, size, size, channels_out) if data_format == "NHWC" else spec(64, channels_out, size, size)
-            yield "depthwise_conv2d_native", (x, filter), attributes
-            yield "depthwise_conv2d_native_backprop_input", (filter, out), attributes | {"input_sizes": x.shape}
-            yield "depthwise_conv2d_native_backprop_filter", (x, out), attributes | {"filter_sizes": filter.shape}
+        stride = 2 if data_format == "NHWC" and dtype == "float32" else 1
+        strides = (1, stride, stride, 1) if data_format == "NHWC" else (1, 1, stride, stride)
+        convolution = layout | {"strides": strides, "padding": "SAME"}
+        size = 112 // stride
+        out = spec(64, size, size, 32) if data_format == "NHWC" else spec(64, 32, size, size)
+        yield "depthwise_conv2d_native", (x, weights), convolution
+        yield "depthwise_conv2d_native_backprop_input", (weights, out), convolution | {"input_sizes": x.shape}
+        filter_sizes = {"filter_sizes": weights.shape}
+        yield "depthwise_conv2d_native_backprop_filter", (x, out), convolution | filter_sizes
 
 
 def launches(dtype: str) -> Iterator[tuple[Launch, list[TensorSpec]]]:

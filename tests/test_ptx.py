@@ -118,8 +118,6 @@ def test_memory_is_read_16_bytes_at_a_time(capability: str, dtype: str) -> None:
         "fake_quant._fake_quant",
         "fake_quant._fixed_gradient",
         "quantize_and_dequantize._extremes",
-        "fused_batch_norm._moment_sums",
-        "fused_batch_norm._gradient_sums",
         "fused_batch_norm._normalize",
         "fused_batch_norm._x_backprop",
         "depthwise_conv2d._depthwise",
