@@ -77,6 +77,17 @@ def calls(dtype: str) -> Iterator[tuple[str, tuple[TensorSpec, ...], dict[str, A
     yield "quantize_and_dequantize_v2", (huge, range_(), range_()), {"range_given": False}
     yield "fake_quant_with_min_max_vars_per_channel", (weights, range_(1), range_(1)), bits
     channels = range_(32)
+    mask = TensorSpec((image.size // 4,), "uint8")
+    yield "fake_quant_with_min_max_args_training", (image,), bits
+    yield "fake_quant_with_min_max_args_gradient_from_mask", (image, mask), {}
+    yield "fake_quant_with_min_max_vars_training", (image, range_(), range_()), bits
+    yield "fake_quant_with_min_max_vars_gradient_from_mask", (image, mask, range_(), range_()), bits
+    yield "fake_quant_with_min_max_vars_per_channel_training", (image, channels, channels), bits
+    yield "fake_quant_with_min_max_vars_per_channel_training", (spec(9, 5), range_(5), range_(5)), bits
+    of_channels = (image, mask, channels, channels)
+    yield "fake_quant_with_min_max_vars_per_channel_gradient_from_mask", of_channels, bits
+    from_mask = (image, channels, channels, mask, channels, channels)
+    yield "fake_quant_with_min_max_vars_gradient_from_mask_transpose", from_mask, bits
     yield "fake_quant_with_min_max_vars_per_channel", (image, channels, channels), bits
     yield "fake_quant_with_min_max_vars_per_channel_gradient", (image, image, channels, channels), bits
     transposed = (image, channels, channels, image, channels, channels)
@@ -97,11 +108,15 @@ def calls(dtype: str) -> Iterator[tuple[str, tuple[TensorSpec, ...], dict[str, A
             attributes = layout | {"is_training": training}
             yield "fused_batch_norm_v3", (x, *[channels] * 4), attributes
             yield "fused_batch_norm_grad_v3", (x, x, *[channels] * 3, range_()), attributes
-        convolution = layout | {"strides": (1, 1, 1, 1), "padding": "SAME"}
+        stride = 2 if data_format == "NHWC" and dtype == "float32" else 1
+        strides = (1, stride, stride, 1) if data_format == "NHWC" else (1, 1, stride, stride)
+        convolution = layout | {"strides": strides, "padding": "SAME"}
+        size = 112 // stride
+        out = spec(64, size, size, 32) if data_format == "NHWC" else spec(64, 32, size, size)
         yield "depthwise_conv2d_native", (x, weights), convolution
-        yield "depthwise_conv2d_native_backprop_input", (weights, x), convolution | {"input_sizes": x.shape}
+        yield "depthwise_conv2d_native_backprop_input", (weights, out), convolution | {"input_sizes": x.shape}
         filter_sizes = {"filter_sizes": weights.shape}
-        yield "depthwise_conv2d_native_backprop_filter", (x, x), convolution | filter_sizes
+        yield "depthwise_conv2d_native_backprop_filter", (x, out), convolution | filter_sizes
 
 
 def launches(dtype: str) -> Iterator[tuple[Launch, list[TensorSpec]]]:

@@ -325,10 +325,17 @@ def everything(x: Any, low: Any, high: Any) -> list[Any]:
 
 def test_nothing_waits_for_the_device() -> None:
     tensors = [t.cuda() for t in inputs()]
-    everything(*tensors)
+    leaves = [t.clone().requires_grad_() for t in tensors]
+
+    def step() -> None:
+        everything(*tensors)
+        result = eq.fake_quant_with_min_max_vars_per_channel(*leaves)
+        result.backward(torch.ones_like(result))
+
+    step()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        everything(*tensors)
+        step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

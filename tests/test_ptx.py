@@ -99,7 +99,14 @@ def test_nothing_is_added_in_the_order_of_arrival(capability: str, dtype: str) -
 @pytest.mark.parametrize(("capability", "dtype"), TARGETS)
 def test_sums_are_in_float64(capability: str, dtype: str) -> None:
     found = dict(programs(capability, dtype))
-    for kernel in ("fake_quant._gradient", "fake_quant._range_gradients", "reduce._fold"):
+    for kernel in (
+        "fake_quant._gradient",
+        "fake_quant._range_gradients",
+        "fused_batch_norm._moment_sums",
+        "fused_batch_norm._gradient_sums",
+        "depthwise_conv2d._filter_sums",
+        "reduce._fold",
+    ):
         assert found[kernel]["add.rn.f64"], f"{kernel} for sm_{capability} and {dtype}"
 
 
@@ -107,5 +114,13 @@ def test_sums_are_in_float64(capability: str, dtype: str) -> None:
 def test_memory_is_read_16_bytes_at_a_time(capability: str, dtype: str) -> None:
     wide = re.compile(r"^ld\.global\.(v4\.b32|v2\.b64)")
     found = {kernel for kernel, instructions in programs(capability, dtype) if any(map(wide.match, instructions))}
-    for kernel in ("fake_quant._fake_quant", "fake_quant._fixed_gradient", "quantize_and_dequantize._extremes"):
+    for kernel in (
+        "fake_quant._fake_quant",
+        "fake_quant._fixed_gradient",
+        "quantize_and_dequantize._extremes",
+        "fused_batch_norm._normalize",
+        "fused_batch_norm._x_backprop",
+        "depthwise_conv2d._depthwise",
+        "depthwise_conv2d._backprop_input",
+    ):
         assert kernel in found, f"{kernel} for sm_{capability} and {dtype}"

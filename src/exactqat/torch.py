@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch tensors in, PyTorch tensors out: every declared operator as a `torch.ops.exactqat` operator with autograd.
 
-Each operator is registered once: a schema derived from its declaration, kernels for the CPU and for GPUs, the shape rule
-for fake tensors (`torch.compile`, `torch.export`), and its vjp, itself made of such operators, so that it can be
-differentiated again.
+Each operator is registered once: a schema derived from its declaration, CPU and GPU kernels, the shape rule for fake
+tensors (`torch.compile`, `torch.export`), and its vjp, itself made of such operators, so that it can be differentiated
+again.
 """
 
 from collections.abc import Callable

@@ -54,9 +54,9 @@ def _tile(
     CHANNELS: tl.constexpr,
     LARGE: tl.constexpr,
 ):
-    """This program's image (int64), rows and columns [ROWS * COLUMNS] and channels [CHANNELS]."""
+    """This program's image, rows and columns [ROWS * COLUMNS] and channels [CHANNELS]; image and channels are int64."""
     program = tl.program_id(0)
-    channel = (program % channel_blocks) * CHANNELS + tl.arange(0, CHANNELS)
+    channel = (program % channel_blocks).to(tl.int64) * CHANNELS + tl.arange(0, CHANNELS)
     program = program // channel_blocks
     pixel = tl.arange(0, ROWS * COLUMNS)
     row, column = pixel // COLUMNS, pixel % COLUMNS
@@ -117,8 +117,8 @@ def _forward_tap(
     meets = ((i >= 0) & (i < input_height)) & ((j >= 0) & (j < input_width))
     valid = meets[:, None] & known[None, :]
     values = tl.load(image_ptr + _pixels(i, j, input_width, channels, CHANNELS_FIRST), valid, other=0.0)
-    tap = (di * FILTER_WIDTH + dj) * outputs + channel
-    weights = tl.load(filter_ptr + tap, known, other=0.0)
+    tap = tl.cast(di * FILTER_WIDTH + dj, tl.int64)
+    weights = tl.load(filter_ptr + tap * outputs + channel, known, other=0.0)
     return widened(values), flush(widened(weights))[None, :], valid
 
 
@@ -156,9 +156,7 @@ def _depthwise(
     outputs = channels * MULTIPLIER
     image, row, column, channel = _tile(row_blocks, column_blocks, channel_blocks, ROWS, COLUMNS, CHANNELS, LARGE)
     known = channel < outputs
-    image_ptr = _image(
-        input_ptr, image, channel // MULTIPLIER, input_height, input_width, channels, CHANNELS_FIRST
-    )
+    image_ptr = _image(input_ptr, image, channel // MULTIPLIER, input_height, input_width, channels, CHANNELS_FIRST)
     sums = tl.zeros([PIXELS, CHANNELS], REAL)
     unsafe = True
     if QUICK:
@@ -182,9 +180,9 @@ def _depthwise(
         for filter_row in range(FILTER_HEIGHT):
             for filter_column in range(FILTER_WIDTH):
                 values, weights, valid = _forward_tap(
-                    image_ptr, filter_ptr, row, column, channel, known, filter_row, filter_column, input_height, input_width, channels,
-                    outputs, FILTER_WIDTH, STRIDE_HEIGHT, STRIDE_WIDTH, DILATION_HEIGHT, DILATION_WIDTH, PAD_TOP,
-                    PAD_LEFT, CHANNELS_FIRST,
+                    image_ptr, filter_ptr, row, column, channel, known, filter_row, filter_column, input_height,
+                    input_width, channels, outputs, FILTER_WIDTH, STRIDE_HEIGHT, STRIDE_WIDTH, DILATION_HEIGHT,
+                    DILATION_WIDTH, PAD_TOP, PAD_LEFT, CHANNELS_FIRST,
                 )  # fmt: skip
                 added = fused_multiply_add(flush(values), tl.broadcast_to(weights, [PIXELS, CHANNELS]), sums)
                 sums = tl.where(valid, added, sums)
@@ -224,7 +222,8 @@ def _backward_tap(
     else:
         offset += q
     values = tl.load(gradient_ptrs + offset, valid, other=0.0)
-    weights = tl.load(filter_ptr + (tap * channels + channel) * MULTIPLIER + q, known, other=0.0)
+    first = (tl.cast(tap, tl.int64) * channels + channel) * MULTIPLIER
+    weights = tl.load(filter_ptr + first + q, known, other=0.0)
     return widened(values), flush(widened(weights))[None, :], valid
 
 
@@ -270,19 +269,20 @@ def _backprop_input_cells(
         for di in tl.static_range(FILTER_HEIGHT):
             for dj in tl.static_range(FILTER_WIDTH):
                 # Spelled out, because what is assigned is no constant for the compiler.
-                if (from_row + PAD_TOP - di * DILATION_HEIGHT) % STRIDE_HEIGHT == 0:
-                    if (from_column + PAD_LEFT - dj * DILATION_WIDTH) % STRIDE_WIDTH == 0:
-                        for q in tl.static_range(MULTIPLIER):
-                            values, weights, valid = _backward_tap(
-                                gradient_ptrs, filter_ptr, row, column, channel, known, di * FILTER_WIDTH + dj,
-                                (from_row + PAD_TOP - di * DILATION_HEIGHT) // STRIDE_HEIGHT,
-                                (from_column + PAD_LEFT - dj * DILATION_WIDTH) // STRIDE_WIDTH, q, everywhere,
-                                output_height, output_width, channels, MULTIPLIER, CHANNELS_FIRST,
-                            )  # fmt: skip
-                            sums = tl.fma(values, tl.broadcast_to(weights, [PIXELS, CHANNELS]), sums)
-                            smallest = tl.minimum(smallest, _key(values))
-                            smallest_weight = tl.minimum(smallest_weight, _key(weights))
-                            largest_weight = tl.maximum(largest_weight, _key(tl.where(weights == 0.0, 1.0, weights)))
+                if (from_row + PAD_TOP - di * DILATION_HEIGHT) % STRIDE_HEIGHT == 0 and (
+                    from_column + PAD_LEFT - dj * DILATION_WIDTH
+                ) % STRIDE_WIDTH == 0:
+                    for q in tl.static_range(MULTIPLIER):
+                        values, weights, valid = _backward_tap(
+                            gradient_ptrs, filter_ptr, row, column, channel, known, di * FILTER_WIDTH + dj,
+                            (from_row + PAD_TOP - di * DILATION_HEIGHT) // STRIDE_HEIGHT,
+                            (from_column + PAD_LEFT - dj * DILATION_WIDTH) // STRIDE_WIDTH, q, everywhere,
+                            output_height, output_width, channels, MULTIPLIER, CHANNELS_FIRST,
+                        )  # fmt: skip
+                        sums = tl.fma(values, tl.broadcast_to(weights, [PIXELS, CHANNELS]), sums)
+                        smallest = tl.minimum(smallest, _key(values))
+                        smallest_weight = tl.minimum(smallest_weight, _key(weights))
+                        largest_weight = tl.maximum(largest_weight, _key(tl.where(weights == 0.0, 1.0, weights)))
         unsafe = tl.max(tl.max(_unsafe(smallest, smallest_weight, largest_weight).to(tl.int32), axis=1), axis=0) > 0
     if unsafe:
         sums = tl.zeros([PIXELS, CHANNELS], REAL)
@@ -394,7 +394,7 @@ def _filter_sums(
     ALL_TAPS: tl.constexpr = FILTER_HEIGHT * FILTER_WIDTH
     outputs = channels * MULTIPLIER
     program = tl.program_id(0)
-    channel = (program % channel_blocks) * CHANNELS + tl.arange(0, CHANNELS)
+    channel = (program % channel_blocks).to(tl.int64) * CHANNELS + tl.arange(0, CHANNELS)
     program = program // channel_blocks
     if TAPS == ALL_TAPS:
         first_tap = 0
@@ -419,7 +419,7 @@ def _filter_sums(
         INPUT_STEP, GRADIENT_STEP = channels, outputs
     sums = ()
     for _ in tl.static_range(TAPS):
-        sums = sums + (tl.zeros([_BLOCK, CHANNELS], tl.float64),)
+        sums = sums + (tl.zeros([_BLOCK, CHANNELS], tl.float64),)  # type: ignore[assignment]
     for step in range(output_width):
         output_column = tl.zeros([1], tl.int64) + step
         gradients = tl.load(gradient_ptrs, known, other=0.0)
@@ -438,7 +438,7 @@ def _filter_sums(
             more = tl.fma(values, gradients, sums[t])
             if FLUSH:
                 more = flush(more)
-            added = added + (tl.where(valid, more, sums[t]),)
+            added = added + (tl.where(valid, more, sums[t]),)  # type: ignore[assignment]
         sums = added
     for t in tl.static_range(TAPS):
         tap = first_tap + t
@@ -494,10 +494,8 @@ def _tiles(numbers, height: int, width: int, channels: int, step_height: int, st
     while elements > 1024 and images * height * width * channels < 512 * elements:
         elements //= 2
     tallest, widest = _power_of_2(height), _power_of_2(width)
-    if first:
-        wide = min(max(elements // (tallest * widest), 1), _power_of_2(channels))
-    else:
-        wide = _channel_tile(channels, 32)
+    planes = min(max(elements // (tallest * widest), 1), _power_of_2(channels))
+    wide = planes if first else _channel_tile(channels, 32)
 
     def cost(rows: int, columns: int) -> int:
         """What all tiles read and compute, in elements, with something for the start of each."""
@@ -524,8 +522,7 @@ def _large(numbers) -> bool:
         + numbers[f"pad_{pad}"]
         for side, pad in (("height", "top"), ("width", "left"))
     ]
-    taps = numbers["filter_height"] * numbers["filter_width"] * numbers["channels"] * numbers["multiplier"]
-    return max(*reach, taps) >= 2**30
+    return max(reach) >= 2**30
 
 
 def _quick(numbers, operand, times: int = 1) -> bool:

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from exactqat.spec.op import TensorSpec
 from exactqat.triton.arithmetic import clamp, divide, flush, masked, multiply, narrow, quotient, subtract, widened
-from exactqat.triton.launch import Plan, bits_of, launch, plan, real, tile, tiles, tiles_of
+from exactqat.triton.launch import Plan, bits_of, launch, packed_tiles_of, plan, real, tile, tiles, tiles_of
 from exactqat.triton.reduce import STEPS, add_rows, folded, no_lanes, rows_of, store_sums, sum_tile, sum_tiles, total
 
 
@@ -43,12 +43,41 @@ def _range_of(min_ptr, max_ptr, fixed_min, fixed_max, index, known, DTYPE: tl.co
         return flush(tl.load(min_ptr + index, known, other=0.0)), flush(tl.load(max_ptr + index, known, other=0.0))
 
 
+# A training form leaves a mask for the gradient: 2 bits for each element, 3 inside the nudged range, 1 above, 2 below,
+# 0 neither; in a reversed range 3 is above and below.
+
+
+@triton.jit
+def _store_packed(mask_ptr, codes, rows, columns, column_blocks, channels, PARAMETERS: tl.constexpr):
+    """Four elements of a row in each byte, the first in the lowest bits; `codes` beyond the end are 0."""
+    BLOCK_ROWS: tl.constexpr = codes.shape[0]
+    BYTES: tl.constexpr = codes.shape[1] // 4
+    shifted = tl.reshape(codes, [BLOCK_ROWS, BYTES, 4]) << (2 * tl.arange(0, 4))[None, None, :]
+    width = (columns + 3) // 4
+    offset, mask, _, _ = tile(rows, width, column_blocks, channels, PARAMETERS, BLOCK_ROWS, BYTES)
+    tl.store(mask_ptr + offset, tl.sum(shifted, axis=2).to(tl.uint8), mask)
+
+
+@triton.jit
+def _sides(source_ptr, offset, valid, nudged_min, nudged_max, FROM_MASK: tl.constexpr):
+    """Which elements lie inside (ends included), below and above the nudged range, by the inputs or by their mask."""
+    if FROM_MASK:
+        codes = tl.load(source_ptr + offset // 4, valid, other=0).to(tl.int32) >> (2 * (offset % 4)).to(tl.int32) & 3
+        reversed = nudged_min > nudged_max
+        both = (codes == 3) & reversed
+        return (codes == 3) & (nudged_min <= nudged_max), (codes == 2) | both, (codes == 1) | both
+    else:
+        inputs = flush(widened(tl.load(source_ptr + offset, valid, other=0.0)))
+        return (inputs >= nudged_min) & (inputs <= nudged_max), inputs < nudged_min, inputs > nudged_max
+
+
 @triton.jit
 def _fake_quant(
     inputs_ptr,  # [rows, columns]
     min_ptr,  # [channels], or anything if FIXED
     max_ptr,
     outputs_ptr,  # [rows, columns]
+    mask_ptr,  # [ceil(rows * columns / 4)] uint8, or anything if not TRAINING
     rows,
     columns,
     column_blocks,
@@ -59,6 +88,7 @@ def _fake_quant(
     QUANT_MAX: tl.constexpr,
     BY_DIVISION: tl.constexpr,
     FIXED: tl.constexpr,
+    TRAINING: tl.constexpr,
     PARAMETERS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
@@ -76,12 +106,16 @@ def _fake_quant(
     if not FIXED:
         outputs = tl.where((min == 0.0) & (max == 0.0), 0.0, outputs)
     tl.store(outputs_ptr + offset, outputs.to(outputs_ptr.dtype.element_ty), mask)
+    if TRAINING:
+        inside = (inputs >= nudged_min) & (inputs <= nudged_max)
+        codes = (inside | (inputs > nudged_max)).to(tl.int32) + 2 * (inside | (inputs < nudged_min)).to(tl.int32)
+        _store_packed(mask_ptr, tl.where(mask, codes, 0), rows, columns, column_blocks, channels, PARAMETERS)
 
 
 @triton.jit
 def _fixed_gradient(
     gradients_ptr,  # [rows, columns]
-    inputs_ptr,
+    source_ptr,  # the inputs, or their mask
     backprops_ptr,
     rows,
     columns,
@@ -91,23 +125,24 @@ def _fixed_gradient(
     fixed_max,
     QUANT_MIN: tl.constexpr,
     QUANT_MAX: tl.constexpr,
+    FROM_MASK: tl.constexpr,
     PARAMETERS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
     offset, mask, index, known = tile(rows, columns, column_blocks, channels, PARAMETERS, BLOCK_ROWS, BLOCK_COLUMNS)
-    inputs = flush(widened(tl.load(inputs_ptr + offset, mask, other=0.0)))
     gradients = flush(widened(tl.load(gradients_ptr + offset, mask, other=0.0)))
-    min, max = _range_of(inputs_ptr, inputs_ptr, fixed_min, fixed_max, index, known, inputs.dtype, True)
+    min, max = _range_of(gradients_ptr, gradients_ptr, fixed_min, fixed_max, index, known, gradients.dtype, True)
     nudged_min, nudged_max, _, _ = _nudge(min, max, QUANT_MIN, QUANT_MAX)
-    backprops = masked(gradients, (inputs >= nudged_min) & (inputs <= nudged_max))
+    inside, _, _ = _sides(source_ptr, offset, mask, nudged_min, nudged_max, FROM_MASK)
+    backprops = masked(gradients, inside)
     tl.store(backprops_ptr + offset, backprops.to(backprops_ptr.dtype.element_ty), mask)
 
 
 @triton.jit
 def _gradient(
     gradients_ptr,  # [rows, channels]
-    inputs_ptr,
+    source_ptr,  # the inputs, or their mask
     min_ptr,  # [channels]
     max_ptr,
     backprops_ptr,  # [rows, channels]
@@ -117,6 +152,7 @@ def _gradient(
     channel_blocks,
     QUANT_MIN: tl.constexpr,
     QUANT_MAX: tl.constexpr,
+    FROM_MASK: tl.constexpr,
     FLUSH: tl.constexpr,
     BLOCKS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -133,16 +169,13 @@ def _gradient(
         row = rows_of(first_block, step, BLOCKS)
         valid = (row < rows) & known[None, None, :]
         offset = row * channels + channel[None, None, :]
-        inputs = flush(widened(tl.load(inputs_ptr + offset, valid, other=0.0)))
+        inside, below, above = _sides(source_ptr, offset, valid, nudged_min, nudged_max, FROM_MASK)
         given = widened(tl.load(gradients_ptr + offset, valid, other=0.0))
         gradients = flush(given)
-        inside = masked(gradients, (inputs >= nudged_min) & (inputs <= nudged_max))
-        backprops = tl.where(no_range, given, inside)
+        backprops = tl.where(no_range, given, masked(gradients, inside))
         tl.store(backprops_ptr + offset, backprops.to(backprops_ptr.dtype.element_ty), valid)
-        below = masked(gradients, inputs < nudged_min).to(tl.float64)
-        above = masked(gradients, inputs > nudged_max).to(tl.float64)
-        lanes_below = add_rows(lanes_below, below, valid, FLUSH)
-        lanes_above = add_rows(lanes_above, above, valid, FLUSH)
+        lanes_below = add_rows(lanes_below, masked(gradients, below).to(tl.float64), valid, FLUSH)
+        lanes_above = add_rows(lanes_above, masked(gradients, above).to(tl.float64), valid, FLUSH)
     store_sums(items_ptr, lanes_below, 0, 2, first_block, channel, rows, channels, FLUSH)
     store_sums(items_ptr, lanes_above, 1, 2, first_block, channel, rows, channels, FLUSH)
 
@@ -176,7 +209,7 @@ def _gradient_transpose(
     input_cotangent_ptr,  # [rows, columns]
     min_cotangent_ptr,  # [channels]
     max_cotangent_ptr,
-    inputs_ptr,  # [rows, columns]
+    source_ptr,  # the inputs, or their mask
     min_ptr,  # [channels]
     max_ptr,
     gradients_ptr,  # [rows, columns]
@@ -186,21 +219,21 @@ def _gradient_transpose(
     channels,
     QUANT_MIN: tl.constexpr,
     QUANT_MAX: tl.constexpr,
+    FROM_MASK: tl.constexpr,
     PARAMETERS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
     offset, mask, index, known = tile(rows, columns, column_blocks, channels, PARAMETERS, BLOCK_ROWS, BLOCK_COLUMNS)
-    inputs = flush(widened(tl.load(inputs_ptr + offset, mask, other=0.0)))
     input_cotangent = widened(tl.load(input_cotangent_ptr + offset, mask, other=0.0))
     min_cotangent = tl.load(min_cotangent_ptr + index, known, other=0.0)
     max_cotangent = tl.load(max_cotangent_ptr + index, known, other=0.0)
     min = flush(tl.load(min_ptr + index, known, other=0.0))
     max = flush(tl.load(max_ptr + index, known, other=0.0))
     nudged_min, nudged_max, _, _ = _nudge(min, max, QUANT_MIN, QUANT_MAX)
-    outside = tl.where(inputs < nudged_min, min_cotangent, tl.where(inputs > nudged_max, max_cotangent, 0.0))
-    inside = ((inputs >= nudged_min) & (inputs <= nudged_max)) | ((min == 0.0) & (max == 0.0))
-    gradients = tl.where(inside, input_cotangent, outside)
+    inside, below, above = _sides(source_ptr, offset, mask, nudged_min, nudged_max, FROM_MASK)
+    outside = tl.where(below, min_cotangent, tl.where(above, max_cotangent, 0.0))
+    gradients = tl.where(inside | ((min == 0.0) & (max == 0.0)), input_cotangent, outside)
     tl.store(gradients_ptr + offset, gradients.to(gradients_ptr.dtype.element_ty), mask)
 
 
@@ -212,44 +245,79 @@ def _bounds(operand: TensorSpec, numbers: Mapping[str, Any]) -> tuple[int, int]:
     return bits_of(operand.dtype, numbers["min"]), bits_of(operand.dtype, numbers["max"])
 
 
-@plan
-def fake_quant_with_min_max_args(operands, results, numbers):
+# Each plan serves two kernels: with the mask of a training form as one more result or in place of the inputs.
+
+
+def _fixed(operands: tuple[TensorSpec, ...], numbers: Mapping[str, Any], training: bool) -> Plan:
     cut = tiles(1, 1, operands[0].size)
     options = _quantization(numbers) | cut.constexprs
-    arrays = (0, 0, 0, 1)  # the range is not read
+    arrays = (0, 0, 0, 1, 2 if training else 1)  # the range is not read
     integers = (*cut.numbers, *_bounds(operands[0], numbers))
-    return Plan((launch(_fake_quant, cut.programs, arrays, integers, BY_DIVISION=False, FIXED=True, **options),))
+    chosen = {"BY_DIVISION": False, "FIXED": True, "TRAINING": training}
+    return Plan((launch(_fake_quant, cut.programs, arrays, integers, **chosen, **options),))
+
+
+@plan
+def fake_quant_with_min_max_args(operands, results, numbers):
+    return _fixed(operands, numbers, training=False)
+
+
+@plan
+def fake_quant_with_min_max_args_training(operands, results, numbers):
+    return _fixed(operands, numbers, training=True)
+
+
+def _fixed_gradients(operands: tuple[TensorSpec, ...], numbers: Mapping[str, Any], from_mask: bool) -> Plan:
+    cut = tiles(1, 1, operands[0].size)
+    options = _quantization(numbers) | cut.constexprs
+    integers = (*cut.numbers, *_bounds(operands[0], numbers))
+    return Plan((launch(_fixed_gradient, cut.programs, (0, 1, 2), integers, FROM_MASK=from_mask, **options),))
 
 
 @plan
 def fake_quant_with_min_max_args_gradient(operands, results, numbers):
-    cut = tiles(1, 1, operands[0].size)
-    options = _quantization(numbers) | cut.constexprs
-    integers = (*cut.numbers, *_bounds(operands[0], numbers))
-    return Plan((launch(_fixed_gradient, cut.programs, (0, 1, 2), integers, **options),))
+    return _fixed_gradients(operands, numbers, from_mask=False)
 
 
-def _forward(operands: tuple[TensorSpec, ...], numbers: Mapping[str, Any], by_division: bool) -> Plan:
-    cut = tiles_of(operands[0], operands[1])
+@plan
+def fake_quant_with_min_max_args_gradient_from_mask(operands, results, numbers):
+    # The mask says it all; any range that is not reversed will do.
+    any_range = {"min": -1.0, "max": 1.0, "num_bits": 8, "narrow_range": 0}
+    return _fixed_gradients(operands, any_range, from_mask=True)
+
+
+def _forward(operands: tuple[TensorSpec, ...], numbers: Mapping[str, Any], by_division: bool, training: bool) -> Plan:
+    cut = (packed_tiles_of if training else tiles_of)(operands[0], operands[1])
     options = _quantization(numbers) | cut.constexprs
-    arrays, integers = (0, 1, 2, 3), (*cut.numbers, 0, 0)
-    return Plan((launch(_fake_quant, cut.programs, arrays, integers, BY_DIVISION=by_division, FIXED=False, **options),))
+    arrays, integers = (0, 1, 2, 3, 4 if training else 3), (*cut.numbers, 0, 0)
+    chosen = {"BY_DIVISION": by_division, "FIXED": False, "TRAINING": training}
+    return Plan((launch(_fake_quant, cut.programs, arrays, integers, **chosen, **options),))
 
 
 @plan
 def fake_quant_with_min_max_vars(operands, results, numbers):
-    return _forward(operands, numbers, by_division=True)
+    return _forward(operands, numbers, by_division=True, training=False)
+
+
+@plan
+def fake_quant_with_min_max_vars_training(operands, results, numbers):
+    return _forward(operands, numbers, by_division=True, training=True)
 
 
 @plan
 def fake_quant_with_min_max_vars_per_channel(operands, results, numbers):
-    return _forward(operands, numbers, by_division=False)
+    return _forward(operands, numbers, by_division=False, training=False)
 
 
-def _gradients(operands: tuple[TensorSpec, ...], numbers: Mapping[str, Any]) -> Plan:
-    inputs, channels = operands[1], operands[2].size  # the whole tensor is rows of one channel
-    rows = inputs.size // channels if channels else 0
-    flush_sums = inputs.dtype == "float64"
+@plan
+def fake_quant_with_min_max_vars_per_channel_training(operands, results, numbers):
+    return _forward(operands, numbers, by_division=False, training=True)
+
+
+def _gradients(operands: tuple[TensorSpec, ...], numbers: Mapping[str, Any], from_mask: bool) -> Plan:
+    gradients, channels = operands[0], operands[2].size  # the whole tensor is rows of one channel
+    rows = gradients.size // channels if channels else 0
+    flush_sums = gradients.dtype == "float64"
     cut = sum_tiles(rows, channels)
     tree = folded(7, cut.blocks, 2 * channels, flush_sums)
     of_blocks = launch(
@@ -257,6 +325,7 @@ def _gradients(operands: tuple[TensorSpec, ...], numbers: Mapping[str, Any]) -> 
         cut.programs,
         (0, 1, 2, 3, 4, 7),
         (rows, channels, cut.channel_blocks),
+        FROM_MASK=from_mask,
         FLUSH=flush_sums,
         **_quantization(numbers),
         **cut.constexprs,
@@ -276,16 +345,36 @@ def _gradients(operands: tuple[TensorSpec, ...], numbers: Mapping[str, Any]) -> 
 
 @plan
 def fake_quant_with_min_max_vars_gradient(operands, results, numbers):
-    return _gradients(operands, numbers)
+    return _gradients(operands, numbers, from_mask=False)
+
+
+@plan
+def fake_quant_with_min_max_vars_gradient_from_mask(operands, results, numbers):
+    return _gradients(operands, numbers, from_mask=True)
 
 
 @plan
 def fake_quant_with_min_max_vars_per_channel_gradient(operands, results, numbers):
-    return _gradients(operands, numbers)
+    return _gradients(operands, numbers, from_mask=False)
+
+
+@plan
+def fake_quant_with_min_max_vars_per_channel_gradient_from_mask(operands, results, numbers):
+    return _gradients(operands, numbers, from_mask=True)
+
+
+def _transposed(operands: tuple[TensorSpec, ...], numbers: Mapping[str, Any], from_mask: bool) -> Plan:
+    cut = tiles_of(operands[0], operands[4])
+    options = _quantization(numbers) | cut.constexprs
+    arrays = (0, 1, 2, 3, 4, 5, 6)
+    return Plan((launch(_gradient_transpose, cut.programs, arrays, cut.numbers, FROM_MASK=from_mask, **options),))
 
 
 @plan
 def fake_quant_with_min_max_vars_gradient_transpose(operands, results, numbers):
-    cut = tiles_of(operands[3], operands[4])
-    options = _quantization(numbers) | cut.constexprs
-    return Plan((launch(_gradient_transpose, cut.programs, (0, 1, 2, 3, 4, 5, 6), cut.numbers, **options),))
+    return _transposed(operands, numbers, from_mask=False)
+
+
+@plan
+def fake_quant_with_min_max_vars_gradient_from_mask_transpose(operands, results, numbers):
+    return _transposed(operands, numbers, from_mask=True)

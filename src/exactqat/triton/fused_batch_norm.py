@@ -37,7 +37,9 @@ _INFINITY = tl.constexpr(float("inf"))
 
 
 @triton.jit
-def _places(first_block, STEP: tl.constexpr, channel, known, rows, channels, inner, LAYOUT: tl.constexpr, BLOCKS: tl.constexpr):
+def _places(
+    first_block, STEP: tl.constexpr, channel, known, rows, channels, inner, LAYOUT: tl.constexpr, BLOCKS: tl.constexpr
+):
     """Offsets into `[outer, channels, inner]` of the rows that the lanes add in a step, and which of them there are:
     [BLOCKS, LANES, CHANNELS]."""
     lane = tl.arange(0, LANES)[None, :, None]

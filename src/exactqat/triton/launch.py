@@ -87,8 +87,8 @@ def real(bits, DTYPE: tl.constexpr):
 
 
 # Elementwise kernels work on tiles of a matrix whose parameters (a range, a scale) belong to the whole matrix, to its
-# columns or to its rows.
-WHOLE, COLUMNS, ROWS = 0, 1, 2
+# columns or to its rows. SCATTERED: to its elements in turn, for bytes that hold several elements across rows.
+WHOLE, COLUMNS, ROWS, SCATTERED = 0, 1, 2, 3
 _TILE = 4096  # elements: 32 for each thread of 4 warps
 
 
@@ -137,6 +137,15 @@ def tiles_of(operand: TensorSpec, parameter: TensorSpec) -> Tiles:
     return tiles(operand.size // max(channels, 1), channels, 1)
 
 
+def packed_tiles_of(operand: TensorSpec, parameter: TensorSpec) -> Tiles:
+    """`tiles_of` with 4 elements of a row in each byte of a mask, whose tiles have a fourth of the columns."""
+    if parameter.size == 1 or parameter.size % 4 == 0:
+        return tiles_of(operand, parameter)
+    whole = tiles(1, 1, operand.size)
+    numbers = (*whole.numbers[:3], parameter.size)
+    return whole._replace(numbers=numbers, constexprs=whole.constexprs | {"PARAMETERS": SCATTERED})
+
+
 @triton.jit
 def tile(
     rows,
@@ -149,10 +158,14 @@ def tile(
 ):
     """This program's tile: int64 offsets and mask [BLOCK_ROWS, BLOCK_COLUMNS], index and mask of its parameters."""
     program = tl.program_id(0)
-    if PARAMETERS == 0:
+    if PARAMETERS == 0 or PARAMETERS == 3:
         column = program.to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        index = tl.zeros([1, 1], tl.int64)
-        return column, column < columns, index, index == 0
+        mask = column < columns
+        if PARAMETERS == 3:
+            return column, mask, column % channels, mask
+        else:
+            index = tl.zeros([1, 1], tl.int64)
+            return column, mask, index, index == 0
     else:
         row = (program // column_blocks).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
         column = (program % column_blocks).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]

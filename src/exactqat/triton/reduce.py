@@ -14,8 +14,8 @@ Three steps, in float64, whatever the sizes of the tiles, the grid or the card:
            lanes = add_rows(lanes, values, valid, FLUSH)
        store_sums(items_ptr, lanes, 0, 1, first_block, channel, rows, channels, FLUSH)
 
-   A channel's rows are those of `[outer, channels, inner]`, `outer * inner` of them. Several sums of the same rows share
-   the items, `[blocks, sums, channels]`: each has its number.
+   A channel's rows are those of `[outer, channels, inner]`, `outer * inner` of them. Several sums of the same rows
+   share the items, `[blocks, sums, channels]`: each has its number.
 2. `folded` plans the levels of the tree above until at most 512 items are left.
 3. A kernel of the operator's takes `total` of them; `totals` is the launch of one that just rounds and stores it.
 
@@ -118,7 +118,15 @@ def fold_lanes(lanes, FLUSH: tl.constexpr):
 
 @triton.jit
 def store_sums(
-    items_ptr, lanes, NUMBER: tl.constexpr, SUMS: tl.constexpr, first_block, channel, rows, channels, FLUSH: tl.constexpr
+    items_ptr,
+    lanes,
+    NUMBER: tl.constexpr,
+    SUMS: tl.constexpr,
+    first_block,
+    channel,
+    rows,
+    channels,
+    FLUSH: tl.constexpr,
 ):
     """The blocks' sums, as sum NUMBER of SUMS, into items `[blocks, SUMS, channels]`."""
     BLOCKS: tl.constexpr = lanes.shape[0]
@@ -215,7 +223,7 @@ class Folded(NamedTuple):
     launches: tuple[Launch, ...]
     scratch: tuple[TensorSpec, ...]  # the blocks' sums, then each further level
     items: int  # the array that holds the items left
-    count: int  # how many they are
+    count: int  # type: ignore[assignment]  # how many they are
     blocks: int  # what `total` wants to know: for how many blocks of them there must be room
 
     def columns(self) -> int:
