@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -227,12 +228,13 @@ class Torch:
 
     def __init__(self, threads: int, device: str) -> None:
         _only_cpu(device)
+        cores = os.sched_getaffinity(0)  # importing PyTorch may bind this thread to one of them, and its children
         import torch
 
         torch.set_num_threads(threads)
         self.module, self.threads = torch, threads
         self.aten = torch.ops.aten
-        self.pool = ThreadPoolExecutor(threads)
+        self.pool = ThreadPoolExecutor(threads, initializer=os.sched_setaffinity, initargs=(0, cores))
         self.versions = {"torch": torch.__version__}
         x = torch.zeros(1 << 22)
         self.busy = lambda: x + x

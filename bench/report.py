@@ -169,20 +169,20 @@ def print_summary(console: Console, results: dict[str, Any]) -> None:
 
 SHORT = {
     "args": "fake quant, fixed range",
-    "args_gradient": "  gradient",
+    "args_gradient": "fixed range, gradient",
     "vars": "fake quant, one range",
-    "vars_gradient": "  gradient",
+    "vars_gradient": "one range, gradient",
     "per_channel": "fake quant, per channel",
-    "per_channel_gradient": "  gradient",
-    "dequantize": "qu. and dequ., given",
-    "dequantize_from_data": "  from data",
-    "dequantize_axis": "  from channels",
-    "dequantize_gradient": "  gradient",
+    "per_channel_gradient": "per channel, gradient",
+    "dequantize": "q. and deq., given",
+    "dequantize_from_data": "q. and deq., from data",
+    "dequantize_axis": "q. and deq., per channel",
+    "dequantize_gradient": "q. and deq., gradient",
     "batch_norm": "batch norm",
-    "batch_norm_gradient": "  gradient",
+    "batch_norm_gradient": "batch norm, gradient",
     "depthwise": "depthwise",
-    "depthwise_input": "  gradient of input",
-    "depthwise_filter": "  gradient of filter",
+    "depthwise_input": "depthwise, of input",
+    "depthwise_filter": "depthwise, of filter",
 }
 
 

@@ -9,7 +9,7 @@ so that what else happens on the machine meets all of them.
 Threads of a framework may spin for some milliseconds after a call, waiting for more, and would take a core from whoever
 is next: PyTorch's do so for almost ten. `spinning` measures for how long, and when all contestants of a process have
 had their turns in a round, a pause of that length follows. With it, two-threaded calls of exactqat took the same time
-beside PyTorch as alone.
+beside PyTorch as alone. What other programs do is watched by others.py.
 """
 
 from __future__ import annotations
