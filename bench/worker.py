@@ -38,8 +38,8 @@ class Worker:
             "PYTHONWARNINGS": "ignore",
         }
         if framework == "torch":
-            # Unbound, two of its threads may meet on one core, where each waits for the other in a busy loop: calls that
-            # take a hundred microseconds then took eight milliseconds.
+            # Unbound, two of its threads may meet on one core, where each waits for the other in a busy loop: calls
+            # that take a hundred microseconds then took eight milliseconds.
             environment |= {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
         self.framework = framework
         self._messages: list[str] = []
