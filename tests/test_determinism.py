@@ -26,6 +26,7 @@ import pytest
 pytest.importorskip("ml_dtypes")
 
 import fuzz
+from conftest import unwritten
 
 import exactqat as eq
 from exactqat import cpu
@@ -159,7 +160,6 @@ def test_alignment(name: str, isa: str) -> None:
     """Operands and results at every 4 bytes (every element, if it is longer) of a cache line, each somewhere else."""
     for operands, attributes in alignable(OPERATORS[name]):
         specs = tuple(TensorSpec(a.shape, a.dtype.name) for a in operands)
-        dtypes = {a.dtype.name: a.dtype for a in operands}
         lowered = OPERATORS[name].lower(specs, tuple(attributes.items()))
         plan = cpu.plan(cpu.load(isa), specs, lowered)
         wanted = None
@@ -167,8 +167,7 @@ def test_alignment(name: str, isa: str) -> None:
             arrays = []
             for i, array in enumerate(operands):
                 arrays.append(placed(array, (step + 3 * i) % 16 * 4 // array.itemsize * array.itemsize))
-            for i, spec in enumerate(lowered.results):
-                empty = np.full(spec.shape, np.nan, dtypes.get(spec.dtype, spec.dtype))
+            for i, empty in enumerate(unwritten(lowered, operands)):
                 arrays.append(placed(empty, (step + 5 * i) % 16 * 4 // empty.itemsize * empty.itemsize))
             plan(*memory(arrays))
             digest = digest_of(arrays[len(operands) :])
