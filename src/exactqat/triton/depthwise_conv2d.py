@@ -18,7 +18,7 @@ from exactqat.triton.launch import Plan, launch, plan
 from exactqat.triton.reduce import BLOCK, fold_block, folded, totals
 
 _BLOCK = tl.constexpr(BLOCK)
-_ELEMENTS = 4096  # results of a program: 16 for each thread
+_ELEMENTS = 2048  # results of a program: 8 for each thread, so that all taps can be loaded before the first is used
 _UNROLLED = 64  # taps up to which the quick way is compiled
 _MOST_TAPS = 25  # sums that a program of the filter gradient holds in registers
 _NOTHING = tl.constexpr(0xFFFFFFFF)
@@ -34,14 +34,28 @@ def _key(v):
 
 
 @triton.jit
-def _unsafe(values, weights, largest_weight):
-    """Whether the quick way may differ, from the smallest keys of what was read and the largest one of the weights.
+def _weight_exponent(
+    filter_ptr, channel, known, channels, PARTS: tl.constexpr, WEIGHTS: tl.constexpr, PADDED: tl.constexpr
+):
+    """The smallest biased exponent of the weights of a tile's channels, or 0 if they are not for the quick way."""
+    weight = tl.arange(0, PADDED)[:, None]
+    place = ((weight // PARTS).to(tl.int64) * channels + channel[None, :]) * PARTS + weight % PARTS
+    weights = widened(tl.load(filter_ptr + place, (weight < WEIGHTS) & known[None, :], other=0.0))
+    smallest = tl.min(tl.min(_key(weights), axis=1), axis=0)
+    largest = tl.max(tl.max(_key(tl.where(weights == 0.0, 1.0, weights)), axis=1), axis=0)
+    return tl.where(largest >= _INFINITE, 0, (smallest >> 24).to(tl.int32))
+
+
+@triton.jit
+def _unsafe(smallest, weight_exponent):
+    """Whether the quick way may differ, from the smallest keys of the values that a tile has read.
 
     24-bit values of exponent e are multiples of 2**(e - 23). Exponents that add up to at least -80 make all products,
     so all sums, multiples of 2**-126.
     """
-    values, weights = values >> 24, weights >> 24
-    return (values < 1) | (values + weights < 2 * 127 - 80) | (largest_weight >= _INFINITE)
+    exponent = (smallest >> 24).to(tl.int32)
+    unsafe = (exponent < 1) | (weight_exponent < 1) | (exponent + weight_exponent < 2 * 127 - 80)
+    return tl.max(tl.max(unsafe.to(tl.int32), axis=1), axis=0) > 0
 
 
 @triton.jit
@@ -119,7 +133,7 @@ def _forward_tap(
     values = tl.load(image_ptr + _pixels(i, j, input_width, channels, CHANNELS_FIRST), valid, other=0.0)
     tap = tl.cast(di * FILTER_WIDTH + dj, tl.int64)
     weights = tl.load(filter_ptr + tap * outputs + channel, known, other=0.0)
-    return widened(values), flush(widened(weights))[None, :], valid
+    return widened(values), widened(weights)[None, :], valid
 
 
 @triton.jit
@@ -146,6 +160,7 @@ def _depthwise(
     PAD_LEFT: tl.constexpr,
     CHANNELS_FIRST: tl.constexpr,
     QUICK: tl.constexpr,
+    PADDED: tl.constexpr,
     LARGE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -160,9 +175,9 @@ def _depthwise(
     sums = tl.zeros([PIXELS, CHANNELS], REAL)
     unsafe = True
     if QUICK:
+        TAPS: tl.constexpr = FILTER_HEIGHT * FILTER_WIDTH
+        weight_exponent = _weight_exponent(filter_ptr, channel, known, outputs, 1, TAPS, PADDED)
         smallest = tl.full([PIXELS, CHANNELS], _NOTHING, tl.uint32)
-        smallest_weight = tl.full([1, CHANNELS], _NOTHING, tl.uint32)
-        largest_weight = tl.zeros([1, CHANNELS], tl.uint32)
         for di in tl.static_range(FILTER_HEIGHT):
             for dj in tl.static_range(FILTER_WIDTH):
                 values, weights, valid = _forward_tap(
@@ -172,9 +187,7 @@ def _depthwise(
                 )  # fmt: skip
                 sums = tl.fma(values, tl.broadcast_to(weights, [PIXELS, CHANNELS]), sums)
                 smallest = tl.minimum(smallest, _key(values))
-                smallest_weight = tl.minimum(smallest_weight, _key(weights))
-                largest_weight = tl.maximum(largest_weight, _key(tl.where(weights == 0.0, 1.0, weights)))
-        unsafe = tl.max(tl.max(_unsafe(smallest, smallest_weight, largest_weight).to(tl.int32), axis=1), axis=0) > 0
+        unsafe = _unsafe(smallest, weight_exponent)
     if unsafe:
         sums = tl.zeros([PIXELS, CHANNELS], REAL)
         for filter_row in range(FILTER_HEIGHT):
@@ -184,7 +197,7 @@ def _depthwise(
                     input_width, channels, outputs, FILTER_WIDTH, STRIDE_HEIGHT, STRIDE_WIDTH, DILATION_HEIGHT,
                     DILATION_WIDTH, PAD_TOP, PAD_LEFT, CHANNELS_FIRST,
                 )  # fmt: skip
-                added = fused_multiply_add(flush(values), tl.broadcast_to(weights, [PIXELS, CHANNELS]), sums)
+                added = fused_multiply_add(flush(values), tl.broadcast_to(flush(weights), [PIXELS, CHANNELS]), sums)
                 sums = tl.where(valid, added, sums)
     written = ((row < output_height) & (column < output_width))[:, None] & known[None, :]
     output_ptrs = _image(output_ptr, image, channel, output_height, output_width, outputs, CHANNELS_FIRST)
@@ -224,7 +237,7 @@ def _backward_tap(
     values = tl.load(gradient_ptrs + offset, valid, other=0.0)
     first = (tl.cast(tap, tl.int64) * channels + channel) * MULTIPLIER
     weights = tl.load(filter_ptr + first + q, known, other=0.0)
-    return widened(values), flush(widened(weights))[None, :], valid
+    return widened(values), widened(weights)[None, :], valid
 
 
 @triton.jit
@@ -236,6 +249,7 @@ def _backprop_input_cells(
     column,
     channel,
     known,
+    weight_exponent,
     from_row,
     from_column,
     input_height,
@@ -264,8 +278,6 @@ def _backprop_input_cells(
     unsafe = True
     if QUICK:
         smallest = tl.full([PIXELS, CHANNELS], _NOTHING, tl.uint32)
-        smallest_weight = tl.full([1, CHANNELS], _NOTHING, tl.uint32)
-        largest_weight = tl.zeros([1, CHANNELS], tl.uint32)
         for di in tl.static_range(FILTER_HEIGHT):
             for dj in tl.static_range(FILTER_WIDTH):
                 # Spelled out, because what is assigned is no constant for the compiler.
@@ -281,9 +293,7 @@ def _backprop_input_cells(
                         )  # fmt: skip
                         sums = tl.fma(values, tl.broadcast_to(weights, [PIXELS, CHANNELS]), sums)
                         smallest = tl.minimum(smallest, _key(values))
-                        smallest_weight = tl.minimum(smallest_weight, _key(weights))
-                        largest_weight = tl.maximum(largest_weight, _key(tl.where(weights == 0.0, 1.0, weights)))
-        unsafe = tl.max(tl.max(_unsafe(smallest, smallest_weight, largest_weight).to(tl.int32), axis=1), axis=0) > 0
+        unsafe = _unsafe(smallest, weight_exponent)
     if unsafe:
         sums = tl.zeros([PIXELS, CHANNELS], REAL)
         zero = tl.zeros([1], row.dtype)
@@ -301,7 +311,7 @@ def _backprop_input_cells(
                         before // STRIDE_WIDTH - SPAN, part, meets, output_height,
                         output_width, channels, MULTIPLIER, CHANNELS_FIRST,
                     )  # fmt: skip
-                    added = fused_multiply_add(flush(values), tl.broadcast_to(weights, [PIXELS, CHANNELS]), sums)
+                    added = fused_multiply_add(flush(values), tl.broadcast_to(flush(weights), [PIXELS, CHANNELS]), sums)
                     sums = tl.where(valid, added, sums)
     i, j = row * STRIDE_HEIGHT + from_row, column * STRIDE_WIDTH + from_column
     written = ((i < input_height) & (j < input_width))[:, None] & known[None, :]
@@ -333,6 +343,7 @@ def _backprop_input(
     PAD_LEFT: tl.constexpr,
     CHANNELS_FIRST: tl.constexpr,
     QUICK: tl.constexpr,
+    PADDED: tl.constexpr,
     LARGE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -346,22 +357,24 @@ def _backprop_input(
     )
     output_ptrs = _image(output_ptr, image, channel, input_height, input_width, channels, CHANNELS_FIRST)
     if QUICK:
+        WEIGHTS: tl.constexpr = FILTER_HEIGHT * FILTER_WIDTH * MULTIPLIER
+        weight_exponent = _weight_exponent(filter_ptr, channel, known, channels, MULTIPLIER, WEIGHTS, PADDED)
         for from_row in tl.static_range(STRIDE_HEIGHT):
             for from_column in tl.static_range(STRIDE_WIDTH):
                 _backprop_input_cells(
-                    filter_ptr, gradient_ptrs, output_ptrs, row, column, channel, known, from_row, from_column,
-                    input_height, input_width, channels, output_height, output_width, MULTIPLIER, FILTER_HEIGHT,
-                    FILTER_WIDTH, STRIDE_HEIGHT, STRIDE_WIDTH, DILATION_HEIGHT, DILATION_WIDTH, PAD_TOP, PAD_LEFT,
-                    CHANNELS_FIRST, True,
+                    filter_ptr, gradient_ptrs, output_ptrs, row, column, channel, known, weight_exponent,
+                    from_row, from_column, input_height, input_width, channels, output_height, output_width, MULTIPLIER,
+                    FILTER_HEIGHT, FILTER_WIDTH, STRIDE_HEIGHT, STRIDE_WIDTH, DILATION_HEIGHT, DILATION_WIDTH, PAD_TOP,
+                    PAD_LEFT, CHANNELS_FIRST, True,
                 )  # fmt: skip
     else:
         for from_row in range(STRIDE_HEIGHT):
             for from_column in range(STRIDE_WIDTH):
                 _backprop_input_cells(
-                    filter_ptr, gradient_ptrs, output_ptrs, row, column, channel, known, from_row, from_column,
-                    input_height, input_width, channels, output_height, output_width, MULTIPLIER, FILTER_HEIGHT,
-                    FILTER_WIDTH, STRIDE_HEIGHT, STRIDE_WIDTH, DILATION_HEIGHT, DILATION_WIDTH, PAD_TOP, PAD_LEFT,
-                    CHANNELS_FIRST, False,
+                    filter_ptr, gradient_ptrs, output_ptrs, row, column, channel, known, 0,
+                    from_row, from_column, input_height, input_width, channels, output_height, output_width, MULTIPLIER,
+                    FILTER_HEIGHT, FILTER_WIDTH, STRIDE_HEIGHT, STRIDE_WIDTH, DILATION_HEIGHT, DILATION_WIDTH, PAD_TOP,
+                    PAD_LEFT, CHANNELS_FIRST, False,
                 )  # fmt: skip
 
 
@@ -510,7 +523,7 @@ def _tiles(numbers, height: int, width: int, channels: int, step_height: int, st
     fitting = [(r, c) for r in sides for c in sides if r <= tallest and c <= widest and r * c <= most]
     rows, columns = min(fitting, key=lambda tile: cost(*tile))
     blocks = (-(-height // rows), -(-width // columns), -(-channels // wide))
-    warps = min(max(rows * columns * wide // 512, 1), 8)
+    warps = min(max(rows * columns * wide // 256, 1), 8)
     return blocks, {"ROWS": rows, "COLUMNS": columns, "CHANNELS": wide, "num_warps": warps}
 
 
@@ -525,13 +538,16 @@ def _large(numbers) -> bool:
     return max(reach) >= 2**30
 
 
-def _quick(numbers, operand, times: int = 1) -> bool:
-    taps = numbers["filter_height"] * numbers["filter_width"] * times
-    return operand.dtype != "float64" and taps <= _UNROLLED
+def _quick(weights: int, operand) -> bool:
+    return operand.dtype != "float64" and 0 < weights <= _UNROLLED
 
 
-def _options(numbers, quick: bool, tile: dict[str, int]) -> dict[str, int]:
-    return _geometry(numbers) | {"QUICK": quick, "LARGE": _large(numbers)} | tile
+def _options(numbers, operand, parts: int, tile: dict[str, int]) -> dict[str, int]:
+    """`parts`: weights of a channel for each tap."""
+    weights = numbers["filter_height"] * numbers["filter_width"] * parts
+    quick = _quick(weights, operand) and numbers["stride_height"] * numbers["stride_width"] <= 16
+    made = {"QUICK": quick, "PADDED": _power_of_2(weights), "LARGE": _large(numbers)}
+    return _geometry(numbers) | made | tile
 
 
 @plan
@@ -540,7 +556,7 @@ def depthwise_conv2d_native(operands, results, numbers):
     steps = (numbers["stride_height"], numbers["stride_width"])
     blocks, tile = _tiles(numbers, numbers["output_height"], numbers["output_width"], outputs, *steps)
     programs = numbers["batch"] * blocks[0] * blocks[1] * blocks[2]
-    options = _options(numbers, _quick(numbers, operands[0]), tile)
+    options = _options(numbers, operands[0], 1, tile)
     return Plan((launch(_depthwise, programs, (0, 1, 2), (*_sizes(numbers), *blocks), **options),))
 
 
@@ -551,9 +567,7 @@ def depthwise_conv2d_native_backprop_input(operands, results, numbers):
     width = -(-numbers["input_width"] // numbers["stride_width"])
     blocks, tile = _tiles(numbers, height, width, numbers["channels"], 1, 1)
     programs = numbers["batch"] * blocks[0] * blocks[1] * blocks[2]
-    parts = numbers["stride_height"] * numbers["stride_width"]
-    quick = _quick(numbers, operands[0], numbers["multiplier"]) and parts <= 16
-    options = _options(numbers, quick, tile)
+    options = _options(numbers, operands[0], numbers["multiplier"], tile)
     return Plan((launch(_backprop_input, programs, (0, 1, 2), (*_sizes(numbers), *blocks), **options),))
 
 
