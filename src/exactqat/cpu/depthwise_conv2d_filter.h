@@ -35,19 +35,18 @@ void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) 
   const int64_t input_columns = row.input_columns;
   const T *gradient = row.gradient + channel, *input = row.input + channel;
   Lanes sums[Rows][K][V], kept[kKept][V];
-  int64_t j = -row.pad;
-  for (int64_t q = 0; q < columns + kKept - 1; ++q, j += Stride) {
+  // Inside: all that column q meets is there. A loop of its own, or else the compiler keeps gradients in memory.
+  const auto column = [&]<bool Inside>(int64_t q) __attribute__((always_inline)) {
     unrolled<kKept - 1>([&](auto m) __attribute__((always_inline)) {
       unrolled<V>([&](auto v) __attribute__((always_inline)) { kept[kKept - 1 - m][v] = kept[kKept - 2 - m][v]; });
     });
-    if (__builtin_expect(q < columns, 1))
+    if (Inside || q < columns)
       unrolled<V>([&](auto v) __attribute__((always_inline)) { kept[0][v] = load(gradient + q * step + v * Lanes::kWidth); });
     __builtin_prefetch(gradient + (q + columns) * step);
-    bool there[kKept];
-    unrolled<kKept>([&](auto m) __attribute__((always_inline)) { there[m] = q >= m && q - m < columns; });
     unrolled<kPhases>([&](auto phase) __attribute__((always_inline)) {
-      if (!__builtin_expect(uint64_t(j + phase) < uint64_t(input_columns), 1)) return;
-      const T* met = input + (j + phase) * step;
+      const int64_t j = q * Stride - row.pad + phase;
+      if (!Inside && (j < 0 || j >= input_columns)) return;
+      const T* met = input + j * step;
       // What the next output row meets besides these.
       unrolled<Stride>([&](auto i) __attribute__((always_inline)) { __builtin_prefetch(met + (Rows + i) * input_row_step); });
       unrolled<Rows>([&](auto i) __attribute__((always_inline)) {
@@ -56,12 +55,20 @@ void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) 
           unrolled<kKept>([&](auto m) __attribute__((always_inline)) {
             constexpr int t = phase + Stride * m;
             if constexpr (t < K)
-              sums[i][t][v] = Lanes::fused_multiply_add_if(there[m], value, kept[m][v], sums[i][t][v]);
+              sums[i][t][v] = Inside ? Lanes::fused_multiply_add(value, kept[m][v], sums[i][t][v])
+                                     : Lanes::fused_multiply_add_if(q >= m && q - m < columns, value, kept[m][v], sums[i][t][v]);
           });
         });
       });
     });
-  }
+  };
+  const int64_t all = columns + kKept - 1, reached = input_columns + row.pad - kPhases;
+  const int64_t first = std::min(all, std::max<int64_t>(kKept - 1, quotient_rounded_up(row.pad, Stride)));
+  const int64_t last = std::min(columns, reached < 0 ? 0 : reached / Stride + 1);
+  int64_t q = 0;
+  for (; q < first; ++q) column.template operator()<false>(q);
+  for (; q < last; ++q) column.template operator()<true>(q);
+  for (; q < all; ++q) column.template operator()<false>(q);
   double* to = row.sums + channel;
   unrolled<Rows * K>([&](auto t) __attribute__((always_inline)) {
     unrolled<V>([&](auto v) __attribute__((always_inline)) {
