@@ -80,7 +80,7 @@ def test_kernels_know_no_python(path: Path) -> None:
         assert "nanobind" not in text and "Python.h" not in text
     if path.name != "xla.cpp":
         assert "xla/ffi" not in text
-    types_of_their_own = " FlushDenormals| Pool| Memory| Block"  # the rest is free functions
+    types_of_their_own = " FlushDenormals| Pool| Memory| Block| Scratch"  # the rest is free functions
     assert not re.search(rf"^\s*class\b(?!{types_of_their_own})", text, re.M)
 
 
@@ -98,7 +98,10 @@ def test_every_kernel_has_a_reference_and_the_other_way_round() -> None:
 
 def test_every_kernel_has_a_gpu_plan() -> None:
     triton = pytest.importorskip("exactqat.triton")
-    assert set(triton.PLANS) == set(reference.KERNELS)
+    # Operators of the kit that do several steps in one pass, which it asks for on the CPU only.
+    on_cpu_only = {name for name in reference.KERNELS if name.startswith(("batch_norm_statistics", "quantized_batch_norm"))}
+    on_cpu_only |= {name for name in reference.KERNELS if name.startswith("fake_quant_rows")}
+    assert set(triton.PLANS) == set(reference.KERNELS) - on_cpu_only
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "triton").glob("*.py")), ids=lambda p: p.name)
