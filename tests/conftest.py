@@ -7,7 +7,7 @@ which fills the results with NaN before the kernel runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -17,7 +17,7 @@ from cases import Case
 
 from exactqat import cpu, reference
 from exactqat.spec import OPERATORS, Operator
-from exactqat.spec.op import TensorSpec
+from exactqat.spec.op import Lowering, TensorSpec
 
 BY_RAW_NAME = {op.raw_name: op for op in OPERATORS.values() if op.raw_name}
 
@@ -42,17 +42,20 @@ def in_halves(case: Case, dtype: np.dtype) -> Case:
     return replace(case, name=f"{case.name} in {dtype}", operands=operands, expected={})
 
 
-def _filled(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Memory for a result, with something in it that no kernel writes."""
-    return np.full(shape, 0xA5 if np.dtype(dtype) == np.uint8 else np.nan, dtype)
+def unwritten(lowered: Lowering, operands: Iterable[np.ndarray]) -> list[np.ndarray]:
+    """Arrays for the results, filled with what no kernel should leave in them."""
+    dtypes = {array.dtype.name: array.dtype for array in operands}
+    return [
+        np.full(spec.shape, 0xAA if spec.dtype == "uint8" else np.nan, dtypes.get(spec.dtype, spec.dtype))
+        for spec in lowered.results
+    ]
 
 
 def _on_instruction_set(name: str) -> Callable[[Operator, list[np.ndarray], dict[str, Any]], list[np.ndarray]]:
     def run(op: Operator, operands: list[np.ndarray], attributes: dict[str, Any]) -> list[np.ndarray]:
         specs = tuple(TensorSpec(a.shape, a.dtype.name) for a in operands)
         lowered = op.lower(specs, tuple(attributes.items()))
-        dtypes = {a.dtype.name: a.dtype for a in operands}
-        results = [_filled(spec.shape, dtypes.get(spec.dtype, spec.dtype)) for spec in lowered.results]
+        results = unwritten(lowered, operands)
         memory = [a.view(np.uint16) if a.itemsize == 2 else a for a in (*operands, *results)]
         cpu.plan(cpu.load(name), specs, lowered)(*memory)
         return results
