@@ -155,7 +155,7 @@ def alignable(op: Operator) -> list[tuple[list[np.ndarray], dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("isa", cpu.INSTRUCTION_SETS)
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", fuzz.FUZZED)
 def test_alignment(name: str, isa: str) -> None:
     """Operands and results at every 4 bytes (every element, if it is longer) of a cache line, each somewhere else."""
     for operands, attributes in alignable(OPERATORS[name]):

@@ -45,7 +45,7 @@ def restore_thread_counts() -> Iterator[None]:
         cpu.load(name).set_thread_count(count)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", fuzz.FUZZED)
 def test_random_calls(name: str) -> None:
     @settings(
         max_examples=EXAMPLES, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
@@ -79,9 +79,18 @@ def test_everything_is_generated() -> None:
         seen["must be refused"] += call.refused
         if not call.flaw:
             seen.update((name, value) for name, value in call.attributes.items() if name in call.op.choices)
-    wanted = {*OPERATORS, *fuzz.LAYOUTS, *fuzz.DTYPES, "empty", "for several threads", "flaw", "must be refused", "out"}
+    wanted = {
+        *fuzz.FUZZED,
+        *fuzz.LAYOUTS,
+        *fuzz.DTYPES,
+        "empty",
+        "for several threads",
+        "flaw",
+        "must be refused",
+        "out",
+    }
     wanted |= {("rank", rank) for rank in range(7)}
-    wanted |= {(name, value) for op in OPERATORS.values() for name, values in op.choices.items() for value in values}
+    wanted |= {(name, value) for op in fuzz.FUZZED.values() for name, values in op.choices.items() for value in values}
     assert not [item for item in wanted if seen[item] < 10]
 
 

@@ -115,7 +115,9 @@ def test_equals_the_three_operators(shape: tuple[int, ...], activation: str, end
     assert_same_bits(outputs.numpy(), wanted.numpy(), what="outputs")
     assert float(statistics.low) == float(activated.detach().min())
     assert float(statistics.high) == float(activated.detach().max())
-    for name, given, gradient in zip("x scale offset min max".split(), given_gradients, wanted_gradients, strict=True):
+    for name, given, gradient in zip(
+        ["x", "scale", "offset", "min", "max"], given_gradients, wanted_gradients, strict=True
+    ):
         assert_same_bits((given + 0.0).numpy(), (gradient + 0.0).numpy(), what=f"gradient of {name}")
 
 

@@ -147,7 +147,8 @@ def quantized_batch_norm_training(
         raise ValueError("min must not be greater than max")
     channels = x.shape[-1]
     rows = _rows(x, x.size // channels if channels else 0, channels, 1)
-    y = _normalized(rows, *_double(scale, offset, mean, variance), float(x.dtype.type(epsilon)))
+    scale, offset, mean, variance = _double(scale, offset, mean, variance)
+    y = _normalized(rows, scale, offset, mean, variance, float(x.dtype.type(epsilon)))
     activated, passes = _activated(narrow(y, x.dtype), activation)
     quantization = {"num_bits": num_bits, "narrow_range": narrow_range}
     outputs = fake_quant.fake_quant_with_min_max_vars(activated, min, max, **quantization)
