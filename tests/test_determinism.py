@@ -40,7 +40,7 @@ ANY_NAN = b"NaN"  # its sign and payload are promised by nobody
 def calls() -> list[fuzz.Call]:
     """Good calls of all operators, a dozen of them large enough for several threads."""
     small, large = [], []
-    for case in range(1000):
+    for case in range(1500):
         call = fuzz.generate(fuzz.Random(20, case))
         if not call.flaw:
             many = max(np.size(value) for value in call.operands.values()) > 40000
