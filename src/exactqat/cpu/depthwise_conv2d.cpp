@@ -99,7 +99,8 @@ Interval rows_met(const Geometry& g, int64_t begin, int64_t end) {
 // The output rows that meet input rows [begin, end).
 Interval rows_meeting(const Geometry& g, int64_t begin, int64_t end) {
   const int64_t first = begin + g.pad_top - (g.filter_height - 1) * g.dilation_height, last = end - 1 + g.pad_top;
-  const int64_t from = first <= 0 ? 0 : std::min(quotient_rounded_up(first, g.stride_height), std::max<int64_t>(g.output_height - 1, 0));
+  const int64_t most = std::max<int64_t>(g.output_height - 1, 0);
+  const int64_t from = first <= 0 ? 0 : std::min(quotient_rounded_up(first, g.stride_height), most);
   return {from, std::clamp<int64_t>(last / g.stride_height + 1, from, g.output_height)};
 }
 
@@ -119,15 +120,16 @@ void sum_planes(const Geometry& g, const T* operand, int64_t operand_height, int
   constexpr int64_t N = kPlanes<T>, kEnoughTasks = 16, kTogether = 8;
   const int64_t outputs = g.outputs(), all = g.batch * g.channels * share, groups = quotient_rounded_up(all, N);
   const int64_t bands = quotient_rounded_up(height, rows_at_a_time<T>(g));
-  const int64_t parts = std::min(groups, std::max(quotient_rounded_up(groups, kTogether), quotient_rounded_up(kEnoughTasks, bands)));
+  const int64_t wanted = std::max(quotient_rounded_up(groups, kTogether), quotient_rounded_up(kEnoughTasks, bands));
+  const int64_t parts = std::min(groups, wanted);
   parallel_for(parts * bands, all * height * width * std::max<int64_t>(1, g.taps()), [&](int64_t task) {
     const int64_t part = task / bands, band = task % bands, begin = height * band / bands, end = height * (band + 1) / bands;
     const Interval needed = met(begin, end);
     const int64_t positions = (needed.end - needed.begin) * operand_width, results = (end - begin) * width;
-    const Scratch<T> memory((g.taps() + positions + results) * N);
-    T *taps = memory.data(), *from = taps + g.taps() * N, *to = from + positions * N;
-    const auto pieces = pieces_of<T>(make(Rows<const T>{from, needed.begin, operand_width, N}, taps, N, Rows<T>{to, begin, width, N},
-                                          begin, end), false);
+    const auto memory = scratch<T>((g.taps() + positions + results) * N);
+    T *taps = memory.get(), *from = taps + g.taps() * N, *to = from + positions * N;
+    const Rows<const T> gathered{from, needed.begin, operand_width, N};
+    const auto pieces = pieces_of<T>(make(gathered, taps, N, Rows<T>{to, begin, width, N}, begin, end), false);
     for (int64_t group = groups * part / parts; group < groups * (part + 1) / parts; ++group) {
       const int64_t first = group * N;
       const int count = int(std::min(N, all - first));
@@ -163,10 +165,11 @@ EXACTQAT_KERNEL(depthwise_conv2d_native) {
     return;
   }
   if (g.multiplier == 1) {
-    sum_images(g, g.output_height, std::max(g.input_width, g.output_width), output, g.output_size(), [&](int64_t b, int64_t begin, int64_t end) {
+    const auto make = [&](int64_t b, int64_t begin, int64_t end) {
       return forward_rows<T>(g, {input + b * image, 0, g.input_width, g.channels}, filter, g.channels,
                              {output + b * g.output_plane() * g.channels, 0, g.output_width, g.channels}, begin, end);
-    });
+    };
+    sum_images(g, g.output_height, output, g.output_size(), make);
     return;
   }
   parallel_for(g.batch * g.output_height, cost, [&](int64_t task) {
@@ -199,10 +202,11 @@ EXACTQAT_KERNEL(depthwise_conv2d_native_backprop_input) {
   }
   const int64_t image = g.output_height * g.output_width * g.outputs();
   if (g.multiplier == 1) {
-    sum_images(g, g.input_height, std::max(g.input_width, g.output_width), output, g.input_size(), [&](int64_t b, int64_t begin, int64_t end) {
+    const auto make = [&](int64_t b, int64_t begin, int64_t end) {
       return backward_rows<T>(g, {gradient + b * image, 0, g.output_width, g.channels}, filter, g.channels,
                               {output + b * g.input_plane() * g.channels, 0, g.input_width, g.channels}, begin, end);
-    });
+    };
+    sum_images(g, g.input_height, output, g.input_size(), make);
     return;
   }
   parallel_for(g.batch * g.input_height, cost, [&](int64_t task) {
@@ -254,8 +258,8 @@ void add_filter_rows(const Geometry& g, const T* input, const T* gradient, int64
         planes[k] = image + (begin + k) / g.multiplier * g.input_plane();
         gradient_planes[k] = gradients + (begin + k) * g.output_plane();
       }
-      const Scratch<T> memory((inputs + outputs) * N);
-      T *x = memory.data(), *dy = x + inputs * N;
+      const auto memory = scratch<T>((inputs + outputs) * N);
+      T *x = memory.get(), *dy = x + inputs * N;
       gather_planes(planes, int(count), needed.begin * g.input_width, inputs, x);
       gather_planes(gradient_planes, int(count), row * g.output_width, outputs, dy);
       for (int64_t k = 0; k < next - item; ++k)

@@ -108,7 +108,8 @@ void add_filter_channels(const FilterRow<T>& row, int64_t count) {
   constexpr int64_t kWidth = Vector<double>::kWidth;
   int64_t channel = 0;
   if constexpr (Rows * K <= 9 && kWidth >= 8)
-    for (; channel + 2 * kWidth <= count; channel += 2 * kWidth) add_filter_row<Rows, K, Stride, 2, false>(row, channel, 2 * kWidth);
+    for (; channel + 2 * kWidth <= count; channel += 2 * kWidth)
+      add_filter_row<Rows, K, Stride, 2, false>(row, channel, 2 * kWidth);
   for (; channel + kWidth <= count; channel += kWidth) add_filter_row<Rows, K, Stride, 1, false>(row, channel, kWidth);
   if (channel < count) add_filter_row<Rows, K, Stride, 1, true>(row, channel, count - channel);
 }

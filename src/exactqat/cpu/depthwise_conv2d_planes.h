@@ -4,6 +4,8 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 #include <new>
 
 #include "simd.h"
@@ -17,19 +19,13 @@ constexpr int kPlanes = Vector<T>::kWidth;
 
 // Memory for a task, aligned to whole registers and not filled.
 template <class T>
-class Scratch {
- public:
-  explicit Scratch(int64_t size)
-      : data_(static_cast<T*>(::operator new(std::max<int64_t>(size, 1) * sizeof(T), std::align_val_t(kAlignment)))) {}
-  ~Scratch() { ::operator delete(data_, std::align_val_t(kAlignment)); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  T* data() const { return data_; }
-
- private:
-  static constexpr size_t kAlignment = 64;
-  T* data_;
-};
+std::unique_ptr<T[], void (*)(void*)> scratch(int64_t size) {
+  constexpr size_t kAlignment = 64;
+  const size_t bytes = (size_t(size) * sizeof(T) / kAlignment + 1) * kAlignment;
+  void* data = std::aligned_alloc(kAlignment, bytes);
+  if (!data) throw std::bad_alloc();
+  return {static_cast<T*>(data), std::free};
+}
 
 #if defined(__AVX512F__)
 
@@ -48,13 +44,18 @@ class Scratch {
       fours[4 * i + 2 * k + 1] = _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, a, b));
     });
   });
+  // Even quarters of two vectors, or odd ones.
+  const auto even = [](__m512 a, __m512 b)
+                        __attribute__((always_inline)) { return _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0x88); };
+  const auto odd = [](__m512 a, __m512 b)
+                       __attribute__((always_inline)) { return _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0xdd); };
   unrolled<4>([&](auto k) __attribute__((always_inline)) {
-    const __m512 a = _mm512_maskz_shuffle_f32x4(0xffff, fours[k], fours[4 + k], 0x88), b = _mm512_maskz_shuffle_f32x4(0xffff, fours[8 + k], fours[12 + k], 0x88);
-    const __m512 c = _mm512_maskz_shuffle_f32x4(0xffff, fours[k], fours[4 + k], 0xdd), d = _mm512_maskz_shuffle_f32x4(0xffff, fours[8 + k], fours[12 + k], 0xdd);
-    r[k] = _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0x88);
-    r[8 + k] = _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0xdd);
-    r[4 + k] = _mm512_maskz_shuffle_f32x4(0xffff, c, d, 0x88);
-    r[12 + k] = _mm512_maskz_shuffle_f32x4(0xffff, c, d, 0xdd);
+    const __m512 a = even(fours[k], fours[4 + k]), b = even(fours[8 + k], fours[12 + k]);
+    const __m512 c = odd(fours[k], fours[4 + k]), d = odd(fours[8 + k], fours[12 + k]);
+    r[k] = even(a, b);
+    r[8 + k] = odd(a, b);
+    r[4 + k] = even(c, d);
+    r[12 + k] = odd(c, d);
   });
 }
 
@@ -92,7 +93,9 @@ void gather_planes(const T* const* planes, int count, int64_t begin, int64_t pos
   if constexpr (kTransposes<T>) {
     decltype(Vector<T>::v) r[N];
     const auto tile = [&](auto&& load, int64_t rows) __attribute__((always_inline)) {
-      unrolled<N>([&](auto k) __attribute__((always_inline)) { r[k] = k < count ? load(planes[k] + begin + i).v : Vector<T>().v; });
+      unrolled<N>([&](auto k) __attribute__((always_inline)) {
+        r[k] = k < count ? load(planes[k] + begin + i).v : Vector<T>().v;
+      });
       transpose(r);
       unrolled<N>([&](auto k) __attribute__((always_inline)) {
         if (k < rows) Vector<T>{r[k]}.store(to + (i + k) * N);

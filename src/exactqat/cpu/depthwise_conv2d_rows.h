@@ -100,7 +100,7 @@ std::vector<Row<T>> backward_rows(const Geometry& g, const Rows<const T>& gradie
       const T* met = any ? gradient.row(down.position - first * down.back) : gradient.data;
       add_rows(rows,
                Row<T>{.input = met + (g.output_width - 1) * gradient.step,
-                      .taps = filter + ((any ? (down.first + first * down.period) * g.filter_width : 0) + across.first) * tap_step,
+                      .taps = filter + ((down.first + (any ? first * down.period : 0)) * g.filter_width + across.first) * tap_step,
                       .output = output.row(i) + (start + (columns - 1) * g.stride_width) * output.step,
                       .rows = any ? last - first : 0,
                       .input_row_step = -down.back * gradient.width * gradient.step,
@@ -361,12 +361,12 @@ constexpr int64_t kStreamed = int64_t{8} << 20;
 // Operands from this size on are not in the second cache.
 constexpr int64_t kFetchedAhead = int64_t{4} << 20;
 
-// All `height` rows of all images, channels last: make(image, begin, end) says of what some of them are made. `width` is that of
-// the larger of the two images.
+// All `height` rows of all images, channels last: make(image, begin, end) says of what some of them are made.
 template <class T, class Make>
-void sum_images(const Geometry& g, int64_t height, int64_t width, const T* output, int64_t size, Make&& make) {
+void sum_images(const Geometry& g, int64_t height, const T* output, int64_t size, Make&& make) {
   constexpr int64_t kSecondCache = 1 << 19, kEnoughTasks = 8;
-  const int64_t channels = g.channels, step = 2 * Vector<T>::kWidth, row_bytes = width * channels * int64_t(sizeof(T));
+  const int64_t channels = g.channels, step = 2 * Vector<T>::kWidth;
+  const int64_t row_bytes = std::max(g.input_width, g.output_width) * channels * int64_t(sizeof(T));
   const int64_t band = std::clamp<int64_t>(kSecondCache / std::max<int64_t>(row_bytes, 1), 4, height);
   const int64_t bands = quotient_rounded_up(height, band);
   const int64_t pieces = std::clamp<int64_t>(kEnoughTasks / (g.batch * bands), 1, quotient_rounded_up(channels, step));
