@@ -67,6 +67,7 @@ def _on_instruction_set(name: str) -> Callable[[Operator, list[np.ndarray], dict
 
 
 DEVICES = {f"cpu-{name}": _on_instruction_set(name) for name in cpu.INSTRUCTION_SETS}
+ON_CPU = tuple(DEVICES)  # for what the kit asks for on the CPU only
 # Devices that cannot look at values before they answer: what the others refuse when they see the values is NaN there.
 ANSWERS_NAN = {"triton-interpreter", "cuda"}
 # Where a call takes a tenth of a second, tests that repeat the cases take every fourth.

@@ -376,9 +376,9 @@ def attributes_of(source: Source, op: Operator, dtype: str) -> dict[str, Any]:
         elif kind == "choice":
             found[name] = choose(source, op.choices[name])
         elif name == "epsilon":
-            found[name] = choose(source, (1e-3, 1e-4, 0.0, 1.001e-5, 1.0))
+            found[name] = choose(source, (1e-3, 1e-4, 0.0, 1.001e-5, 1.0, 1e-40))
         elif name == "exponential_avg_factor":
-            found[name] = choose(source, (1.0, 0.0, 0.5, 0.01, 0.999))
+            found[name] = choose(source, (1.0, 0.0, 0.5, 0.01, 0.999, 1e-40))
         else:
             found[name] = op.defaults.get(name)
     lowest, highest = ("min", "max") if "min" in op.attributes else ("input_min", "input_max")

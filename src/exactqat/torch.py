@@ -234,7 +234,15 @@ def _tensors(operands: list[Any]) -> list[torch.Tensor]:
     """Numbers and lists become float64 beside a float64 tensor, else float32."""
     like = next(value for value in operands if isinstance(value, torch.Tensor))
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    return [v if isinstance(v, torch.Tensor) else torch.as_tensor(v, dtype=dtype, device=like.device) for v in operands]
+
+    def tensor(value: Any) -> torch.Tensor:
+        if isinstance(value, torch.Tensor):
+            return value
+        if isinstance(value, int | float):  # filled on the device: a copy to a GPU could wait for it
+            return torch.full((), value, dtype=dtype, device=like.device)
+        return torch.as_tensor(value, dtype=dtype, device=like.device)
+
+    return [tensor(value) for value in operands]
 
 
 def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:

@@ -44,11 +44,16 @@ def _updated(mean, variance, batch_mean, batch_variance, count, exponential_avg_
     unbiased = multiply(batch_variance, count / max(count - 1, 1.0))
     if exponential_avg_factor == 1.0:
         return batch_mean, unbiased
-    factor = float(real(exponential_avg_factor))
+    factor = _attribute(exponential_avg_factor, real)
     return tuple(
         add(multiply(1.0 - factor, old), multiply(factor, new))
         for old, new in ((mean, batch_mean), (variance, unbiased))
     )
+
+
+def _attribute(value, dtype):
+    """A real attribute as the kernel reads it: in the tensor's dtype, denormals flushed."""
+    return float(narrow(np.float64(value), np.dtype(dtype)))
 
 
 def _normalized(rows, scale, offset, mean, variance, epsilon):
@@ -65,7 +70,7 @@ def fused_batch_norm(
         return x, nothing, nothing, zeros, zeros, real(0)
     rows = _rows(x, outer, channels, inner)
     scale, offset, mean, variance = _double(scale, offset, mean, variance)
-    epsilon = float(real(epsilon))
+    epsilon = _attribute(epsilon, real)
     running = mean, variance
     if is_training:
         batch_mean, batch_variance = _statistics(rows)
@@ -91,7 +96,7 @@ def fused_batch_norm_grad(
         return x, zeros, zeros, empty, empty
     gradients, rows = _rows(y_backprop, outer, channels, inner), _rows(x, outer, channels, inner)
     scale, mean, variance = _double(scale, reserve_space_1, reserve_space_2)
-    inverse = divide(1.0, np.sqrt(add(variance, float(x.dtype.type(epsilon)))))
+    inverse = divide(1.0, np.sqrt(add(variance, _attribute(epsilon, x.dtype))))
     centered = subtract(rows, mean)
     offset_backprop = tree_sum(gradients)
     product = tree_sum(multiply(gradients, centered))
@@ -130,7 +135,7 @@ def batch_norm_statistics(x, scale, offset, mean, variance, *, epsilon, exponent
     scale, offset, mean, variance = _double(scale, offset, mean, variance)
     batch_mean, batch_variance = _statistics(rows)
     running = _updated(mean, variance, batch_mean, batch_variance, float(rows.shape[0]), exponential_avg_factor, real)
-    y = _normalized(rows, scale, offset, batch_mean, batch_variance, float(real(epsilon)))
+    y = _normalized(rows, scale, offset, batch_mean, batch_variance, _attribute(epsilon, real))
     activated, _ = _activated(narrow(y, x.dtype), activation)
     vectors = [narrow(v, x.dtype) for v in running]
     return *vectors, batch_mean, batch_variance, activated.min(), activated.max()
@@ -148,7 +153,7 @@ def quantized_batch_norm_training(
     channels = x.shape[-1]
     rows = _rows(x, x.size // channels if channels else 0, channels, 1)
     scale, offset, mean, variance = _double(scale, offset, mean, variance)
-    y = _normalized(rows, scale, offset, mean, variance, float(x.dtype.type(epsilon)))
+    y = _normalized(rows, scale, offset, mean, variance, _attribute(epsilon, x.dtype))
     activated, passes = _activated(narrow(y, x.dtype), activation)
     quantization = {"num_bits": num_bits, "narrow_range": narrow_range}
     outputs = fake_quant.fake_quant_with_min_max_vars(activated, min, max, **quantization)
