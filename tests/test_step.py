@@ -49,7 +49,8 @@ def test_one_repeat_of_a_tiny_network(step: Any, capsys: pytest.CaptureFixture[s
         assert row["ms"] > 0 and row["ratios"].keys() < set(step.BASES)
         assert row["ratios"].get(row["contestant"], 1.0) == 1.0
     saved_by_float = result["memory"]["torch float"]["saved_bytes"]
-    assert saved_by_float < result["memory"]["exactqat QAT, ema"]["saved_bytes"] < 4 * saved_by_float
+    # Masks of two bits in place of activations can make it less than the float step's.
+    assert saved_by_float / 4 < result["memory"]["exactqat QAT, ema"]["saved_bytes"] < 4 * saved_by_float
 
 
 def saved(step: Any, folder: Path, *arguments: str) -> str:
