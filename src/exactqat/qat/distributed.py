@@ -94,28 +94,13 @@ class CrossReplicaRange(ActivationRange):
 class CrossReplicaWeightedLayer(WeightedLayer):
     """A `WeightedLayer` that folds its batch norm (`Rule.fold_batch_norm`), with the statistics of all processes."""
 
-    def compute_folded(self, features: Tensor, weight: Tensor, batch_norm: FusedBatchNorm2d) -> Tensor:
-        if not self.training:
-            return super().compute_folded(features, weight, batch_norm)
-        raw = self.compute(features, self.operation.weight, self.operation.bias)
+    def statistics(self, raw: Tensor) -> tuple[Tensor, Tensor]:
         axes = [axis for axis in range(raw.dim()) if axis != 1]
         count = raw.new_tensor(raw.numel() // raw.shape[1], dtype=torch.float64)
         dist.all_reduce(count)
         mean = (_SumOverReplicas.apply(raw.sum(axes, dtype=torch.float64)) / count).to(raw.dtype)
-        shape = (1, -1, *[1] * (raw.dim() - 2))
-        squares = (raw - mean.reshape(shape)).square().sum(axes, dtype=torch.float64)
-        variance = (_SumOverReplicas.apply(squares) / count).to(raw.dtype)
-        # What follows is `WeightedLayer.compute_folded` to the letter.
-        factor, _ = batch_norm.factor_and_offset()
-        running = torch.sqrt(cast(Tensor, batch_norm.running_var) + batch_norm.eps)
-        correction = running / torch.sqrt(variance + batch_norm.eps)
-        beta = batch_norm.bias if batch_norm.affine else torch.zeros_like(mean)
-        bias = self.operation.bias
-        shift = beta - factor * correction * (mean if bias is None else mean - bias)
-        result = self.compute(features, weight, None) * correction.reshape(shape) + shift.reshape(shape)
-        with torch.no_grad():
-            self.normalize(raw)
-        return result
+        squares = (raw - mean.reshape(1, -1, *[1] * (raw.dim() - 2))).square().sum(axes, dtype=torch.float64)
+        return mean, (_SumOverReplicas.apply(squares) / count).to(raw.dtype)
 
 
 class _SumOverReplicas(torch.autograd.Function):

@@ -174,6 +174,15 @@ class WeightedLayer(QuantizedLayer):
             return self.batch_norm(features[:, :, None, None])[:, :, 0, 0]
         return self.batch_norm(features)
 
+    def statistics(self, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and biased variance of each channel of a batch, for a folded batch norm."""
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise RuntimeError(
+                "Rule.fold_batch_norm needs the statistics of all processes: train inside qat.distributed.synchronized"
+            )
+        variance, mean = torch.var_mean(raw, [axis for axis in range(raw.dim()) if axis != 1], unbiased=False)
+        return mean, variance
+
     def compute_folded(self, features: Tensor, weight: Tensor, batch_norm: FusedBatchNorm2d) -> Tensor:
         """Convolution and batch norm in one, before `freeze`: TensorFlow's fold with correction.
 
@@ -184,10 +193,8 @@ class WeightedLayer(QuantizedLayer):
         bias = self.operation.bias
         if not self.training:
             return self.compute(features, weight, offset if bias is None else bias * factor + offset)
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            raise RuntimeError("Rule.fold_batch_norm trains in one process only: it uses the statistics of one batch")
         raw = self.compute(features, self.operation.weight, bias)
-        variance, mean = torch.var_mean(raw, [axis for axis in range(raw.dim()) if axis != 1], unbiased=False)
+        mean, variance = self.statistics(raw)
         running = torch.sqrt(cast(Tensor, batch_norm.running_var) + batch_norm.eps)
         correction = running / torch.sqrt(variance + batch_norm.eps)
         beta = batch_norm.bias if batch_norm.affine else torch.zeros_like(mean)
