@@ -54,6 +54,36 @@ def test_the_second_call_gives_the_same(op: str, framework: str) -> None:
 
 
 @pytest.mark.parametrize("framework", TO)
+def test_arrays_for_results_take_the_shortcut_where_they_fit(framework: str) -> None:
+    to = TO[framework]
+    operands = to(X), to(LOW), to(HIGH)
+    expected = np.array(per_channel(*operands))
+    known = shortcut_of(per_channel, framework)
+    out = to(np.full_like(X, np.nan))
+    assert known(operands, {}, (out,)) is out
+    assert_same_bits(np.asarray(out), expected, what="out")
+    for unfit in (to(X[:3]), to(X.astype(np.float64)), to(np.zeros((3, 4), np.float32)).T, operands[1]):
+        assert known(operands, {}, (unfit,)) is None
+    assert known(operands, {}, (out, out)) is None
+    long = to(np.zeros(15, np.float32))
+    assert known((long[:12].reshape(4, 3), *operands[1:]), {}, (long[3:].reshape(4, 3),)) is None  # part of its place
+    assert known(operands, {}, (operands[0],)) is operands[0]
+    assert_same_bits(np.asarray(operands[0]), expected, what="in place")
+    if framework == "numpy":
+        out.flags.writeable = False
+        assert known(operands, {}, (out,)) is None
+        return
+    version = out._version
+    per_channel(*operands, out=out)
+    assert out._version == version + 1
+    with torch.inference_mode():
+        made_there = torch.zeros(4, 3)
+    assert known(operands, {}, (made_there,)) is None
+    assert known(operands, {}, (torch.zeros(4, 3, requires_grad=True),)) is None
+    assert known((torch.zeros(4, 3, requires_grad=True), *operands[1:]), {}, (out,)) is None
+
+
+@pytest.mark.parametrize("framework", TO)
 def test_what_differs_from_an_earlier_call_counts(framework: str) -> None:
     to = TO[framework]
     x = to(X)

@@ -44,7 +44,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     # Known calls on CPU tensors would not come by here.
-    monkeypatch.setattr(frontend, "_shortcut", lambda op, **options: lambda args, kwargs: None)
+    monkeypatch.setattr(frontend, "_shortcut", lambda op, **options: lambda *call: None)
     for op in OPERATORS.values():
         monkeypatch.setattr(op, "shortcuts", {})
     with warnings.catch_warnings():

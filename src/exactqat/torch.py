@@ -192,6 +192,8 @@ def _shortcut(op: Operator, **autograd: Any) -> Any:
         to_dlpack=torch.utils.dlpack.to_dlpack,
         is_negated=torch.Tensor.is_neg,  # quicker than the function
         like=torch.empty_like,
+        is_inference=torch.is_inference,
+        written=torch.autograd.graph.increment_version,
         **autograd,
     )
 
@@ -227,6 +229,7 @@ def _into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[Any, ...]
     check_out(op, lowered, [_memory(tensor) for tensor in dense], given)
     plan(*[tensor.data_ptr() for tensor in (*dense, *out)])
     torch.autograd.graph.increment_version(out)
+    _install_shortcut(op)
     return op.wrap(out)
 
 

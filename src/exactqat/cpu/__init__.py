@@ -53,13 +53,16 @@ def shortcut(
     like: Any = None,
     is_grad_enabled: Any = None,
     differentiable: Any = None,
+    is_inference: Any = None,
+    written: Any = None,
 ) -> Any:
-    """`(args, kwargs) -> results` for calls of `op` that look like an earlier one, None for all others (bind.cpp)."""
+    """`(args, kwargs, out) -> results` for calls of `op` that look like an earlier one, None for others (bind.cpp)."""
     parameters = [(name, name in op.operands) for name in op.parameters]
     wrap = op.result_type
     return kernels.shortcut(
-        parameters, types, learn, wrap, unusual, to_dlpack, is_negated, like, is_grad_enabled, differentiable
-    )
+        parameters, types, learn, wrap, unusual, to_dlpack, is_negated, like, is_grad_enabled, differentiable,
+        is_inference, written, op.reuses,
+    )  # fmt: skip
 
 
 def forget_plans() -> None:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The door for NumPy and PyTorch. A Plan holds all that is known of a call but the addresses; running it takes only those.
+#include <algorithm>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
@@ -147,9 +148,9 @@ struct Argument {
   }
 };
 
-bool read_buffer(PyObject* object, Argument& argument, Key& key) {
+bool read_buffer(PyObject* object, Argument& argument, Key& key, int flags = 0) {
   Py_buffer& buffer = argument.buffer;
-  if (PyObject_GetBuffer(object, &buffer, PyBUF_FORMAT | PyBUF_STRIDES) != 0) {
+  if (PyObject_GetBuffer(object, &buffer, PyBUF_FORMAT | PyBUF_STRIDES | flags) != 0) {
     PyErr_Clear();
     return false;
   }
@@ -250,6 +251,8 @@ struct Shortcut {
   nb::object to_dlpack, is_negated;  // None for arrays with the buffer protocol
   nb::object like;
   nb::object is_grad_enabled, differentiable;  // None without autograd, or without a gradient
+  nb::object is_inference, written;            // of arrays given for results; None without autograd
+  std::vector<bool> reusable;                  // operands whose place the first result may take
   size_t operands = 0;
   std::unordered_map<std::string, std::shared_ptr<const Known>, Hash, std::equal_to<>> known;
 };
@@ -259,15 +262,22 @@ bool is_true(nb::object answer) {
   return PyObject_IsTrue(answer.ptr()) == 1;
 }
 
-bool read_operand(const Shortcut& s, PyObject* object, Argument& argument, Key& key) {
-  argument.object = object;
+// Reads an array of one of the types; false if it is none, or an unusual one.
+bool read_array(const Shortcut& s, PyObject* object, Argument& argument, Key& key, int flags = 0) {
   for (nb::handle type : s.types)
     if (type.ptr() == reinterpret_cast<PyObject*>(Py_TYPE(object))) {
       argument.is_array = true;
-      if (s.to_dlpack.is_none()) return read_buffer(object, argument, key);
+      if (s.to_dlpack.is_none()) return read_buffer(object, argument, key, flags);
       return read_dlpack(s.to_dlpack.ptr(), object, argument, key) &&
              !is_true(nb::steal(PyObject_CallOneArg(s.is_negated.ptr(), object)));
     }
+  return false;
+}
+
+bool read_operand(const Shortcut& s, PyObject* object, Argument& argument, Key& key) {
+  argument.object = object;
+  const bool usual = read_array(s, object, argument, key);
+  if (argument.is_array) return usual;
   // The value is no part of the key: ranges change from call to call.
   if (PyFloat_CheckExact(object)) argument.number = PyFloat_AS_DOUBLE(object);
   else if (PyLong_CheckExact(object)) {
@@ -316,12 +326,16 @@ nb::object pack(const Shortcut& s, nb::object* results, size_t count) {
   return wrapped;
 }
 
+bool requires_grad(PyObject* array) {
+  static PyObject* name = PyUnicode_InternFromString("requires_grad");
+  return is_true(nb::steal(PyObject_GetAttr(array, name)));
+}
+
 // Whether autograd wants to know of the call.
 bool wants_gradient(const Shortcut& s, const Argument* arguments) {
-  static PyObject* requires_grad = PyUnicode_InternFromString("requires_grad");
   if (s.is_grad_enabled.is_none() || !is_true(nb::steal(PyObject_CallNoArgs(s.is_grad_enabled.ptr())))) return false;
   for (size_t i = 0; i < s.operands; ++i)
-    if (arguments[i].is_array && is_true(nb::steal(PyObject_GetAttr(arguments[i].object, requires_grad)))) return true;
+    if (arguments[i].is_array && requires_grad(arguments[i].object)) return true;
   return false;
 }
 
@@ -342,7 +356,37 @@ nb::object call_differentiable(const Shortcut& s, const Known& known, const Argu
   return pack(s, unpacked, known.results.size());
 }
 
-nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs) {
+bool overlap(const Array& a, const Array& b) {
+  const auto begin = [](const Array& array) { return reinterpret_cast<uintptr_t>(array.data); };
+  const auto end = [&](const Array& array) { return begin(array) + size_t(array.size() * size_of(array.dtype)); };
+  return begin(a) < end(b) && begin(b) < end(a);
+}
+
+// Takes the arrays given for results; false if Python must look at them, because they may not fit.
+bool take_out(const Shortcut& s, nb::tuple out, Argument* given, std::vector<Array>& arrays) {
+  const size_t count = arrays.size() - s.operands;
+  if (out.size() != count) return false;
+  for (size_t i = 0; i < count; ++i) {
+    PyObject* object = PyTuple_GET_ITEM(out.ptr(), Py_ssize_t(i));
+    Array& result = arrays[s.operands + i];
+    Key wanted, found;
+    wanted.add_array(result.dtype, int64_t(result.shape.size()), result.shape.data());
+    if (!read_array(s, object, given[i], found, PyBUF_WRITABLE) || found.view() != wanted.view()) return false;
+    if (!s.is_inference.is_none() &&
+        (requires_grad(object) || is_true(nb::steal(PyObject_CallOneArg(s.is_inference.ptr(), object)))))
+      return false;
+    result.data = given[i].data;
+    for (size_t k = 0; k < s.operands + i; ++k) {
+      const Array& other = arrays[k];
+      const bool in_its_place = i == 0 && k < s.operands && s.reusable[k] && other.data == result.data &&
+                                other.dtype == result.dtype && other.shape == result.shape;
+      if (overlap(result, other) && !in_its_place) return false;
+    }
+  }
+  return true;
+}
+
+nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs, nb::object out) {
   static PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
   for (nb::handle function : s.unusual)
     if (is_true(nb::steal(PyObject_CallNoArgs(function.ptr())))) return nb::none();
@@ -363,7 +407,7 @@ nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs) {
   if (!any_array) return nb::none();
 
   const std::shared_ptr<const Known> known = look_up(s, key, args, kwargs);
-  if (wants_gradient(s, arguments)) return call_differentiable(s, *known, arguments);
+  if (wants_gradient(s, arguments)) return out.is_none() ? call_differentiable(s, *known, arguments) : nb::none();
 
   const Plan& plan = *known->plan;
   std::vector<Array> arrays = plan.arrays;
@@ -379,6 +423,13 @@ nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs) {
   }
   nb::object results[kMostArrays];
   const size_t count = known->results.size();
+  if (!out.is_none()) {
+    if (!take_out(s, out, made, arrays)) return nb::none();
+    execute(plan, arrays);
+    if (!s.written.is_none() && !nb::steal(PyObject_CallOneArg(s.written.ptr(), out.ptr()))) throw nb::python_error();
+    for (size_t i = 0; i < count; ++i) results[i] = out[i];
+    return pack(s, results, count);
+  }
   for (size_t i = 0; i < count; ++i) {
     PyObject* recipe = known->results[i].ptr();
     results[i] = nb::steal(PyLong_CheckExact(recipe) ? PyObject_CallOneArg(s.like.ptr(), arguments[PyLong_AsLong(recipe)].object)
@@ -398,9 +449,12 @@ nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs) {
 
 Shortcut make_shortcut(const std::vector<std::pair<std::string, bool>>& parameters, nb::tuple types, nb::object learn,
                        nb::object wrap, nb::tuple unusual, nb::object to_dlpack, nb::object is_negated, nb::object like,
-                       nb::object is_grad_enabled, nb::object differentiable) {
-  Shortcut s{{}, types, learn, wrap, unusual, to_dlpack, is_negated, like, is_grad_enabled, differentiable, 0, {}};
+                       nb::object is_grad_enabled, nb::object differentiable, nb::object is_inference, nb::object written,
+                       const std::vector<std::string>& reuses) {
+  Shortcut s{{},   types,           learn,          wrap,         unusual, to_dlpack, is_negated,
+             like, is_grad_enabled, differentiable, is_inference, written, {},        0, {}};
   for (const auto& [name, is_operand] : parameters) {
+    if (is_operand) s.reusable.push_back(std::find(reuses.begin(), reuses.end(), name) != reuses.end());
     s.parameters.emplace_back(nb::steal(PyUnicode_InternFromString(name.c_str())), is_operand ? int(s.operands++) : -1);
   }
   if (parameters.size() > kMostArrays) throw std::invalid_argument("an operator has too many parameters");
@@ -424,8 +478,10 @@ NB_MODULE(EXACTQAT_MODULE, module) {
   nb::class_<Plan>(module, "Plan").def("__call__", &run);
   module.def("shortcut", &make_shortcut, nb::arg("parameters"), nb::arg("types"), nb::arg("learn"), nb::arg("wrap"),
              nb::arg("unusual"), nb::arg("to_dlpack").none(), nb::arg("is_negated").none(), nb::arg("like").none(),
-             nb::arg("is_grad_enabled").none(), nb::arg("differentiable").none());
-  nb::class_<Shortcut>(module, "Shortcut").def("__call__", &run_shortcut);
+             nb::arg("is_grad_enabled").none(), nb::arg("differentiable").none(), nb::arg("is_inference").none(),
+             nb::arg("written").none(), nb::arg("reuses"));
+  nb::class_<Shortcut>(module, "Shortcut")
+      .def("__call__", &run_shortcut, nb::arg("args"), nb::arg("kwargs"), nb::arg("out") = nb::none());
   module.def("plan", &make_plan, nb::arg("kernel"), nb::arg("arrays"), nb::arg("operands"), nb::arg("numbers"));
   module.def("kernels", &kernel_names);
   module.def("thread_count", &thread_count);

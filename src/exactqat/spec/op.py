@@ -87,7 +87,7 @@ class Operator:
         self.first = self.parameters.index(self.operands[0])
         # By type of the first operand: (args, kwargs) -> results, or None for what is not a plain call known before.
         # Under other keys, what frontends keep for themselves.
-        self.shortcuts: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
+        self.shortcuts: dict[Any, Callable[[tuple[Any, ...], dict[str, Any], tuple[Any, ...] | None], Any]] = {}
         self.attributes = {k: _kind(p.annotation) for k, p in parameters.items() if p.annotation is not Tensor}
         self.choices = {
             k: typing.get_args(parameters[k].annotation) for k, kind in self.attributes.items() if kind == "choice"
@@ -172,17 +172,17 @@ class Operator:
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Run the operator. `out`: an array, or a tuple with one for each result, to write the results into."""
-        if out is None and not _compiling():
+        arrays = out if out is None or isinstance(out, tuple) else (out,)
+        if not _compiling():
             first = args[self.first] if len(args) > self.first else kwargs.get(self.operands[0])
             shortcut = self.shortcuts.get(type(first))
             if shortcut is not None:
-                results = shortcut(args, kwargs)
+                results = shortcut(args, kwargs, arrays)
                 if results is not None:
                     return results
         operands, attributes = self.bind(args, kwargs)
-        if out is None:
+        if arrays is None:
             return frontend_for(self, operands).call(self, operands, attributes)
-        arrays = out if isinstance(out, tuple) else (out,)
         if len(arrays) != len(self.results):
             raise ValueError(
                 f"{self.name}: out must be {len(self.results)} arrays, one for each result, got {len(arrays)}"
