@@ -424,7 +424,7 @@ nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs, nb::object
   nb::object results[kMostArrays];
   const size_t count = known->results.size();
   if (!out.is_none()) {
-    if (!take_out(s, out, made, arrays)) return nb::none();
+    if (!take_out(s, nb::cast<nb::tuple>(out), made, arrays)) return nb::none();
     execute(plan, arrays);
     if (!s.written.is_none() && !nb::steal(PyObject_CallOneArg(s.written.ptr(), out.ptr()))) throw nb::python_error();
     for (size_t i = 0; i < count; ++i) results[i] = out[i];
