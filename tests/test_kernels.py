@@ -59,6 +59,34 @@ def forward_of(case: Case) -> str:
     return BY_RAW_NAME[case.op.removesuffix("Gradient")].name
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
+def test_depthwise_columns_that_meet_nothing(data_format: str, device: str) -> None:
+    """Taps further apart than the image is wide: some columns meet no tap, and their neighbours in memory are other rows'."""
+    random = np.random.Generator(np.random.PCG64(12))
+
+    def arranged(values: tuple[int, ...]) -> tuple[int, ...]:
+        return values if data_format == "NHWC" else tuple(values[i] for i in (0, 3, 1, 2))
+
+    for channels in (1, 3, 17):
+        filter = random.standard_normal((4, 4, channels, 1)).astype(np.float32)
+        pads = {"H": (2, 3), "W": (3, 2)}
+        attributes = {
+            "strides": arranged((1, 1, 2, 1)),
+            "padding": "EXPLICIT",
+            "explicit_paddings": tuple(pad for axis in data_format for pad in pads.get(axis, (0, 0))),
+            "data_format": data_format,
+            "dilations": arranged((1, 1, 3, 1)),
+        }
+        image = random.standard_normal(arranged((3, 2, 6, channels))).astype(np.float32)
+        gradient = random.standard_normal(arranged((3, 4, 1, channels))).astype(np.float32)
+        run_and_compare("depthwise_conv2d_native", [image, filter], attributes, device)
+        given = {"input_sizes": image.shape, **attributes}
+        run_and_compare("depthwise_conv2d_native_backprop_input", [filter, gradient], given, device)
+        given = {"filter_sizes": filter.shape, **attributes}
+        run_and_compare("depthwise_conv2d_native_backprop_filter", [image, gradient], given, device)
+
+
 def run_and_compare(name: str, operands: list[np.ndarray], attributes: dict, device: str) -> list[np.ndarray]:
     op = OPERATORS[name]
     expected = reference.call(op, dict(zip(op.operands, operands, strict=True)), attributes)

@@ -136,8 +136,10 @@ struct Strip {
 template <class T>
 bool join(Strip<T>& strip, const Row<T>& second) {
   const Row<T>& first = strip.first;
+  // With as many input columns, of which there are some, the inputs can only be whole rows apart.
   if (first.rows == 0 || second.rows == 0 || first.columns != second.columns || first.begin != second.begin ||
-      first.tap_count != second.tap_count || first.input_row_step != second.input_row_step)
+      first.input_columns != second.input_columns || first.tap_count != second.tap_count ||
+      first.input_row_step != second.input_row_step)
     return false;
   const int64_t distance = second.input - first.input;
   if (distance % first.input_row_step != 0) return false;
