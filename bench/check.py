@@ -2,8 +2,8 @@
 """Before anything is timed: does every operation give the reference's bits?
 
 All test cases of the operators that are timed, and a few of the tensors that are, at every number of threads that is
-timed. A fast wrong answer is worth nothing, so the benchmark prints no figure if one differs. A GPU's results of tensors
-that are too large for the reference are compared with the CPU's, which are the reference's.
+timed. A fast wrong answer is worth nothing, so the benchmark prints no figure if one differs. A GPU's results of
+tensors that are too large for the reference are compared with the CPU's, which are the reference's.
 """
 
 from __future__ import annotations

@@ -439,9 +439,7 @@ class Torch:
             offset = operands["offset"]
             calls: Calls = {name: lambda: aten.native_batch_norm(x, scale, offset, None, None, True, 0.1, epsilon)}
             if self.device != "cpu":
-                calls[f"{name} cuDNN"] = lambda: aten.cudnn_batch_norm(
-                    x, scale, offset, None, None, True, 0.1, epsilon
-                )
+                calls[f"{name} cuDNN"] = lambda: aten.cudnn_batch_norm(x, scale, offset, None, None, True, 0.1, epsilon)
             return calls
         g, mean = self._image(data_format, operands["y_backprop"]), operands["reserve_space_1"]
         inverse = (operands["reserve_space_2"] + epsilon).rsqrt()
@@ -494,7 +492,9 @@ class Torch:
 
         torch, plain = self.module, getattr(formulas, key)
         numbers = {
-            name: torch.tensor(value, device=self.device) for name, value in attributes.items() if name in ("min", "max")
+            name: torch.tensor(value, device=self.device)
+            for name, value in attributes.items()
+            if name in ("min", "max")
         }
         options = {name: value for name, value in attributes.items() if name not in numbers}
         compiled = torch.compile(lambda arrays: plain(torch, **arrays, **options), fullgraph=True, dynamic=False)

@@ -105,7 +105,12 @@ def print_rows(console: Console, operation: Operation, threads: int, rows: Seque
     table.add_column("tensor", no_wrap=True)
     if layouts:
         table.add_column("layout", no_wrap=True)
-    for heading in (*(("calls", "", "graph", "") if on_card else ("fresh", "", "out=", "")), "rate", "roof", *(PEERS[name] for name in shown)):
+    for heading in (
+        *(("calls", "", "graph", "") if on_card else ("fresh", "", "out=", "")),
+        "rate",
+        "roof",
+        *(PEERS[name] for name in shown),
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     if based:
         table.add_column("base", justify="right", no_wrap=True)

@@ -425,7 +425,9 @@ def _collect(
     pending: list[summary.Row] = []
     items = plan(options.quick, options.only, options.device)
     for number, item in enumerate(items):
-        rows = [summary.finish(row, peak) for row in race(item, workers, threads, options.compilers and last, options.gpu)]
+        rows = [
+            summary.finish(row, peak) for row in race(item, workers, threads, options.compilers and last, options.gpu)
+        ]
         pending += rows
         results["rows"] += rows
         if number + 1 == len(items) or items[number + 1].operation is not item.operation:

@@ -417,6 +417,7 @@ def test_contestants_of_a_gpu_have_all_their_tensors_there(key: str, monkeypatch
 
     if not torch.cuda.is_available():
         monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+
     def rotation(torch: Any, calls: Any) -> card.Rotation:
         results = [call() for call in calls]
         return card.Rotation(lambda: results, len(calls), "graph", lambda run, repeats: 0.0)
