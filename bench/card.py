@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 # What the sets of operands take together, in sizes of the cache; how many there are at least and at most.
 CACHES = 2
-FEWEST_SETS, MOST_SETS = 2, 256
+FEWEST_SETS, MOST_SETS = 2, 512
 # A turn after its untimed rotation.
 BURST_SECONDS, MOST_REPEATS = 0.005, 1000
 SETTINGS = "cuDNN benchmark on, TF32 off"

@@ -335,8 +335,12 @@ def test_operands_rotate_through_more_than_the_cache() -> None:
     assert card.sets(600_000_000, 50_000_000) == card.FEWEST_SETS == 2
     assert card.sets(30_000_000, 50_000_000) == 4  # 3 would be a little less than 100 MB
     assert card.sets(0, 50_000_000) == card.sets(4, 50_000_000) == card.MOST_SETS
-    moved = {work(item.operation.raw, *call).bytes for item in run.plan(False, ["args", "depthwise_filter"], "cuda")
-             if item.batch for call in item.calls.values()}  # fmt: skip
+    moved = {
+        work(item.operation.raw, *call).bytes
+        for item in run.plan(False, ["args", "depthwise_filter"], "cuda")
+        if item.batch
+        for call in item.calls.values()
+    }
     assert all(bytes * card.sets(bytes, 50_000_000) >= 100_000_000 for bytes in moved)
 
 
@@ -409,39 +413,72 @@ def test_what_waits_for_the_device_is_called_and_the_rest_replayed(waits: bool) 
 
 
 @pytest.mark.parametrize("key", BY_KEY)
-def test_contestants_of_a_gpu_have_all_their_tensors_there(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On tensors without memory: devices, shapes and the operators' parameters are checked, nothing is computed."""
+def test_contestants_rotate_over_operands_of_their_own(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, but on the CPU, by a name that is taken for a GPU's; cuDNN's operators must fail there."""
     torch = pytest.importorskip("torch")
     import contestants
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
-
-    def rotation(torch: Any, calls: Any) -> card.Rotation:
-        results = [call() for call in calls]
-        return card.Rotation(lambda: results, len(calls), "graph", lambda run, repeats: 0.0)
-
-    monkeypatch.setattr(card, "replayed", rotation)
-    monkeypatch.setattr(card, "called", rotation)
+    monkeypatch.setattr(card, "replayed", lambda torch, calls: card.called(torch, calls)._replace(run=run_all(calls)))
     operation = BY_KEY[key]
     variants = {}
     for form in operation.formats:
         operands, attributes = operation.call(layer_for(key), 2, form)
         variants[form] = {"operands": operands, "attributes": attributes}
-    threads = torch.get_num_threads()
-    backends = [contestants.ExactQat(1, "cpu"), contestants.Torch(threads, "cpu")]
+
+    def run_all(calls: Any) -> Any:
+        results = [call() for call in calls]
+        return lambda: results
+
     request = {"key": key, "raw": operation.raw, "variants": variants, "copied": 1 << 24, "eager": True, "formats": []}
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        for backend in backends:
-            backend.device = "cuda"
-            calls = backend.calls(**request, sets=3)
-            assert getattr(backend, "left_out", []) == []
-            for name, contestant in calls.items():
-                assert contestant.count == 3
-                for results in contestant():
-                    for result in results if isinstance(results, tuple) else (results,):
-                        assert result is None or result.device.type == "cuda", name
+    ours = contestants.ExactQat(1, "cpu")
+    expected = ours.calls(raw=operation.raw, variants=variants)
+    peers = contestants.Torch(torch.get_num_threads(), "cpu")
+    ours.device = peers.device = "cpu:0"
+    made = peers.calls(**request, sets=3)
+    assert "copy, memcpy" not in made and made.pop("copy, PyTorch").count == 3
+    assert len(peers.left_out) == (2 if key.startswith("batch_norm") else 0), peers.left_out
+    assert all(" cuDNN: " in text for text in peers.left_out)
+    assert made
+    for name, contestant in made.items():
+        form = "NCHW" if "NCHW" in name and "NCHW" in operation.formats else operation.formats[0]
+        results = contestant()
+        assert len(results) == 3
+        for result in results:
+            agree(key, result, expected[f"fresh {form}".strip()]())
+    for name, contestant in ours.calls(**request, sets=3).items():
+        results = [result if isinstance(result, tuple) else (result,) for result in contestant()]
+        assert len({result[0].data_ptr() for result in results}) == 3
+        wanted = expected[name]()
+        for result in results:
+            for a, b in zip(result, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+                assert a.numpy().tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("key", ["dequantize_gradient", "batch_norm", "batch_norm_gradient", *list(BY_KEY)[-3:]])
+def test_peers_make_all_their_tensors_on_the_device(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On PyTorch's device without memory, whose tensors do not mix with the CPU's either. Fake quantization it lacks."""
+    pytest.importorskip("torch")
+    import contestants
+
+    results = []
+
+    def replayed(torch: Any, calls: Any) -> card.Rotation:
+        results.extend(call() for call in calls)
+        return card.called(torch, calls)
+
+    monkeypatch.setattr(card, "replayed", replayed)
+    operation = BY_KEY[key]
+    variants = {}
+    for form in operation.formats:
+        operands, attributes = operation.call(layer_for(key), 2, form)
+        variants[form] = {"operands": operands, "attributes": attributes}
+    peers = contestants.Torch(1, "cpu")
+    peers.device = "meta"
+    peers.calls(key, variants, 1 << 24, True, [], sets=2)
+    assert all(" cuDNN: " in text for text in peers.left_out)
+    for result in results:
+        for tensor in result if isinstance(result, tuple) else (result,):
+            assert tensor is None or tensor.is_meta
 
 
 def test_only_a_gpu_may_answer_nan_to_what_is_refused() -> None:
