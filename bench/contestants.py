@@ -324,7 +324,7 @@ class Torch:
             try:
                 calls[name] = card.replayed(self.module, [of_set[name] for of_set in every])
             except Exception as error:  # one that a GPU does not have must not take the copy with it
-                self.left_out.append(f"{name}: {type(error).__name__}: {error}"[:500])
+                self.left_out.append(f"{name}: {type(error).__name__}: {error}".splitlines()[0][:200])
         return calls
 
     def _copies(self, moved: int) -> Calls:

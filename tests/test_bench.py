@@ -456,7 +456,7 @@ def test_contestants_rotate_over_operands_of_their_own(key: str, monkeypatch: py
 
 @pytest.mark.parametrize("key", ["dequantize_gradient", "batch_norm", "batch_norm_gradient", *list(BY_KEY)[-3:]])
 def test_peers_make_all_their_tensors_on_the_device(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On PyTorch's device without memory, whose tensors do not mix with the CPU's either. Fake quantization it lacks."""
+    """On PyTorch's device without memory, whose tensors do not mix with the CPU's; it has no fake quantization."""
     pytest.importorskip("torch")
     import contestants
 
