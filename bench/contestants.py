@@ -3,7 +3,8 @@
 
 A backend's `calls` makes the operands and returns the contestants, functions without arguments that return when the
 result is there. Names say the layout where there is a choice, since users have it: each peer is compared in its best
-one. Results are freshly allocated; exactqat's also written into existing ones.
+one. Results are freshly allocated; exactqat's also written into existing ones. On a GPU contestants are rotations of
+card.py, over `sets` sets of operands, and exactqat's two are its calls and the replays of them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from typing import Any
 
+import card
 import numpy as np
 import timing
 from operations import make
@@ -31,25 +34,45 @@ def _arrays(variant: dict[str, Any]) -> dict[str, np.ndarray]:
     return {name: make(description) for name, description in variant["operands"].items()}
 
 
-def _only_cpu(device: str) -> None:
-    if device != "cpu":
-        raise ValueError(f"device must be cpu, got {device!r}")
+def _tensors(torch: Any, arrays: dict[str, np.ndarray], device: str) -> dict[str, Any]:
+    """The arrays' own memory on the CPU, new memory at each call elsewhere."""
+    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+
+
+def _check_device(device: str, *allowed: str) -> None:
+    if device not in allowed:
+        raise ValueError(f"device must be {' or '.join(allowed)}, got {device!r}")
 
 
 class ExactQat:
-    """This library's kernels on NumPy arrays."""
+    """This library's kernels on NumPy arrays; on a GPU, on PyTorch's tensors."""
 
     busy: Callable[[], Any] | None = None  # its threads sleep between calls
 
     def __init__(self, threads: int, device: str) -> None:
-        _only_cpu(device)
+        _check_device(device, "cpu", "cuda")
         import exactqat
 
         exactqat.set_num_threads(threads)
-        self.module = exactqat
+        self.module, self.device = exactqat, device
         self.versions = {"exactqat": exactqat.__version__, "numpy": np.__version__}
 
-    def calls(self, raw: str, variants: Variants, **unused: Any) -> Calls:
+    def _rotations(self, raw: str, variants: Variants, sets: int) -> Calls:
+        import torch
+
+        operator = getattr(self.module.raw_ops, raw)
+        calls: Calls = {}
+        for data_format, variant in variants.items():
+            arrays = _arrays(variant)
+            operands = [_tensors(torch, arrays, self.device) for _ in range(sets)]
+            one_for_each = [partial(operator, **tensors, **variant["attributes"]) for tensors in operands]
+            calls[f"preallocated {data_format}".strip()] = card.replayed(torch, one_for_each)
+            calls[f"fresh {data_format}".strip()] = card.called(torch, one_for_each)
+        return calls
+
+    def calls(self, raw: str, variants: Variants, sets: int = 1, **unused: Any) -> Calls:
+        if self.device != "cpu":
+            return self._rotations(raw, variants, sets)
         operator = getattr(self.module.raw_ops, raw)
         calls: Calls = {}
         for data_format, variant in variants.items():
@@ -92,7 +115,7 @@ class TensorFlow:
     busy: Callable[[], Any] | None = None
 
     def __init__(self, threads: int, device: str) -> None:
-        _only_cpu(device)
+        _check_device(device, "cpu")
         import tensorflow
 
         tensorflow.config.threading.set_intra_op_parallelism_threads(threads)
@@ -140,26 +163,33 @@ class Jax:
     busy: Callable[[], Any] | None = None
 
     def __init__(self, threads: int, device: str) -> None:
-        _only_cpu(device)
+        _check_device(device, "cpu", "cuda")
         import jax
 
-        self.module = jax
+        self.module, self.device = jax, device
         self.versions = {"jax": jax.__version__}
+        if device != "cpu":
+            jax.config.update("jax_default_matmul_precision", "highest")  # no TF32 in convolutions
         x = jax.numpy.zeros(1 << 22)
         double = jax.jit(lambda x: x + x)
         self.busy = lambda: double(x).block_until_ready()
 
-    def calls(self, key: str, variants: Variants, formats: list[str], **unused: Any) -> Calls:
+    def calls(self, key: str, variants: Variants, formats: list[str], sets: int = 1, **unused: Any) -> Calls:
         calls: Calls = {}
         for data_format in formats:
-            variant = variants[data_format]
-            arrays = {name: self.module.numpy.asarray(array) for name, array in _arrays(variant).items()}
-            compiled = self.module.jit(self._function(key, arrays, variant["attributes"]))
+            variant, name = variants[data_format], f"jax.jit {data_format}".strip()
+            made = _arrays(variant)
+            every = [{name: self.module.numpy.asarray(array) for name, array in made.items()} for _ in range(sets)]
+            compiled = self.module.jit(self._function(key, every[0], variant["attributes"]))
+            if self.device != "cpu":
+                rotation = [partial(compiled, arrays) for arrays in every]
+                calls[name] = card.by_host(rotation, self.module.block_until_ready)
+                continue
 
-            def call(compiled: Any = compiled, arrays: dict[str, Any] = arrays) -> Any:
+            def call(compiled: Any = compiled, arrays: dict[str, Any] = every[0]) -> Any:
                 return self.module.block_until_ready(compiled(arrays))
 
-            calls[f"jax.jit {data_format}".strip()] = call
+            calls[name] = call
         return calls
 
     def _function(self, key: str, arrays: dict[str, Any], attributes: dict[str, Any]) -> Callable[[Any], Any]:
@@ -222,17 +252,21 @@ class Torch:
     What stands for what: fixed ranges and quantize-and-dequantize are `fake_quantize_per_tensor_affine`, with one range
     or one for each channel; trained ranges' gradients are the backward passes of the learnable fake quantization, the
     others those of the cached mask (the mask was made before); where PyTorch has no operator, the formula runs eagerly.
+    On a GPU batch norm has two operators, PyTorch's own and cuDNN's.
     """
 
     busy: Callable[[], Any] | None = None
 
     def __init__(self, threads: int, device: str) -> None:
-        _only_cpu(device)
+        _check_device(device, "cpu", "cuda")
         cores = os.sched_getaffinity(0)  # importing PyTorch may bind this thread to one of them, and its children
         import torch
 
         torch.set_num_threads(threads)
-        self.module, self.threads = torch, threads
+        self.module, self.threads, self.device = torch, threads, device
+        self.left_out: list[str] = []
+        if device != "cpu":
+            card.prepare(torch)
         self.aten = torch.ops.aten
         self.pool = ThreadPoolExecutor(threads, initializer=os.sched_setaffinity, initargs=(0, cores))
         self.versions = {"torch": torch.__version__}
@@ -241,9 +275,17 @@ class Torch:
 
     def peak(self) -> float:
         """Multiply-adds in a second of a large matrix product, the most that a real kernel reaches."""
-        size = 1536
-        left, right = self.module.ones(size, size), self.module.ones(size, size)
-        return size**3 / min(timing.turn(lambda: left @ right) for _ in range(9))
+        size = 1536 if self.device == "cpu" else 8192
+        with self.module.device(self.device):
+            left, right = self.module.ones(size, size), self.module.ones(size, size)
+
+        def product() -> Any:
+            return left @ right
+
+        if self.device == "cpu":
+            return size**3 / min(timing.turn(product) for _ in range(9))
+        rotation = card.replayed(self.module, [product])
+        return size**3 / min(rotation.turn() for _ in range(9))
 
     def calls(
         self,
@@ -252,24 +294,38 @@ class Torch:
         copied: int,
         eager: bool,
         formats: list[str],
+        sets: int = 1,
         **unused: Any,
     ) -> Calls:
         """copied: bytes that a copy should move, half of them read; formats: those in which formulas are compiled."""
-        calls = self._copies(copied) if copied else {}
-        arrays = {data_format: self._tensors(_arrays(variant)) for data_format, variant in variants.items()}
-        if eager:
-            for data_format, variant in variants.items():
-                calls |= self._eager(key, data_format, arrays[data_format], variant["attributes"])
+        arrays = {data_format: _arrays(variant) for data_format, variant in variants.items()}
         if formats:
             self.module._dynamo.reset()
-        for data_format in formats:
-            calls[f"torch.compile {data_format}".strip()] = self._compiled(
-                key, arrays[data_format], variants[data_format]["attributes"]
-            )
-        return calls
+        compiled = {data_format: self._compiled(key, variants[data_format]["attributes"]) for data_format in formats}
 
-    def _tensors(self, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-        return {name: self.module.from_numpy(array) for name, array in arrays.items()}
+        def of_one_set() -> Calls:
+            calls = self._copies(copied) if copied else {}
+            operands = {data_format: _tensors(self.module, made, self.device) for data_format, made in arrays.items()}
+            if eager:
+                for data_format, variant in variants.items():
+                    calls |= self._eager(key, data_format, operands[data_format], variant["attributes"])
+            for data_format, function in compiled.items():
+                calls[f"torch.compile {data_format}".strip()] = partial(function, operands[data_format])
+            return calls
+
+        with self.module.device(self.device):  # for what the contestants make beside the operands
+            every = [of_one_set() for _ in range(sets)]
+        return every[0] if self.device == "cpu" else self._rotations(every)
+
+    def _rotations(self, every: list[Calls]) -> Calls:
+        self.left_out = []
+        calls: Calls = {}
+        for name in every[0]:
+            try:
+                calls[name] = card.replayed(self.module, [of_set[name] for of_set in every])
+            except Exception as error:  # one that a GPU does not have must not take the copy with it
+                self.left_out.append(f"{name}: {type(error).__name__}: {error}".splitlines()[0][:200])
+        return calls
 
     def _copies(self, moved: int) -> Calls:
         """Two ways to copy between existing buffers; the faster one is the bandwidth there is.
@@ -279,7 +335,7 @@ class Torch:
         torch = self.module
         source, target = torch.ones(max(moved // 8, 1)), torch.empty(max(moved // 8, 1))
         by_torch: Calls = {"copy, PyTorch": lambda: target.copy_(source)}
-        if moved < 1 << 23:  # less is not worth the way to Python's threads
+        if moved < 1 << 23 or self.device != "cpu":  # less is not worth the way to Python's threads
             return by_torch
         size = source.numel() * 4
         bounds = [size * i // self.threads // 64 * 64 for i in range(self.threads)] + [size]
@@ -381,14 +437,28 @@ class Torch:
         name = f"PyTorch {'NCHW' if data_format == 'NCHW' else 'channels_last'}"
         if key == "batch_norm":
             offset = operands["offset"]
-            return {name: lambda: aten.native_batch_norm(x, scale, offset, None, None, True, 0.1, epsilon)}
+            calls: Calls = {name: lambda: aten.native_batch_norm(x, scale, offset, None, None, True, 0.1, epsilon)}
+            if self.device != "cpu":
+                calls[f"{name} cuDNN"] = lambda: aten.cudnn_batch_norm(x, scale, offset, None, None, True, 0.1, epsilon)
+            return calls
         g, mean = self._image(data_format, operands["y_backprop"]), operands["reserve_space_1"]
         inverse = (operands["reserve_space_2"] + epsilon).rsqrt()
-        return {
+        calls = {
             name: lambda: aten.native_batch_norm_backward(
                 g, x, scale, None, None, mean, inverse, True, epsilon, [True, True, True]
             )
         }
+        if self.device != "cpu":
+            nothing = self.module.zeros_like(scale)
+
+            @cache  # made by the first call, which is not timed
+            def kept() -> Any:
+                return aten.cudnn_batch_norm(x, scale, nothing, None, None, True, 0.1, epsilon)[3]
+
+            calls[f"{name} cuDNN"] = lambda: aten.cudnn_batch_norm_backward(
+                x, g, scale, None, None, mean, inverse, epsilon, kept()
+            )
+        return calls
 
     def _depthwise(self, key: str, data_format: str, operands: dict[str, Any], attributes: dict[str, Any]) -> Calls:
         """Padding is half of the filter on both sides: the same sizes and work as "SAME", which PyTorch has no operator
@@ -420,15 +490,19 @@ class Torch:
             )
         }
 
-    def _compiled(self, key: str, operands: dict[str, Any], attributes: dict[str, Any]) -> Callable[[], Any]:
+    def _compiled(self, key: str, attributes: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
+        """The formula, a function of the operands."""
         import formulas
 
         torch, plain = self.module, getattr(formulas, key)
-        numbers = {name: torch.tensor(value) for name, value in attributes.items() if name in ("min", "max")}
+        numbers = {
+            name: torch.tensor(value, device=self.device)
+            for name, value in attributes.items()
+            if name in ("min", "max")
+        }
         options = {name: value for name, value in attributes.items() if name not in numbers}
         compiled = torch.compile(lambda arrays: plain(torch, **arrays, **options), fullgraph=True, dynamic=False)
-        arrays = operands | numbers
-        return lambda: compiled(arrays)
+        return lambda operands: compiled(operands | numbers)
 
     def small_calls(self) -> Calls:
         import formulas

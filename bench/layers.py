@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-BATCHES = (1, 8, 32)
+BATCHES = {"cpu": (1, 8, 32), "cuda": (32, 128, 256)}
 
 
 class Layer(NamedTuple):

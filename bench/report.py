@@ -20,6 +20,7 @@ from summary import (
     describe,
     geometric_mean,
     goals,
+    goals_on_card,
     groups,
     of_layers,
     ratio,
@@ -35,6 +36,8 @@ PEERS = {
     "PyTorch": "torch",
     "PyTorch channels_last": "t. last",
     "PyTorch NCHW": "t. NCHW",
+    "PyTorch channels_last cuDNN": "dnn last",
+    "PyTorch NCHW cuDNN": "dnn NCHW",
     "torch.compile": "t.compile",
     "jax.jit": "jax.jit",
 }
@@ -70,20 +73,31 @@ def _spread(times: Sequence[float]) -> str:
 
 
 def _peer(row: Row, name: str) -> str:
-    """Ours freshly allocated / preallocated. A compiler's name carries the layout of its own row."""
-    ratios = row["ratios"].get(f"{name} {row['format']}".strip() if name in COMPILERS else name)
-    return "–" if ratios is None else f"{factor(ratios['fresh'])}/{factor(ratios['preallocated'])}"
+    """Ours freshly allocated / preallocated; on a GPU by the peer's clock. A compiler's name carries the layout of its
+    own row."""
+    full = f"{name} {row['format']}".strip() if name in COMPILERS else name
+    ratios = row["ratios"].get(full)
+    if ratios is None:
+        return "–"
+    if "clocks" in row:
+        return factor(ratios["fresh"]) + "*" * (row["clocks"][full] != "graph")
+    return f"{factor(ratios['fresh'])}/{factor(ratios['preallocated'])}"
 
 
 def print_rows(console: Console, operation: Operation, threads: int, rows: Sequence[Row]) -> None:
     """One operation's rows at one number of threads."""
     depthwise = operation.group == "depthwise"
+    on_card = any("clocks" in row for row in rows)
+    where = "on a GPU" if on_card else f"{threads} thread{'s' if threads > 1 else ''}"
+    ours, others = "result fresh or preallocated (out=)", "their time / ours, fresh/out="
+    if on_card:
+        ours, others = "called or replayed (graph)", "their time / ours, both replayed, * both called"
     table = Table(
         box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left",
-        title=f"[bold]{operation.title}[/] ({operation.raw}), {threads} thread{'s' if threads > 1 else ''}",
-        caption="ms of ours, result fresh or preallocated (out=), ± half the quartiles' distance; "
+        title=f"[bold]{operation.title}[/] ({operation.raw}), {where}",
+        caption=f"ms of ours, {ours}, ± half the quartiles' distance; "
         + ("rate: billions of multiply-adds a second" if depthwise else "rate: GB/s")
-        + ", and fraction of the roof, out=;\nothers: their time / ours, fresh/out=", caption_justify="left",
+        + f", and fraction of the roof, {'graph' if on_card else 'out='};\nothers: {others}", caption_justify="left",
     )  # fmt: skip
     shown = [name for name in PEERS if any(_peer(row, name) != "–" for row in rows)]
     layouts = any(row["format"] for row in rows)
@@ -91,7 +105,12 @@ def print_rows(console: Console, operation: Operation, threads: int, rows: Seque
     table.add_column("tensor", no_wrap=True)
     if layouts:
         table.add_column("layout", no_wrap=True)
-    for heading in ("fresh", "", "out=", "", "rate", "roof", *(PEERS[name] for name in shown)):
+    for heading in (
+        *(("calls", "", "graph", "") if on_card else ("fresh", "", "out=", "")),
+        "rate",
+        "roof",
+        *(PEERS[name] for name in shown),
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     if based:
         table.add_column("base", justify="right", no_wrap=True)
@@ -129,7 +148,8 @@ def print_summary(console: Console, results: dict[str, Any]) -> None:
     rows = results["rows"]
     table = Table(
         box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left",
-        title="[bold]Summary[/]: geometric mean over layers and (worst layer); results fresh, peers in best layout",
+        title="[bold]Summary[/]: geometric mean over layers and (worst layer); "
+        f"{'by the same clock' if any('clocks' in row for row in rows) else 'results fresh'}, peers in best layout",
     )  # fmt: skip
     for heading in ("operation", "layout", "thr."):
         table.add_column(heading, no_wrap=True)
@@ -147,6 +167,8 @@ def print_summary(console: Console, results: dict[str, Any]) -> None:
     console.print(table)
     _print_networks(console, rows)
     _print_overheads(console, results["overhead"])
+    if "step" in results:
+        _print_step(console, results["step"])
     if "memory" in results:
         _print_memory(console, results["memory"])
     if "huge" in results:
@@ -238,10 +260,17 @@ def _print_memory(console: Console, memory: dict[str, Any]) -> None:
     )
 
 
+def _print_step(console: Console, step: dict[str, Any]) -> None:
+    figures = ", ".join(f"{row['contestant']} {row['ms']:.1f} ms ±{row['spread']:.0%}" for row in step["steps"])
+    images = "x".join(map(str, step["images"]))
+    console.print(f"[bold]A training step[/] of {step['network']} on {images} images: {figures}.", highlight=False)
+
+
 def _print_goals(console: Console, results: dict[str, Any]) -> None:
     table = Table(
         box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left",
-        title="[bold]Goals[/]: geometric mean, worst layer; results fresh unless said otherwise",
+        title="[bold]Goals[/]: geometric mean, worst layer"
+        + ("; results fresh unless said otherwise" if results.get("device", "cpu") == "cpu" else ""),
     )  # fmt: skip
     table.add_column("goal", max_width=66)
     table.add_column("thr.")
@@ -249,13 +278,16 @@ def _print_goals(console: Console, results: dict[str, Any]) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("where", no_wrap=True)
     table.add_column("", no_wrap=True)
-    every = goals(results["rows"], results["overhead"])
+    if results.get("device", "cpu") == "cpu":
+        every = goals(results["rows"], results["overhead"])
+    else:
+        every = goals_on_card(results["rows"], results.get("step"))
     for goal in every:
         if goal.met is None:
             continue
         verdict = "[green]met[/]" if goal.met else "[red]missed[/]"
         unit = "" if goal.unit == "x" else f" {goal.unit}"
-        worst = goal.worst if goal.unit != "us" else None
+        worst = goal.worst if goal.where else None
         table.add_row(
             goal.title, str(goal.threads), f"{goal.wanted:g}{unit}",
             *("–" if value is None else f"{factor(value)}{unit}" for value in (goal.measured, worst)),

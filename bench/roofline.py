@@ -32,7 +32,10 @@ def draw(results: dict[str, Any], path: Path) -> None:
     rows = [row for row in results["rows"] if row["threads"] == threads and row["batch"]]
     peak = results["peak_multiply_adds"][str(threads)] / 1e9
     figure, (memory, arithmetic) = pyplot.subplots(1, 2, figsize=(14, 5.2), layout="constrained")
-    figure.suptitle(f"{results['machine']}, {threads} thread{'s' if threads > 1 else ''}, preallocated results")
+    how = f"{threads} thread{'s' if threads > 1 else ''}, preallocated results"
+    if results.get("device", "cpu") != "cpu":
+        how = "replayed from CUDA graphs"
+    figure.suptitle(f"{results['machine']}, {how}")
 
     copies = sorted((row["bytes"] / 1e6, row["bytes"] / row["copy"][0] / 1e9) for row in rows)
     memory.plot(*zip(*copies, strict=True), ".", color="lightgray", label="copy of as many bytes", zorder=1)

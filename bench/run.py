@@ -2,6 +2,7 @@
 """Times every kernel beside TensorFlow, PyTorch, torch.compile and jax.jit on the layers of seven networks.
 
     python bench/run.py [--quick] [--save] [--readme] [--only KEY ...] [--base REF] [--tensorflow PYTHON] [--huge]
+    python bench/run.py --device cuda [--quick] [--save] [--only KEY ...]
 
 First every operation is compared with the reference, bit for bit; if one differs nothing is timed. Then all contestants
 of a row take turns, each in a process of its own with the same number of threads and the same operands (bench/timing.py
@@ -11,6 +12,9 @@ row. Machines are shared and noisy: read the ratios, and the spread beside them.
 
 A layer that several networks have is timed once and counts for each. Operators on whole tensors see the number of
 elements alone, so they get a spread of sizes; so do the compilers, which need seconds for each shape.
+
+On a GPU (card.py says how a call is timed there) TensorFlow does not take part, JAX does if it has a CUDA device, and
+the goals include a whole training step; calls on small tensors, memory and other commits are of the CPU's kernels.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path += [entry for entry in (str(HERE), str(HERE.parent / "tests")) if entry not in sys.path]
 
+import card  # noqa: E402
 import check  # noqa: E402
 import layers  # noqa: E402
 import others  # noqa: E402
@@ -47,11 +52,14 @@ CPUINFO = Path("/proc/cpuinfo")
 # Where `make oracle` and `make bench` put TensorFlow.
 TENSORFLOW = ROOT / ".venv-tensorflow" / "bin" / "python"
 
-# How many sizes operators on whole tensors get for each batch, and how many layers the compilers, at COMPILED_BATCH.
+# How many sizes operators on whole tensors get for each batch, and how many layers the compilers, at COMPILED_BATCH of
+# the device, which is the one of quick runs too.
 WHOLE_TENSOR_SIZES = 12
 COMPILED = {"whole tensor": 3, "per channel": 6, "batch norm": 5, "depthwise": 3}
-COMPILED_BATCH = 8
-QUICK_LAYERS, QUICK_BATCH = 3, 8
+COMPILED_BATCH = {"cpu": 8, "cuda": 128}
+QUICK_LAYERS = 3
+# Images of the training step on a GPU: enough to keep it busy.
+STEP_BATCH, STEP_REPEATS = 128, 10
 # Cores that others may keep busy during a race; how often it is repeated if they have more, as long as there is time.
 TOLERATED, REPEATS = 0.1, 2
 seconds_for_repeats = 180.0
@@ -69,9 +77,10 @@ class Item:
     compiled: list[str] = field(default_factory=list)
 
 
-def plan(quick: bool, only: Sequence[str] = ()) -> list[Item]:
+def plan(quick: bool, only: Sequence[str] = (), device: str = "cpu") -> list[Item]:
     """What is timed, in order."""
     items = []
+    middle = COMPILED_BATCH[device]
     activations, depthwise = layers.activations(), layers.depthwise_layers()
     for operation in OPERATIONS:
         if only and operation.key not in only:
@@ -84,13 +93,14 @@ def plan(quick: bool, only: Sequence[str] = ()) -> list[Item]:
         if quick:
             chosen = layers.spread(chosen, QUICK_LAYERS)
         for_compilers = layers.spread(chosen, 1 if quick else COMPILED[operation.group])
-        for batch in (QUICK_BATCH,) if quick else layers.BATCHES:
+        for batch in (middle,) if quick else layers.BATCHES[device]:
             for layer in chosen:
                 calls = {form: operation.call(layer, batch, form) for form in operation.formats}
                 item = Item(operation, str(layer), batch, found[layer], calls)
-                if layer in for_compilers and batch == COMPILED_BATCH:
-                    # XLA's depthwise convolution takes a hundred times as long; in one layout it is seen.
-                    item.compiled = list(operation.formats[:1] if operation.group == "depthwise" else operation.formats)
+                if layer in for_compilers and batch == middle:
+                    # On a CPU XLA's depthwise convolution takes a hundred times as long; in one layout it is seen.
+                    slow = operation.group == "depthwise" and device == "cpu"
+                    item.compiled = list(operation.formats[:1] if slow else operation.formats)
                 items.append(item)
         case = of_largest_case(operation)
         if case is not None:
@@ -100,7 +110,9 @@ def plan(quick: bool, only: Sequence[str] = ()) -> list[Item]:
     return items
 
 
-def race(item: Item, workers: dict[str, Worker], threads: int, compilers: bool) -> list[summary.Row]:
+def race(
+    item: Item, workers: dict[str, Worker], threads: int, compilers: bool, gpu: card.Card | None = None
+) -> list[summary.Row]:
     """The rows of one item: one for each layout."""
     operation = item.operation
     demands = {form: work(operation.raw, *call) for form, call in item.calls.items()}
@@ -117,9 +129,10 @@ def race(item: Item, workers: dict[str, Worker], threads: int, compilers: bool) 
         "eager": bool(item.batch),  # peers know the attributes of layers, not of every test case
         # A compiled convolution is the eager one.
         "formats": [] if operation.group == "depthwise" else formats,
+        "sets": 1 if gpu is None else card.sets(demand.bytes, gpu.cache_bytes),
     }
     groups: dict[str, timing.Turns] = {}
-    failures = {}
+    failures, clocks = {}, {}
     for name, worker in workers.items():
         if name == "jax" and not formats:
             continue
@@ -132,9 +145,15 @@ def race(item: Item, workers: dict[str, Worker], threads: int, compilers: bool) 
             failures[name] = str(error)
         else:
             groups[name] = {contestant: partial(worker.turn, contestant) for contestant in held}
+            clocks |= worker.clocks
+            if worker.left_out:
+                failures[name] = f"{name}: {'; '.join(worker.left_out)}"
     time.sleep(max(workers[name].pause for name in groups))
     watched = [(turns, workers[name].pause) for name, turns in groups.items()]
-    times, disturbed = undisturbed(watched, [worker.process for worker in workers.values()])
+    if gpu is None:
+        times, disturbed = undisturbed(watched, [worker.process for worker in workers.values()])
+    else:  # whose time is not that of the cores
+        times, disturbed = timing.race(watched), 0.0
     measured = {
         (name, contestant): found
         for name, of_group in zip(groups, times, strict=True)
@@ -166,6 +185,8 @@ def race(item: Item, workers: dict[str, Worker], threads: int, compilers: bool) 
         }
         if ("base", f"fresh {form}".strip()) in measured:
             row["base"] = {kind: list(measured["base", f"{kind} {form}".strip()]) for kind in ("preallocated", "fresh")}
+        if clocks:
+            row |= {"clocks": clocks, "sets": request["sets"]}
         if disturbed:
             row["disturbed"] = round(disturbed, 2)
         if failures:
@@ -194,19 +215,29 @@ def undisturbed(
     return best, least if least > TOLERATED else 0.0
 
 
-def start_workers(threads: int, options: argparse.Namespace, base: Path | None) -> Iterator[tuple[str, Worker]]:
+def start_workers(
+    threads: int, options: argparse.Namespace, base: Path | None, console: Any
+) -> Iterator[tuple[str, Worker]]:
     yield "exactqat", Worker("exactqat", threads, options.device)
     yield "torch", Worker("torch", threads, options.device)
     if options.compilers:
-        yield "jax", Worker("jax", threads, options.device)
+        try:
+            yield "jax", Worker("jax", threads, options.device)
+        except RuntimeError as error:
+            if options.device == "cpu":
+                raise
+            reason = str(error).strip().splitlines()[-1]
+            console.print(f"jax.jit is left out, it has no CUDA device: {reason}", markup=False, highlight=False)
     if options.tensorflow is not None:
         yield "tensorflow", Worker("tensorflow", threads, options.device, options.tensorflow)
     if base is not None:
         yield "base", Worker("exactqat", threads, options.device, base)
 
 
-def machine() -> str:
-    """The processor's name and number of cores, as a file name."""
+def machine(gpu: card.Card | None = None) -> str:
+    """The GPU's name, or the processor's and its number of cores, as a file name."""
+    if gpu is not None:
+        return "-".join(re.findall(r"[A-Za-z0-9]+", gpu.name)).lower()
     model = next(
         (line for line in CPUINFO.read_text().splitlines() if line.startswith("model name")), platform.machine()
     )
@@ -221,7 +252,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a few layers of each operation at one batch size")
     parser.add_argument("--only", nargs="+", choices=keys, default=[], metavar="KEY", help=f"of {', '.join(keys)}")
     parser.add_argument("--threads", nargs="+", type=int, help="default: 1 and 2, as far as there are cores")
-    parser.add_argument("--device", choices=["cpu"], default="cpu", help="where the kernels run")
+    parser.add_argument("--device", choices=list(layers.BATCHES), default="cpu", help="where the kernels run")
     parser.add_argument(
         "--tensorflow",
         type=Path,
@@ -243,20 +274,35 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, help="write (or, with --readme, read) the results here instead")
     options = parser.parse_args(arguments)
+    options.gpu = None
+    if options.device == "cuda":
+        _only_gpu(parser, options)
     options.threads = sorted(set(options.threads or [count for count in (1, 2) if count <= cores]))
     if min(options.threads) < 1 or max(options.threads) > cores:
         parser.error(f"--threads must be from 1 to {cores}, the cores there are, got {options.threads}")
     if options.tensorflow is not None and not options.tensorflow.exists():
         parser.error(f"--tensorflow: there is no {options.tensorflow}")
-    if options.tensorflow is None and TENSORFLOW.exists():
+    if options.tensorflow is None and TENSORFLOW.exists() and options.gpu is None:
         options.tensorflow = TENSORFLOW
     return options
 
 
-def main(arguments: Sequence[str] | None = None, under_test: check.Evaluate = check.kernels) -> int:
+def _only_gpu(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuses what has a meaning on the CPU alone, and leaves out what is measured there."""
+    for name in ("threads", "tensorflow", "base", "huge", "readme"):
+        if getattr(options, name):
+            parser.error(f"--{name} is for --device cpu, got --device cuda")
+    try:
+        options.gpu = card.find()
+    except ValueError as error:
+        parser.error(str(error))
+    options.threads, options.overhead, options.memory = [1], False, False
+
+
+def main(arguments: Sequence[str] | None = None, under_test: check.Evaluate | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parse(given)
-    path = options.json or RESULTS / f"{machine()}.json"
+    path = options.json or RESULTS / f"{machine(options.gpu)}.json"
     if options.readme and not set(given) - {"--readme", "--json", str(options.json)}:
         report.write_readme(ROOT / "README.md", path)
         return 0
@@ -264,7 +310,10 @@ def main(arguments: Sequence[str] | None = None, under_test: check.Evaluate = ch
     started = time.monotonic()
     chosen = [operation for operation in OPERATIONS if not options.only or operation.key in options.only]
     try:
-        cases, tensors = check.run(options.threads, chosen, under_test)
+        if options.gpu is None:
+            cases, tensors = check.run(options.threads, chosen, under_test or check.kernels)
+        else:
+            cases, tensors = check.run_on_card(chosen, under_test or check.on_card)
     except check.Red as error:
         console.print("[bold red]Not timed:[/] a result differs from the reference.", highlight=False)
         console.print(str(error), markup=False, highlight=False)
@@ -274,7 +323,9 @@ def main(arguments: Sequence[str] | None = None, under_test: check.Evaluate = ch
         f"({time.monotonic() - started:.0f} s).",
         highlight=False,
     )
-    if options.tensorflow is None:
+    if options.gpu is not None:
+        console.print(f"{options.gpu.name}; {card.SETTINGS}; TensorFlow is left out.", highlight=False)
+    elif options.tensorflow is None:
         console.print(
             "[bold]TensorFlow is left out:[/] there is no .venv-tensorflow; give --tensorflow PYTHON.", highlight=False
         )
@@ -299,7 +350,7 @@ def collect(options: argparse.Namespace, console: Any) -> dict[str, Any]:
     import base as other
 
     results: dict[str, Any] = {
-        "machine": machine(),
+        "machine": machine(options.gpu),
         "device": options.device,
         "versions": {"python": platform.python_version()},
         "settings": {
@@ -308,7 +359,7 @@ def collect(options: argparse.Namespace, console: Any) -> dict[str, Any]:
             "turns": timing.TURNS,
             "burst_seconds": timing.BURST_SECONDS,
             "enough_seconds": timing.ENOUGH_SECONDS,
-            "compilers": f"a spread of layers at batch {COMPILED_BATCH}, {max(options.threads)} threads"
+            "compilers": f"a spread of layers at batch {COMPILED_BATCH[options.device]}, {max(options.threads)} threads"
             if options.compilers
             else "left out",
             "pauses": {},
@@ -318,11 +369,15 @@ def collect(options: argparse.Namespace, console: Any) -> dict[str, Any]:
         "rows": [],
         "overhead": {},
     }
+    if options.gpu is not None:
+        results["settings"] |= {"peers": card.SETTINGS, "cache_bytes": options.gpu.cache_bytes, "caches": card.CACHES}
+        if not options.only:
+            results["step"] = training_step()  # first, while nobody else needs the memory
     with other.environment(options.base) as base:
         for threads in options.threads:
             workers: dict[str, Worker] = {}
             try:
-                workers.update(start_workers(threads, options, base))
+                workers.update(start_workers(threads, options, base, console))
                 _collect(options, console, threads, workers, results)
             finally:
                 for worker in workers.values():
@@ -336,6 +391,21 @@ def collect(options: argparse.Namespace, console: Any) -> dict[str, Any]:
 
         results["huge"] = huge.measure(max(options.threads))
     return results
+
+
+def training_step() -> dict[str, Any]:
+    """MobileNetV2's step on the GPU, float and quantization-aware, in turns."""
+    import step
+    import torch
+
+    card.prepare(torch)
+    given = step.task("mobilenet_v2", "cuda", STEP_BATCH)
+    names = [step.TORCH_FLOAT, step.OUR_FLOAT, *(step.OUR_QAT.format(ranges) for ranges in ("ema", "learned"))]
+    calls = {name: step.timed(step.step(step.CONTESTANTS[name](given), given)) for name in names}
+    times = step.race(calls, STEP_REPEATS)
+    calls.clear()
+    torch.cuda.empty_cache()
+    return {"network": "mobilenet_v2", "images": list(given.images.shape), "steps": step.rows_of(times)}
 
 
 def _collect(
@@ -353,9 +423,11 @@ def _collect(
             if name != "base":
                 results["overhead"] |= worker.ask("overhead")["seconds"]
     pending: list[summary.Row] = []
-    items = plan(options.quick, options.only)
+    items = plan(options.quick, options.only, options.device)
     for number, item in enumerate(items):
-        rows = [summary.finish(row, peak) for row in race(item, workers, threads, options.compilers and last)]
+        rows = [
+            summary.finish(row, peak) for row in race(item, workers, threads, options.compilers and last, options.gpu)
+        ]
         pending += rows
         results["rows"] += rows
         if number + 1 == len(items) or items[number + 1].operation is not item.operation:

@@ -81,9 +81,10 @@ class Task:
         return tuple(self.images.shape[1:])
 
 
-def task(network: str, device: str | torch.device = "cpu") -> Task:
-    """Always the same weights and images."""
+def task(network: str, device: str | torch.device = "cpu", images_in_step: int | None = None) -> Task:
+    """Always the same weights and images. images_in_step: another number than that of TASKS."""
     shape, batch, classes = TASKS[network]
+    batch = images_in_step or batch
     torch.manual_seed(0)
     images = torch.randn(batch, *shape).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, classes, (batch,))

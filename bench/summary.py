@@ -7,9 +7,12 @@ A row is the race of one operation on one tensor in one layout, at one number of
     bytes, multiply_adds, tensor_bytes                      of the call, by its declaration, and of its largest operand
     copy, preallocated, fresh                               [median, lower quartile, upper quartile, samples], seconds
     peers, base                                             the same, by name; base: another commit
+    clocks, sets                                            on a GPU: card.py's clock of each contestant, and how many
+                                                            sets of operands; preallocated is replayed, fresh called
 
 A ratio is the other's median over ours: above 1 we are faster. Peers' results are freshly allocated, so goals are
-stated on ours freshly allocated too; ratios with a preallocated result stand beside them.
+stated on ours freshly allocated too; ratios with a preallocated result stand beside them. On a GPU both are the ratio
+to ours by the peer's clock.
 """
 
 from __future__ import annotations
@@ -34,10 +37,17 @@ def finish(row: Row, peak: float) -> Row:
         "bound": "multiply-adds" if by_arithmetic > by_memory else "copy",
         "fraction": max(by_memory, by_arithmetic) / seconds,
         "ratios": {
-            name: {kind: times[0] / row[kind][0] for kind in ("fresh", "preallocated")}
+            name: {kind: times[0] / row[beside(row, name, kind)][0] for kind in ("fresh", "preallocated")}
             for name, times in row["peers"].items()
         },
     }
+
+
+def beside(row: Row, peer: str, kind: str = "fresh") -> str:
+    """Which of ours a peer is compared with: as asked, on a GPU the one that was timed as the peer was."""
+    if "clocks" not in row:
+        return kind
+    return "preallocated" if row["clocks"][peer] == "graph" else "fresh"
 
 
 def family(peer: str) -> str:
@@ -167,4 +177,71 @@ def goals(rows: Sequence[Row], overhead: dict[str, Sequence[float]]) -> list[Goa
         met = None if measured is None else measured <= limit
         title = f"overhead of a call, {key.replace('|', ', ')}: at most"
         result.append(Goal(title, 1, limit, "us", measured, measured, "", met))
+    return result
+
+
+LARGE = 64e6  # bytes of a tensor that fills a GPU
+
+
+def forward_and_gradient(forward: Sequence[Row], gradient: Sequence[Row]) -> Summary | None:
+    """Both calls of each layer together, against the best of the peers that make both."""
+    found = {(row["tensor"], row["batch"]): row for row in gradient}
+    pairs = [(row, found[row["tensor"], row["batch"]]) for row in forward if (row["tensor"], row["batch"]) in found]
+
+    def measure(pair: Row) -> float | None:
+        rows = pair["pair"]
+        names = set(rows[0]["peers"]) & set(rows[1]["peers"])
+        return min(
+            (
+                sum(row["peers"][name][0] for row in rows) / sum(row[beside(row, name)][0] for row in rows)
+                for name in names
+            ),
+            default=None,
+        )
+
+    return summarize([{**pair[0], "pair": pair} for pair in pairs], measure)
+
+
+def goals_on_card(rows: Sequence[Row], step: dict[str, Any] | None) -> list[Goal]:
+    """What was aimed at on a GPU beside what was measured. step: what run.py's `training_step` gives."""
+    # A range from the data reads it a second time, which a copy does not.
+    simple = [
+        row
+        for row in of_layers(rows)
+        if BY_KEY[row["operation"]].group in ("whole tensor", "per channel")
+        and row["operation"] not in ("dequantize_from_data", "dequantize_axis")
+    ]
+    result = []
+    for what, gradients in (("elementwise", False), ("gradients", True)):
+        large = [
+            row
+            for row in simple
+            if row["operation"].endswith("_gradient") is gradients and row["tensor_bytes"] >= LARGE
+        ]
+        found = summarize(large, lambda row: row["fraction"])
+        title = f"{what}, range given, each tensor from 64 MB: of copy bandwidth"
+        if found is None:
+            result.append(Goal(title, 1, 85, "%", None, None, "", None))
+        else:
+            met = found.worst >= 0.85  # every tensor has to reach it
+            result.append(Goal(title, 1, 85, "%", 100 * found.mean, 100 * found.worst, found.where, met))
+    for form in BY_KEY["batch_norm"].formats:
+        both = [select(rows, key, 1, form) for key in ("batch_norm", "batch_norm_gradient")]
+        title = f"batch norm, training, forward and gradient, {form} / best peer"
+        result.append(_goal(title, 1, 1.3, forward_and_gradient(*both)))
+    for operation in OPERATIONS:
+        if operation.group == "depthwise":
+            for form in operation.formats:
+                found = summarize(select(rows, operation.key, 1, form), lambda row: ratio(row, ("PyTorch",)))
+                title = f"{operation.title}, {form} / best of PyTorch's layouts, no layer below 1"
+                result.append(_goal(title, 1, 2, found, floor=1.0))
+    times = {row["contestant"]: row["ms"] for row in step["steps"]} if step else {}
+    for ranges in ("ema", "learned"):
+        measured = None
+        if times:
+            floats = [time for name, time in times.items() if name.endswith("float")]
+            measured = 100 * times[f"exactqat QAT, {ranges}"] / min(floats)
+        title = f"QAT step of MobileNetV2, {ranges} ranges / the faster float step: at most"
+        met = None if measured is None else measured <= 115
+        result.append(Goal(title, 1, 115, "%", measured, measured, "", met))
     return result

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One framework's process: it holds the operands of one call at a time and takes a timed turn whenever it is asked.
 
-    python bench/worker.py {exactqat,torch,jax,tensorflow} --threads N [--device cpu]
+    python bench/worker.py {exactqat,torch,jax,tensorflow} --threads N [--device {cpu,cuda}]
 
 One JSON object for each line, in and out; `Worker` is the other end. Every framework has a process of its own, so that
 one's threads, allocator and environment are not another's, and TensorFlow may live in another environment; the
@@ -37,11 +37,16 @@ class Worker:
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "PYTHONWARNINGS": "ignore",
         }
-        if framework == "torch":
+        if device != "cpu":
+            environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the others need memory too
+        elif framework == "torch":
             # Unbound, two of its threads may meet on one core, where each waits for the other in a busy loop: calls
             # that take a hundred microseconds then took eight milliseconds.
             environment |= {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
         self.framework = framework
+        # On a GPU, of the call that is held: each contestant's clock, and why those that are missing were left out.
+        self.clocks: dict[str, str] = {}
+        self.left_out: list[str] = []
         self._messages: list[str] = []
         command = [str(python), str(HERE / "worker.py"), framework, "--threads", count, "--device", device]
         self._process = subprocess.Popen(
@@ -81,7 +86,9 @@ class Worker:
 
     def hold(self, **arguments: Any) -> list[str]:
         """Prepares a call and names the contestants that can make it."""
-        return self.ask("hold", **arguments)["contestants"]
+        answer = self.ask("hold", **arguments)
+        self.clocks, self.left_out = answer["clocks"], answer["left_out"]
+        return answer["contestants"]
 
     def turn(self, contestant: str) -> float:
         return self.ask("turn", contestant=contestant)["seconds"]
@@ -122,9 +129,14 @@ def serve(framework: str, threads: int, device: str) -> None:
                     calls.update(backend.calls(**request))
                     for call in calls.values():
                         call()  # compiles what has to be compiled
-                    answer(contestants=list(calls))
+                    answer(
+                        contestants=list(calls),
+                        clocks={} if device == "cpu" else {name: call.clock for name, call in calls.items()},
+                        left_out=getattr(backend, "left_out", []),
+                    )
                 case "turn":
-                    answer(seconds=timing.turn(calls[request["contestant"]]))
+                    call = calls[request["contestant"]]
+                    answer(seconds=timing.turn(call) if device == "cpu" else call.turn())
                 case "drop":
                     calls.clear()
                     answer()
