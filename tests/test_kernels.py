@@ -62,7 +62,7 @@ def forward_of(case: Case) -> str:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
 def test_depthwise_columns_that_meet_nothing(data_format: str, device: str) -> None:
-    """Taps further apart than the image is wide: some columns meet no tap, and their neighbours in memory are other rows'."""
+    """Taps further apart than the image is wide: some columns meet no tap; beside them in memory lie other rows."""
     random = np.random.Generator(np.random.PCG64(12))
 
     def arranged(values: tuple[int, ...]) -> tuple[int, ...]:
