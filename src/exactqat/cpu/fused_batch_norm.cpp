@@ -2,12 +2,14 @@
 // FusedBatchNorm* and its gradient: the same arithmetic as reference/fused_batch_norm.py, float64 inside, rounded once.
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <memory>
 #include <stdexcept>
 
 #include "arithmetic.h"
 #include "call.h"
+#include "channels.h"
 #include "nudge.h"
 #include "reduce.h"
 
@@ -37,134 +39,23 @@ struct Nothing {
   void operator()(int64_t, int64_t) const {}
 };
 
-// The elements of one channel that is not last: `count` planes of `size` elements.
-template <class T>
-struct Planes {
-  const T* first;
-  int64_t count, size, stride;
-  const T* plane(int64_t n) const { return first + n * stride; }
-};
-
-// Small planes are put together in `room`: pieces of them take longer to be found than to be read.
-template <class T>
-Planes<T> planes_of(const Layout& layout, const T* x, int64_t channel, std::vector<T>& room) {
-  const int64_t size = layout.inner, stride = layout.channels * size;
-  const T* first = x + channel * size;
-  if (size >= 4 * kBlock) return {first, layout.outer, size, stride};
-  room.resize(layout.rows());
-  for (int64_t n = 0; n < layout.outer; ++n) {
-    const T* from = first + n * stride;
-    T* to = room.data() + n * size;
-    for (int64_t k = 0; k < size; ++k) to[k] = from[k];
-  }
-  return {room.data(), 1, layout.rows(), 0};
-}
-
-// Two sums over one channel; see channel_sums. Its parameters begin at p.
-template <class T, class Term>
-std::array<double, 2> channel_totals(const Planes<T>& a, const Planes<T>& b, int64_t p, Term&& term, Doubles& items) {
-  constexpr int64_t kParts = kLanes / Lanes::kWidth;
-  const int64_t rows = a.count * a.size, blocks = (rows + kBlock - 1) / kBlock;
-  items.resize(2 * blocks);
-  const auto sum = [&](const T* x, const T* y, int64_t count, double* item) __attribute__((always_inline)) {
-    Lanes first[kParts], second[kParts];
-    const int64_t whole = count / kLanes * kLanes;
-    for (int64_t i = 0; i < whole; i += kLanes)
-      for (int64_t part = 0; part < kParts; ++part) {
-        const int64_t lane = part * Lanes::kWidth;
-        Lanes plus_first, plus_second;
-        term(p + lane, Lanes::load(x + i + lane), Lanes::load(y + i + lane), plus_first, plus_second);
-        first[part] = first[part] + plus_first;
-        second[part] = second[part] + plus_second;
-      }
-    double lanes[2][kLanes];
-    for (int64_t part = 0; part < kParts; ++part) {
-      first[part].store(lanes[0] + part * Lanes::kWidth);
-      second[part].store(lanes[1] + part * Lanes::kWidth);
-    }
-    for (int64_t i = whole; i < count; ++i) {
-      double plus_first, plus_second;
-      term(p, double(x[i]), double(y[i]), plus_first, plus_second);
-      lanes[0][i - whole] += plus_first;
-      lanes[1][i - whole] += plus_second;
-    }
-    for (int s = 0; s < 2; ++s) {
-      fold_lanes(lanes[s], 1);
-      item[s] = lanes[s][0];
-    }
-  };
-  T block_a[kBlock], block_b[kBlock];
-  int64_t plane = 0, position = 0;
-  for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t count = std::min(kBlock, rows - block * kBlock);
-    if (position == a.size) position = 0, ++plane;
-    const T *x = a.plane(plane) + position, *y = b.plane(plane) + position;
-    if (position + count <= a.size) {
-      position += count;
-    } else {
-      for (int64_t filled = 0; filled < count;) {
-        if (position == a.size) position = 0, ++plane;
-        const int64_t take = std::min(count - filled, a.size - position);
-        std::copy_n(a.plane(plane) + position, take, block_a + filled);
-        std::copy_n(b.plane(plane) + position, take, block_b + filled);
-        filled += take;
-        position += take;
-      }
-      x = block_a, y = block_b;
-    }
-    sum(x, y, count, items.data() + 2 * block);
-  }
-  tree_fold(items.data(), blocks, 2);
-  return {items[0], items[1]};
-}
-
-// visit(channel, room, more_room, items) on all cores, for channels that are not last. A channel's elements are read once and then
-// found in the cache.
-template <class T, class Visit>
-void for_each_channel(const Layout& layout, Visit&& visit) {
-  const int64_t together = std::max<int64_t>(1, 2048 / layout.inner);
-  parallel_for((layout.channels + together - 1) / together, layout.size(), [&](int64_t task) {
-    std::vector<T> room, more_room;
-    Doubles items;
-    for (int64_t c = task * together; c < std::min(layout.channels, (task + 1) * together); ++c) visit(c, room, more_room, items);
-  });
-}
-
 // Two sums over the rows of each channel. term(parameter, a, b, first, second) is what the elements a[i] and b[i] add, for
 // numbers and, in the same words, for vectors; parameters are those of `for_sums`. The order is that of the rows (n, position),
-// whatever the layout. before and also: see sums_of_rows; they are called if the channels are last.
-template <class T, class Term, class Before = Nothing, class Also = Nothing>
-std::array<Doubles, 2> channel_sums(const Layout& layout, const T* a, const T* b, Term&& term, Before&& before = {},
-                                    Also&& also = {}) {
-  if (layout.size() == 0) return {Doubles(layout.channels), Doubles(layout.channels)};
-  if (layout.inner == 1) return sums_of_rows(layout.outer, layout.channels, a, b, term, before, also);
+// whatever the layout.
+template <class T, class Term>
+std::array<Doubles, 2> channel_sums(const Layout& layout, const T* a, const T* b, Term&& term) {
+  if (layout.inner == 1) return sums_of_rows(layout.outer, layout.channels, a, b, term, Nothing{});
   std::array<Doubles, 2> totals{Doubles(layout.channels), Doubles(layout.channels)};
-  for_each_channel<T>(layout, [&](int64_t c, std::vector<T>& room, std::vector<T>& more_room, Doubles& items) {
-    const Planes<T> of_a = planes_of(layout, a, c, room), of_b = a == b ? of_a : planes_of(layout, b, c, more_room);
-    const auto [first, second] = channel_totals(of_a, of_b, c * kLanes, term, items);
-    totals[0][c] = first, totals[1][c] = second;
-  });
+  if (layout.size() == 0) return totals;
+  for_each_channel_sums(layout.outer, layout.channels, layout.inner, a, b, term,
+                        [&](int64_t c, int64_t count, const double* first, const double* second) {
+                          std::copy_n(first, count, totals[0].data() + c);
+                          std::copy_n(second, count, totals[1].data() + c);
+                        });
   return totals;
 }
 
-// visit(offset, parameter, step, count): runs of elements whose parameters start at `parameter` and advance by `step`.
-template <class Visit>
-void for_each_channel_run(const Layout& layout, Visit&& visit) {
-  if (layout.inner == 1) {
-    for_each_run(layout.outer, layout.channels, [&](int64_t offset, int64_t p, int64_t count) {
-      visit(offset, p, std::integral_constant<int64_t, 1>{}, count);
-    });
-    return;
-  }
-  const int64_t runs = layout.outer * layout.channels;
-  const int64_t runs_per_task = std::max<int64_t>(1, 32768 / std::max<int64_t>(layout.inner, 1));
-  parallel_for((runs + runs_per_task - 1) / runs_per_task, layout.size(), [&](int64_t task) {
-    for (int64_t run = task * runs_per_task; run < std::min(runs, (task + 1) * runs_per_task); ++run)
-      visit(run * layout.inner, run % layout.channels, std::integral_constant<int64_t, 0>{}, layout.inner);
-  });
-}
-
-// Parameters as the sums and as the runs of this layout index them.
+// Parameters as the sums of this layout index them.
 Doubles for_sums(const Layout& layout, const Doubles& parameters) {
   if (layout.inner == 1) return sum_parameters(parameters.data(), layout.channels);
   Doubles lanes(layout.channels * kLanes);
@@ -172,8 +63,33 @@ Doubles for_sums(const Layout& layout, const Doubles& parameters) {
   return lanes;
 }
 
-Doubles for_runs(const Layout& layout, const Doubles& parameters) {
-  return layout.inner == 1 ? widen(parameters.data(), layout.channels, layout.outer) : parameters;
+// Puts a pass's values into the planes of some channels, of which each is in the cache.
+template <class T, class Pass>
+void fill_planes(const Layout& layout, T* out, int64_t channel, int64_t count, Pass pass) {
+  for (int64_t c = channel; c < channel + count; ++c) {
+    const auto parameters = pass.of_all(c);
+    for (int64_t n = 0; n < layout.outer; ++n)
+      fill_plane<false>(out, (n * layout.channels + c) * layout.inner, layout.inner, parameters, pass);
+  }
+}
+
+// Puts a pass's values into the whole image. make(lay_out) makes the pass, where lay_out(parameters) lays out those of the channels
+// as this layout needs them.
+template <class T, class Make>
+void fill(const Layout& layout, T* out, bool in_place, Make&& make) {
+  if (layout.size() == 0) return;
+  if (layout.inner == 1) {
+    const Rows rows(out, layout.size(), layout.channels, in_place);
+    std::deque<LineVector<double>> laid_out;
+    rows.fill(out, make([&](const Doubles& parameters) { return laid_out.emplace_back(rows.spread(parameters.data())).data(); }));
+    return;
+  }
+  const auto pass = make([](const Doubles& parameters) { return parameters.data(); });
+  const int64_t runs = layout.outer * layout.channels, runs_per_task = std::max<int64_t>(1, kTask / layout.inner);
+  parallel_for((runs + runs_per_task - 1) / runs_per_task, layout.size(), [&](int64_t task) {
+    for (int64_t run = task * runs_per_task; run < std::min(runs, (task + 1) * runs_per_task); ++run)
+      fill_plane<false>(out, run * layout.inner, layout.inner, pass.of_all(run % layout.channels), pass);
+  });
 }
 
 template <class T>
@@ -211,10 +127,12 @@ struct Moments {
   }
 };
 
+// also(offset, rows) is called for each block of rows if channels are last.
 template <class T, class Also = Nothing>
 void statistics(const Layout& layout, const T* x, Doubles& mean, Doubles& variance, Also&& also = {}) {
   const Moments<T> moments(layout, x);
-  const auto totals = channel_sums(layout, x, x, moments.term(), Nothing{}, also);
+  const auto totals = layout.inner == 1 ? sums_of_rows(layout.outer, layout.channels, x, x, moments.term(), also)
+                                        : channel_sums(layout, x, x, moments.term());
   for (int64_t c = 0; c < layout.channels; ++c) {
     mean[c] = moments.mean(c, totals[0][c]);
     variance[c] = moments.variance(totals[0][c], totals[1][c]);
@@ -251,35 +169,74 @@ Doubles slope_of(const Doubles& scale, const Doubles& variance, double epsilon) 
   return slope;
 }
 
+template <class T>
+struct Normalization {
+  const T* x;
+  const double *mean, *slope, *offset;
+
+  struct Parameters {
+    Lanes mean, slope, offset;
+  };
+  Parameters of(int64_t p) const { return {Lanes::load(mean + p), Lanes::load(slope + p), Lanes::load(offset + p)}; }
+  Parameters of_all(int64_t c) const { return {Lanes::all(mean[c]), Lanes::all(slope[c]), Lanes::all(offset[c])}; }
+  template <class Extent>
+  Lanes value(const Parameters& q, int64_t i, Extent extent) const {
+    return (lanes_at(x + i, extent) - q.mean) * q.slope + q.offset;
+  }
+};
+
 // Statistics and result in one go, for channels that are not last.
 template <class T>
 void normalize_channels(const Layout& layout, const T* x, const Doubles& scale, const Doubles& offset, double epsilon,
                         Doubles& mean, Doubles& variance, T* y) {
   const Moments<T> moments(layout, x);
-  for_each_channel<T>(layout, [&](int64_t c, std::vector<T>& room, std::vector<T>&, Doubles& items) {
-    const Planes<T> planes = planes_of(layout, x, c, room);
-    const auto [sum, squares] = channel_totals(planes, planes, c * kLanes, moments.term(), items);
-    mean[c] = moments.mean(c, sum);
-    variance[c] = moments.variance(sum, squares);
-    const double m = mean[c], s = slope_of(scale[c], variance[c], epsilon), o = offset[c];
-    for (int64_t n = 0; n < layout.outer; ++n) {
-      const T* from = planes.count == 1 ? planes.first + n * layout.inner : planes.plane(n);
-      T* to = y + (n * layout.channels + c) * layout.inner;
-      for (int64_t k = 0; k < layout.inner; ++k) to[k] = T((double(from[k]) - m) * s + o);
+  Doubles slope(layout.channels);
+  const auto then = [&](int64_t begin, int64_t count, const double* sums, const double* squares) {
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t c = begin + k;
+      mean[c] = moments.mean(c, sums[k]);
+      variance[c] = moments.variance(sums[k], squares[k]);
     }
-  });
+    for (int64_t c = begin; c < begin + count; ++c) slope[c] = slope_of(scale[c], variance[c], epsilon);
+    fill_planes(layout, y, begin, count, Normalization<T>{x, mean.data(), slope.data(), offset.data()});
+  };
+  for_each_channel_sums(layout.outer, layout.channels, layout.inner, x, x, moments.term(), then);
 }
 
-// What the gradient multiplies with, for one channel.
-struct Factors {
-  double factor, gradient_mean, slope, mean, scale_backprop;
+// What a training gradient is made with.
+template <class T>
+struct Backprop {
+  const T *gradients, *x;
+  const double *factor, *gradient_mean, *slope, *mean;
 
-  Factors(double scale, double mean, double variance, double epsilon, double sum, double product, double rows) : mean(mean) {
-    const double inverse = 1.0 / std::sqrt(variance + epsilon);
-    factor = scale * inverse;
-    gradient_mean = sum / rows;
-    slope = (inverse * inverse) * (product / rows);
-    scale_backprop = product * inverse;
+  struct Parameters {
+    Lanes factor, gradient_mean, slope, mean;
+  };
+  Parameters of(int64_t p) const {
+    return {Lanes::load(factor + p), Lanes::load(gradient_mean + p), Lanes::load(slope + p), Lanes::load(mean + p)};
+  }
+  Parameters of_all(int64_t c) const {
+    return {Lanes::all(factor[c]), Lanes::all(gradient_mean[c]), Lanes::all(slope[c]), Lanes::all(mean[c])};
+  }
+  template <class Extent>
+  Lanes value(const Parameters& q, int64_t i, Extent extent) const {
+    const Lanes centered = lanes_at(x + i, extent) - q.mean;
+    return q.factor * ((lanes_at(gradients + i, extent) - q.gradient_mean) - centered * q.slope);
+  }
+};
+
+// The same with statistics that do not depend on x.
+template <class T>
+struct InferenceBackprop {
+  const T* gradients;
+  const double* factor;
+
+  using Parameters = Lanes;
+  Parameters of(int64_t p) const { return Lanes::load(factor + p); }
+  Parameters of_all(int64_t c) const { return Lanes::all(factor[c]); }
+  template <class Extent>
+  Lanes value(const Parameters& factor, int64_t i, Extent extent) const {
+    return lanes_at(gradients + i, extent) * factor;
   }
 };
 
@@ -294,46 +251,42 @@ void gradient(const Layout& layout, const T* gradients, const T* x, const Double
     sum = g;
     product = g * (value - parameter_at<decltype(value)>(means, p));
   };
-  const auto factors_of = [&](int64_t c, double sum, double product) {
-    const Factors factors(scale[c], mean[c], variance[c], epsilon, sum, product, double(layout.rows()));
-    scale_backprop.as<T>()[c] = T(factors.scale_backprop);
-    offset_backprop.as<T>()[c] = T(sum);
-    return factors;
+  Doubles factor(layout.channels), gradient_mean(layout.channels), slope(layout.channels);
+  const auto factors = [&](int64_t begin, int64_t count, const double* sums, const double* products) {
+    const double rows = double(layout.rows());
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t c = begin + k;
+      const double inverse = 1.0 / std::sqrt(variance[c] + epsilon);
+      factor[c] = scale[c] * inverse;
+      gradient_mean[c] = sums[k] / rows;
+      slope[c] = (inverse * inverse) * (products[k] / rows);
+      scale_backprop.as<T>()[c] = T(products[k] * inverse);
+      offset_backprop.as<T>()[c] = T(sums[k]);
+    }
   };
+  const bool in_place = x_backprop == gradients || x_backprop == x;
   if (layout.inner > 1) {
-    for_each_channel<T>(layout, [&](int64_t c, std::vector<T>& room, std::vector<T>& more_room, Doubles& items) {
-      const Planes<T> gs = planes_of(layout, gradients, c, room), xs = planes_of(layout, x, c, more_room);
-      const auto [sum, product] = channel_totals(gs, xs, c * kLanes, term, items);
-      const Factors q = factors_of(c, sum, product);
-      for (int64_t n = 0; n < layout.outer; ++n) {
-        const int64_t within = gs.count == 1 ? n * layout.inner : n * gs.stride;
-        const T *g = gs.first + within, *from = xs.first + within;
-        T* to = x_backprop + (n * layout.channels + c) * layout.inner;
-        if (training)
-          for (int64_t k = 0; k < layout.inner; ++k)
-            to[k] = T(q.factor * ((double(g[k]) - q.gradient_mean) - (double(from[k]) - q.mean) * q.slope));
-        else
-          for (int64_t k = 0; k < layout.inner; ++k) to[k] = T(double(g[k]) * q.factor);
-      }
-    });
+    for_each_channel_sums(layout.outer, layout.channels, layout.inner, gradients, x, term,
+                          [&](int64_t begin, int64_t count, const double* sums, const double* products) {
+                            factors(begin, count, sums, products);
+                            if (training)
+                              fill_planes(layout, x_backprop, begin, count,
+                                          Backprop<T>{gradients, x, factor.data(), gradient_mean.data(), slope.data(),
+                                                      mean.data()});
+                            else
+                              fill_planes(layout, x_backprop, begin, count,
+                                          InferenceBackprop<T>{gradients, factor.data()});
+                          });
     return;
   }
-  const auto totals = channel_sums(layout, gradients, x, term, before);
-  Doubles factor(layout.channels), gradient_mean(layout.channels), slope(layout.channels);
-  for (int64_t c = 0; c < layout.channels; ++c) {
-    const Factors factors = factors_of(c, totals[0][c], totals[1][c]);
-    factor[c] = factors.factor, gradient_mean[c] = factors.gradient_mean, slope[c] = factors.slope;
-  }
-  const Doubles f = for_runs(layout, factor), g = for_runs(layout, gradient_mean), s = for_runs(layout, slope);
-  const Doubles m = for_runs(layout, mean);
-  for_each_run(layout.outer, layout.channels, [&](int64_t begin, int64_t p, int64_t count) {
-    if (training)
-      for (int64_t k = 0; k < count; ++k)
-        x_backprop[begin + k] =
-            T(f[p + k] * ((double(gradients[begin + k]) - g[p + k]) - (double(x[begin + k]) - m[p + k]) * s[p + k]));
-    else
-      for (int64_t k = 0; k < count; ++k) x_backprop[begin + k] = T(double(gradients[begin + k]) * f[p + k]);
-  });
+  const auto totals = sums_of_rows(layout.outer, layout.channels, gradients, x, term, before, Nothing{});
+  factors(0, layout.channels, totals[0].data(), totals[1].data());
+  if (training)
+    fill(layout, x_backprop, in_place, [&](auto&& lay_out) {
+      return Backprop<T>{gradients, x, lay_out(factor), lay_out(gradient_mean), lay_out(slope), lay_out(mean)};
+    });
+  else
+    fill(layout, x_backprop, in_place, [&](auto&& lay_out) { return InferenceBackprop<T>{gradients, lay_out(factor)}; });
 }
 
 }  // namespace
@@ -364,10 +317,8 @@ EXACTQAT_KERNEL(fused_batch_norm) {
   }
   if (!by_channel) {
     const Doubles slope = slope_of(scale, variance, epsilon);
-    const Doubles m = for_runs(layout, mean), s = for_runs(layout, slope), o = for_runs(layout, offset);
-    for_each_channel_run(layout, [&](int64_t begin, int64_t p, auto step, int64_t count) {
-      for (int64_t k = 0; k < count; ++k)
-        y[begin + k] = T((double(x[begin + k]) - m[p + step * k]) * s[p + step * k] + o[p + step * k]);
+    fill(layout, y, y == x, [&](auto&& lay_out) {
+      return Normalization<T>{x, lay_out(mean), lay_out(slope), lay_out(offset)};
     });
   }
   store<T>(call.results[1], running.mean);
@@ -533,16 +484,6 @@ uint32_t bits_of(const Integers& holds) {
   uint32_t bits = 0;
   for (size_t k = 0; k < sizeof holds / sizeof holds[0]; ++k) bits |= uint32_t(holds[k] != 0) << k;
   return bits;
-}
-
-// Two bits for each element: from 16 lower and 16 higher ones.
-uint32_t interleaved(uint32_t lower, uint32_t higher) {
-  uint64_t bits = lower | uint64_t(higher) << 32;
-  bits = (bits | bits << 8) & 0x00ff00ff00ff00ff;
-  bits = (bits | bits << 4) & 0x0f0f0f0f0f0f0f0f;
-  bits = (bits | bits << 2) & 0x3333333333333333;
-  bits = (bits | bits << 1) & 0x5555555555555555;
-  return uint32_t(bits) | uint32_t(bits >> 31);
 }
 
 // What a quantized normalization does to a normalized element.

@@ -24,6 +24,7 @@ inline void fold_lanes(double* lanes, int64_t width) {
 
 // items[count][width], which are sums of blocks -> items[0][width]
 inline void tree_fold(double* items, int64_t count, int64_t width) {
+  if (count <= 1) return;
   std::vector<double> lanes(kLanes * width);
   while (count > 1) {
     const int64_t blocks = (count + kBlock - 1) / kBlock;

@@ -48,6 +48,9 @@ struct Vector<double> {
   static Vector all(double value) { return {_mm512_set1_pd(value)}; }
   void store(double* p) const { _mm512_storeu_pd(p, v); }
   void store(double* p, int64_t n) const { _mm512_mask_storeu_pd(p, __mmask8((1u << n) - 1), v); }
+  __m256 rounded() const { return _mm512_maskz_cvtpd_ps(0xff, v); }
+  void store(float* p) const { _mm256_storeu_ps(p, rounded()); }
+  void store(float* p, int64_t n) const { _mm256_mask_storeu_ps(p, __mmask8((1u << n) - 1), rounded()); }
   static Vector fused_multiply_add(Vector a, Vector b, Vector c) { return {_mm512_fmadd_pd(a.v, b.v, c.v)}; }
   static Vector fused_multiply_add_if(bool condition, Vector a, Vector b, Vector c) {
     return {_mm512_mask3_fmadd_pd(a.v, b.v, c.v, __mmask8(-int(condition)))};
@@ -94,6 +97,11 @@ struct Vector<double> {
   static Vector all(double value) { return {_mm256_set1_pd(value)}; }
   void store(double* p) const { _mm256_storeu_pd(p, v); }
   void store(double* p, int64_t n) const { _mm256_maskstore_pd(p, mask(n), v); }
+  __m128 rounded() const { return _mm256_cvtpd_ps(v); }
+  void store(float* p) const { _mm_storeu_ps(p, rounded()); }
+  void store(float* p, int64_t n) const {
+    _mm_maskstore_ps(p, _mm_cmpgt_epi32(_mm_set1_epi32(int(n)), _mm_setr_epi32(0, 1, 2, 3)), rounded());
+  }
   static Vector fused_multiply_add(Vector a, Vector b, Vector c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
   static Vector fused_multiply_add_if(bool condition, Vector a, Vector b, Vector c) {
     return __builtin_expect(condition, 1) ? fused_multiply_add(a, b, c) : c;
@@ -128,8 +136,9 @@ struct Vector {
     for (int64_t k = 0; k < kWidth; ++k) r.v[k] = value;
     return r;
   }
-  void store(T* p, int64_t n = kWidth) const {
-    for (int64_t k = 0; k < n; ++k) p[k] = v[k];
+  template <class To>
+  void store(To* p, int64_t n = kWidth) const {
+    for (int64_t k = 0; k < n; ++k) p[k] = To(v[k]);
   }
   static Vector fused_multiply_add(Vector a, Vector b, Vector c) {
     Vector r;
@@ -168,6 +177,17 @@ inline void stream(T* p, Vector<T> vector) {
 #elif defined(__AVX2__)
   if constexpr (sizeof(T) == 4) _mm256_stream_ps(p, vector.v);
   else _mm256_stream_pd(p, vector.v);
+#else
+  vector.store(p);
+#endif
+}
+
+// Rounded to float32 on the way.
+inline void stream(float* p, Vector<double> vector) {
+#if defined(__AVX512F__)
+  _mm256_stream_ps(p, vector.rounded());
+#elif defined(__AVX2__)
+  _mm_stream_ps(p, vector.rounded());
 #else
   vector.store(p);
 #endif
