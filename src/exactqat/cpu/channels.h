@@ -5,6 +5,7 @@
 //     struct Parameters { Lanes ...; };
 //     Parameters of(int64_t p) const;  // of the channels from place p on
 //     Parameters of_all(int64_t c) const;  // of channel c, in all lanes
+//     void prefetch(int64_t i) const;  // the operands' element i
 //     template <class Extent> Lanes value(const Parameters&, int64_t i, Extent) const;  // of the elements from i on
 //   };
 #pragma once
@@ -16,6 +17,8 @@
 #include "reduce.h"
 
 namespace exactqat {
+
+constexpr int kLineLanes = kLine / int64_t{sizeof(float)} / Lanes::kWidth;  // that make a line of float32
 
 template <class T>
 inline Lanes lanes_at(const T* p, Whole) {
@@ -36,18 +39,38 @@ inline void put(T* p, Lanes lanes, Part part) {
   lanes.store(p, part.n);
 }
 
+// As many as make a line of float32: one store, where there are registers of that size.
+template <bool Past, class T, int N>
+inline void put_line(T* p, const Lanes (&lanes)[N]) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) {
+    const __m512 low = _mm512_castps256_ps512(lanes[0].rounded());
+    const Vector<T> line{_mm512_maskz_insertf32x8(0xffff, low, lanes[1].rounded(), 1)};
+    if constexpr (Past) stream(p, line);
+    else line.store(p);
+    return;
+  }
+#endif
+  for (int v = 0; v < N; ++v) put<Past>(p + v * Lanes::kWidth, lanes[v], Whole{});
+}
+
 // The elements of a plane, or of any run within one channel.
 template <bool Past, class T, class Pass>
 inline void fill_plane(T* out, int64_t begin, int64_t size, const typename Pass::Parameters& parameters, Pass pass) {
   const typename Pass::Parameters q = parameters;  // what is behind a reference would be loaded again after every store
   int64_t i = begin;
   const int64_t end = begin + size;
+  for (; i + kLineLanes * Lanes::kWidth <= end; i += kLineLanes * Lanes::kWidth) {
+    Lanes line[kLineLanes];
+    for (int v = 0; v < kLineLanes; ++v) line[v] = pass.value(q, i + v * Lanes::kWidth, Whole{});
+    put_line<Past>(out + i, line);
+  }
   for (; i + Lanes::kWidth <= end; i += Lanes::kWidth) put<Past>(out + i, pass.value(q, i, Whole{}), Whole{});
   if (i < end) put<Past>(out + i, pass.value(q, i, Part{end - i}), Part{end - i});
 }
 
-// Rows of channels. Several rows share what is loaded of the parameters; rows of few channels are put together to longer ones that
-// are whole vectors.
+// Rows of channels. Several rows share what is loaded of the parameters, unless memory is so slow that only going straight on counts;
+// rows of few channels are put together to longer ones that are whole vectors.
 class Rows {
  public:
   template <class T>
@@ -71,7 +94,7 @@ class Rows {
   }
 
  private:
-  static constexpr int64_t kLongest = 1024, kTogether = 8;
+  static constexpr int64_t kLongest = 1024, kTogether = 4;
 
   template <bool Past, class T, class Pass>
   void fill(T* out, Pass pass) const {
@@ -81,7 +104,8 @@ class Rows {
     parallel_for(tasks, size_, [&](int64_t task) {
       const int64_t begin = (tasks - 1 - task) * rows_per_task, end = std::min(rows, begin + rows_per_task);
       int64_t row = begin;
-      for (; row + kTogether <= end; row += kTogether) columns<Past, kTogether>(out, row * width_, width_, pass);
+      if (!Past)
+        for (; row + kTogether <= end; row += kTogether) columns<false, kTogether>(out, row * width_, width_, pass);
       for (; row < end; ++row) columns<Past, 1>(out, row * width_, width_, pass);
       if (task == 0) columns<false, 1>(out, rows * width_, rest, pass);
       if (Past) finish_streaming();
@@ -91,18 +115,19 @@ class Rows {
   // `length` elements of each of Count rows that begin at `begin`.
   template <bool Past, int Count, class T, class Pass>
   void columns(T* out, int64_t begin, int64_t length, Pass pass) const {
-    constexpr int kVectors = kLine / int64_t{sizeof(float)} / Lanes::kWidth;  // of float64 to a line of float32
-    const int64_t stride = width_;
+    const int64_t stride = width_, ahead = Count * width_;  // the next rows: going along several, the processor foresees little
     int64_t p = 0;
-    for (; p + kVectors * Lanes::kWidth <= length; p += kVectors * Lanes::kWidth) {
-      typename Pass::Parameters q[kVectors];
-      for (int v = 0; v < kVectors; ++v) q[v] = pass.of(p + v * Lanes::kWidth);
+    for (; p + kLineLanes * Lanes::kWidth <= length; p += kLineLanes * Lanes::kWidth) {
+      typename Pass::Parameters q[kLineLanes];
+      for (int v = 0; v < kLineLanes; ++v) q[v] = pass.of(p + v * Lanes::kWidth);
 #pragma GCC unroll 8
-      for (int row = 0; row < Count; ++row)
-        for (int v = 0; v < kVectors; ++v) {
-          const int64_t i = begin + row * stride + p + v * Lanes::kWidth;
-          put<Past>(out + i, pass.value(q[v], i, Whole{}), Whole{});
-        }
+      for (int row = 0; row < Count; ++row) {
+        const int64_t i = begin + row * stride + p;
+        if (Count > 1) pass.prefetch(i + ahead);
+        Lanes line[kLineLanes];
+        for (int v = 0; v < kLineLanes; ++v) line[v] = pass.value(q[v], i + v * Lanes::kWidth, Whole{});
+        put_line<Past>(out + i, line);
+      }
     }
     for (; p < length; p += Lanes::kWidth) {
       const auto q = pass.of(p);

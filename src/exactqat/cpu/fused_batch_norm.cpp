@@ -179,6 +179,7 @@ struct Normalization {
   };
   Parameters of(int64_t p) const { return {Lanes::load(mean + p), Lanes::load(slope + p), Lanes::load(offset + p)}; }
   Parameters of_all(int64_t c) const { return {Lanes::all(mean[c]), Lanes::all(slope[c]), Lanes::all(offset[c])}; }
+  void prefetch(int64_t i) const { __builtin_prefetch(x + i); }
   template <class Extent>
   Lanes value(const Parameters& q, int64_t i, Extent extent) const {
     return (lanes_at(x + i, extent) - q.mean) * q.slope + q.offset;
@@ -218,6 +219,10 @@ struct Backprop {
   Parameters of_all(int64_t c) const {
     return {Lanes::all(factor[c]), Lanes::all(gradient_mean[c]), Lanes::all(slope[c]), Lanes::all(mean[c])};
   }
+  void prefetch(int64_t i) const {
+    __builtin_prefetch(gradients + i);
+    __builtin_prefetch(x + i);
+  }
   template <class Extent>
   Lanes value(const Parameters& q, int64_t i, Extent extent) const {
     const Lanes centered = lanes_at(x + i, extent) - q.mean;
@@ -234,6 +239,7 @@ struct InferenceBackprop {
   using Parameters = Lanes;
   Parameters of(int64_t p) const { return Lanes::load(factor + p); }
   Parameters of_all(int64_t c) const { return Lanes::all(factor[c]); }
+  void prefetch(int64_t i) const { __builtin_prefetch(gradients + i); }
   template <class Extent>
   Lanes value(const Parameters& factor, int64_t i, Extent extent) const {
     return lanes_at(gradients + i, extent) * factor;
