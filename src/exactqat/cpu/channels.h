@@ -160,7 +160,10 @@ Planes<T> gathered(const Planes<T>& planes, T* room) {
     const T* from = planes.plane(n);
     T* to = room + n * planes.size;
     int64_t k = 0;
-    for (; k + kWidth <= planes.size; k += kWidth) Vector<T>::load(from + k).store(to + k);
+    for (; k + kWidth <= planes.size; k += kWidth) {
+      __builtin_prefetch(from + k + planes.size);  // the next channel's plane, of many that are far apart
+      Vector<T>::load(from + k).store(to + k);
+    }
     if (k < planes.size) Vector<T>::load(from + k, planes.size - k).store(to + k, planes.size - k);
   }
   return {room, 1, planes.count * planes.size, 0};
@@ -171,6 +174,7 @@ template <class T, class Term>
 void plane_sums(const Planes<T>& a, const Planes<T>& b, int64_t p, Term term, double* first_items, double* second_items,
                 int64_t step) {
   constexpr int64_t kParts = kLanes / Lanes::kWidth;
+  static constexpr double kPlaces[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7};
   const int64_t rows = a.count * a.size, blocks = (rows + kBlock - 1) / kBlock;
   const auto sum = [=](const T* x, const T* y, int64_t count, int64_t block) __attribute__((always_inline)) {
     Lanes first[kParts], second[kParts];
@@ -187,20 +191,13 @@ void plane_sums(const Planes<T>& a, const Planes<T>& b, int64_t p, Term term, do
       int64_t i = 0;
       for (; i + kLanes <= count; i += kLanes)
         for (int64_t part = 0; part < kParts; ++part) add(i + part * Lanes::kWidth, part, Whole{});
-      double lanes[2][kLanes];
-      for (int64_t part = 0; part < kParts; ++part) {
-        first[part].store(lanes[0] + part * Lanes::kWidth);
-        second[part].store(lanes[1] + part * Lanes::kWidth);
-      }
-      for (int64_t lane = 0; i < count; ++i, ++lane) {
-        double plus_first, plus_second;
-        term(p, double(x[i]), double(y[i]), plus_first, plus_second);
-        lanes[0][lane] += plus_first;
-        lanes[1][lane] += plus_second;
-      }
-      for (int64_t part = 0; part < kParts; ++part) {
-        first[part] = Lanes::load(lanes[0] + part * Lanes::kWidth);
-        second[part] = Lanes::load(lanes[1] + part * Lanes::kWidth);
+      for (int64_t part = 0; part * Lanes::kWidth < count - i; ++part) {
+        const int64_t rest = std::min(count - i - part * Lanes::kWidth, Lanes::kWidth);
+        const Lanes before[2] = {first[part], second[part]};
+        add(i + part * Lanes::kWidth, part, Part{rest});
+        const auto there = less(Lanes::load(kPlaces), Lanes::all(double(rest)));
+        first[part] = chosen(there, first[part], before[0]);
+        second[part] = chosen(there, second[part], before[1]);
       }
     }
     first_items[block * step] = folded(first);

@@ -59,7 +59,7 @@ std::array<Doubles, 2> channel_sums(const Layout& layout, const T* a, const T* b
 Doubles for_sums(const Layout& layout, const Doubles& parameters) {
   if (layout.inner == 1) return sum_parameters(parameters.data(), layout.channels);
   Doubles lanes(layout.channels * kLanes);
-  for (size_t k = 0; k < lanes.size(); ++k) lanes[k] = parameters[k / kLanes];
+  for (int64_t c = 0; c < layout.channels; ++c) std::fill_n(lanes.data() + c * kLanes, kLanes, parameters[c]);
   return lanes;
 }
 
@@ -119,11 +119,16 @@ struct Moments {
     };
   }
 
-  double mean(int64_t c, double sum) const { return first[c] + sum / count; }
-
-  double variance(double sum, double squares) const {
-    const double v = (squares - sum * sum / count) / count;
-    return v < 0.0 ? 0.0 : v;
+  // Of `channels` channels from `channel` on, from their sums. (Restricted: these are loops of divisions, worth their vectors.)
+  void finish(int64_t channel, int64_t channels, const double* __restrict sums, const double* __restrict squares,
+              double* __restrict mean, double* __restrict variance) const {
+    const double* shift_of = first.data() + channel;
+    const double rows = count;
+    for (int64_t c = 0; c < channels; ++c) {
+      mean[c] = shift_of[c] + sums[c] / rows;
+      const double v = (squares[c] - sums[c] * sums[c] / rows) / rows;
+      variance[c] = v < 0.0 ? 0.0 : v;
+    }
   }
 };
 
@@ -133,10 +138,7 @@ void statistics(const Layout& layout, const T* x, Doubles& mean, Doubles& varian
   const Moments<T> moments(layout, x);
   const auto totals = layout.inner == 1 ? sums_of_rows(layout.outer, layout.channels, x, x, moments.term(), also)
                                         : channel_sums(layout, x, x, moments.term());
-  for (int64_t c = 0; c < layout.channels; ++c) {
-    mean[c] = moments.mean(c, totals[0][c]);
-    variance[c] = moments.variance(totals[0][c], totals[1][c]);
-  }
+  moments.finish(0, layout.channels, totals[0].data(), totals[1].data(), mean.data(), variance.data());
 }
 
 // The running statistics after a batch; `mean` and `variance` are those before it.
@@ -161,11 +163,14 @@ Running updated(const Layout& layout, const Numbers& numbers, const Doubles& mea
   return running;
 }
 
-double slope_of(double scale, double variance, double epsilon) { return 1.0 / std::sqrt(variance + epsilon) * scale; }
+void slopes_of(const double* __restrict scale, const double* __restrict variance, double epsilon, int64_t channels,
+               double* __restrict slope) {
+  for (int64_t c = 0; c < channels; ++c) slope[c] = 1.0 / std::sqrt(variance[c] + epsilon) * scale[c];
+}
 
 Doubles slope_of(const Doubles& scale, const Doubles& variance, double epsilon) {
   Doubles slope(scale.size());
-  for (size_t c = 0; c < scale.size(); ++c) slope[c] = slope_of(scale[c], variance[c], epsilon);
+  slopes_of(scale.data(), variance.data(), epsilon, int64_t(scale.size()), slope.data());
   return slope;
 }
 
@@ -193,12 +198,8 @@ void normalize_channels(const Layout& layout, const T* x, const Doubles& scale, 
   const Moments<T> moments(layout, x);
   Doubles slope(layout.channels);
   const auto then = [&](int64_t begin, int64_t count, const double* sums, const double* squares) {
-    for (int64_t k = 0; k < count; ++k) {
-      const int64_t c = begin + k;
-      mean[c] = moments.mean(c, sums[k]);
-      variance[c] = moments.variance(sums[k], squares[k]);
-    }
-    for (int64_t c = begin; c < begin + count; ++c) slope[c] = slope_of(scale[c], variance[c], epsilon);
+    moments.finish(begin, count, sums, squares, mean.data() + begin, variance.data() + begin);
+    slopes_of(scale.data() + begin, variance.data() + begin, epsilon, count, slope.data() + begin);
     fill_planes(layout, y, begin, count, Normalization<T>{x, mean.data(), slope.data(), offset.data()});
   };
   for_each_channel_sums(layout.outer, layout.channels, layout.inner, x, x, moments.term(), then);
@@ -258,16 +259,18 @@ void gradient(const Layout& layout, const T* gradients, const T* x, const Double
     product = g * (value - parameter_at<decltype(value)>(means, p));
   };
   Doubles factor(layout.channels), gradient_mean(layout.channels), slope(layout.channels);
-  const auto factors = [&](int64_t begin, int64_t count, const double* sums, const double* products) {
-    const double rows = double(layout.rows());
-    for (int64_t k = 0; k < count; ++k) {
-      const int64_t c = begin + k;
-      const double inverse = 1.0 / std::sqrt(variance[c] + epsilon);
-      factor[c] = scale[c] * inverse;
-      gradient_mean[c] = sums[k] / rows;
-      slope[c] = (inverse * inverse) * (products[k] / rows);
-      scale_backprop.as<T>()[c] = T(products[k] * inverse);
-      offset_backprop.as<T>()[c] = T(sums[k]);
+  const auto factors = [&](int64_t begin, int64_t count, const double* __restrict sums, const double* __restrict products) {
+    const double rows = double(layout.rows()), *variances = variance.data() + begin, *scales = scale.data() + begin;
+    double *__restrict f = factor.data() + begin, *__restrict m = gradient_mean.data() + begin;
+    double* __restrict s = slope.data() + begin;
+    T *__restrict to_scale = scale_backprop.as<T>() + begin, *__restrict to_offset = offset_backprop.as<T>() + begin;
+    for (int64_t c = 0; c < count; ++c) {
+      const double inverse = 1.0 / std::sqrt(variances[c] + epsilon);
+      f[c] = scales[c] * inverse;
+      m[c] = sums[c] / rows;
+      s[c] = (inverse * inverse) * (products[c] / rows);
+      to_scale[c] = T(products[c] * inverse);
+      to_offset[c] = T(sums[c]);
     }
   };
   const bool in_place = x_backprop == gradients || x_backprop == x;

@@ -89,8 +89,9 @@ template <int V, class T, class Term>
 void block_sums(const T* a, const T* b, int64_t rows, int64_t channels, int64_t channel, int64_t partial, Term&& term,
                 double* first_sums, double* second_sums) {
   constexpr int kHalf = kLanes / 2;
-  // Rows of many channels are too far apart for the processor to see a pattern: what is next in each of them.
-  const int64_t next = channels >= 128 ? V * Lanes::kWidth : kBlock * channels;
+  // Rows of many channels are too far apart for the processor to see a pattern: what is next in each of them, or in the next block.
+  const bool last = channel + 2 * V * Lanes::kWidth > channels;
+  const int64_t next = channels < 128 ? kBlock * channels : last ? kBlock * channels - channel : V * Lanes::kWidth;
   const auto load = [&](const T* from, int v) __attribute__((always_inline)) {
     return partial && v == V - 1 ? Lanes::load(from + v * Lanes::kWidth, partial) : Lanes::load(from + v * Lanes::kWidth);
   };
