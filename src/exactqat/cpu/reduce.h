@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -58,12 +59,6 @@ std::vector<T> repeated(const T* parameters, int64_t channels, int64_t repeats) 
   return wide;
 }
 
-// Parameters laid out for the runs over `rows` rows, or over parts of them.
-template <class T>
-std::vector<T> widen(const T* parameters, int64_t channels, int64_t rows) {
-  return repeated(parameters, channels, rows_together(channels, rows));
-}
-
 using Doubles = std::vector<double>;
 using Lanes = Vector<double>;
 
@@ -89,9 +84,6 @@ template <int V, class T, class Term>
 void block_sums(const T* a, const T* b, int64_t rows, int64_t channels, int64_t channel, int64_t partial, Term&& term,
                 double* first_sums, double* second_sums) {
   constexpr int kHalf = kLanes / 2;
-  // Rows of many channels are too far apart for the processor to see a pattern: what is next in each of them, or in the next block.
-  const bool last = channel + 2 * V * Lanes::kWidth > channels;
-  const int64_t next = channels < 128 ? kBlock * channels : last ? kBlock * channels - channel : V * Lanes::kWidth;
   const auto load = [&](const T* from, int v) __attribute__((always_inline)) {
     return partial && v == V - 1 ? Lanes::load(from + v * Lanes::kWidth, partial) : Lanes::load(from + v * Lanes::kWidth);
   };
@@ -99,8 +91,6 @@ void block_sums(const T* a, const T* b, int64_t rows, int64_t channels, int64_t 
   for (int half = 0; half < kLanes; half += kHalf) {
     Lanes first[kHalf][V], second[kHalf][V];
     const auto add_row = [&](int64_t row, int lane) __attribute__((always_inline)) {
-      __builtin_prefetch(a + row * channels + next);
-      __builtin_prefetch(b + row * channels + next);
       for (int v = 0; v < V; ++v) {
         Lanes x, y;
         term(channel + v * Lanes::kWidth, load(a + row * channels, v), load(b + row * channels, v), x, y);
@@ -166,11 +156,12 @@ std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, 
   constexpr int V = Lanes::kWidth >= 8 ? 2 : 1;
   const int64_t blocks = (rows + kBlock - 1) / kBlock;
   const int64_t blocks_per_task = std::max<int64_t>(1, 32768 / (kBlock * channels));
-  Doubles items(2 * blocks * channels);
+  const auto items_room = std::make_unique_for_overwrite<double[]>(2 * blocks * channels);
+  double* items = items_room.get();
   parallel_for((blocks + blocks_per_task - 1) / blocks_per_task, rows * channels, [&](int64_t task) {
     for (int64_t block = task * blocks_per_task; block < std::min(blocks, (task + 1) * blocks_per_task); ++block) {
       const int64_t offset = block * kBlock * channels, count = std::min(kBlock, rows - block * kBlock);
-      double *first = items.data() + 2 * block * channels, *second = first + channels;
+      double *first = items + 2 * block * channels, *second = first + channels;
       before(offset, count);
       if (channels < Lanes::kWidth) {
         block_sums_of_few(a + offset, b + offset, count, channels, term, first, second);
@@ -188,8 +179,8 @@ std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, 
       also(offset, count);
     }
   });
-  tree_fold(items.data(), blocks, 2 * channels);
-  return {Doubles(items.begin(), items.begin() + channels), Doubles(items.begin() + channels, items.begin() + 2 * channels)};
+  tree_fold(items, blocks, 2 * channels);
+  return {Doubles(items, items + channels), Doubles(items + channels, items + 2 * channels)};
 }
 
 template <class T, class Term, class Also>
