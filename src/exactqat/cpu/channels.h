@@ -8,6 +8,7 @@
 //     void prefetch(int64_t i) const;  // the operands' element i
 //     template <class Extent> Lanes value(const Parameters&, int64_t i, Extent) const;  // of the elements from i on
 //   };
+// It works on lines: the elements whose float32 fill a line of the cache.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -18,7 +19,8 @@
 
 namespace exactqat {
 
-constexpr int kLineLanes = kLine / int64_t{sizeof(float)} / Lanes::kWidth;  // that make a line of float32
+constexpr int64_t kLineElements = kLine / int64_t{sizeof(float)};
+constexpr int kLineLanes = kLineElements / Lanes::kWidth;
 
 template <class T>
 inline Lanes lanes_at(const T* p, Whole) {
@@ -29,75 +31,115 @@ inline Lanes lanes_at(const T* p, Part part) {
   return Lanes::load(p, part.n);
 }
 
-template <bool Past, class T>
-inline void put(T* p, Lanes lanes, Whole) {
-  if constexpr (Past) stream(p, lanes);
-  else lanes.store(p);
-}
-template <bool Past, class T>
-inline void put(T* p, Lanes lanes, Part part) {
-  lanes.store(p, part.n);
+template <class Pass>
+using Line = typename Pass::Parameters[kLineLanes];
+
+// The values of a pass for a line, of which Extent tells how much there is.
+template <class Pass, class Extent>
+inline void values_of(const Pass& pass, const Line<Pass>& q, int64_t i, Extent extent, Lanes (&lanes)[kLineLanes]) {
+  for (int v = 0; v < kLineLanes; ++v)
+    if constexpr (std::is_same_v<Extent, Whole>) {
+      lanes[v] = pass.value(q[v], i + v * Lanes::kWidth, extent);
+    } else if (const int64_t n = std::min(extent.n - v * Lanes::kWidth, Lanes::kWidth); n > 0) {
+      lanes[v] = pass.value(q[v], i + v * Lanes::kWidth, Part{n});
+    }
 }
 
-// As many as make a line of float32: one store, where there are registers of that size.
-template <bool Past, class T, int N>
-inline void put_line(T* p, const Lanes (&lanes)[N]) {
+// Rounded to the vectors of T that make up the line.
+template <class T>
+inline void round_line(const Lanes (&lanes)[kLineLanes], Vector<T> (&rounded)[kLineElements / Vector<T>::kWidth]) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(T) == 4) {
     const __m512 low = _mm512_castps256_ps512(lanes[0].rounded());
-    const Vector<T> line{_mm512_maskz_insertf32x8(0xffff, low, lanes[1].rounded(), 1)};
-    if constexpr (Past) stream(p, line);
-    else line.store(p);
+    rounded[0] = {_mm512_maskz_insertf32x8(0xffff, low, lanes[1].rounded(), 1)};
     return;
   }
 #endif
-  for (int v = 0; v < N; ++v) put<Past>(p + v * Lanes::kWidth, lanes[v], Whole{});
+  T line[kLineElements];
+  for (int v = 0; v < kLineLanes; ++v) lanes[v].store(line + v * Lanes::kWidth);
+  for (int64_t v = 0; v < kLineElements / Vector<T>::kWidth; ++v) rounded[v] = load(line + v * Vector<T>::kWidth, Whole{});
 }
+
+// Puts a pass's values into a tensor.
+template <class T, class Pass>
+struct Stored {
+  T* out;
+  Pass pass;
+
+  using Parameters = typename Pass::Parameters;
+  Parameters of(int64_t p) const { return pass.of(p); }
+  void prefetch(int64_t i) const { pass.prefetch(i); }
+
+  template <bool Past>
+  void line(const Line<Pass>& q, int64_t i, Whole whole) const {
+    Lanes lanes[kLineLanes];
+    values_of(pass, q, i, whole, lanes);
+    if constexpr (sizeof(T) == 4 && Vector<T>::kWidth == kLineElements) {
+      Vector<T> vector[1];
+      round_line(lanes, vector);
+      if constexpr (Past) stream(out + i, vector[0]);
+      else vector[0].store(out + i);
+    } else {
+      for (int v = 0; v < kLineLanes; ++v)
+        if constexpr (Past) stream(out + i + v * Lanes::kWidth, lanes[v]);
+        else lanes[v].store(out + i + v * Lanes::kWidth);
+    }
+  }
+
+  template <bool Past>
+  void line(const Line<Pass>& q, int64_t i, Part part) const {
+    Lanes lanes[kLineLanes];
+    values_of(pass, q, i, part, lanes);
+    for (int v = 0; v < kLineLanes; ++v)
+      if (const int64_t n = std::min(part.n - v * Lanes::kWidth, Lanes::kWidth); n > 0)
+        lanes[v].store(out + i + v * Lanes::kWidth, n);
+  }
+};
 
 // The elements of a plane, or of any run within one channel.
-template <bool Past, class T, class Pass>
+template <class T, class Pass>
 inline void fill_plane(T* out, int64_t begin, int64_t size, const typename Pass::Parameters& parameters, Pass pass) {
-  const typename Pass::Parameters q = parameters;  // what is behind a reference would be loaded again after every store
+  Line<Pass> q;  // copied: what is behind a reference would be loaded again after every store
+  for (auto& of_lanes : q) of_lanes = parameters;
+  const Stored<T, Pass> stored{out, pass};
   int64_t i = begin;
   const int64_t end = begin + size;
-  for (; i + kLineLanes * Lanes::kWidth <= end; i += kLineLanes * Lanes::kWidth) {
-    Lanes line[kLineLanes];
-    for (int v = 0; v < kLineLanes; ++v) line[v] = pass.value(q, i + v * Lanes::kWidth, Whole{});
-    put_line<Past>(out + i, line);
-  }
-  for (; i + Lanes::kWidth <= end; i += Lanes::kWidth) put<Past>(out + i, pass.value(q, i, Whole{}), Whole{});
-  if (i < end) put<Past>(out + i, pass.value(q, i, Part{end - i}), Part{end - i});
+  for (; i + kLineElements <= end; i += kLineElements) stored.template line<false>(q, i, Whole{});
+  if (i < end) stored.template line<false>(q, i, Part{end - i});
 }
 
-// Rows of channels. Several rows share what is loaded of the parameters, unless memory is so slow that only going straight on counts;
-// rows of few channels are put together to longer ones that are whole vectors.
+// Rows of channels. Several rows share what is loaded of the parameters, unless results go past the cache: then memory is so slow
+// that only going straight on counts. Rows of few channels are put together to longer ones that are whole lines.
 class Rows {
  public:
+  // `whole_lines`: every line begins at a multiple of its length, however many parameters that takes.
   template <class T>
-  Rows(const T* out, int64_t size, int64_t channels, bool in_place) : size_(size), channels_(channels) {
-    const int64_t whole = std::lcm(channels, kLine / int64_t{sizeof(float)});
-    width_ = whole <= kLongest ? whole : channels;
+  Rows(const T* out, int64_t size, int64_t channels, bool in_place, bool whole_lines = false)
+      : size_(size), channels_(channels) {
+    const int64_t whole = std::lcm(channels, kLineElements);
+    width_ = whole_lines || whole <= kLongest ? whole : channels;
     past_ = !in_place && size * int64_t{sizeof(T)} >= too_large_for_the_cache() && aligned(out, kLine) &&
-            width_ * int64_t{sizeof(T)} % kLine == 0;
+            width_ % kLineElements == 0;
   }
 
-  // Parameters for a row, with room for a whole vector behind them.
+  // Parameters for a row, with room for a whole line behind them.
   LineVector<double> spread(const double* parameters) const {
-    return exactqat::spread(parameters, channels_, width_ + 2 * Lanes::kWidth);
+    return exactqat::spread(parameters, channels_, width_ + kLineElements);
   }
 
-  // Puts the pass's values into `out`. The last rows come first: they were read last by the sums before it, so they are in the cache.
-  template <class T, class Pass>
-  void fill(T* out, Pass pass) const {
-    if (past_) fill<true>(out, pass);
-    else fill<false>(out, pass);
+  // Calls pass.line<past the cache>(parameters, i, extent) for all lines. The last rows come first: they were read last by the sums
+  // before it, so they are in the cache.
+  template <class Pass>
+  void each(Pass pass) const {
+    if (past_) each<true>(pass);
+    else each<false>(pass);
   }
 
  private:
   static constexpr int64_t kLongest = 1024, kTogether = 4;
 
-  template <bool Past, class T, class Pass>
-  void fill(T* out, Pass pass) const {
+  template <bool Past, class Pass>
+  void each(Pass pass) const {
     const int64_t rows = size_ / width_, rest = size_ % width_;
     const int64_t rows_per_task = std::max<int64_t>(1, kTask / (width_ * kTogether)) * kTogether;
     const int64_t tasks = std::max<int64_t>(1, (rows + rows_per_task - 1) / rows_per_task);
@@ -105,38 +147,35 @@ class Rows {
       const int64_t begin = (tasks - 1 - task) * rows_per_task, end = std::min(rows, begin + rows_per_task);
       int64_t row = begin;
       if (!Past)
-        for (; row + kTogether <= end; row += kTogether) columns<false, kTogether>(out, row * width_, width_, pass);
-      for (; row < end; ++row) columns<Past, 1>(out, row * width_, width_, pass);
-      if (task == 0) columns<false, 1>(out, rows * width_, rest, pass);
+        for (; row + kTogether <= end; row += kTogether) lines<false, kTogether>(row * width_, width_, pass);
+      for (; row < end; ++row) lines<Past, 1>(row * width_, width_, pass);
+      if (task == 0) lines<false, 1>(rows * width_, rest, pass);
       if (Past) finish_streaming();
     });
   }
 
   // `length` elements of each of Count rows that begin at `begin`.
-  template <bool Past, int Count, class T, class Pass>
-  void columns(T* out, int64_t begin, int64_t length, Pass pass) const {
+  template <bool Past, int Count, class Pass>
+  void lines(int64_t begin, int64_t length, Pass pass) const {
     const int64_t stride = width_, ahead = Count * width_;  // the next rows: going along several, the processor foresees little
-    int64_t p = 0;
-    for (; p + kLineLanes * Lanes::kWidth <= length; p += kLineLanes * Lanes::kWidth) {
-      typename Pass::Parameters q[kLineLanes];
+    const auto load = [&](int64_t p, Line<Pass>& q) __attribute__((always_inline)) {
       for (int v = 0; v < kLineLanes; ++v) q[v] = pass.of(p + v * Lanes::kWidth);
-#pragma GCC unroll 8
+    };
+    int64_t p = 0;
+    for (; p + kLineElements <= length; p += kLineElements) {
+      Line<Pass> q;
+      load(p, q);
+#pragma GCC unroll 4
       for (int row = 0; row < Count; ++row) {
         const int64_t i = begin + row * stride + p;
         if (Count > 1) pass.prefetch(i + ahead);
-        Lanes line[kLineLanes];
-        for (int v = 0; v < kLineLanes; ++v) line[v] = pass.value(q[v], i + v * Lanes::kWidth, Whole{});
-        put_line<Past>(out + i, line);
+        pass.template line<Past>(q, i, Whole{});
       }
     }
-    for (; p < length; p += Lanes::kWidth) {
-      const auto q = pass.of(p);
-      for (int row = 0; row < Count; ++row) {
-        const int64_t i = begin + row * stride + p;
-        if (p + Lanes::kWidth <= length) put<false>(out + i, pass.value(q, i, Whole{}), Whole{});
-        else put<false>(out + i, pass.value(q, i, Part{length - p}), Part{length - p});
-      }
-    }
+    if (p == length) return;
+    Line<Pass> q;
+    load(p, q);
+    for (int row = 0; row < Count; ++row) pass.template line<false>(q, begin + row * stride + p, Part{length - p});
   }
 
   int64_t size_, channels_, width_;
@@ -226,8 +265,8 @@ void plane_sums(const Planes<T>& a, const Planes<T>& b, int64_t p, Term term, do
   }
 }
 
-// Two sums over the rows of each channel that is not last, for several channels at a time: then(first channel, how many, first sums,
-// second sums) may go over the same elements again, which are still in the cache.
+// Two sums over the rows of each channel that is not last, for several channels at a time. then(first channel, how many, first sums,
+// second sums) may go over the same elements again: they are still in the cache.
 template <class T, class Term, class Then>
 void for_each_channel_sums(int64_t outer, int64_t channels, int64_t inner, const T* a, const T* b, Term&& term, Then&& then) {
   constexpr int64_t kSmall = 4 * kBlock, kNear = 32768, kMost = 16;

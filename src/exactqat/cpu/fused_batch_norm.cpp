@@ -69,7 +69,7 @@ void fill_planes(const Layout& layout, T* out, int64_t channel, int64_t count, P
   for (int64_t c = channel; c < channel + count; ++c) {
     const auto parameters = pass.of_all(c);
     for (int64_t n = 0; n < layout.outer; ++n)
-      fill_plane<false>(out, (n * layout.channels + c) * layout.inner, layout.inner, parameters, pass);
+      fill_plane(out, (n * layout.channels + c) * layout.inner, layout.inner, parameters, pass);
   }
 }
 
@@ -81,14 +81,17 @@ void fill(const Layout& layout, T* out, bool in_place, Make&& make) {
   if (layout.inner == 1) {
     const Rows rows(out, layout.size(), layout.channels, in_place);
     std::deque<LineVector<double>> laid_out;
-    rows.fill(out, make([&](const Doubles& parameters) { return laid_out.emplace_back(rows.spread(parameters.data())).data(); }));
+    const auto pass = make([&](const Doubles& parameters) {
+      return laid_out.emplace_back(rows.spread(parameters.data())).data();
+    });
+    rows.each(Stored<T, std::remove_const_t<decltype(pass)>>{out, pass});
     return;
   }
   const auto pass = make([](const Doubles& parameters) { return parameters.data(); });
   const int64_t runs = layout.outer * layout.channels, runs_per_task = std::max<int64_t>(1, kTask / layout.inner);
   parallel_for((runs + runs_per_task - 1) / runs_per_task, layout.size(), [&](int64_t task) {
     for (int64_t run = task * runs_per_task; run < std::min(runs, (task + 1) * runs_per_task); ++run)
-      fill_plane<false>(out, run * layout.inner, layout.inner, pass.of_all(run % layout.channels), pass);
+      fill_plane(out, run * layout.inner, layout.inner, pass.of_all(run % layout.channels), pass);
   });
 }
 
@@ -396,30 +399,22 @@ struct Extremes {
         block_ends(std::make_unique_for_overwrite<T[]>(2 * blocks * channels)) {}
 
   void operator()(int64_t offset, int64_t rows) {
-    typedef T V __attribute__((vector_size(64)));
-    constexpr int64_t kWidth = 64 / sizeof(T);
+    using V = Vector<T>;
     T *low = block_ends.get() + 2 * offset / kBlock, *high = low + channels;
-    const T* from = x + offset;
+    const auto column = [&](int64_t c, auto extent) __attribute__((always_inline)) {
+      const T* from = x + offset + c;
+      V lowest = V::all(std::numeric_limits<T>::infinity()), highest = V::all(-std::numeric_limits<T>::infinity());
+      for (int64_t row = 0; row < rows; ++row) {
+        const V values = load(from + row * channels, extent);
+        lowest = lesser(values, lowest);
+        highest = greater(values, highest);
+      }
+      store(low + c, lowest, extent);
+      store(high + c, highest, extent);
+    };
     int64_t c = 0;
-    for (; c + kWidth <= channels; c += kWidth) {
-      V lowest = V{} + std::numeric_limits<T>::infinity(), highest = -lowest;
-      for (int64_t row = 0; row < rows; ++row) {
-        V values;
-        std::memcpy(&values, from + row * channels + c, sizeof values);
-        lowest = values < lowest ? values : lowest;
-        highest = values > highest ? values : highest;
-      }
-      std::memcpy(low + c, &lowest, sizeof lowest);
-      std::memcpy(high + c, &highest, sizeof highest);
-    }
-    for (; c < channels; ++c) {
-      low[c] = std::numeric_limits<T>::infinity(), high[c] = -low[c];
-      for (int64_t row = 0; row < rows; ++row) {
-        const T value = from[row * channels + c];
-        low[c] = value < low[c] ? value : low[c];
-        high[c] = value > high[c] ? value : high[c];
-      }
-    }
+    for (; c + V::kWidth <= channels; c += V::kWidth) column(c, Whole{});
+    if (c < channels) column(c, Part{channels - c});
   }
 
   // Of all blocks: the smallest, then the largest.
@@ -468,171 +463,134 @@ EXACTQAT_KERNEL(batch_norm_statistics) {
 
 namespace {
 
-// 64 bytes of elements, and integers as wide: -1 where something holds, else 0.
+// A normalization followed by an activation and a fake quantization. A mask is written if one is given.
 template <class T>
-struct Group {
-  using Integer = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
-  typedef T Reals __attribute__((vector_size(64)));
-  typedef Integer Integers __attribute__((vector_size(64)));
-  static constexpr int64_t kWidth = 64 / sizeof(T);
+struct QuantizedNormalization {
+  using V = Vector<T>;
+
+  Normalization<T> normalization;
+  T* outputs;
+  uint8_t* mask;
+  V nudged_min, nudged_max, nudged_scale, quant_zero;
+  bool no_range, stops_low, stops_high;  // stops: the activation has an end there
+
+  using Parameters = typename Normalization<T>::Parameters;
+  Parameters of(int64_t p) const { return normalization.of(p); }
+  void prefetch(int64_t i) const { normalization.prefetch(i); }
+
+  V quantized(V activated) const {
+    const V steps = divided(clamp(activated, nudged_min, nudged_max) - nudged_min, nudged_scale);
+    return floored((steps - quant_zero) + V::all(T(0.5))) * nudged_scale;
+  }
+
+  template <bool Past, class Extent>
+  void line(const Parameters (&q)[kLineLanes], int64_t i, Extent extent) const {
+    Lanes lanes[kLineLanes];
+    values_of(normalization, q, i, extent, lanes);
+    constexpr int kVectors = kLineElements / V::kWidth;
+    V y[kVectors];
+    round_line(lanes, y);
+    uint32_t lower = 0, higher = 0;
+    for (int v = 0; v < kVectors; ++v) {
+      V activated = y[v];
+      if (stops_low) activated = greater(V{}, activated);
+      if (stops_high) activated = lesser(V::all(T(6)), activated);
+      if (mask) {
+        // Two bits for each element: what its gradient goes to.
+        Mask<T> inside = less_equal(nudged_min, activated) & less_equal(activated, nudged_max);
+        const Mask<T> under = less(activated, nudged_min), over = less(nudged_max, activated);
+        if (no_range) inside = less(V{}, V::all(T(1)));
+        if (stops_low) inside = without(inside, less_equal(y[v], V{}));
+        if (stops_high) inside = without(inside, less_equal(V::all(T(6)), y[v]));
+        lower |= bits_of(no_range ? inside : inside | over) << v * V::kWidth;
+        higher |= (no_range ? 0 : bits_of(under | over)) << v * V::kWidth;
+      }
+      const V result = no_range ? V{} : quantized(activated);
+      const int64_t n = elements(extent) - v * V::kWidth;
+      if (n >= V::kWidth) {
+        if constexpr (Past) stream(outputs + i + v * V::kWidth, result);
+        else store(outputs + i + v * V::kWidth, result, Whole{});
+      } else if (n > 0) {
+        store(outputs + i + v * V::kWidth, result, Part{n});
+      }
+    }
+    if (!mask) return;
+    uint32_t packed = interleaved(lower, higher);
+    if constexpr (std::is_same_v<Extent, Part>) packed &= (uint32_t{1} << 2 * extent.n) - 1;
+    std::memcpy(mask + i / 4, &packed, (elements(extent) + 3) / 4);
+  }
+
+ private:
+  static int64_t elements(Whole) { return kLineElements; }
+  static int64_t elements(Part part) { return part.n; }
 };
 
-// Bit k tells whether element k is -1.
-template <class Integers>
-uint32_t bits_of(const Integers& holds) {
-#if defined(__AVX512DQ__)
-  if constexpr (sizeof(holds[0]) == 4) return _mm512_movepi32_mask(__m512i(holds));
-  else return _mm512_movepi64_mask(__m512i(holds));
-#elif defined(__AVX2__)
-  if constexpr (sizeof(holds[0]) == 4) {
-    __m256 halves[2];
-    std::memcpy(halves, &holds, sizeof halves);
-    return uint32_t(_mm256_movemask_ps(halves[0])) | uint32_t(_mm256_movemask_ps(halves[1])) << 8;
-  }
-#endif
-  uint32_t bits = 0;
-  for (size_t k = 0; k < sizeof holds / sizeof holds[0]; ++k) bits |= uint32_t(holds[k] != 0) << k;
-  return bits;
-}
-
-// What a quantized normalization does to a normalized element.
-template <class T>
-struct Quantization {
-  Nudged<T> n;
-  T lowest, highest;  // of the activation
-  bool stops_low, stops_high;
-
-  Quantization(const Call& call, T min, T max)
-      : n(nudge(min, max, call.numbers)),
-        lowest(-std::numeric_limits<T>::infinity()),
-        highest(std::numeric_limits<T>::infinity()),
-        stops_low(call.numbers.integer("activation") != kNone),
-        stops_high(call.numbers.integer("activation") == kRelu6) {
-    if (stops_low) lowest = T(0);
-    if (stops_high) highest = T(6);
-  }
-
-  void values(const T* y, T* outputs, int64_t count) const {
-    if (n.no_range) {
-      std::fill_n(outputs, count, T(0));
-      return;
-    }
-    for (int64_t k = 0; k < count; ++k) {
-      const T above = y[k] < lowest ? lowest : y[k], activated = highest < above ? highest : above;
-      const T steps = (clamp(activated, n.nudged_min, n.nudged_max) - n.nudged_min) / n.nudged_scale;
-      outputs[k] = std::floor((steps - n.quant_zero) + T(0.5)) * n.nudged_scale;
-    }
-  }
-
-  // The states of a group of elements, two bits each.
-  uint32_t states(const T* y) const {
-    using Reals = typename Group<T>::Reals;
-    using Integers = typename Group<T>::Integers;
-    Reals x;
-    std::memcpy(&x, y, sizeof x);
-    const Reals above = x < lowest ? Reals{} + lowest : x, activated = above > highest ? Reals{} + highest : above;
-    const Integers stops = ((x <= lowest) & -stops_low) | ((x >= highest) & -stops_high);
-    if (n.no_range) return interleaved(bits_of(Integers(~stops)), 0);
-    const Integers over = activated > n.nudged_max, under = activated < n.nudged_min;
-    const Integers inside = (activated >= n.nudged_min) & (activated <= n.nudged_max);
-    return interleaved(bits_of(Integers((inside & ~stops) | over)), bits_of(Integers(under | over)));
-  }
-};
-
-// Normalizes, activates and quantizes; a mask is written if one is given.
 template <class T>
 void quantize_normalized(const Call& call, uint8_t* mask) {
+  using V = Vector<T>;
   const Layout layout = rows_of(call, 0);
   const T *x = call.operands[0].as<T>(), min = *call.operands[5].as<T>(), max = *call.operands[6].as<T>();
   T* outputs = call.results[0].as<T>();
   if (min > max) throw std::invalid_argument("min must not be greater than max");
-  const Quantization<T> quantization(call, min, max);
+  if (layout.size() == 0) return;
+  const Nudged<T> n = nudge(min, max, call.numbers);
   const Doubles mean = doubles<double>(call.operands[3]), variance = doubles<double>(call.operands[4]);
   const Doubles slope = slope_of(doubles<T>(call.operands[1]), variance, T(call.numbers.real("epsilon")));
-  // Parameters of several rows, so that runs are long.
-  const int64_t together = std::max<int64_t>(1, 256 / std::max<int64_t>(layout.channels, 1));
-  const auto wide = [&](const Doubles& parameters) { return repeated(parameters.data(), layout.channels, together); };
-  const Doubles m = wide(mean), s = wide(slope), o = wide(doubles<T>(call.operands[2]));
-  constexpr int64_t kPiece = 1024, kWidth = Group<T>::kWidth;
-  const int64_t width = together * layout.channels;
-  for_each_piece(layout.size(), [&](int64_t begin, int64_t end) {
-    T y[kPiece];
-    int64_t p = begin % layout.channels;
-    for (int64_t piece = begin; piece < end; piece += kPiece) {
-      const int64_t count = std::min(kPiece, end - piece);
-      for (int64_t i = 0; i < count;) {
-        const int64_t run = std::min(count - i, width - p);
-        const T* from = x + piece + i;
-        const double *mp = m.data() + p, *sp = s.data() + p, *op = o.data() + p;
-        for (int64_t k = 0; k < run; ++k) y[i + k] = T((double(from[k]) - mp[k]) * sp[k] + op[k]);
-        i += run;
-        p = p + run == width ? 0 : p + run;
-      }
-      quantization.values(y, outputs + piece, count);
-      if (!mask) continue;
-      std::fill(y + count, y + (count + kWidth - 1) / kWidth * kWidth, T(0));
-      for (int64_t k = 0; k < count; k += kWidth) {
-        uint32_t states = quantization.states(y + k);
-        const int64_t elements = std::min(kWidth, count - k);
-        if (elements < kWidth) states &= (uint32_t{1} << 2 * elements) - 1;
-        std::memcpy(mask + (piece + k) / 4, &states, elements == kWidth ? kWidth / 4 : (elements + 3) / 4);
-      }
-    }
-  });
+  const Rows rows(outputs, layout.size(), layout.channels, outputs == x, true);
+  const auto means = rows.spread(mean.data()), slopes = rows.spread(slope.data());
+  const auto offsets = rows.spread(doubles<T>(call.operands[2]).data());
+  const int64_t activation = call.numbers.integer("activation");
+  rows.each(QuantizedNormalization<T>{{x, means.data(), slopes.data(), offsets.data()}, outputs, mask,
+                                      V::all(n.nudged_min), V::all(n.nudged_max), V::all(n.nudged_scale),
+                                      V::all(n.quant_zero), n.no_range, activation != kNone, activation == kRelu6});
+}
+
+// The bits of the elements from i on, of which there are `count`, at most a vector of them.
+template <class T>
+uint32_t packed_at(const uint8_t* mask, int64_t i, int64_t count) {
+  uint32_t packed = 0;
+  std::memcpy(&packed, mask + i / 4, (i % 4 + count + 3) / 4);
+  return packed >> 2 * (i % 4);
 }
 
 // Copies the gradients of up to 64 elements that pass, zeros for the others. Returns whether some go to an end of the range.
 template <class T>
 bool pass_gradients(const T* gradients, const uint8_t* mask, T* passed, int64_t count) {
-  using Reals = typename Group<T>::Reals;
-  using Integers = typename Group<T>::Integers;
-  constexpr int64_t kWidth = Group<T>::kWidth;
-  Integers lower{}, higher{};
-  for (int64_t k = 0; k < kWidth; ++k) lower[k] = 1ll << 2 * k, higher[k] = 2ll << 2 * k;
+  constexpr int64_t kWidth = Vector<T>::kWidth;
   uint32_t any = 0;
+  const auto vector = [&](int64_t k, auto extent) __attribute__((always_inline)) {
+    const uint32_t packed = packed_at<T>(mask, k, count_of<T>(extent));
+    any |= packed;
+    store(passed + k, kept(without(low_bits<T>(packed), high_bits<T>(packed)), load(gradients + k, extent)), extent);
+  };
   int64_t k = 0;
-  for (; k + kWidth <= count; k += kWidth) {
-    uint32_t states = 0;
-    std::memcpy(&states, mask + k / 4, kWidth / 4);
-    any |= states;
-    const Integers all = Integers{} + typename Group<T>::Integer(states);
-    Reals values;
-    std::memcpy(&values, gradients + k, sizeof values);
-    const Reals kept = ((all & lower) != 0) & ((all & higher) == 0) ? values : Reals{};
-    std::memcpy(passed + k, &kept, sizeof kept);
-  }
-  for (; k < count; ++k) {
-    const uint32_t state = mask[k / 4] >> 2 * (k % 4) & 3;
-    any |= state << 30;
-    passed[k] = state == 1 ? gradients[k] : T(0);
-  }
+  for (; k + kWidth <= count; k += kWidth) vector(k, Whole{});
+  if (k < count) vector(k, Part{count - k});
   return any & 0xaaaaaaaa;
 }
 
-// Adds up to 64 gradients that go to the ends of the range to the lanes of their sums.
+// The folded sums of up to 64 gradients that go to the ends of the range.
 template <class T>
-void outside_lanes(const T* gradients, const uint8_t* mask, int64_t count, double (&lanes)[2][kLanes]) {
-  typedef double Eight __attribute__((vector_size(64)));
-  typedef int64_t Integers __attribute__((vector_size(64)));
-  Integers lower{}, higher{};
-  for (int64_t k = 0; k < kLanes; ++k) lower[k] = 1ll << 2 * k, higher[k] = 2ll << 2 * k;
-  Eight below{}, above{};
+void outside_sums(const T* gradients, const uint8_t* mask, int64_t count, double* below_and_above) {
+  constexpr int64_t kWidth = Vector<T>::kWidth, kParts = kLanes / Lanes::kWidth, kDoubles = kWidth / Lanes::kWidth;
+  Lanes lows[kParts], highs[kParts];
+  const auto vector = [&](int64_t k, auto extent) __attribute__((always_inline)) {
+    const uint32_t packed = packed_at<T>(mask, k, count_of<T>(extent));
+    const Mask<T> over = low_bits<T>(packed) & high_bits<T>(packed), under = without(high_bits<T>(packed), low_bits<T>(packed));
+    const Vector<T> values = load(gradients + k, extent);
+    const int64_t first = k / Lanes::kWidth % kParts, second = (first + 1) % kParts;
+    lows[first] = added<0>(lows[first], under, doubles<0>(values));
+    highs[first] = added<0>(highs[first], over, doubles<0>(values));
+    if constexpr (kDoubles == 2) {
+      lows[second] = added<1>(lows[second], under, doubles<1>(values));
+      highs[second] = added<1>(highs[second], over, doubles<1>(values));
+    }
+  };
   int64_t k = 0;
-  for (; k + kLanes <= count; k += kLanes) {
-    uint16_t states;
-    std::memcpy(&states, mask + k / 4, sizeof states);
-    Eight wide;
-    for (int64_t lane = 0; lane < kLanes; ++lane) wide[lane] = double(gradients[k + lane]);
-    const Integers all = Integers{} + int64_t{states}, outside = (all & higher) != 0, over = (all & lower) != 0;
-    below += outside & ~over ? wide : Eight{};
-    above += outside & over ? wide : Eight{};
-  }
-  std::memcpy(lanes[0], &below, sizeof below);
-  std::memcpy(lanes[1], &above, sizeof above);
-  for (; k < count; ++k) {
-    const int state = mask[k / 4] >> 2 * (k % 4) & 3;
-    if (state >= 2) lanes[state - 2][k % kLanes] += double(gradients[k]);
-  }
+  for (; k + kWidth <= count; k += kWidth) vector(k, Whole{});
+  if (k < count) vector(k, Part{count - k});
+  below_and_above[0] = folded(lows);
+  below_and_above[1] = folded(highs);
 }
 
 }  // namespace
@@ -671,21 +629,13 @@ EXACTQAT_KERNEL(quantized_batch_norm_gradient) {
   }
   // The gradients of the range are sums over the tensor as rows of one channel.
   Doubles below_and_above(range_gradients ? 2 * flat_blocks : 0);
-  const auto sum_outside = [&](int64_t begin, int64_t count) {
-    double lanes[2][kLanes] = {};
-    outside_lanes(gradients + begin, mask + begin / 4, count, lanes);
-    for (int side = 0; side < 2; ++side) {
-      fold_lanes(lanes[side], 1);
-      below_and_above[2 * (begin / kBlock) + side] = lanes[side][0];
-    }
-  };
   // What passes is written where the result will stand.
   const auto pass = [&](int64_t begin, int64_t rows) {
     const int64_t end = begin + rows * layout.channels;
     for (int64_t i = begin; i < end; i += kBlock) {
       const int64_t count = std::min(kBlock, end - i);
       const bool outside = pass_gradients(gradients + i, mask + i / 4, x_backprop + i, count);
-      if (range_gradients && outside) sum_outside(i, count);
+      if (range_gradients && outside) outside_sums(gradients + i, mask + i / 4, count, &below_and_above[2 * (i / kBlock)]);
     }
   };
   const double epsilon = T(call.numbers.real("epsilon"));
