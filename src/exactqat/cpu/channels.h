@@ -110,46 +110,46 @@ inline void fill_plane(T* out, int64_t begin, int64_t size, const typename Pass:
 
 // Rows of channels. Several rows share what is loaded of the parameters, unless results go past the cache: then memory is so slow
 // that only going straight on counts. Rows of few channels are put together to longer ones that are whole lines.
-class Rows {
- public:
+struct Rows {
+  static constexpr int64_t kLongest = 1024, kTogether = 4;
+  int64_t size, channels, width;
+  bool past;
+
   // `whole_lines`: every line begins at a multiple of its length, however many parameters that takes.
   template <class T>
   Rows(const T* out, int64_t size, int64_t channels, bool in_place, bool whole_lines = false)
-      : size_(size), channels_(channels) {
+      : size(size), channels(channels) {
     const int64_t whole = std::lcm(channels, kLineElements);
-    width_ = whole_lines || whole <= kLongest ? whole : channels;
-    past_ = !in_place && size * int64_t{sizeof(T)} >= too_large_for_the_cache() && aligned(out, kLine) &&
-            width_ % kLineElements == 0;
+    width = whole_lines || whole <= kLongest ? whole : channels;
+    past = !in_place && size * int64_t{sizeof(T)} >= too_large_for_the_cache() && aligned(out, kLine) &&
+            width % kLineElements == 0;
   }
 
   // Parameters for a row, with room for a whole line behind them.
   LineVector<double> spread(const double* parameters) const {
-    return exactqat::spread(parameters, channels_, width_ + kLineElements);
+    return exactqat::spread(parameters, channels, width + kLineElements);
   }
 
   // Calls pass.line<past the cache>(parameters, i, extent) for all lines. The last rows come first: they were read last by the sums
   // before it, so they are in the cache.
   template <class Pass>
   void each(Pass pass) const {
-    if (past_) each<true>(pass);
+    if (past) each<true>(pass);
     else each<false>(pass);
   }
 
- private:
-  static constexpr int64_t kLongest = 1024, kTogether = 4;
-
   template <bool Past, class Pass>
   void each(Pass pass) const {
-    const int64_t rows = size_ / width_, rest = size_ % width_;
-    const int64_t rows_per_task = std::max<int64_t>(1, kTask / (width_ * kTogether)) * kTogether;
+    const int64_t rows = size / width, rest = size % width;
+    const int64_t rows_per_task = std::max<int64_t>(1, kTask / (width * kTogether)) * kTogether;
     const int64_t tasks = std::max<int64_t>(1, (rows + rows_per_task - 1) / rows_per_task);
-    parallel_for(tasks, size_, [&](int64_t task) {
+    parallel_for(tasks, size, [&](int64_t task) {
       const int64_t begin = (tasks - 1 - task) * rows_per_task, end = std::min(rows, begin + rows_per_task);
       int64_t row = begin;
       if (!Past)
-        for (; row + kTogether <= end; row += kTogether) lines<false, kTogether>(row * width_, width_, pass);
-      for (; row < end; ++row) lines<Past, 1>(row * width_, width_, pass);
-      if (task == 0) lines<false, 1>(rows * width_, rest, pass);
+        for (; row + kTogether <= end; row += kTogether) lines<false, kTogether>(row * width, width, pass);
+      for (; row < end; ++row) lines<Past, 1>(row * width, width, pass);
+      if (task == 0) lines<false, 1>(rows * width, rest, pass);
       if (Past) finish_streaming();
     });
   }
@@ -157,7 +157,7 @@ class Rows {
   // `length` elements of each of Count rows that begin at `begin`.
   template <bool Past, int Count, class Pass>
   void lines(int64_t begin, int64_t length, Pass pass) const {
-    const int64_t stride = width_, ahead = Count * width_;  // the next rows: going along several, the processor foresees little
+    const int64_t stride = width, ahead = Count * width;  // the next rows: going along several, the processor foresees little
     const auto load = [&](int64_t p, Line<Pass>& q) __attribute__((always_inline)) {
       for (int v = 0; v < kLineLanes; ++v) q[v] = pass.of(p + v * Lanes::kWidth);
     };
@@ -177,13 +177,9 @@ class Rows {
     load(p, q);
     for (int row = 0; row < Count; ++row) pass.template line<false>(q, begin + row * stride + p, Part{length - p});
   }
-
-  int64_t size_, channels_, width_;
-  bool past_;
 };
 
-// Blocks of rows of one channel that is not last: its `count` planes of `size` elements lie `stride` apart. Item k of a block's
-// sums goes to items[block * step + k * step / 2].
+// The elements of a channel that is not last: `count` planes of `size` elements, `stride` apart.
 template <class T>
 struct Planes {
   const T* first;

@@ -520,7 +520,7 @@ struct QuantizedNormalization {
     std::memcpy(mask + i / 4, &packed, (elements(extent) + 3) / 4);
   }
 
- private:
+
   static int64_t elements(Whole) { return kLineElements; }
   static int64_t elements(Part part) { return part.n; }
 };
