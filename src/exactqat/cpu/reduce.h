@@ -23,26 +23,31 @@ inline void fold_lanes(double* lanes, int64_t width) {
     for (int64_t k = 0; k < half * width; ++k) lanes[k] += lanes[half * width + k];
 }
 
+using Lanes = Vector<double>;
+
 // items[count][width], which are sums of blocks -> items[0][width]
 inline void tree_fold(double* items, int64_t count, int64_t width) {
-  if (count <= 1) return;
-  std::vector<double> lanes(kLanes * width);
-  while (count > 1) {
-    const int64_t blocks = (count + kBlock - 1) / kBlock;
+  for (int64_t blocks; count > 1; count = blocks) {
+    blocks = (count + kBlock - 1) / kBlock;
     for (int64_t block = 0; block < blocks; ++block) {
-      const int64_t begin = block * kBlock, end = std::min(count, begin + kBlock), whole = (end - begin) / kLanes;
-      // Eight items next to each other are the eight lanes: rows of 8 * width.
-      std::fill(lanes.begin(), lanes.end(), 0.0);
-      for (int64_t row = 0; row < whole; ++row) {
-        const double* from = items + (begin + row * kLanes) * width;
-        for (int64_t k = 0; k < kLanes * width; ++k) lanes[k] += from[k];
+      const double* from = items + block * kBlock * width;
+      const int64_t rows = std::min(count - block * kBlock, kBlock);
+      for (int64_t k = 0; k < width; k += Lanes::kWidth) {
+        const int64_t n = std::min(width - k, Lanes::kWidth);
+        Lanes lanes[kLanes];
+        const auto add = [&](int64_t row, int64_t lane) __attribute__((always_inline)) {
+          const double* item = from + row * width + k;
+          lanes[lane] = lanes[lane] + (n == Lanes::kWidth ? Lanes::load(item) : Lanes::load(item, n));
+        };
+        int64_t row = 0;
+        for (; row + kLanes <= rows; row += kLanes)
+          for (int64_t lane = 0; lane < kLanes; ++lane) add(row + lane, lane);
+        for (int64_t lane = 0; row + lane < rows; ++lane) add(row + lane, lane);
+        for (int64_t half = kLanes / 2; half > 0; half /= 2)
+          for (int64_t lane = 0; lane < half; ++lane) lanes[lane] = lanes[lane] + lanes[lane + half];
+        lanes[0].store(items + block * width + k, n);
       }
-      const double* from = items + (begin + whole * kLanes) * width;
-      for (int64_t k = 0; k < (end - begin) % kLanes * width; ++k) lanes[k] += from[k];
-      fold_lanes(lanes.data(), width);
-      std::copy_n(lanes.data(), width, items + block * width);
     }
-    count = blocks;
   }
 }
 
@@ -60,7 +65,6 @@ std::vector<T> repeated(const T* parameters, int64_t channels, int64_t repeats) 
 }
 
 using Doubles = std::vector<double>;
-using Lanes = Vector<double>;
 
 // Parameters for the sums below: by channel, all 8 lanes of few channels, and room for a whole vector behind the last one.
 template <class T>
