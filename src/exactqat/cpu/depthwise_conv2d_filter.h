@@ -35,14 +35,14 @@ void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) 
   const int64_t input_columns = row.input_columns;
   const T *gradient = row.gradient + channel, *input = row.input + channel;
   Lanes sums[Rows][K][V], kept[kKept][V];
-  // Inside: all that column q meets is there. A loop of its own, or else the compiler keeps gradients in memory.
-  const auto column = [&]<bool Inside>(int64_t q) __attribute__((always_inline)) {
+  // The gradients of columns q - First to q - Last are there. Inside: so are all inputs.
+  const auto column = [&]<int First, int Last, bool Inside>(int64_t q) __attribute__((always_inline)) {
     unrolled<kKept - 1>([&](auto m) __attribute__((always_inline)) {
       unrolled<V>([&](auto v) __attribute__((always_inline)) { kept[kKept - 1 - m][v] = kept[kKept - 2 - m][v]; });
     });
-    if (Inside || q < columns)
+    if constexpr (First == 0)
       unrolled<V>([&](auto v) __attribute__((always_inline)) { kept[0][v] = load(gradient + q * step + v * Lanes::kWidth); });
-    __builtin_prefetch(gradient + (q + columns) * step);
+    if constexpr (Inside) __builtin_prefetch(gradient + (q + columns) * step);
     unrolled<kPhases>([&](auto phase) __attribute__((always_inline)) {
       const int64_t j = q * Stride - row.pad + phase;
       if (!Inside && (j < 0 || j >= input_columns)) return;
@@ -54,21 +54,24 @@ void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) 
           const Lanes value = load(met + i * input_row_step + v * Lanes::kWidth);
           unrolled<kKept>([&](auto m) __attribute__((always_inline)) {
             constexpr int t = phase + Stride * m;
-            if constexpr (t < K)
-              sums[i][t][v] = Inside ? Lanes::fused_multiply_add(value, kept[m][v], sums[i][t][v])
-                                     : Lanes::fused_multiply_add_if(q >= m && q - m < columns, value, kept[m][v], sums[i][t][v]);
+            if constexpr (m >= First && m <= Last && t < K)
+              sums[i][t][v] = Lanes::fused_multiply_add(value, kept[m][v], sums[i][t][v]);
           });
         });
       });
     });
   };
-  const int64_t all = columns + kKept - 1, reached = input_columns + row.pad - kPhases;
-  const int64_t first = std::min(all, std::max<int64_t>(kKept - 1, quotient_rounded_up(row.pad, Stride)));
+  const int64_t reached = input_columns + row.pad - kPhases;
+  const int64_t first = std::min(columns, std::max<int64_t>(kKept - 1, quotient_rounded_up(row.pad, Stride)));
   const int64_t last = std::min(columns, reached < 0 ? 0 : reached / Stride + 1);
-  int64_t q = 0;
-  for (; q < first; ++q) column.template operator()<false>(q);
-  for (; q < last; ++q) column.template operator()<true>(q);
-  for (; q < all; ++q) column.template operator()<false>(q);
+  unrolled<kKept - 1>([&](auto q) __attribute__((always_inline)) { column.template operator()<0, q, false>(q); });
+  int64_t q = kKept - 1;
+  for (; q < first; ++q) column.template operator()<0, kKept - 1, false>(q);
+  for (; q < last; ++q) column.template operator()<0, kKept - 1, true>(q);
+  for (; q < columns; ++q) column.template operator()<0, kKept - 1, false>(q);
+  unrolled<kKept - 1>([&](auto e) __attribute__((always_inline)) {
+    column.template operator()<e + 1, kKept - 1, false>(columns + e);
+  });
   double* to = row.sums + channel;
   unrolled<Rows * K>([&](auto t) __attribute__((always_inline)) {
     unrolled<V>([&](auto v) __attribute__((always_inline)) {
@@ -146,7 +149,7 @@ void add_filter_sums(const Geometry& g, const Rows<const T>& image, const Rows<c
     take.template operator()<1>();
   };
   constexpr int kMost = Vector<double>::kWidth >= 8 ? 5 : 2;
-  if (g.dilation_width == 1) {
+  if (g.dilation_width == 1 && g.output_width * g.stride_width >= g.filter_width - g.stride_width) {
     switch (g.stride_width * 8 + g.filter_width) {
       case 8 + 3: return together.template operator()<3, 3, 1>();
       case 8 + 5: return together.template operator()<kMost, 5, 1>();
