@@ -309,7 +309,11 @@ EXACTQAT_KERNEL(depthwise_conv2d_native_backprop_filter) {
   if (taps * outputs == 0) return;
   const int64_t items = g.batch * g.output_height, blocks = std::max<int64_t>(1, quotient_rounded_up(items, kBlock));
   // A tile is padded to whole vectors, which are stored whole.
-  const int64_t most = g.channels_first ? kPlanes<T> : 64, tile = std::max<int64_t>(most, Vector<double>::kWidth);
+  // Equal tiles, and enough of them that two or three threads end together.
+  constexpr int64_t kMost = 64, kStep = 16, kEnoughTasks = 6;
+  const int64_t wanted = std::max(quotient_rounded_up(outputs, kMost), quotient_rounded_up(kEnoughTasks, blocks));
+  const int64_t equal = quotient_rounded_up(quotient_rounded_up(outputs, wanted), kStep) * kStep;
+  const int64_t most = g.channels_first ? kPlanes<T> : equal, tile = std::max<int64_t>(most, Vector<double>::kWidth);
   const int64_t tiles = quotient_rounded_up(outputs, most);
   std::vector<double> sums(blocks * taps * outputs);
 
