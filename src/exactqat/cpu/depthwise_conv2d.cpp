@@ -8,6 +8,7 @@
 #include "depthwise_conv2d_geometry.h"
 #include "depthwise_conv2d_planes.h"
 #include "depthwise_conv2d_rows.h"
+#include "depthwise_conv2d_sliding.h"
 #include "reduce.h"
 #include "simd.h"
 
@@ -159,6 +160,7 @@ EXACTQAT_KERNEL(depthwise_conv2d_native) {
   if (g.output_size() == 0) return;
   const int64_t cost = g.output_size() * std::max<int64_t>(1, g.taps()), image = g.input_plane() * g.channels;
   if (g.channels_first) {
+    if (sum_sliding(Sliding::forward(g), input, filter, output)) return;
     sum_planes(g, input, g.input_height, g.input_width, g.multiplier, filter, output, g.output_height, g.output_width,
                [&](int64_t begin, int64_t end) { return rows_met(g, begin, end); },
                [&](auto&&... rows) { return forward_rows<T>(g, rows...); });
@@ -187,6 +189,7 @@ EXACTQAT_KERNEL(depthwise_conv2d_native_backprop_input) {
   if (g.input_size() == 0) return;
   const int64_t cost = g.input_size() * std::max<int64_t>(1, g.taps() * g.multiplier);
   if (g.channels_first && g.multiplier == 1) {
+    if (sum_sliding(Sliding::backward(g), gradient, filter, output)) return;
     sum_planes(g, gradient, g.output_height, g.output_width, 1, filter, output, g.input_height, g.input_width,
                [&](int64_t begin, int64_t end) { return rows_meeting(g, begin, end); },
                [&](auto&&... rows) { return backward_rows<T>(g, rows...); });
@@ -237,12 +240,20 @@ void add_filter_sums_of_any_multiplier(const Geometry& g, const T* image, const 
     }
 }
 
+// Whether columns are so far apart that they share few sets of the first cache, and those that one output row meets drive each
+// other out of it.
+template <class T>
+bool columns_collide(const Geometry& g) {
+  return g.channels * int64_t(sizeof(T)) % 2048 == 0;
+}
+
 // The lanes of one block of the tree, lanes[8][taps][tile]: output rows [first, last) of all images are added, for `count`
 // outputs from `begin` on.
 template <class T>
 void add_filter_rows(const Geometry& g, const T* input, const T* gradient, int64_t first, int64_t last, int64_t begin,
                      int64_t count, double* lanes, int64_t tile) {
-  const int64_t most = g.channels_first ? rows_at_a_time<T>(g) : g.output_height;
+  const bool collide = !g.channels_first && g.multiplier == 1 && columns_collide<T>(g);
+  const int64_t most = g.channels_first || collide ? rows_at_a_time<T>(g) : g.output_height;
   for (int64_t item = first, next; item < last; item = next) {
     const int64_t b = item / g.output_height, row = item % g.output_height;
     next = std::min({last, item + most, (b + 1) * g.output_height});
@@ -265,6 +276,15 @@ void add_filter_rows(const Geometry& g, const T* input, const T* gradient, int64
       for (int64_t k = 0; k < next - item; ++k)
         add_filter_sums(g, Rows<const T>{x, needed.begin, g.input_width, N}, Rows<const T>{dy, row, g.output_width, N}, row + k,
                         count, sums(k), tile);
+    } else if (collide) {
+      const Interval needed = rows_met(g, row, row + next - item);
+      const int64_t inputs = (needed.end - needed.begin) * g.input_width;
+      const auto memory = scratch<T>(inputs * tile);
+      for (int64_t k = 0; k < inputs; ++k)
+        std::copy_n(image + (needed.begin * g.input_width + k) * g.channels + begin, count, memory.get() + k * tile);
+      for (int64_t k = 0; k < next - item; ++k)
+        add_filter_sums(g, Rows<const T>{memory.get(), needed.begin, g.input_width, tile},
+                        Rows<const T>{gradients + begin, 0, g.output_width, g.channels}, row + k, count, sums(k), tile);
     } else if (g.multiplier == 1) {
       for (int64_t k = 0; k < next - item; ++k)
         add_filter_sums(g, Rows<const T>{image + begin, 0, g.input_width, g.channels},
@@ -289,7 +309,11 @@ EXACTQAT_KERNEL(depthwise_conv2d_native_backprop_filter) {
   if (taps * outputs == 0) return;
   const int64_t items = g.batch * g.output_height, blocks = std::max<int64_t>(1, quotient_rounded_up(items, kBlock));
   // A tile is padded to whole vectors, which are stored whole.
-  const int64_t most = g.channels_first ? kPlanes<T> : 64, tile = std::max<int64_t>(most, Vector<double>::kWidth);
+  // Equal tiles, and enough of them that two or three threads end together.
+  constexpr int64_t kMost = 64, kStep = 16, kEnoughTasks = 6;
+  const int64_t wanted = std::max(quotient_rounded_up(outputs, kMost), quotient_rounded_up(kEnoughTasks, blocks));
+  const int64_t equal = quotient_rounded_up(quotient_rounded_up(outputs, wanted), kStep) * kStep;
+  const int64_t most = g.channels_first ? kPlanes<T> : equal, tile = std::max<int64_t>(most, Vector<double>::kWidth);
   const int64_t tiles = quotient_rounded_up(outputs, most);
   std::vector<double> sums(blocks * taps * outputs);
 

@@ -17,7 +17,7 @@ struct FilterRow {
   const T* input;  // column 0 of the first input row
   const T* gradient;
   double* sums;  // [taps][tile], from the first tap row on: where the row's sums are added
-  int64_t tile, input_columns, output_columns, pad, input_row_step, step;
+  int64_t tile, input_columns, output_columns, pad, input_row_step, input_step, gradient_step;
 };
 
 // `Rows` rows of K taps for V vectors of channels, in registers. Each input is loaded once and meets the gradients of the last
@@ -31,22 +31,22 @@ void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) 
     if constexpr (Partial) return Lanes::load(from, channels);
     else return Lanes::load(from);
   };
-  const int64_t step = row.step, input_row_step = row.input_row_step, columns = row.output_columns;
-  const int64_t input_columns = row.input_columns;
+  const int64_t input_step = row.input_step, gradient_step = row.gradient_step, input_row_step = row.input_row_step;
+  const int64_t input_columns = row.input_columns, columns = row.output_columns;
   const T *gradient = row.gradient + channel, *input = row.input + channel;
   Lanes sums[Rows][K][V], kept[kKept][V];
-  // Inside: all that column q meets is there. A loop of its own, or else the compiler keeps gradients in memory.
-  const auto column = [&]<bool Inside>(int64_t q) __attribute__((always_inline)) {
+  // The gradients of columns q - First to q - Last are there. Inside: so are all inputs.
+  const auto column = [&]<int First, int Last, bool Inside>(int64_t q) __attribute__((always_inline)) {
     unrolled<kKept - 1>([&](auto m) __attribute__((always_inline)) {
       unrolled<V>([&](auto v) __attribute__((always_inline)) { kept[kKept - 1 - m][v] = kept[kKept - 2 - m][v]; });
     });
-    if (Inside || q < columns)
-      unrolled<V>([&](auto v) __attribute__((always_inline)) { kept[0][v] = load(gradient + q * step + v * Lanes::kWidth); });
-    __builtin_prefetch(gradient + (q + columns) * step);
+    if constexpr (First == 0)
+      unrolled<V>([&](auto v) __attribute__((always_inline)) { kept[0][v] = load(gradient + q * gradient_step + v * Lanes::kWidth); });
+    if constexpr (Inside) __builtin_prefetch(gradient + (q + columns) * gradient_step);
     unrolled<kPhases>([&](auto phase) __attribute__((always_inline)) {
       const int64_t j = q * Stride - row.pad + phase;
       if (!Inside && (j < 0 || j >= input_columns)) return;
-      const T* met = input + j * step;
+      const T* met = input + j * input_step;
       // What the next output row meets besides these.
       unrolled<Stride>([&](auto i) __attribute__((always_inline)) { __builtin_prefetch(met + (Rows + i) * input_row_step); });
       unrolled<Rows>([&](auto i) __attribute__((always_inline)) {
@@ -54,21 +54,24 @@ void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) 
           const Lanes value = load(met + i * input_row_step + v * Lanes::kWidth);
           unrolled<kKept>([&](auto m) __attribute__((always_inline)) {
             constexpr int t = phase + Stride * m;
-            if constexpr (t < K)
-              sums[i][t][v] = Inside ? Lanes::fused_multiply_add(value, kept[m][v], sums[i][t][v])
-                                     : Lanes::fused_multiply_add_if(q >= m && q - m < columns, value, kept[m][v], sums[i][t][v]);
+            if constexpr (m >= First && m <= Last && t < K)
+              sums[i][t][v] = Lanes::fused_multiply_add(value, kept[m][v], sums[i][t][v]);
           });
         });
       });
     });
   };
-  const int64_t all = columns + kKept - 1, reached = input_columns + row.pad - kPhases;
-  const int64_t first = std::min(all, std::max<int64_t>(kKept - 1, quotient_rounded_up(row.pad, Stride)));
+  const int64_t reached = input_columns + row.pad - kPhases;
+  const int64_t first = std::min(columns, std::max<int64_t>(kKept - 1, quotient_rounded_up(row.pad, Stride)));
   const int64_t last = std::min(columns, reached < 0 ? 0 : reached / Stride + 1);
-  int64_t q = 0;
-  for (; q < first; ++q) column.template operator()<false>(q);
-  for (; q < last; ++q) column.template operator()<true>(q);
-  for (; q < all; ++q) column.template operator()<false>(q);
+  unrolled<kKept - 1>([&](auto q) __attribute__((always_inline)) { column.template operator()<0, q, false>(q); });
+  int64_t q = kKept - 1;
+  for (; q < first; ++q) column.template operator()<0, kKept - 1, false>(q);
+  for (; q < last; ++q) column.template operator()<0, kKept - 1, true>(q);
+  for (; q < columns; ++q) column.template operator()<0, kKept - 1, false>(q);
+  unrolled<kKept - 1>([&](auto e) __attribute__((always_inline)) {
+    column.template operator()<e + 1, kKept - 1, false>(columns + e);
+  });
   double* to = row.sums + channel;
   unrolled<Rows * K>([&](auto t) __attribute__((always_inline)) {
     unrolled<V>([&](auto v) __attribute__((always_inline)) {
@@ -88,11 +91,11 @@ void add_filter_row_of_any_kind(const Geometry& g, const FilterRow<T>& row, int6
   for (int64_t dj = 0; dj < g.filter_width; dj += kTogether) {
     Lanes sums[kTogether];
     for (int64_t q = 0; q < row.output_columns; ++q) {
-      const Lanes dy = Lanes::load(gradient + q * row.step, channels);
+      const Lanes dy = Lanes::load(gradient + q * row.gradient_step, channels);
       unrolled<kTogether>([&](auto t) __attribute__((always_inline)) {
         const int64_t j = q * g.stride_width - row.pad + (dj + t) * g.dilation_width;
         if (dj + t < g.filter_width && j >= 0 && j < row.input_columns)
-          sums[t] = Lanes::fused_multiply_add(Lanes::load(input + j * row.step, channels), dy, sums[t]);
+          sums[t] = Lanes::fused_multiply_add(Lanes::load(input + j * row.input_step, channels), dy, sums[t]);
       });
     }
     double* to = row.sums + dj * row.tile + channel;
@@ -130,7 +133,7 @@ void add_filter_sums(const Geometry& g, const Rows<const T>& image, const Rows<c
   add_nothing(0, met.begin);
   add_nothing(met.end, g.filter_height);
   FilterRow<T> row{image.row(top + met.begin * g.dilation_height), gradient.row(at), sums + met.begin * tap_row, tile,
-                   g.input_width, g.output_width, g.pad_left, g.dilation_height * image.width * image.step, image.step};
+                   g.input_width, g.output_width, g.pad_left, g.dilation_height * image.width * image.step, image.step, gradient.step};
   int64_t left = met.end - met.begin;
   // As many tap rows together as there are registers for.
   const auto together = [&]<int Most, int K, int Stride>() {
@@ -146,7 +149,7 @@ void add_filter_sums(const Geometry& g, const Rows<const T>& image, const Rows<c
     take.template operator()<1>();
   };
   constexpr int kMost = Vector<double>::kWidth >= 8 ? 5 : 2;
-  if (g.dilation_width == 1) {
+  if (g.dilation_width == 1 && g.output_width * g.stride_width >= g.filter_width - g.stride_width) {
     switch (g.stride_width * 8 + g.filter_width) {
       case 8 + 3: return together.template operator()<3, 3, 1>();
       case 8 + 5: return together.template operator()<kMost, 5, 1>();

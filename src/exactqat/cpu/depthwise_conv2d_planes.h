@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Channels first: a vector's width of planes at a time is rearranged to channels last, in a piece of memory that stays in the
-// caches, and back. That costs little next to the taps, and leaves one way of summing them.
+// caches, and back. So everything that is channels last serves here too; depthwise_conv2d_sliding.h does without where it can.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -3,6 +3,7 @@
 // same thing seen in a mirror. One fused multiply-add for each tap that meets the image, taps row-major.
 #pragma once
 #include <algorithm>
+#include <cstdlib>
 #include <type_traits>
 #include <vector>
 
@@ -181,9 +182,6 @@ template <int K, int Advance, int P, int R, bool Partial, class T>
   const int64_t input_step = row.input_step, tap_step = row.tap_step;
   const T* x = row.input + start * input_step + channel;
   const T* taps[2] = {row.taps + channel, strip.second_taps + channel};
-  const T* next = x + (strip.alone + strip.together + strip.second_alone) * row.input_row_step;
-  for (int64_t i = strip.ahead; i > 0; --i, next += row.input_row_step)
-    unrolled<P * Advance>([&](auto n) __attribute__((always_inline)) { __builtin_prefetch(next + n * input_step); });
   Lanes sums[R][P];
   const auto meet = [&]<bool First, bool Second>(int64_t rows) __attribute__((always_inline)) {
     for (; rows > 0; --rows) {
@@ -244,6 +242,26 @@ template <int P, bool Partial, class T>
   store_columns<Partial>(row.output + column * row.output_step + channel, row.output_step, row.stream, channels, sums);
 }
 
+// Asks for what the strips behind this one meet of `columns` columns, when it is the turn of `channel` of [begin, end). In the
+// order of memory if these are all channels, because that is what the processor goes on with by itself.
+template <class T>
+[[gnu::always_inline]] inline void fetch_ahead(const Strip<T>& strip, int64_t column, int64_t columns, int64_t channel,
+                                               int64_t begin, int64_t end) {
+  constexpr int64_t kWidth = Vector<T>::kWidth, kLine = 64 / sizeof(T);
+  const Row<T>& row = strip.first;
+  const int64_t first = row.begin + column * row.advance, step = std::abs(row.input_step);
+  const T* behind = row.input + (strip.alone + strip.together + strip.second_alone) * row.input_row_step;
+  for (int64_t i = strip.ahead; i > 0; --i, behind += row.input_row_step) {
+    if (end - begin < step) {
+      for (int64_t n = 0; n < columns; ++n) __builtin_prefetch(behind + (first + n) * row.input_step + channel);
+    } else {
+      const T* next = behind + (row.input_step < 0 ? first + columns - 1 : first) * row.input_step;
+      const int64_t part = (channel - begin) / kWidth, parts = quotient_rounded_up(end - begin, kWidth), size = columns * step;
+      for (int64_t k = size * part / parts; k < size * (part + 1) / parts; k += kLine) __builtin_prefetch(next + k);
+    }
+  }
+}
+
 // All columns of a strip, channels [begin, end).
 template <class T>
 using Columns = void (*)(const Strip<T>& strip, int64_t begin, int64_t end);
@@ -257,8 +275,10 @@ void columns_in_groups(const Strip<T>& strip, int64_t begin, int64_t end) {
   for (int64_t c = 0; c < row.columns; c += P) {
     const int64_t column = std::min(c, row.columns - P);
     if constexpr (K > 0) {
-      for (int64_t channel = begin; channel < whole; channel += kWidth)
+      for (int64_t channel = begin; channel < whole; channel += kWidth) {
+        fetch_ahead(strip, column, P * Advance, channel, begin, end);
         sum_columns<K, Advance, P, R, false>(strip, column, channel, kWidth);
+      }
       if (whole < end) sum_columns<K, Advance, P, R, true>(strip, column, whole, end - whole);
     } else {
       for (int64_t channel = begin; channel < whole; channel += kWidth)
