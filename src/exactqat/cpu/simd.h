@@ -52,12 +52,6 @@ struct Vector<double> {
   void store(float* p) const { _mm256_storeu_ps(p, rounded()); }
   void store(float* p, int64_t n) const { _mm256_mask_storeu_ps(p, __mmask8((1u << n) - 1), rounded()); }
   static Vector fused_multiply_add(Vector a, Vector b, Vector c) { return {_mm512_fmadd_pd(a.v, b.v, c.v)}; }
-  static Vector fused_multiply_add_if(bool condition, Vector a, Vector b, Vector c) {
-    return {_mm512_mask3_fmadd_pd(a.v, b.v, c.v, __mmask8(-int(condition)))};
-  }
-  friend Vector one_where_less(Vector a, Vector b) {
-    return {_mm512_maskz_mov_pd(_mm512_cmp_pd_mask(a.v, b.v, _CMP_LT_OQ), _mm512_set1_pd(1.0))};
-  }
   friend Vector operator+(Vector a, Vector b) { return {_mm512_add_pd(a.v, b.v)}; }
   friend Vector operator-(Vector a, Vector b) { return {_mm512_sub_pd(a.v, b.v)}; }
   friend Vector operator*(Vector a, Vector b) { return {_mm512_mul_pd(a.v, b.v)}; }
@@ -103,12 +97,6 @@ struct Vector<double> {
     _mm_maskstore_ps(p, _mm_cmpgt_epi32(_mm_set1_epi32(int(n)), _mm_setr_epi32(0, 1, 2, 3)), rounded());
   }
   static Vector fused_multiply_add(Vector a, Vector b, Vector c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
-  static Vector fused_multiply_add_if(bool condition, Vector a, Vector b, Vector c) {
-    return __builtin_expect(condition, 1) ? fused_multiply_add(a, b, c) : c;
-  }
-  friend Vector one_where_less(Vector a, Vector b) {
-    return {_mm256_and_pd(_mm256_cmp_pd(a.v, b.v, _CMP_LT_OQ), _mm256_set1_pd(1.0))};
-  }
   friend Vector operator+(Vector a, Vector b) { return {_mm256_add_pd(a.v, b.v)}; }
   friend Vector operator-(Vector a, Vector b) { return {_mm256_sub_pd(a.v, b.v)}; }
   friend Vector operator*(Vector a, Vector b) { return {_mm256_mul_pd(a.v, b.v)}; }
@@ -144,13 +132,6 @@ struct Vector {
     Vector r;
     for (int64_t k = 0; k < kWidth; ++k) r.v[k] = std::fma(a.v[k], b.v[k], c.v[k]);
     return r;
-  }
-  static Vector fused_multiply_add_if(bool condition, Vector a, Vector b, Vector c) {
-    return condition ? fused_multiply_add(a, b, c) : c;
-  }
-  friend Vector one_where_less(Vector a, Vector b) {
-    for (int64_t k = 0; k < kWidth; ++k) a.v[k] = a.v[k] < b.v[k] ? T(1) : T(0);
-    return a;
   }
   friend Vector operator+(Vector a, Vector b) {
     for (int64_t k = 0; k < kWidth; ++k) a.v[k] += b.v[k];
@@ -199,7 +180,5 @@ inline void end_of_stream() {
   _mm_sfence();
 #endif
 }
-
-inline double one_where_less(double a, double b) { return a < b ? 1.0 : 0.0; }
 
 }  // namespace exactqat
