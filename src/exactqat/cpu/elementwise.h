@@ -614,20 +614,29 @@ LineVector<T> spread(const T* parameters, int64_t channels, int64_t size, int64_
 }
 
 // The same for `Rows` runs of `length` elements next to each other, the first of which begins at out[begin]. Parameters are loaded
-// once for all of them: step(i, at(p), extent) for the element at place p of a run.
+// once for all of them: step(i, at(p), extent) for the element at place p of a run. Several vectors of a run are taken together
+// because stores to the same line should follow each other.
 template <bool Past, int Rows, class S, class At, class Step>
 inline void fill_rows(S* out, int64_t begin, int64_t length, At at, Step step) {
   constexpr int64_t kWidth = Vector<Real<S>>::kWidth;
-  int64_t p = 0;
-  for (; p + kWidth <= length; p += kWidth) {
-    const auto parameters = at(p);
+  const auto vectors = [=]<int Vectors>(int64_t p) __attribute__((always_inline)) {
+    decltype(at(p)) parameters[Vectors];
+    for (int v = 0; v < Vectors; ++v) parameters[v] = at(p + v * kWidth);
 #pragma GCC unroll 8
-    for (int64_t row = 0; row < Rows; ++row) {
-      const int64_t i = begin + row * length + p;
-      if constexpr (Past) stream(out + i, step(i, parameters, Whole{}));
-      else store(out + i, step(i, parameters, Whole{}), Whole{});
-    }
+    for (int64_t row = 0; row < Rows; ++row)
+#pragma GCC unroll 4
+      for (int v = 0; v < Vectors; ++v) {
+        const int64_t i = begin + row * length + p + v * kWidth;
+        if constexpr (Past) stream(out + i, step(i, parameters[v], Whole{}));
+        else store(out + i, step(i, parameters[v], Whole{}), Whole{});
+      }
+  };
+  int64_t p = 0;
+  if constexpr (Rows > 1 && kWidth * sizeof(Real<S>) == 64) {  // that has registers for so many
+    for (; p + 4 * kWidth <= length; p += 4 * kWidth) vectors.template operator()<4>(p);
+    for (; p + 2 * kWidth <= length; p += 2 * kWidth) vectors.template operator()<2>(p);
   }
+  for (; p + kWidth <= length; p += kWidth) vectors.template operator()<1>(p);
   if (p == length) return;
   const auto parameters = at(p);
   for (int64_t row = 0; row < Rows; ++row) {
@@ -689,7 +698,7 @@ struct Runs {
       const int64_t end = std::min(runs, (task + 1) * runs_per_task);
       const auto rows = [&]<bool Past>() {
         int64_t run = task * runs_per_task;
-        if constexpr (!Past)
+        if constexpr (!Past && !std::is_same_v<decltype(at(0)), std::nullptr_t>)
           for (; together && run + kTogether <= end; run += kTogether)
             fill_rows<false, kTogether>(out, head + run * length, length, at, step);
         for (; run < end; ++run) fill_rows<Past, 1>(out, head + run * length, length, at, step);

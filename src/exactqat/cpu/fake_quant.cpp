@@ -422,7 +422,7 @@ struct GradientCall {
   // are wrong.
   template <bool Exact>
   bool block(int64_t offset, int64_t rows, double* below, double* above) const {
-    constexpr int kTogether = kWidth == 16 ? 4 : 1;  // vectors, as many as there are registers for
+    constexpr int kTogether = kWidth * sizeof(T) == 64 ? 4 : 1;  // vectors, as many as there are registers for
     const GradientCall here = *this;  // what is behind `this` would be loaded again after every store
     const int64_t width = kLanes * here.channels, steps = rows / kLanes, rest = rows % kLanes * here.channels;
     Vector<T> check;
@@ -583,10 +583,14 @@ void gradient_of_channels(const Call& call, const Source& source, int operand_of
   const auto run = [&]<bool Odd, Memory To>() {
     return GradientCall<S, T, Source, Odd, To>{gradients, source, backprops, n, channels}.run(rows, in_place);
   };
-  const auto sums = odd    ? run.template operator()<true, Memory::near>()
-                    : past ? run.template operator()<false, Memory::past>()
-                    : far  ? run.template operator()<false, Memory::far>()
-                           : run.template operator()<false, Memory::near>();
+  const auto sums = [&] {
+    if (odd) return run.template operator()<true, Memory::near>();
+    if constexpr (std::is_same_v<S, float>) {  // what training has; each way takes seconds to compile
+      if (past) return run.template operator()<false, Memory::past>();
+      if (far) return run.template operator()<false, Memory::far>();
+    }
+    return run.template operator()<false, Memory::near>();
+  }();
   for (int64_t c = 0; c < channels; ++c) {
     backprop_min[c] = nudged.no_range[c] ? T(0) : T(sums[0][c]);
     backprop_max[c] = nudged.no_range[c] ? T(0) : T(sums[1][c]);
