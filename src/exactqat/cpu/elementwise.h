@@ -616,7 +616,7 @@ LineVector<T> spread(const T* parameters, int64_t channels, int64_t size, int64_
 // The same for `Rows` runs of `length` elements next to each other, the first of which begins at out[begin]. Parameters are loaded
 // once for all of them: step(i, at(p), extent) for the element at place p of a run. Several vectors of a run are taken together
 // because stores to the same line should follow each other.
-template <bool Past, int Rows, class S, class At, class Step>
+template <int Rows, class S, class At, class Step>
 inline void fill_rows(S* out, int64_t begin, int64_t length, At at, Step step) {
   constexpr int64_t kWidth = Vector<Real<S>>::kWidth;
   const auto vectors = [=]<int Vectors>(int64_t p) __attribute__((always_inline)) {
@@ -627,12 +627,11 @@ inline void fill_rows(S* out, int64_t begin, int64_t length, At at, Step step) {
 #pragma GCC unroll 4
       for (int v = 0; v < Vectors; ++v) {
         const int64_t i = begin + row * length + p + v * kWidth;
-        if constexpr (Past) stream(out + i, step(i, parameters[v], Whole{}));
-        else store(out + i, step(i, parameters[v], Whole{}), Whole{});
+        store(out + i, step(i, parameters[v], Whole{}), Whole{});
       }
   };
   int64_t p = 0;
-  if constexpr (Rows > 1 && kWidth * sizeof(Real<S>) == 64) {  // that has registers for so many
+  if constexpr (kWidth * sizeof(Real<S>) == 64) {  // that has registers for so many
     for (; p + 4 * kWidth <= length; p += 4 * kWidth) vectors.template operator()<4>(p);
     for (; p + 2 * kWidth <= length; p += 2 * kWidth) vectors.template operator()<2>(p);
   }
@@ -664,13 +663,14 @@ struct Runs {
   // `in_place`: the result takes the place of an operand, which is in the cache then. `unit`: runs begin at multiples of it.
   template <class S>
   Runs(const S* out, int64_t size, int64_t channels, bool in_place, int64_t unit = 1) : size(size), channels(channels) {
-    constexpr int64_t kVector = Vector<Real<S>>::kWidth * int64_t{sizeof(S)}, kVectors = 16, kLong = 4096;
+    constexpr int64_t kVector = Vector<Real<S>>::kWidth * int64_t{sizeof(S)}, kVectors = 16, kShort = 512, kLong = 4096;
     past = !in_place && size * int64_t{sizeof(S)} >= too_large_for_the_cache() && aligned(out, sizeof(S));
-    // Memory beyond the cache is read and written fastest in one go, and then parameters do not matter.
-    together = channels > 1 && 2 * size * int64_t{sizeof(S)} < too_large_for_the_cache();
+    // Beyond a core's own cache memory is read and written fastest in one go, and then parameters do not matter.
+    together = channels > 1 && size * int64_t{sizeof(S)} < int64_t{2} << 20;
     length = channels == 1 ? kTask : std::lcm(channels, kVectors);
     // So many parameters are slower than odd rows.
     if (channels > 1 && length > kLong && length > channels && unit == 1) past = false, length = channels;
+    if (!together && channels > 1 && length < kShort) length *= kShort / length;
     if (past) head = -(reinterpret_cast<uintptr_t>(out) / sizeof(S)) % (kVector / sizeof(S));
     if (head % unit != 0) past = false, head = 0;
   }
@@ -700,9 +700,14 @@ struct Runs {
         int64_t run = task * runs_per_task;
         if constexpr (!Past && !std::is_same_v<decltype(at(0)), std::nullptr_t>)
           for (; together && run + kTogether <= end; run += kTogether)
-            fill_rows<false, kTogether>(out, head + run * length, length, at, step);
-        for (; run < end; ++run) fill_rows<Past, 1>(out, head + run * length, length, at, step);
-        if (rest != 0 && task == runs / runs_per_task) fill_rows<Past, 1>(out, head + runs * length, rest, at, step);
+            fill_rows<kTogether>(out, head + run * length, length, at, step);
+        const auto alone = [&](int64_t begin, int64_t count) {
+          fill_run<Past>(out, begin, begin + count, [=](int64_t i, auto extent) __attribute__((always_inline)) {
+            return step(i, at(i - begin), extent);
+          });
+        };
+        for (; run < end; ++run) alone(head + run * length, length);
+        if (rest != 0 && task == runs / runs_per_task) alone(head + runs * length, rest);
       };
       if (past) rows.template operator()<true>(), finish_streaming();
       else rows.template operator()<false>();
