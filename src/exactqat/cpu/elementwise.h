@@ -11,6 +11,7 @@
 #include <new>
 #include <numeric>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "halves.h"
@@ -28,6 +29,14 @@ struct LineAllocator {
   using value_type = T;
   T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t{kLine})); }
   void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t{kLine}); }
+  template <class U>
+  void construct(U* p) {
+    ::new (static_cast<void*>(p)) U;  // numbers stay unset: all of them are about to be written
+  }
+  template <class U, class... Arguments>
+  void construct(U* p, Arguments&&... arguments) {
+    ::new (static_cast<void*>(p)) U(std::forward<Arguments>(arguments)...);
+  }
   friend bool operator==(LineAllocator, LineAllocator) { return true; }
 };
 
@@ -84,6 +93,8 @@ inline Mask<float> less(Vector<float> a, Vector<float> b) { return {_mm512_cmp_p
 inline Mask<double> less(Vector<double> a, Vector<double> b) { return {_mm512_cmp_pd_mask(a.v, b.v, _CMP_LT_OQ)}; }
 inline Mask<float> less_equal(Vector<float> a, Vector<float> b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ)}; }
 inline Mask<double> less_equal(Vector<double> a, Vector<double> b) { return {_mm512_cmp_pd_mask(a.v, b.v, _CMP_LE_OQ)}; }
+inline Mask<float> equal(Vector<float> a, Vector<float> b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ)}; }
+inline Mask<double> equal(Vector<double> a, Vector<double> b) { return {_mm512_cmp_pd_mask(a.v, b.v, _CMP_EQ_OQ)}; }
 inline bool any_nan(Vector<float> a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
 inline bool any_nan(Vector<double> a) { return _mm512_cmp_pd_mask(a.v, a.v, _CMP_UNORD_Q); }
 
@@ -602,46 +613,112 @@ LineVector<T> spread(const T* parameters, int64_t channels, int64_t size, int64_
   return wide;
 }
 
+// The same for `Rows` runs of `length` elements next to each other, the first of which begins at out[begin]. Parameters are loaded
+// once for all of them: step(i, at(p), extent) for the element at place p of a run. Several vectors of a run are taken together
+// because stores to the same line should follow each other.
+template <int Rows, class S, class At, class Step>
+inline void fill_rows(S* out, int64_t begin, int64_t length, At at, Step step) {
+  constexpr int64_t kWidth = Vector<Real<S>>::kWidth;
+  const auto vectors = [=]<int Vectors>(int64_t p) __attribute__((always_inline)) {
+    decltype(at(p)) parameters[Vectors];
+    for (int v = 0; v < Vectors; ++v) parameters[v] = at(p + v * kWidth);
+#pragma GCC unroll 8
+    for (int64_t row = 0; row < Rows; ++row)
+#pragma GCC unroll 4
+      for (int v = 0; v < Vectors; ++v) {
+        const int64_t i = begin + row * length + p + v * kWidth;
+        store(out + i, step(i, parameters[v], Whole{}), Whole{});
+      }
+  };
+  int64_t p = 0;
+  if constexpr (kWidth * sizeof(Real<S>) == 64) {  // that has registers for so many
+    for (; p + 4 * kWidth <= length; p += 4 * kWidth) vectors.template operator()<4>(p);
+    for (; p + 2 * kWidth <= length; p += 2 * kWidth) vectors.template operator()<2>(p);
+  }
+  for (; p + kWidth <= length; p += kWidth) vectors.template operator()<1>(p);
+  if (p == length) return;
+  const auto parameters = at(p);
+  for (int64_t row = 0; row < Rows; ++row) {
+    const int64_t i = begin + row * length + p;
+    store(out + i, step(i, parameters, Part{length - p}), Part{length - p});
+  }
+}
+
+// Parameters of channels laid out for a run, or where they are if nothing needs to be laid out.
+template <class T>
+struct Spread {
+  LineVector<T> own;
+  const T* data = nullptr;
+};
+
 // How a loop goes over a result whose elements belong to channels in turn (one for the whole tensor). Runs follow each other
 // without gaps, and all begin with the same channel, so that parameters laid out once fit every run: `head` elements, then runs
 // of `length`. Where a result goes past the cache the head is what lies before the first aligned vector.
 struct Runs {
+  static constexpr int kTogether = 4;  // runs that share loaded parameters
+
   int64_t size, channels, head = 0, length;
-  bool past;
+  bool past, together;
 
   // `in_place`: the result takes the place of an operand, which is in the cache then. `unit`: runs begin at multiples of it.
   template <class S>
   Runs(const S* out, int64_t size, int64_t channels, bool in_place, int64_t unit = 1) : size(size), channels(channels) {
     constexpr int64_t kVector = Vector<Real<S>>::kWidth * int64_t{sizeof(S)}, kVectors = 16, kShort = 512, kLong = 4096;
     past = !in_place && size * int64_t{sizeof(S)} >= too_large_for_the_cache() && aligned(out, sizeof(S));
-    length = std::lcm(channels, kVectors);
-    const bool rows = length > kLong && length > channels && unit == 1;  // so many parameters are slower than odd rows
-    if (rows) past = false, length = channels;
-    else length *= std::max<int64_t>(1, (channels == 1 ? kTask : kShort) / length);
+    // Beyond a core's own cache memory is read and written fastest in one go, and then parameters do not matter.
+    together = channels > 1 && size * int64_t{sizeof(S)} < int64_t{2} << 20;
+    length = channels == 1 ? kTask : std::lcm(channels, kVectors);
+    // So many parameters are slower than odd rows.
+    if (channels > 1 && length > kLong && length > channels && unit == 1) past = false, length = channels;
+    if (!together && channels > 1 && length < kShort) length *= kShort / length;
     if (past) head = -(reinterpret_cast<uintptr_t>(out) / sizeof(S)) % (kVector / sizeof(S));
     if (head % unit != 0) past = false, head = 0;
   }
 
   // Parameters for a run, with room for a whole vector behind them.
   template <class T>
-  LineVector<T> spread(const T* parameters) const {
-    return exactqat::spread(parameters, channels, std::min(length, size) + head + kLine / int64_t{sizeof(T)}, head % channels);
+  Spread<T> spread(const T* parameters) const {
+    if (length == channels && length % Vector<T>::kWidth == 0 && head % channels == 0 && aligned(parameters, kLine))
+      return {{}, parameters};
+    const int64_t places = std::min(length, size) + head + kLine / int64_t{sizeof(T)};
+    Spread<T> spread{exactqat::spread(parameters, channels, places, head % channels), nullptr};
+    spread.data = spread.own.data();
+    return spread;
   }
 
-  // Puts step(i, p, extent) into out[i] and what follows it, where p is the place of its parameters.
+  // Puts step(i, at(p), extent) into out[i] and what follows it, where at(p) are the parameters of the vector at place p.
+  template <class S, class At, class Step>
+  void fill(S* out, At at, Step step) const {
+    const int64_t begin_of_head = (channels - head % channels) % channels;
+    fill_run<false>(out, 0, head, [=](int64_t i, auto extent) { return step(i, at(begin_of_head + i), extent); });
+    const int64_t runs = (size - head) / length, rest = (size - head) % length;
+    const int64_t fitting = std::max<int64_t>(1, kTask / length);
+    const int64_t runs_per_task = fitting < kTogether ? fitting : fitting / kTogether * kTogether;
+    parallel_for((runs + (rest != 0) + runs_per_task - 1) / runs_per_task, size, [&](int64_t task) {
+      const int64_t end = std::min(runs, (task + 1) * runs_per_task);
+      const auto rows = [&]<bool Past>() {
+        int64_t run = task * runs_per_task;
+        if constexpr (!Past && !std::is_same_v<decltype(at(0)), std::nullptr_t>)
+          for (; together && run + kTogether <= end; run += kTogether)
+            fill_rows<kTogether>(out, head + run * length, length, at, step);
+        const auto alone = [&](int64_t begin, int64_t count) {
+          fill_run<Past>(out, begin, begin + count, [=](int64_t i, auto extent) __attribute__((always_inline)) {
+            return step(i, at(i - begin), extent);
+          });
+        };
+        for (; run < end; ++run) alone(head + run * length, length);
+        if (rest != 0 && task == runs / runs_per_task) alone(head + runs * length, rest);
+      };
+      if (past) rows.template operator()<true>(), finish_streaming();
+      else rows.template operator()<false>();
+    });
+  }
+
+  // The same for one range: step(i, extent).
   template <class S, class Step>
   void fill(S* out, Step step) const {
-    const int64_t begin_of_head = (channels - head % channels) % channels;
-    fill_run<false>(out, 0, head, [=](int64_t i, auto extent) { return step(i, begin_of_head + i, extent); });
-    const int64_t runs = (size - head + length - 1) / length, runs_per_task = std::max<int64_t>(1, kTask / length);
-    parallel_for((runs + runs_per_task - 1) / runs_per_task, size, [&](int64_t task) {
-      for (int64_t run = task * runs_per_task; run < std::min(runs, (task + 1) * runs_per_task); ++run) {
-        const int64_t begin = head + run * length, end = std::min(size, begin + length);
-        const auto at = [begin, step](int64_t i, auto extent) __attribute__((always_inline)) { return step(i, i - begin, extent); };
-        if (past) fill_run<true>(out, begin, end, at);
-        else fill_run<false>(out, begin, end, at);
-      }
-      if (past) finish_streaming();
+    fill(out, [](int64_t) { return nullptr; }, [step](int64_t i, std::nullptr_t, auto extent) __attribute__((always_inline)) {
+      return step(i, extent);
     });
   }
 };

@@ -11,17 +11,24 @@
 namespace exactqat {
 namespace {
 
+// The integers that a range is quantized to.
+template <class T>
+struct Quantized {
+  T min, max;
+  explicit Quantized(const Numbers& numbers)
+      : min(numbers.integer("narrow_range") ? T(1) : T(0)), max(T((int64_t{1} << numbers.integer("num_bits")) - 1)) {}
+};
+
 // TensorFlow's `Nudge` for a vector of ranges.
 template <class T>
 struct Nudged {
   Vector<T> nudged_min, nudged_max, nudged_scale, inv_nudged_scale, quant_zero;
   Mask<T> no_range;  // min == max == 0
 
-  Nudged(Vector<T> min, Vector<T> max, const Numbers& numbers) {
+  Nudged(Vector<T> min, Vector<T> max, Quantized<T> quantized) {
     using V = Vector<T>;
     const V zero, one = V::all(T(1)), half = V::all(T(0.5));
-    const V quant_min = V::all(numbers.integer("narrow_range") ? T(1) : T(0));
-    const V quant_max = V::all(T((int64_t{1} << numbers.integer("num_bits")) - 1));
+    const V quant_min = V::all(quantized.min), quant_max = V::all(quantized.max);
     const V steps = quant_max - quant_min, scale = divided(max - min, steps), inverse = divided(steps, max - min);
     const V from_min = quant_min - divided(min, scale), whole = floored(from_min);
     // Half away from zero: it is never negative where it counts.
@@ -39,7 +46,7 @@ struct Nudged {
 
 template <class T>
 Nudged<T> nudge(T min, T max, const Numbers& numbers) {
-  return {Vector<T>::all(min), Vector<T>::all(max), numbers};
+  return {Vector<T>::all(min), Vector<T>::all(max), Quantized<T>(numbers)};
 }
 
 template <class T>
@@ -47,35 +54,38 @@ Nudged<T> nudge_attributes(const Numbers& numbers) {
   return nudge(T(numbers.real("min")), T(numbers.real("max")), numbers);
 }
 
-// The same for each channel, one array for each quantity, with room for a vector behind.
+// The same for each channel, one array for each quantity, from the beginning of a line on and with room for a vector behind.
 template <class T>
 struct NudgedChannels {
-  LineVector<T> nudged_min, nudged_max, nudged_scale, inv_nudged_scale, quant_zero;
-  LineVector<T> no_range, reversed;  // 1 or 0; reversed: the nudged minimum is above the maximum
-  bool any_no_range = false, any_reversed = false, any_unordered = false;  // unordered: reversed or NaN
+  LineVector<T> memory;
+  T *nudged_min, *nudged_max, *nudged_scale, *inv_nudged_scale, *quant_zero;
+  T *no_range, *reversed;  // 1 or 0; reversed: the nudged minimum is above the maximum
+  bool any_no_range = false, any_unordered = false;  // unordered: reversed or NaN
 
   NudgedChannels(const T* min, const T* max, int64_t channels, const Numbers& numbers) {
-    constexpr int64_t kWidth = Vector<T>::kWidth;
-    const size_t size = channels + kWidth;
-    for (auto* quantity : {&nudged_min, &nudged_max, &nudged_scale, &inv_nudged_scale, &quant_zero, &no_range, &reversed})
-      quantity->resize(size);
+    constexpr int64_t kWidth = Vector<T>::kWidth, kOfLine = kLine / int64_t{sizeof(T)};
+    const int64_t size = (channels + kOfLine) / kOfLine * kOfLine;
+    memory.resize(7 * size);
+    T* next = memory.data();
+    for (T** quantity : {&nudged_min, &nudged_max, &nudged_scale, &inv_nudged_scale, &quant_zero, &no_range, &reversed})
+      *quantity = next, next += size;
+    const Quantized<T> quantized(numbers);
     const auto vector = [&](int64_t c, auto extent) {
-      const Nudged<T> n(load(min + c, extent), load(max + c, extent), numbers);
-      const Mask<T> is_reversed = less(n.nudged_max, n.nudged_min);
+      const Nudged<T> n(load(min + c, extent), load(max + c, extent), quantized);
       const uint32_t real = (uint32_t{1} << count_of<T>(extent)) - 1;  // not the lanes behind the last channel
       any_no_range |= (bits_of(n.no_range) & real) != 0;
-      any_reversed |= (bits_of(is_reversed) & real) != 0;
       any_unordered |= (bits_of(less_equal(n.nudged_min, n.nudged_max)) & real) != real;
       const Vector<T> one = Vector<T>::all(T(1));
-      n.nudged_min.store(nudged_min.data() + c), n.nudged_max.store(nudged_max.data() + c);
-      n.nudged_scale.store(nudged_scale.data() + c), n.inv_nudged_scale.store(inv_nudged_scale.data() + c);
-      n.quant_zero.store(quant_zero.data() + c);
-      kept(n.no_range, one).store(no_range.data() + c), kept(is_reversed, one).store(reversed.data() + c);
+      n.nudged_min.store(nudged_min + c), n.nudged_max.store(nudged_max + c);
+      n.nudged_scale.store(nudged_scale + c), n.inv_nudged_scale.store(inv_nudged_scale + c);
+      n.quant_zero.store(quant_zero + c);
+      kept(n.no_range, one).store(no_range + c), kept(less(n.nudged_max, n.nudged_min), one).store(reversed + c);
     };
     int64_t c = 0;
     for (; c + kWidth <= channels; c += kWidth) vector(c, Whole{});
     if (c < channels) vector(c, Part{channels - c});
   }
+  NudgedChannels(const NudgedChannels&) = delete;
 };
 
 // Where elements lie.
@@ -87,6 +97,19 @@ struct Sides {
 template <class T>
 Sides<T> sides_of(Vector<T> x, Vector<T> low, Vector<T> high) {
   return {less_equal(low, x) & less_equal(x, high), less(x, low), less(high, x)};
+}
+
+// The same for a range that is neither reversed nor NaN, in the fewest steps.
+template <class T>
+Sides<T> sides_of_range(Vector<T> x, Vector<T> low, Vector<T> high) {
+#if defined(__AVX512F__)
+  // Processors make one mask in a cycle, from others too.
+  return {equal(x, clamp(x, low, high)), less(x, low), less(high, x)};
+#else
+  // What reaches only one of the bounds lies beyond the other.
+  const Mask<T> reaches_low = less_equal(low, x), reaches_high = less_equal(x, high);
+  return {reaches_low & reaches_high, without(reaches_high, reaches_low), without(reaches_low, reaches_high)};
+#endif
 }
 
 // The packed mask: element i has bits 2 * (i % 4) and the next of byte i / 4. The lower one says inside or above, the higher one
@@ -127,11 +150,17 @@ uint32_t packed_at(const uint8_t* mask, int64_t i, int64_t count) {
   return kWidth < 4 ? packed >> 2 * (i % 4) : packed;
 }
 
+// What a vector of elements is quantized with.
+template <class T>
+struct Ranges {
+  Vector<T> low, high, scale, inverse, zero;
+};
+
 template <bool Division, class T>
-Vector<T> quantized(Vector<T> x, Vector<T> low, Vector<T> high, Vector<T> scale, Vector<T> inverse, Vector<T> zero) {
-  const Vector<T> shifted = clamp(x, low, high) - low;
-  const Vector<T> steps = Division ? divided(shifted, scale) : shifted * inverse;
-  return floored((steps - zero) + Vector<T>::all(T(0.5))) * scale;
+Vector<T> quantized(Vector<T> x, const Ranges<T>& n) {
+  const Vector<T> shifted = clamp(x, n.low, n.high) - n.low;
+  const Vector<T> steps = Division ? divided(shifted, n.scale) : shifted * n.inverse;
+  return floored((steps - n.zero) + Vector<T>::all(T(0.5))) * n.scale;
 }
 
 // A whole tensor with one range. A mask is written if one is given.
@@ -140,28 +169,27 @@ void quantize_whole(const Call& call, const Nudged<T>& n, bool no_range, uint8_t
   const S* inputs = call.operands[0].as<S>();
   S* outputs = call.results[0].as<S>();
   using V = Vector<T>;
-  const V low = n.nudged_min, high = n.nudged_max, scale = n.nudged_scale, inverse = n.inv_nudged_scale, zero = n.quant_zero;
+  const Ranges<T> ranges{n.nudged_min, n.nudged_max, n.nudged_scale, n.inv_nudged_scale, n.quant_zero};
+  const V low = n.nudged_min, high = n.nudged_max;
   const Runs runs(outputs, call.operands[0].size(), 1, inputs == outputs, mask ? 16 : 1);
-  const auto value = [=](V x) __attribute__((always_inline)) {
-    return quantized<Division>(x, low, high, scale, inverse, zero);
-  };
+  const auto value = [=](V x) __attribute__((always_inline)) { return quantized<Division>(x, ranges); };
   if (mask && !no_range && bits_of(less_equal(low, high))) {
-    runs.fill(outputs, [=](int64_t i, int64_t, auto extent) __attribute__((always_inline)) {
+    runs.fill(outputs, [=](int64_t i, auto extent) __attribute__((always_inline)) {
       const V x = load(inputs + i, extent);
       pack_sides<false>(mask, i, x, low, high, count_of<T>(extent));
       return value(x);
     });
   } else if (mask) {
     const V range = V::all(T(!no_range));
-    runs.fill(outputs, [=](int64_t i, int64_t, auto extent) __attribute__((always_inline)) {
+    runs.fill(outputs, [=](int64_t i, auto extent) __attribute__((always_inline)) {
       const V x = load(inputs + i, extent);
       pack_sides<true>(mask, i, x, low, high, count_of<T>(extent));
       return kept(less(V{}, range), value(x));
     });
   } else if (no_range) {
-    runs.fill(outputs, [](int64_t, int64_t, auto) { return V{}; });
+    runs.fill(outputs, [](int64_t, auto) { return V{}; });
   } else {
-    runs.fill(outputs, [=](int64_t i, int64_t, auto extent) __attribute__((always_inline)) {
+    runs.fill(outputs, [=](int64_t i, auto extent) __attribute__((always_inline)) {
       return value(load(inputs + i, extent));
     });
   }
@@ -176,37 +204,33 @@ void quantize_channels(const Call& call, uint8_t* mask) {
   using V = Vector<T>;
   const NudgedChannels<T> n(call.operands[1].as<T>(), call.operands[2].as<T>(), channels, call.numbers);
   const Runs runs(outputs, size, channels, inputs == outputs, mask ? 16 : 1);
-  const auto lows = runs.spread(n.nudged_min.data()), highs = runs.spread(n.nudged_max.data());
-  const auto scales = runs.spread(n.nudged_scale.data()), inverses = runs.spread(n.inv_nudged_scale.data());
-  const auto zeros = runs.spread(n.quant_zero.data());
-  const auto no_ranges = n.any_no_range || n.any_unordered ? runs.spread(n.no_range.data()) : LineVector<T>();
-  const T *low = lows.data(), *high = highs.data(), *scale = scales.data(), *inverse = inverses.data();
-  const T *zero = zeros.data(), *no_range = no_ranges.data();
-  const auto value = [=](V x, int64_t p) __attribute__((always_inline)) {
-    return quantized<false>(x, V::load(low + p), V::load(high + p), V::load(scale + p), V::load(inverse + p), V::load(zero + p));
+  const auto lows = runs.spread(n.nudged_min), highs = runs.spread(n.nudged_max), scales = runs.spread(n.nudged_scale);
+  const auto inverses = runs.spread(n.inv_nudged_scale), zeros = runs.spread(n.quant_zero);
+  const T *low = lows.data, *high = highs.data, *scale = scales.data, *inverse = inverses.data, *zero = zeros.data;
+  const auto at = [=](int64_t p) __attribute__((always_inline)) {
+    return Ranges<T>{V::load(low + p), V::load(high + p), V::load(scale + p), V::load(inverse + p), V::load(zero + p)};
   };
-  const auto in_range = [=](V outputs, int64_t p) __attribute__((always_inline)) {
-    return kept(less(V::load(no_range + p), V::all(T(1))), outputs);
-  };
-  if (mask && (n.any_no_range || n.any_unordered)) {
-    runs.fill(outputs, [=](int64_t i, int64_t p, auto extent) __attribute__((always_inline)) {
+  if (n.any_no_range || (mask && n.any_unordered)) {
+    const auto no_ranges = runs.spread(n.no_range);
+    const T* no_range = no_ranges.data;
+    const auto at_any = [=](int64_t p) __attribute__((always_inline)) {
+      return std::pair{at(p), less(V::load(no_range + p), V::all(T(1)))};
+    };
+    runs.fill(outputs, at_any, [=](int64_t i, const auto& any, auto extent) __attribute__((always_inline)) {
+      const auto& [ranges, has_range] = any;
       const V x = load(inputs + i, extent);
-      pack_sides<true>(mask, i, x, V::load(low + p), V::load(high + p), count_of<T>(extent));
-      return in_range(value(x, p), p);
+      if (mask) pack_sides<true>(mask, i, x, ranges.low, ranges.high, count_of<T>(extent));
+      return kept(has_range, quantized<false>(x, ranges));
     });
   } else if (mask) {
-    runs.fill(outputs, [=](int64_t i, int64_t p, auto extent) __attribute__((always_inline)) {
+    runs.fill(outputs, at, [=](int64_t i, const Ranges<T>& ranges, auto extent) __attribute__((always_inline)) {
       const V x = load(inputs + i, extent);
-      pack_sides<false>(mask, i, x, V::load(low + p), V::load(high + p), count_of<T>(extent));
-      return value(x, p);
-    });
-  } else if (n.any_no_range) {
-    runs.fill(outputs, [=](int64_t i, int64_t p, auto extent) __attribute__((always_inline)) {
-      return in_range(value(load(inputs + i, extent), p), p);
+      pack_sides<false>(mask, i, x, ranges.low, ranges.high, count_of<T>(extent));
+      return quantized<false>(x, ranges);
     });
   } else {
-    runs.fill(outputs, [=](int64_t i, int64_t p, auto extent) __attribute__((always_inline)) {
-      return value(load(inputs + i, extent), p);
+    runs.fill(outputs, at, [=](int64_t i, const Ranges<T>& ranges, auto extent) __attribute__((always_inline)) {
+      return quantized<false>(load(inputs + i, extent), ranges);
     });
   }
 }
@@ -253,7 +277,7 @@ EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_args_gradient) {
   const auto n = nudge_attributes<T>(call.numbers);
   const V low = n.nudged_min, high = n.nudged_max;
   const Runs runs(backprops, call.operands[1].size(), 1, backprops == gradients || backprops == inputs);
-  runs.fill(backprops, [=](int64_t i, int64_t, auto extent) __attribute__((always_inline)) {
+  runs.fill(backprops, [=](int64_t i, auto extent) __attribute__((always_inline)) {
     return masked(load(gradients + i, extent), sides_of(load(inputs + i, extent), low, high).inside);
   });
 }
@@ -264,7 +288,7 @@ EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_args_gradient_from_mask) {
   const uint8_t* mask = call.operands[1].as<uint8_t>();
   S* backprops = call.results[0].as<S>();
   const Runs runs(backprops, call.operands[0].size(), 1, backprops == gradients, 16);
-  runs.fill(backprops, [=](int64_t i, int64_t, auto extent) __attribute__((always_inline)) {
+  runs.fill(backprops, [=](int64_t i, auto extent) __attribute__((always_inline)) {
     const uint32_t packed = packed_at<T>(mask, i, count_of<T>(extent));
     return masked(load(gradients + i, extent), low_bits<T>(packed) & high_bits<T>(packed));
   });
@@ -272,11 +296,50 @@ EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_args_gradient_from_mask) {
 
 namespace {
 
-// What the gradient needs to know of channels: parameters for the 8 lanes of all of them (reduce.h).
+// What the gradient needs to know of a vector of channels; no_range and reversed only if some channel is odd.
+template <class T>
+struct ChannelVectors {
+  Vector<T> low, high, no_range, reversed;
+};
+
+// The same for all of them, one array for each quantity. They are those of the 8 lanes of all channels (reduce.h), or the first
+// `period` of these if then the same ones follow again.
 template <class T>
 struct Places {
-  const T *low, *high, *no_range, *reversed;  // the last two only if some channel has no range or a reversed one
+  const T *low, *high, *no_range, *reversed;
+  int64_t period;
+
+  template <bool Odd>
+  ChannelVectors<T> at(int64_t p) const {
+    using V = Vector<T>;
+    if constexpr (Odd) return {V::load(low + p), V::load(high + p), V::load(no_range + p), V::load(reversed + p)};
+    else return {V::load(low + p), V::load(high + p), {}, {}};
+  }
 };
+
+// items[count][width], up to 64 of them -> sums[width], where eight next to each other are the lanes. The place of the sums may be
+// among the items if it is that of the first one, or of one before it.
+void fold_items(const double* items, int64_t count, int64_t width, double* sums) {
+  const auto fold = [=](int64_t k, auto extent) {
+    Lanes lanes[kLanes];
+    for (int64_t item = 0; item < count; item += kLanes)
+      for (int64_t lane = 0; lane < std::min(kLanes, count - item); ++lane)
+        lanes[lane] = lanes[lane] + load(items + (item + lane) * width + k, extent);
+    for (int64_t half = kLanes / 2; half > 0; half /= 2)
+      for (int64_t lane = 0; lane < half; ++lane) lanes[lane] = lanes[lane] + lanes[half + lane];
+    store(sums + k, lanes[0], extent);
+  };
+  int64_t k = 0;
+  for (; k + Lanes::kWidth <= width; k += Lanes::kWidth) fold(k, Whole{});
+  if (k < width) fold(k, Part{width - k});
+}
+
+// The tree of reduce.h over items[count][width], whose sum takes the place of the first item.
+void fold_tree(double* items, int64_t count, int64_t width) {
+  for (; count > 1; count = (count + kBlock - 1) / kBlock)
+    for (int64_t begin = 0; begin < count; begin += kBlock)
+      fold_items(items + begin * width, std::min(kBlock, count - begin), width, items + begin / kBlock * width);
+}
 
 // Two sources of sides: the inputs themselves, and the mask that the training form kept of them.
 template <class S, class T>
@@ -286,8 +349,9 @@ struct FromInputs {
   void prefetch(int64_t i) const { __builtin_prefetch(inputs + i); }
 
   template <bool Odd, class Extent>
-  Sides<T> at(int64_t i, int64_t p, const Places<T>& n, Extent extent) const {
-    return sides_of(load(inputs + i, extent), Vector<T>::load(n.low + p), Vector<T>::load(n.high + p));
+  Sides<T> at(int64_t i, const ChannelVectors<T>& n, Extent extent) const {
+    const Vector<T> x = load(inputs + i, extent);
+    return Odd ? sides_of(x, n.low, n.high) : sides_of_range(x, n.low, n.high);
   }
 };
 
@@ -298,11 +362,11 @@ struct FromMask {
   void prefetch(int64_t i) const { __builtin_prefetch(mask + i / 4); }
 
   template <bool Odd, class Extent>
-  Sides<T> at(int64_t i, int64_t p, const Places<T>& n, Extent extent) const {
+  Sides<T> at(int64_t i, const ChannelVectors<T>& n, Extent extent) const {
     const uint32_t packed = packed_at<T>(mask, i, count_of<T>(extent));
     const Mask<T> lower = low_bits<T>(packed), higher = high_bits<T>(packed);
     if constexpr (!Odd) return {lower & higher, without(higher, lower), without(lower, higher)};
-    const Mask<T> both = lower & higher & less(Vector<T>{}, Vector<T>::load(n.reversed + p));
+    const Mask<T> both = lower & higher & less(Vector<T>{}, n.reversed);
     return {without(lower & higher, both), without(higher, lower) | both, without(lower, higher) | both};
   }
 };
@@ -325,7 +389,7 @@ inline void add_sides(Lanes& below, Lanes& above, const Sides<T>& sides, Vector<
 // Where the tensors of a call are: in the cache, beyond it, or so large that even a result alone goes past it.
 enum class Memory { near, far, past };
 
-// One call of a gradient kernel. Odd: some channel has no range or a reversed one.
+// One call of a gradient kernel. Odd: some channel has no range, or one that is reversed or NaN.
 template <class S, class T, class Source, bool Odd, Memory To>
 struct GradientCall {
   static constexpr int64_t kWidth = Vector<T>::kWidth;
@@ -342,54 +406,66 @@ struct GradientCall {
     Sides<T> sides;
   };
 
-  // Writes the results for the elements from i on, whose channels begin at place p.
+  // Writes the results for the elements from i on.
   template <class Extent>
-  Element element(int64_t i, int64_t p, Extent extent) const {
-    const Element e{load(gradients + i, extent), source.template at<Odd>(i, p, n, extent)};
+  Element element(int64_t i, const ChannelVectors<T>& channels, Extent extent) const {
+    const Element e{load(gradients + i, extent), source.template at<Odd>(i, channels, extent)};
     Vector<T> result = masked(e.gradient, e.sides.inside);
-    if constexpr (Odd) result = chosen(less(Vector<T>{}, Vector<T>::load(n.no_range + p)), e.gradient, result);
+    if constexpr (Odd) result = chosen(less(Vector<T>{}, channels.no_range), e.gradient, result);
     if constexpr (To == Memory::past && std::is_same_v<Extent, Whole>) stream(backprops + i, result);
     else store(backprops + i, result, extent);
     return e;
   }
 
-  // The sums of each lane of up to 64 rows from element `offset` on: eight rows next to each other are the lanes, and each vector of
-  // those is added up over the block in registers. Unless Exact, returns whether all gradients were finite; if not, the sums are
-  // wrong.
-  template <bool Exact, int Steps>
+  // The sums of each lane of up to 64 rows from element `offset` on: eight rows next to each other are the lanes, and a few vectors
+  // of those are added up over the block in registers. Unless Exact, returns whether all gradients were finite; if not, the sums
+  // are wrong.
+  template <bool Exact>
   bool block(int64_t offset, int64_t rows, double* below, double* above) const {
+    constexpr int kTogether = kWidth * sizeof(T) == 64 ? 4 : 1;  // vectors, as many as there are registers for
     const GradientCall here = *this;  // what is behind `this` would be loaded again after every store
     const int64_t width = kLanes * here.channels, steps = rows / kLanes, rest = rows % kLanes * here.channels;
     Vector<T> check;
-    const auto column = [&](int64_t p, auto extent) __attribute__((always_inline)) {
-      Lanes lows[kParts], highs[kParts];
-      const auto add = [&](const Element& e) __attribute__((always_inline)) {
-        add_sides<Exact, 0>(lows[0], highs[0], e.sides, e.gradient);
-        if constexpr (kParts == 2) add_sides<Exact, 1>(lows[1], highs[1], e.sides, e.gradient);
+    int64_t place = 0;
+    const auto columns = [&]<int Vectors>(int64_t p, auto extent) __attribute__((always_inline)) {
+      ChannelVectors<T> vectors[Vectors];
+      Lanes lows[Vectors][kParts], highs[Vectors][kParts];
+      for (int v = 0; v < Vectors; ++v) {
+        vectors[v] = here.n.template at<Odd>(place);
+        if ((place += kWidth) == here.n.period) place = 0;
+      }
+      const auto add = [&](int v, int64_t i, auto extent) __attribute__((always_inline)) {
+        const Element e = here.element(i, vectors[v], extent);
+        add_sides<Exact, 0>(lows[v][0], highs[v][0], e.sides, e.gradient);
+        if constexpr (kParts == 2) add_sides<Exact, 1>(lows[v][1], highs[v][1], e.sides, e.gradient);
         if constexpr (!Exact) check = spoiled(check, e.gradient);
       };
-      if constexpr (Steps != 0) {
-#pragma GCC unroll 8
-        for (int64_t step = 0; step < Steps; ++step) {
-          const int64_t i = offset + step * width + p;
+      int64_t begin = offset + p;
+      for (int64_t step = 0; step < steps; ++step, begin += width) {
+#pragma GCC unroll 4
+        for (int v = 0; v < Vectors; ++v) {
+          const int64_t i = begin + v * kWidth;
           if constexpr (To != Memory::near) {  // eight rows at a time are more than the processor foresees
             __builtin_prefetch(here.gradients + i + kBlock * here.channels);
             here.source.prefetch(i + kBlock * here.channels);
           }
-          add(here.element(i, p, extent));
+          add(v, i, extent);
         }
-      } else {
-        for (int64_t step = 0; step < steps; ++step) add(here.element(offset + step * width + p, p, extent));
-        if (p < rest) add(here.element(offset + steps * width + p, p, Part{std::min(rest - p, count_of<T>(extent))}));
       }
-      for (int part = 0; part < kParts; ++part) {
-        lows[part].store(below + p + part * Lanes::kWidth);
-        highs[part].store(above + p + part * Lanes::kWidth);
-      }
+#pragma GCC unroll 4
+      for (int v = 0; v < Vectors; ++v)
+        if (const int64_t more = rest - p - v * kWidth; more > 0) add(v, begin + v * kWidth, Part{std::min(more, count_of<T>(extent))});
+#pragma GCC unroll 4
+      for (int v = 0; v < Vectors; ++v)
+        for (int part = 0; part < kParts; ++part) {
+          lows[v][part].store(below + p + v * kWidth + part * Lanes::kWidth);
+          highs[v][part].store(above + p + v * kWidth + part * Lanes::kWidth);
+        }
     };
     int64_t p = 0;
-    for (; p + kWidth <= width; p += kWidth) column(p, Whole{});
-    if (p < width) column(p, Part{width - p});
+    for (; p + kTogether * kWidth <= width; p += kTogether * kWidth) columns.template operator()<kTogether>(p, Whole{});
+    for (; p + kWidth <= width; p += kWidth) columns.template operator()<1>(p, Whole{});
+    if (p < width) columns.template operator()<1>(p, Part{width - p});
     return !any_nan(check);
   }
 
@@ -398,12 +474,13 @@ struct GradientCall {
   bool blocks_of_one(int64_t offset, int64_t blocks, double* items) const {
     const GradientCall here = *this;
     constexpr int64_t kVectors = kBlock / kWidth, kSums = kLanes / Lanes::kWidth;
+    const ChannelVectors<T> vectors = n.template at<Odd>(0);
     Vector<T> check;
     for (int64_t b = 0; b < blocks; ++b, offset += kBlock) {
       Lanes lows[kSums], highs[kSums];
 #pragma GCC unroll 64
       for (int64_t v = 0; v < kVectors; ++v) {
-        const Element e = here.element(offset + v * kWidth, 0, Whole{});
+        const Element e = here.element(offset + v * kWidth, vectors, Whole{});
         add_sides<Exact, 0>(lows[v * kParts % kSums], highs[v * kParts % kSums], e.sides, e.gradient);
         if constexpr (kParts == 2)
           add_sides<Exact, 1>(lows[(v * kParts + 1) % kSums], highs[(v * kParts + 1) % kSums], e.sides, e.gradient);
@@ -429,12 +506,9 @@ struct GradientCall {
       offset += blocks * kBlock, rows -= blocks * kBlock, items += 2 * blocks;
     }
     for (; rows > 0; offset += kBlock * channels, rows -= kBlock, items += 2 * channels) {
-      finite &= rows >= kBlock ? block<Exact, int(kBlock / kLanes)>(offset, kBlock, below, above)
-                               : block<Exact, 0>(offset, rows, below, above);
-      fold_lanes(below, channels);
-      fold_lanes(above, channels);
-      std::copy_n(below, channels, items);
-      std::copy_n(above, channels, items + channels);
+      finite &= block<Exact>(offset, std::min(kBlock, rows), below, above);
+      fold_items(below, kLanes, channels, items);
+      fold_items(above, kLanes, channels, items + channels);
     }
     return finite;
   }
@@ -467,12 +541,13 @@ struct GradientCall {
     });
     // The blocks of blocks on all cores, then the rest of the tree.
     const int64_t groups = (blocks + kBlock - 1) / kBlock;
-    parallel_for(groups, 2 * blocks * channels, [&](int64_t group) {
-      tree_fold(items.get() + group * kBlock * 2 * channels, std::min(kBlock, blocks - group * kBlock), 2 * channels);
+    double* all = items.get();
+    parallel_for(groups, 2 * blocks * channels, [=, *this](int64_t group) {
+      fold_tree(all + group * kBlock * 2 * channels, std::min(kBlock, blocks - group * kBlock), 2 * channels);
     });
     for (int64_t group = 1; group < groups; ++group)
-      std::copy_n(items.get() + group * kBlock * 2 * channels, 2 * channels, items.get() + group * 2 * channels);
-    tree_fold(items.get(), groups, 2 * channels);
+      std::copy_n(all + group * kBlock * 2 * channels, 2 * channels, all + group * 2 * channels);
+    fold_tree(all, groups, 2 * channels);
     const double* sums = items.get();
     return {Doubles(sums, sums + channels), Doubles(sums + channels, sums + 2 * channels)};
   }
@@ -487,15 +562,19 @@ void gradient_of_channels(const Call& call, const Source& source, int operand_of
   const Array &min = call.operands[operand_of_min], &max = call.operands[operand_of_min + 1];
   const int64_t size = call.operands[0].size(), channels = min.size(), rows = channels ? size / channels : 0;
   const NudgedChannels<T> nudged(min.as<T>(), max.as<T>(), channels, call.numbers);
-  const int64_t places = kLanes * channels + kLine / int64_t{sizeof(T)};
-  const bool odd = nudged.any_no_range || nudged.any_reversed;
-  const auto spread_over_lanes = [&](const LineVector<T>& parameters) {
-    return channels ? spread(parameters.data(), channels, places) : LineVector<T>();
+  const bool odd = nudged.any_no_range || nudged.any_unordered;
+  const int64_t period = std::min(std::lcm(channels, int64_t{16}), kLanes * channels);
+  const auto spread_over_lanes = [&](const T* parameters) {
+    Spread<T> wide{{}, parameters};
+    if (channels == period) return wide;
+    wide.own = spread(parameters, channels, period + kLine / int64_t{sizeof(T)});
+    wide.data = wide.own.data();
+    return wide;
   };
   const auto low = spread_over_lanes(nudged.nudged_min), high = spread_over_lanes(nudged.nudged_max);
-  const auto no_range = odd ? spread_over_lanes(nudged.no_range) : LineVector<T>();
-  const auto reversed = odd ? spread_over_lanes(nudged.reversed) : LineVector<T>();
-  const Places<T> n{low.data(), high.data(), no_range.data(), reversed.data()};
+  const auto no_range = odd ? spread_over_lanes(nudged.no_range) : Spread<T>{};
+  const auto reversed = odd ? spread_over_lanes(nudged.reversed) : Spread<T>{};
+  const Places<T> n{low.data, high.data, no_range.data, reversed.data, period};
   constexpr int64_t kVector = Vector<T>::kWidth * int64_t{sizeof(S)};
   const int64_t bytes = size * int64_t{sizeof(S)};
   const bool far = 3 * bytes >= 2 * too_large_for_the_cache();
@@ -504,10 +583,14 @@ void gradient_of_channels(const Call& call, const Source& source, int operand_of
   const auto run = [&]<bool Odd, Memory To>() {
     return GradientCall<S, T, Source, Odd, To>{gradients, source, backprops, n, channels}.run(rows, in_place);
   };
-  const auto sums = odd    ? run.template operator()<true, Memory::near>()
-                    : past ? run.template operator()<false, Memory::past>()
-                    : far  ? run.template operator()<false, Memory::far>()
-                           : run.template operator()<false, Memory::near>();
+  const auto sums = [&] {
+    if (odd) return run.template operator()<true, Memory::near>();
+    if constexpr (std::is_same_v<S, float>) {  // what training has; each way takes seconds to compile
+      if (past) return run.template operator()<false, Memory::past>();
+      if (far) return run.template operator()<false, Memory::far>();
+    }
+    return run.template operator()<false, Memory::near>();
+  }();
   for (int64_t c = 0; c < channels; ++c) {
     backprop_min[c] = nudged.no_range[c] ? T(0) : T(sums[0][c]);
     backprop_max[c] = nudged.no_range[c] ? T(0) : T(sums[1][c]);

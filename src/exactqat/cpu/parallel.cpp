@@ -12,11 +12,11 @@
 #include <chrono>
 #include <cstdlib>
 #include <exception>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <thread>
-#include <vector>
 
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -73,18 +73,55 @@ bool spin_until(Condition&& condition) {
   return condition();
 }
 
+// A thread of the pool. Some kernels, those of small virtual machines among them, wake a thread on the processor of the one that
+// wakes it, where it waits until that one has done all the work alone. So a thread that sleeps is kept off that processor.
+class Worker {
+ public:
+  template <class Serve>
+  explicit Worker(Serve serve) : thread_([this, serve] {
+    id_ = pid_t(syscall(SYS_gettid));
+    serve(*this);
+  }) {}
+
+  void join() { thread_.join(); }
+
+  template <class Sleep>
+  void sleep(Sleep&& sleep) {
+    asleep_ = true;
+    sleep();
+    asleep_ = false;
+  }
+
+  void keep_off(int processor) {
+    if (!asleep_ || processor == kept_off_) return;
+    cpu_set_t now;
+    if (sched_getaffinity(id_, sizeof now, &now) != 0) return;
+    if (kept_off_ < 0 || !CPU_EQUAL(&now, &given_)) allowed_ = now;  // the program may have set it meanwhile
+    given_ = allowed_;
+    CPU_CLR(processor, &given_);
+    if (CPU_COUNT(&given_) > 0 && sched_setaffinity(id_, sizeof given_, &given_) == 0) kept_off_ = processor;
+  }
+
+ private:
+  std::atomic<bool> asleep_{false};
+  std::atomic<pid_t> id_{0};  // known before it sleeps
+  int kept_off_ = -1;
+  cpu_set_t allowed_{}, given_{};
+  std::thread thread_;
+};
+
 // Threads that sleep between jobs. One job at a time; a caller that finds the pool busy does its work alone. A caller waits for
 // the threads that took part, not for those that did not wake up in time.
 class Pool {
  public:
   explicit Pool(int workers) {
-    for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { serve(); });
+    for (int i = 0; i < workers; ++i) workers_.emplace_back([this](Worker& worker) { serve(worker); });
   }
 
   ~Pool() {
     stopping_ = true;
     announce();
-    for (std::thread& thread : threads_) thread.join();
+    for (Worker& worker : workers_) worker.join();
   }
 
   bool run(Job& job) {
@@ -102,12 +139,14 @@ class Pool {
  private:
   void announce() {
     ++generation_;
+    if (const int processor = sched_getcpu(); processor >= 0)
+      for (Worker& worker : workers_) worker.keep_off(processor);
     generation_.notify_all();
   }
 
-  void serve() {
+  void serve(Worker& worker) {
     for (uint32_t seen = 0; !stopping_;) {
-      if (!spin_until([&] { return generation_ != seen; })) generation_.wait(seen);
+      if (!spin_until([&] { return generation_ != seen; })) worker.sleep([&] { generation_.wait(seen); });
       seen = generation_;
       // Entered before the job is looked at: the caller takes the job away first and looks who is inside afterwards.
       ++inside_;
@@ -121,7 +160,7 @@ class Pool {
   std::atomic<uint32_t> generation_{0};
   std::atomic<int> inside_{0};
   std::atomic<bool> stopping_{false};
-  std::vector<std::thread> threads_;
+  std::list<Worker> workers_;
 };
 
 struct Shared {

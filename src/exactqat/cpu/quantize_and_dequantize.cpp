@@ -254,23 +254,21 @@ void quantize(const Call& call) {
   if (slices == 1) {
     const ScaleVectors<T> s = vectors_of(scales[0]);
     const Runs runs(output, size, 1, input == output);
-    runs.fill(output, [=](int64_t i, int64_t, auto extent) __attribute__((always_inline)) { return step(i, s, extent); });
+    runs.fill(output, [=](int64_t i, auto extent) __attribute__((always_inline)) { return step(i, s, extent); });
   } else if (inner == 1) {
-    std::vector<T> part[4];
+    LineVector<T> part[4];
     for (const Scale<T>& s : scales) {
       part[0].push_back(s.scale), part[1].push_back(s.inverse);
       part[2].push_back(s.minimum), part[3].push_back(s.maximum);
     }
     const Runs runs(output, size, slices, input == output);
     const auto scale = runs.spread(part[0].data()), inverse = runs.spread(part[1].data());
-    const auto minimum = Given ? runs.spread(part[2].data()) : LineVector<T>();
-    const auto maximum = Given ? runs.spread(part[3].data()) : LineVector<T>();
-    const T *to_scale = scale.data(), *to_inverse = inverse.data(), *low = minimum.data(), *high = maximum.data();
-    runs.fill(output, [=](int64_t i, int64_t p, auto extent) __attribute__((always_inline)) {
-      ScaleVectors<T> s{V::load(to_scale + p), V::load(to_inverse + p), {}, {}};
-      if constexpr (Given) s.minimum = V::load(low + p), s.maximum = V::load(high + p);
-      return step(i, s, extent);
-    });
+    const auto minimum = runs.spread(part[2].data()), maximum = runs.spread(part[3].data());
+    const T *to_scale = scale.data, *to_inverse = inverse.data, *low = minimum.data, *high = maximum.data;
+    const auto at = [=](int64_t p) __attribute__((always_inline)) {
+      return ScaleVectors<T>{V::load(to_scale + p), V::load(to_inverse + p), V::load(low + p), V::load(high + p)};
+    };
+    runs.fill(output, at, step);
   } else {
     fill_slices(output, outer, slices, inner, [&](int64_t s) { return vectors_of(scales[s]); }, step);
   }
@@ -303,7 +301,7 @@ EXACTQAT_STORAGE_KERNEL(quantize_and_dequantize_v4_grad) {
   fill_with_zeros(call.results[1]);
   fill_with_zeros(call.results[2]);
   if (size == 0) return;
-  std::vector<T> minimum(slices), maximum(slices);
+  LineVector<T> minimum(slices), maximum(slices);
   for (int64_t s = 0; s < slices; ++s) {
     minimum[s] = real_at<T>(call.operands[2], s);
     maximum[s] = real_at<T>(call.operands[3], s);
@@ -312,24 +310,23 @@ EXACTQAT_STORAGE_KERNEL(quantize_and_dequantize_v4_grad) {
     const V x = load(input + i, extent);
     return masked(load(gradients + i, extent), less_equal(low, x) & less_equal(x, high));
   };
+  const auto step_between = [=](int64_t i, const std::pair<V, V>& ends, auto extent) __attribute__((always_inline)) {
+    return step(i, ends.first, ends.second, extent);
+  };
   const bool in_place = backprop == gradients || backprop == input;
   if (slices == 1) {
     const V low = V::all(minimum[0]), high = V::all(maximum[0]);
     const Runs runs(backprop, size, 1, in_place);
-    runs.fill(backprop, [=](int64_t i, int64_t, auto extent) __attribute__((always_inline)) { return step(i, low, high, extent); });
+    runs.fill(backprop, [=](int64_t i, auto extent) __attribute__((always_inline)) { return step(i, low, high, extent); });
   } else if (inner == 1) {
     const Runs runs(backprop, size, slices, in_place);
     const auto lows = runs.spread(minimum.data()), highs = runs.spread(maximum.data());
-    const T *low = lows.data(), *high = highs.data();
-    runs.fill(backprop, [=](int64_t i, int64_t p, auto extent) __attribute__((always_inline)) {
-      return step(i, V::load(low + p), V::load(high + p), extent);
-    });
+    const T *low = lows.data, *high = highs.data;
+    const auto at = [=](int64_t p) __attribute__((always_inline)) { return std::pair(V::load(low + p), V::load(high + p)); };
+    runs.fill(backprop, at, step_between);
   } else {
     const auto ends = [&](int64_t s) { return std::pair(V::all(minimum[s]), V::all(maximum[s])); };
-    fill_slices(backprop, outer, slices, inner, ends,
-                [=](int64_t i, const std::pair<V, V>& end, auto extent) __attribute__((always_inline)) {
-                  return step(i, end.first, end.second, extent);
-                });
+    fill_slices(backprop, outer, slices, inner, ends, step_between);
   }
 }
 
