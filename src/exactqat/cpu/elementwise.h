@@ -2,14 +2,14 @@
 // What kernels need that do the same to every element: vectors of any storage dtype, comparisons, and loops over a whole tensor
 // that keep up with memory.
 #pragma once
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <fstream>
 #include <memory>
 #include <new>
 #include <numeric>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -556,14 +556,21 @@ inline Vector<T> spoiled(Vector<T> so_far, Vector<T> value) {
 #endif
 }
 
+// Bytes of the last cache as this processor sees it. In a virtual machine the C library may count what all its host's have.
+inline int64_t last_cache() {
+  for (const char* index : {"3", "2"}) {
+    std::ifstream file(std::string("/sys/devices/system/cpu/cpu0/cache/index") + index + "/size");
+    int64_t size;
+    char unit;
+    if (file >> size >> unit && unit == 'K') return size << 10;
+  }
+  return int64_t{32} << 20;
+}
+
 // A result of this many bytes will not be found in the cache by whoever reads it next; then its memory need not be read before it
 // is written. Half of the last cache: the operands take at least as much.
 inline int64_t too_large_for_the_cache() {
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-  static const int64_t bytes = std::max<int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE) / 2, int64_t{4} << 20);
-#else
-  static const int64_t bytes = int64_t{16} << 20;
-#endif
+  static const int64_t bytes = std::max(last_cache() / 2, int64_t{4} << 20);
   return bytes;
 }
 

@@ -139,10 +139,13 @@ class Pool {
  private:
   void announce() {
     ++generation_;
-    if (const int processor = sched_getcpu(); processor >= 0)
+    // Of many threads the one that waits there is soon done without.
+    if (const int processor = sched_getcpu(); processor >= 0 && workers_.size() <= kFew)
       for (Worker& worker : workers_) worker.keep_off(processor);
     generation_.notify_all();
   }
+
+  static constexpr size_t kFew = 7;
 
   void serve(Worker& worker) {
     for (uint32_t seen = 0; !stopping_;) {
