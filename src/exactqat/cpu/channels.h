@@ -261,7 +261,7 @@ void plane_sums(const Planes<T>& a, const Planes<T>& b, int64_t p, Term term, do
   }
 }
 
-// Two sums over the rows of each channel that is not last, for several channels at a time. then(first channel, how many, first sums,
+// Two sums over the rows of each channel that is not last, for several channels at a time. then(first channel, count, first sums,
 // second sums) may go over the same elements again: they are still in the cache.
 template <class T, class Term, class Then>
 void for_each_channel_sums(int64_t outer, int64_t channels, int64_t inner, const T* a, const T* b, Term&& term, Then&& then) {
@@ -270,21 +270,20 @@ void for_each_channel_sums(int64_t outer, int64_t channels, int64_t inner, const
   const int64_t together = std::clamp<int64_t>(kNear / rows, 1, kMost);
   parallel_for((channels + together - 1) / together, outer * channels * inner, [&](int64_t task) {
     const int64_t begin = task * together, count = std::min(together, channels - begin), step = 2 * count;
-    static thread_local LineVector<T> room;
-    static thread_local Doubles items;
-    if (int64_t(items.size()) < blocks * step) items.resize(blocks * step);
-    if (inner < kSmall && int64_t(room.size()) < 2 * rows) room.resize(2 * rows);
+    const bool gathers = inner < kSmall && outer > 1;
+    const auto items = scratch(blocks * step);
+    const auto room = std::make_unique_for_overwrite<T[]>(gathers ? 2 * rows : 0);
     for (int64_t k = 0; k < count; ++k) {
       const int64_t c = begin + k;
       Planes<T> of_a{a + c * inner, outer, inner, channels * inner}, of_b{b + c * inner, outer, inner, channels * inner};
-      if (inner < kSmall && outer > 1) {
-        of_a = gathered(of_a, room.data());
-        of_b = a == b ? of_a : gathered(of_b, room.data() + rows);
+      if (gathers) {
+        of_a = gathered(of_a, room.get());
+        of_b = a == b ? of_a : gathered(of_b, room.get() + rows);
       }
-      plane_sums(of_a, of_b, c * kLanes, term, items.data() + k, items.data() + count + k, step);
+      plane_sums(of_a, of_b, c * kLanes, term, items.get() + k, items.get() + count + k, step);
     }
-    tree_fold(items.data(), blocks, step);
-    then(begin, count, items.data(), items.data() + count);
+    tree_fold(items.get(), blocks, step);
+    then(begin, count, items.get(), items.get() + count);
   });
 }
 
