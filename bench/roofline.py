@@ -27,6 +27,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     threads = max(row["threads"] for row in results["rows"])
     rows = [row for row in results["rows"] if row["threads"] == threads and row["batch"]]
@@ -76,6 +77,10 @@ def draw(results: dict[str, Any], path: Path) -> None:
     arithmetic.set(
         xscale="log", yscale="log", xlabel="multiply-adds for each byte", ylabel="billion multiply-adds a second"
     )
+    # Less than two decades: a number at 1, 2 and 5, or none is named.
+    arithmetic.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    arithmetic.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    arithmetic.xaxis.set_minor_formatter(NullFormatter())
     arithmetic.set_title("depthwise (above the slope: the tensors fit the cache)")
     arithmetic.grid(alpha=0.3, which="both")
     figure.savefig(path, dpi=110)
