@@ -96,15 +96,19 @@ struct Stored {
   }
 };
 
-// The elements of a plane, or of any run within one channel.
+// The elements of a plane, or of any run within one channel. What lies `ahead` of it will be written soon.
 template <class T, class Pass>
-inline void fill_plane(T* out, int64_t begin, int64_t size, const typename Pass::Parameters& parameters, Pass pass) {
+inline void fill_plane(T* out, int64_t begin, int64_t size, int64_t ahead, const typename Pass::Parameters& parameters,
+                       Pass pass) {
   Line<Pass> q;  // copied: what is behind a reference would be loaded again after every store
   for (auto& of_lanes : q) of_lanes = parameters;
   const Stored<T, Pass> stored{out, pass};
   int64_t i = begin;
   const int64_t end = begin + size;
-  for (; i + kLineElements <= end; i += kLineElements) stored.template line<false>(q, i, Whole{});
+  for (; i + kLineElements <= end; i += kLineElements) {
+    __builtin_prefetch(out + i + ahead, 1);
+    stored.template line<false>(q, i, Whole{});
+  }
   if (i < end) stored.template line<false>(q, i, Part{end - i});
 }
 
@@ -187,21 +191,25 @@ struct Planes {
   const T* plane(int64_t n) const { return first + n * stride; }
 };
 
-// Small planes are put together in `room`: pieces of them take longer to be found than to be read.
+// Small planes are put together in `room`, those of a channel one after the other: pieces of them take longer to be found than to
+// be read. Images come one after the other, so that memory is read in runs.
 template <class T>
-Planes<T> gathered(const Planes<T>& planes, T* room) {
+void gather(const Planes<T>& planes, int64_t channels, T* room) {
   constexpr int64_t kWidth = Vector<T>::kWidth;
   for (int64_t n = 0; n < planes.count; ++n) {
-    const T* from = planes.plane(n);
-    T* to = room + n * planes.size;
-    int64_t k = 0;
-    for (; k + kWidth <= planes.size; k += kWidth) {
-      __builtin_prefetch(from + k + planes.size);  // the next channel's plane, of many that are far apart
-      Vector<T>::load(from + k).store(to + k);
+    const bool last = n + 1 == planes.count;
+    for (int64_t c = 0; c < channels; ++c) {
+      const T* from = planes.plane(n) + c * planes.size;
+      T* to = room + (c * planes.count + n) * planes.size;
+      int64_t k = 0;
+      // What is copied beyond a plane's end is in the place of the next one, which comes later, but for the last.
+      for (; k + kWidth <= planes.size || (k < planes.size && !last); k += kWidth) {
+        __builtin_prefetch(from + k + planes.stride);
+        Vector<T>::load(from + k).store(to + k);
+      }
+      if (k < planes.size) Vector<T>::load(from + k, planes.size - k).store(to + k, planes.size - k);
     }
-    if (k < planes.size) Vector<T>::load(from + k, planes.size - k).store(to + k, planes.size - k);
   }
-  return {room, 1, planes.count * planes.size, 0};
 }
 
 // Two sums over each block of 64 rows of a channel; see channel_sums. The parameters of the channel begin at p.
@@ -238,6 +246,11 @@ void plane_sums(const Planes<T>& a, const Planes<T>& b, int64_t p, Term term, do
     first_items[block * step] = folded(first);
     second_items[block * step] = folded(second);
   };
+  // The same place in the next plane: where it is far away, the processor does not foresee it.
+  const auto prefetch_next = [](const T* from, int64_t plane, const Planes<T>& planes) __attribute__((always_inline)) {
+    if (plane + 1 == planes.count) return;
+    for (int64_t i = 0; i < kBlock; i += kLineElements) __builtin_prefetch(from + planes.stride + i, 0, 2);
+  };
   T block_a[kBlock], block_b[kBlock];
   int64_t plane = 0, position = 0;
   for (int64_t block = 0; block < blocks; ++block) {
@@ -245,6 +258,8 @@ void plane_sums(const Planes<T>& a, const Planes<T>& b, int64_t p, Term term, do
     if (position == a.size) position = 0, ++plane;
     const T *x = a.plane(plane) + position, *y = b.plane(plane) + position;
     if (position + count <= a.size) {
+      prefetch_next(x, plane, a);
+      if (b.first != a.first) prefetch_next(y, plane, b);
       position += count;
     } else {
       for (int64_t filled = 0; filled < count;) {
@@ -272,16 +287,19 @@ void for_each_channel_sums(int64_t outer, int64_t channels, int64_t inner, const
     const int64_t begin = task * together, count = std::min(together, channels - begin), step = 2 * count;
     const bool gathers = inner < kSmall && outer > 1;
     const auto items = scratch(blocks * step);
-    const auto room = std::make_unique_for_overwrite<T[]>(gathers ? 2 * rows : 0);
-    for (int64_t k = 0; k < count; ++k) {
-      const int64_t c = begin + k;
-      Planes<T> of_a{a + c * inner, outer, inner, channels * inner}, of_b{b + c * inner, outer, inner, channels * inner};
-      if (gathers) {
-        of_a = gathered(of_a, room.get());
-        of_b = a == b ? of_a : gathered(of_b, room.get() + rows);
-      }
-      plane_sums(of_a, of_b, c * kLanes, term, items.get() + k, items.get() + count + k, step);
+    const auto room = std::make_unique_for_overwrite<T[]>(gathers ? (a == b ? 1 : 2) * count * rows : 0);
+    const auto planes_of = [&](const T* x) { return Planes<T>{x + begin * inner, outer, inner, channels * inner}; };
+    Planes<T> of_a = planes_of(a), of_b = planes_of(b);
+    int64_t apart = inner;  // from one channel's first element to the next's
+    if (gathers) {
+      gather(of_a, count, room.get());
+      if (a != b) gather(of_b, count, room.get() + count * rows);
+      of_a = {room.get(), 1, rows, 0};
+      of_b = {a == b ? room.get() : room.get() + count * rows, 1, rows, 0};
+      apart = rows;
     }
+    for (int64_t k = 0; k < count; ++k, of_a.first += apart, of_b.first += apart)
+      plane_sums(of_a, of_b, (begin + k) * kLanes, term, items.get() + k, items.get() + count + k, step);
     tree_fold(items.get(), blocks, step);
     then(begin, count, items.get(), items.get() + count);
   });

@@ -5,11 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <fstream>
 #include <memory>
 #include <new>
 #include <numeric>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -554,24 +552,6 @@ inline Vector<T> spoiled(Vector<T> so_far, Vector<T> value) {
 #else
   return so_far + value * Vector<T>{};
 #endif
-}
-
-// Bytes of the last cache as this processor sees it. In a virtual machine the C library may count what all its host's have.
-inline int64_t last_cache() {
-  for (const char* index : {"3", "2"}) {
-    std::ifstream file(std::string("/sys/devices/system/cpu/cpu0/cache/index") + index + "/size");
-    int64_t size;
-    char unit;
-    if (file >> size >> unit && unit == 'K') return size << 10;
-  }
-  return int64_t{32} << 20;
-}
-
-// A result of this many bytes will not be found in the cache by whoever reads it next; then its memory need not be read before it
-// is written. Half of the last cache: the operands take at least as much.
-inline int64_t too_large_for_the_cache() {
-  static const int64_t bytes = std::max(last_cache() / 2, int64_t{4} << 20);
-  return bytes;
 }
 
 // Streamed stores are seen by others only after this.

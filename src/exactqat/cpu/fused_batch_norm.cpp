@@ -66,11 +66,10 @@ Doubles for_sums(const Layout& layout, const Doubles& parameters) {
 // Puts a pass's values into the planes of some channels, of which each is in the cache.
 template <class T, class Pass>
 void fill_planes(const Layout& layout, T* out, int64_t channel, int64_t count, Pass pass) {
-  for (int64_t c = channel; c < channel + count; ++c) {
-    const auto parameters = pass.of_all(c);
-    for (int64_t n = 0; n < layout.outer; ++n)
-      fill_plane(out, (n * layout.channels + c) * layout.inner, layout.inner, parameters, pass);
-  }
+  const int64_t image = layout.channels * layout.inner;
+  for (int64_t n = 0; n < layout.outer; ++n)
+    for (int64_t c = channel; c < channel + count; ++c)
+      fill_plane(out, n * image + c * layout.inner, layout.inner, n + 1 < layout.outer ? image : 0, pass.of_all(c), pass);
 }
 
 // Puts a pass's values into the whole image. make(lay_out) makes the pass, where lay_out(parameters) lays out those of the channels
@@ -91,7 +90,7 @@ void fill(const Layout& layout, T* out, bool in_place, Make&& make) {
   const int64_t runs = layout.outer * layout.channels, runs_per_task = std::max<int64_t>(1, kTask / layout.inner);
   parallel_for((runs + runs_per_task - 1) / runs_per_task, layout.size(), [&](int64_t task) {
     for (int64_t run = task * runs_per_task; run < std::min(runs, (task + 1) * runs_per_task); ++run)
-      fill_plane(out, run * layout.inner, layout.inner, pass.of_all(run % layout.channels), pass);
+      fill_plane(out, run * layout.inner, layout.inner, 0, pass.of_all(run % layout.channels), pass);
   });
 }
 

@@ -3,10 +3,13 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <list>
 #include <mutex>
 #include <new>
+#include <string>
 
 namespace exactqat {
 namespace {
@@ -38,7 +41,23 @@ size_t limit() {
   return bytes;
 }
 
+// Bytes of the last cache as this processor sees it. In a virtual machine the C library may count what all its host's have.
+int64_t last_cache() {
+  for (const char* index : {"3", "2"}) {
+    std::ifstream file(std::string("/sys/devices/system/cpu/cpu0/cache/index") + index + "/size");
+    int64_t size;
+    char unit;
+    if (file >> size >> unit && unit == 'K') return size << 10;
+  }
+  return int64_t{32} << 20;
+}
+
 }  // namespace
+
+int64_t too_large_for_the_cache() {
+  static const int64_t bytes = std::max(last_cache() / 2, int64_t{4} << 20);
+  return bytes;
+}
 
 Block::Block(size_t bytes) : size_(bytes) {
   if (bytes > size_t(1) << 62) throw std::bad_alloc();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory for large results. Fresh memory costs a page fault for every 4 KiB, several times what a kernel takes to fill it; so
+// How much the caches hold, and memory for large results. Fresh memory costs a page fault for every 4 KiB, several times what a kernel takes to fill it; so
 // blocks are asked for in huge pages where the system has them, and freed ones are kept for the next results of their size.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 
 namespace exactqat {
 
@@ -19,5 +20,13 @@ class Block {
   void* data_;
   size_t size_, capacity_;
 };
+
+// A result of this many bytes will not be found in the cache by whoever reads it next; then its memory need not be read before it
+// is written. Half of the last cache: the operands take at least as much.
+int64_t too_large_for_the_cache();
+
+// Whether an operand is so large that most of it is not near its core. What is not read straight on is then asked for early: the
+// processor does not foresee it.
+inline bool far_from_the_core(int64_t bytes) { return 4 * bytes >= too_large_for_the_cache(); }
 
 }  // namespace exactqat

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "memory.h"
 #include "parallel.h"
 #include "simd.h"
 
@@ -83,10 +84,11 @@ inline Value parameter_at(const double* parameters, int64_t p) {
 }
 
 // One block of up to 64 rows for V vectors of channels, lanes held in registers: four of the eight at a time, so that every row
-// is read once. `partial` is the number of channels in the last vector if it is not full, else 0.
+// is read once. `partial` is the number of channels in the last vector if it is not full, else 0. What lies `ahead` elements
+// behind what is read will be read soon: going down a few channels at a time, the processor foresees little.
 template <int V, class T, class Term>
-void block_sums(const T* a, const T* b, int64_t rows, int64_t channels, int64_t channel, int64_t partial, Term&& term,
-                double* first_sums, double* second_sums) {
+void block_sums(const T* a, const T* b, int64_t rows, int64_t channels, int64_t channel, int64_t partial, int64_t ahead,
+                Term&& term, double* first_sums, double* second_sums) {
   constexpr int kHalf = kLanes / 2;
   const auto load = [&](const T* from, int v) __attribute__((always_inline)) {
     return partial && v == V - 1 ? Lanes::load(from + v * Lanes::kWidth, partial) : Lanes::load(from + v * Lanes::kWidth);
@@ -95,6 +97,8 @@ void block_sums(const T* a, const T* b, int64_t rows, int64_t channels, int64_t 
   for (int half = 0; half < kLanes; half += kHalf) {
     Lanes first[kHalf][V], second[kHalf][V];
     const auto add_row = [&](int64_t row, int lane) __attribute__((always_inline)) {
+      __builtin_prefetch(a + row * channels + ahead, 0, 2);
+      if (b != a) __builtin_prefetch(b + row * channels + ahead, 0, 2);
       for (int v = 0; v < V; ++v) {
         Lanes x, y;
         term(channel + v * Lanes::kWidth, load(a + row * channels, v), load(b + row * channels, v), x, y);
@@ -162,6 +166,7 @@ std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, 
   const int64_t blocks_per_task = std::max<int64_t>(1, 32768 / (kBlock * channels));
   const auto items_room = std::make_unique_for_overwrite<double[]>(2 * blocks * channels);
   double* items = items_room.get();
+  const int64_t ahead = far_from_the_core(rows * channels * int64_t{sizeof(T)}) ? kBlock * channels : 0;
   parallel_for((blocks + blocks_per_task - 1) / blocks_per_task, rows * channels, [&](int64_t task) {
     for (int64_t block = task * blocks_per_task; block < std::min(blocks, (task + 1) * blocks_per_task); ++block) {
       const int64_t offset = block * kBlock * channels, count = std::min(kBlock, rows - block * kBlock);
@@ -172,8 +177,8 @@ std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, 
       } else {
         int64_t channel = 0;
         const auto piece = [&]<int Vectors>(int64_t partial) {
-          block_sums<Vectors>(a + offset + channel, b + offset + channel, count, channels, channel, partial, term,
-                              first + channel, second + channel);
+          block_sums<Vectors>(a + offset + channel, b + offset + channel, count, channels, channel, partial, ahead,
+                              term, first + channel, second + channel);
           channel += Vectors * Lanes::kWidth;
         };
         while (channel + V * Lanes::kWidth <= channels) piece.template operator()<V>(0);
