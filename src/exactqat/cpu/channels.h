@@ -97,7 +97,7 @@ struct Stored {
 };
 
 // The elements of a plane, or of any run within one channel. What lies `ahead` of it will be written soon.
-template <class T, class Pass>
+template <bool Past, class T, class Pass>
 inline void fill_plane(T* out, int64_t begin, int64_t size, int64_t ahead, const typename Pass::Parameters& parameters,
                        Pass pass) {
   Line<Pass> q;  // copied: what is behind a reference would be loaded again after every store
@@ -106,10 +106,41 @@ inline void fill_plane(T* out, int64_t begin, int64_t size, int64_t ahead, const
   int64_t i = begin;
   const int64_t end = begin + size;
   for (; i + kLineElements <= end; i += kLineElements) {
-    __builtin_prefetch(out + i + ahead, 1);
-    stored.template line<false>(q, i, Whole{});
+    if (!Past && ahead) __builtin_prefetch(out + i + ahead, 1);
+    stored.template line<Past>(q, i, Whole{});
   }
   if (i < end) stored.template line<false>(q, i, Part{end - i});
+}
+
+// `length` elements of each of Count rows, `stride` apart, of which the first begins at `begin`.
+template <bool Past, int Count, class Pass>
+inline void lines(int64_t begin, int64_t length, int64_t stride, Pass pass) {
+  const int64_t ahead = Count * stride;  // the next rows: going along several, the processor foresees little
+  const auto load = [&](int64_t p, Line<Pass>& q) __attribute__((always_inline)) {
+    for (int v = 0; v < kLineLanes; ++v) q[v] = pass.of(p + v * Lanes::kWidth);
+  };
+  int64_t p = 0;
+  for (; p + kLineElements <= length; p += kLineElements) {
+    Line<Pass> q;
+    load(p, q);
+#pragma GCC unroll 4
+    for (int row = 0; row < Count; ++row) {
+      const int64_t i = begin + row * stride + p;
+      if (Count > 1) pass.prefetch(i + ahead);
+      pass.template line<Past>(q, i, Whole{});
+    }
+  }
+  if (p == length) return;
+  Line<Pass> q;
+  load(p, q);
+  for (int row = 0; row < Count; ++row) pass.template line<false>(q, begin + row * stride + p, Part{length - p});
+}
+
+// Whether a result in runs of `length` elements that are whole lines goes past the cache.
+template <class T>
+inline bool goes_past_the_cache(const T* out, int64_t size, int64_t length, bool in_place) {
+  return !in_place && size * int64_t{sizeof(T)} >= too_large_for_the_cache() && aligned(out, kLine) &&
+         length % kLineElements == 0;
 }
 
 // Rows of channels. Several rows share what is loaded of the parameters, unless results go past the cache: then memory is so slow
@@ -125,8 +156,7 @@ struct Rows {
       : size(size), channels(channels) {
     const int64_t whole = std::lcm(channels, kLineElements);
     width = whole_lines || whole <= kLongest ? whole : channels;
-    past = !in_place && size * int64_t{sizeof(T)} >= too_large_for_the_cache() && aligned(out, kLine) &&
-            width % kLineElements == 0;
+    past = goes_past_the_cache(out, size, width, in_place);
   }
 
   // Parameters for a row, with room for a whole line behind them.
@@ -151,35 +181,11 @@ struct Rows {
       const int64_t begin = (tasks - 1 - task) * rows_per_task, end = std::min(rows, begin + rows_per_task);
       int64_t row = begin;
       if (!Past)
-        for (; row + kTogether <= end; row += kTogether) lines<false, kTogether>(row * width, width, pass);
-      for (; row < end; ++row) lines<Past, 1>(row * width, width, pass);
-      if (task == 0) lines<false, 1>(rows * width, rest, pass);
+        for (; row + kTogether <= end; row += kTogether) lines<false, kTogether>(row * width, width, width, pass);
+      for (; row < end; ++row) lines<Past, 1>(row * width, width, width, pass);
+      if (task == 0) lines<false, 1>(rows * width, rest, width, pass);
       if (Past) finish_streaming();
     });
-  }
-
-  // `length` elements of each of Count rows that begin at `begin`.
-  template <bool Past, int Count, class Pass>
-  void lines(int64_t begin, int64_t length, Pass pass) const {
-    const int64_t stride = width, ahead = Count * width;  // the next rows: going along several, the processor foresees little
-    const auto load = [&](int64_t p, Line<Pass>& q) __attribute__((always_inline)) {
-      for (int v = 0; v < kLineLanes; ++v) q[v] = pass.of(p + v * Lanes::kWidth);
-    };
-    int64_t p = 0;
-    for (; p + kLineElements <= length; p += kLineElements) {
-      Line<Pass> q;
-      load(p, q);
-#pragma GCC unroll 4
-      for (int row = 0; row < Count; ++row) {
-        const int64_t i = begin + row * stride + p;
-        if (Count > 1) pass.prefetch(i + ahead);
-        pass.template line<Past>(q, i, Whole{});
-      }
-    }
-    if (p == length) return;
-    Line<Pass> q;
-    load(p, q);
-    for (int row = 0; row < Count; ++row) pass.template line<false>(q, begin + row * stride + p, Part{length - p});
   }
 };
 
@@ -196,20 +202,22 @@ struct Planes {
 template <class T>
 void gather(const Planes<T>& planes, int64_t channels, T* room) {
   constexpr int64_t kWidth = Vector<T>::kWidth;
-  for (int64_t n = 0; n < planes.count; ++n) {
-    const bool last = n + 1 == planes.count;
-    for (int64_t c = 0; c < channels; ++c) {
-      const T* from = planes.plane(n) + c * planes.size;
-      T* to = room + (c * planes.count + n) * planes.size;
+  const auto copy_image = [=](int64_t n, int64_t whole) __attribute__((always_inline)) {
+    const T* from = planes.plane(n);
+    T* to = room + n * planes.size;
+    for (int64_t c = 0; c < channels; ++c, from += planes.size, to += planes.count * planes.size) {
       int64_t k = 0;
-      // What is copied beyond a plane's end is in the place of the next one, which comes later, but for the last.
-      for (; k + kWidth <= planes.size || (k < planes.size && !last); k += kWidth) {
+      for (; k < whole; k += kWidth) {
         __builtin_prefetch(from + k + planes.stride);
         Vector<T>::load(from + k).store(to + k);
       }
       if (k < planes.size) Vector<T>::load(from + k, planes.size - k).store(to + k, planes.size - k);
     }
-  }
+  };
+  // What a whole vector copies beyond the end of a plane lies where the next images' will, which come later; but for the last ones.
+  const int64_t last = std::max<int64_t>(0, planes.count - (kWidth + planes.size - 1) / planes.size);
+  for (int64_t n = 0; n < last; ++n) copy_image(n, planes.size);
+  for (int64_t n = last; n < planes.count; ++n) copy_image(n, planes.size / kWidth * kWidth);
 }
 
 // Two sums over each block of 64 rows of a channel; see channel_sums. The parameters of the channel begin at p.
@@ -276,13 +284,21 @@ void plane_sums(const Planes<T>& a, const Planes<T>& b, int64_t p, Term term, do
   }
 }
 
+// How many channels of so many rows are gone over before the same elements are needed again: few enough to be found in the cache,
+// and whole lines of each image if they are many.
+inline int64_t channels_together(int64_t rows) {
+  constexpr int64_t kNear = 65536, kMost = 64;
+  const int64_t channels = std::clamp<int64_t>(kNear / rows, 1, kMost);
+  return channels < kLineElements ? channels : channels / kLineElements * kLineElements;
+}
+
 // Two sums over the rows of each channel that is not last, for several channels at a time. then(first channel, count, first sums,
 // second sums) may go over the same elements again: they are still in the cache.
 template <class T, class Term, class Then>
 void for_each_channel_sums(int64_t outer, int64_t channels, int64_t inner, const T* a, const T* b, Term&& term, Then&& then) {
-  constexpr int64_t kSmall = 4 * kBlock, kNear = 32768, kMost = 16;
+  constexpr int64_t kSmall = 4 * kBlock;
   const int64_t rows = outer * inner, blocks = (rows + kBlock - 1) / kBlock;
-  const int64_t together = std::clamp<int64_t>(kNear / rows, 1, kMost);
+  const int64_t together = channels_together(rows);
   parallel_for((channels + together - 1) / together, outer * channels * inner, [&](int64_t task) {
     const int64_t begin = task * together, count = std::min(together, channels - begin), step = 2 * count;
     const bool gathers = inner < kSmall && outer > 1;

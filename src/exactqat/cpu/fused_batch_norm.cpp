@@ -63,13 +63,36 @@ Doubles for_sums(const Layout& layout, const Doubles& parameters) {
   return lanes;
 }
 
-// Puts a pass's values into the planes of some channels, of which each is in the cache.
-template <class T, class Pass>
-void fill_planes(const Layout& layout, T* out, int64_t channel, int64_t count, Pass pass) {
-  const int64_t image = layout.channels * layout.inner;
-  for (int64_t n = 0; n < layout.outer; ++n)
-    for (int64_t c = channel; c < channel + count; ++c)
-      fill_plane(out, n * image + c * layout.inner, layout.inner, n + 1 < layout.outer ? image : 0, pass.of_all(c), pass);
+// Puts a pass's values into the planes of some channels. make(lay_out) makes the pass, where lay_out(parameters) lays out those of
+// the channels as its loops need them.
+template <class T, class Make>
+void fill_planes(const Layout& layout, T* out, bool in_place, int64_t channel, int64_t count, Make&& make) {
+  constexpr int kTogether = 4;
+  const int64_t image = layout.channels * layout.inner, begin = channel * layout.inner;
+  if (layout.inner >= kLineElements || layout.outer < kTogether) {
+    const auto pass = make([](const Doubles& parameters) { return parameters.data(); });
+    const bool past = goes_past_the_cache(out, layout.size(), layout.inner, in_place);
+    for (int64_t n = 0; n < layout.outer; ++n)
+      for (int64_t c = channel; c < channel + count; ++c) {
+        const int64_t plane = n * image + c * layout.inner, ahead = n + 1 < layout.outer ? image : 0;
+        if (past) fill_plane<true>(out, plane, layout.inner, ahead, pass.of_all(c), pass);
+        else fill_plane<false>(out, plane, layout.inner, ahead, pass.of_all(c), pass);
+      }
+    if (past) finish_streaming();
+    return;
+  }
+  // Planes of less than a line: those of an image are a row, of which every element has parameters of its own.
+  const int64_t width = count * layout.inner;
+  std::deque<LineVector<double>> laid_out;
+  const Stored stored{out, make([&](const Doubles& parameters) {
+    auto& columns = laid_out.emplace_back(width + kLineElements);
+    for (int64_t c = 0; c < count; ++c) std::fill_n(columns.data() + c * layout.inner, layout.inner, parameters[channel + c]);
+    std::fill_n(columns.data() + width, kLineElements, 0.0);
+    return columns.data();
+  })};
+  int64_t n = 0;
+  for (; n + kTogether <= layout.outer; n += kTogether) lines<false, kTogether>(n * image + begin, width, image, stored);
+  for (; n < layout.outer; ++n) lines<false, 1>(n * image + begin, width, image, stored);
 }
 
 // Puts a pass's values into the whole image. make(lay_out) makes the pass, where lay_out(parameters) lays out those of the channels
@@ -86,11 +109,25 @@ void fill(const Layout& layout, T* out, bool in_place, Make&& make) {
     rows.each(Stored<T, std::remove_const_t<decltype(pass)>>{out, pass});
     return;
   }
+  if (layout.inner < kLineElements) {
+    const int64_t together = channels_together(layout.rows());
+    parallel_for((layout.channels + together - 1) / together, layout.size(), [&](int64_t task) {
+      const int64_t channel = task * together;
+      fill_planes(layout, out, in_place, channel, std::min(together, layout.channels - channel), make);
+    });
+    return;
+  }
+  // Straight on through memory, image by image.
   const auto pass = make([](const Doubles& parameters) { return parameters.data(); });
+  const bool past = goes_past_the_cache(out, layout.size(), layout.inner, in_place);
   const int64_t runs = layout.outer * layout.channels, runs_per_task = std::max<int64_t>(1, kTask / layout.inner);
   parallel_for((runs + runs_per_task - 1) / runs_per_task, layout.size(), [&](int64_t task) {
-    for (int64_t run = task * runs_per_task; run < std::min(runs, (task + 1) * runs_per_task); ++run)
-      fill_plane(out, run * layout.inner, layout.inner, 0, pass.of_all(run % layout.channels), pass);
+    for (int64_t run = task * runs_per_task; run < std::min(runs, (task + 1) * runs_per_task); ++run) {
+      const auto parameters = pass.of_all(run % layout.channels);
+      if (past) fill_plane<true>(out, run * layout.inner, layout.inner, 0, parameters, pass);
+      else fill_plane<false>(out, run * layout.inner, layout.inner, 0, parameters, pass);
+    }
+    if (past) finish_streaming();
   });
 }
 
@@ -202,7 +239,9 @@ void normalize_channels(const Layout& layout, const T* x, const Doubles& scale, 
   const auto then = [&](int64_t begin, int64_t count, const double* sums, const double* squares) {
     moments.finish(begin, count, sums, squares, mean.data() + begin, variance.data() + begin);
     slopes_of(scale.data() + begin, variance.data() + begin, epsilon, count, slope.data() + begin);
-    fill_planes(layout, y, begin, count, Normalization<T>{x, mean.data(), slope.data(), offset.data()});
+    fill_planes(layout, y, y == x, begin, count, [&](auto&& lay_out) {
+      return Normalization<T>{x, lay_out(mean), lay_out(slope), lay_out(offset)};
+    });
   };
   for_each_channel_sums(layout.outer, layout.channels, layout.inner, x, x, moments.term(), then);
 }
@@ -275,29 +314,24 @@ void gradient(const Layout& layout, const T* gradients, const T* x, const Double
       to_offset[c] = T(sums[c]);
     }
   };
+  const auto backprop = [&](auto&& lay_out) {
+    return Backprop<T>{gradients, x, lay_out(factor), lay_out(gradient_mean), lay_out(slope), lay_out(mean)};
+  };
+  const auto inference_backprop = [&](auto&& lay_out) { return InferenceBackprop<T>{gradients, lay_out(factor)}; };
   const bool in_place = x_backprop == gradients || x_backprop == x;
   if (layout.inner > 1) {
     for_each_channel_sums(layout.outer, layout.channels, layout.inner, gradients, x, term,
                           [&](int64_t begin, int64_t count, const double* sums, const double* products) {
                             factors(begin, count, sums, products);
-                            if (training)
-                              fill_planes(layout, x_backprop, begin, count,
-                                          Backprop<T>{gradients, x, factor.data(), gradient_mean.data(), slope.data(),
-                                                      mean.data()});
-                            else
-                              fill_planes(layout, x_backprop, begin, count,
-                                          InferenceBackprop<T>{gradients, factor.data()});
+                            if (training) fill_planes(layout, x_backprop, in_place, begin, count, backprop);
+                            else fill_planes(layout, x_backprop, in_place, begin, count, inference_backprop);
                           });
     return;
   }
   const auto totals = sums_of_rows(layout.outer, layout.channels, gradients, x, term, before, Nothing{});
   factors(0, layout.channels, totals[0].data(), totals[1].data());
-  if (training)
-    fill(layout, x_backprop, in_place, [&](auto&& lay_out) {
-      return Backprop<T>{gradients, x, lay_out(factor), lay_out(gradient_mean), lay_out(slope), lay_out(mean)};
-    });
-  else
-    fill(layout, x_backprop, in_place, [&](auto&& lay_out) { return InferenceBackprop<T>{gradients, lay_out(factor)}; });
+  if (training) fill(layout, x_backprop, in_place, backprop);
+  else fill(layout, x_backprop, in_place, inference_backprop);
 }
 
 }  // namespace

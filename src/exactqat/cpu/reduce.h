@@ -84,44 +84,44 @@ inline Value parameter_at(const double* parameters, int64_t p) {
 }
 
 // One block of up to 64 rows for V vectors of channels, lanes held in registers: four of the eight at a time, so that every row
-// is read once. `partial` is the number of channels in the last vector if it is not full, else 0. What lies `ahead` elements
-// behind what is read will be read soon: going down a few channels at a time, the processor foresees little.
-template <int V, class T, class Term>
-void block_sums(const T* a, const T* b, int64_t rows, int64_t channels, int64_t channel, int64_t partial, int64_t ahead,
-                Term&& term, double* first_sums, double* second_sums) {
+// is read once. `partial` is the number of channels in the last vector if it is not full, else 0. Ahead: the same place of the next
+// block is asked for, since going down a few channels at a time the processor foresees little.
+template <int V, bool Ahead, class T, class Term>
+void block_sums(const T* a, const T* b, int64_t rows, int64_t channels, int64_t channel, int64_t partial, Term&& term,
+                double* first_sums, double* second_sums) {
   constexpr int kHalf = kLanes / 2;
+  using Half = Lanes[2][kHalf][V];
   const auto load = [&](const T* from, int v) __attribute__((always_inline)) {
     return partial && v == V - 1 ? Lanes::load(from + v * Lanes::kWidth, partial) : Lanes::load(from + v * Lanes::kWidth);
   };
-  Lanes sums[2][kLanes][V];
-  for (int half = 0; half < kLanes; half += kHalf) {
-    Lanes first[kHalf][V], second[kHalf][V];
+  const auto add_rows = [&](int64_t row, Half& sums) __attribute__((always_inline)) {
     const auto add_row = [&](int64_t row, int lane) __attribute__((always_inline)) {
-      __builtin_prefetch(a + row * channels + ahead, 0, 2);
-      if (b != a) __builtin_prefetch(b + row * channels + ahead, 0, 2);
+      if (Ahead) {
+        __builtin_prefetch(a + (row + kBlock) * channels, 0, 2);
+        if (b != a) __builtin_prefetch(b + (row + kBlock) * channels, 0, 2);
+      }
       for (int v = 0; v < V; ++v) {
         Lanes x, y;
         term(channel + v * Lanes::kWidth, load(a + row * channels, v), load(b + row * channels, v), x, y);
-        first[lane][v] = first[lane][v] + x;
-        second[lane][v] = second[lane][v] + y;
+        sums[0][lane][v] = sums[0][lane][v] + x;
+        sums[1][lane][v] = sums[1][lane][v] + y;
       }
     };
-    int64_t row = half;
     for (; row + kHalf <= rows; row += kLanes)
       for (int lane = 0; lane < kHalf; ++lane) add_row(row + lane, lane);
     for (int lane = 0; lane < kHalf && row + lane < rows; ++lane) add_row(row + lane, lane);
-    for (int lane = 0; lane < kHalf; ++lane)
-      for (int v = 0; v < V; ++v) sums[0][half + lane][v] = first[lane][v], sums[1][half + lane][v] = second[lane][v];
-  }
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int lane = 0; lane < half; ++lane)
-      for (int v = 0; v < V; ++v)
-        for (int s = 0; s < 2; ++s) sums[s][lane][v] = sums[s][lane][v] + sums[s][lane + half][v];
-  for (int v = 0; v < V; ++v) {
-    const int64_t lanes = partial && v == V - 1 ? partial : Lanes::kWidth;
-    sums[0][0][v].store(first_sums + v * Lanes::kWidth, lanes);
-    sums[1][0][v].store(second_sums + v * Lanes::kWidth, lanes);
-  }
+  };
+  Half low, high;
+  add_rows(0, low);
+  add_rows(kHalf, high);
+  for (int s = 0; s < 2; ++s)
+    for (int v = 0; v < V; ++v) {
+      for (int lane = 0; lane < kHalf; ++lane) low[s][lane][v] = low[s][lane][v] + high[s][lane][v];
+      for (int half = kHalf / 2; half > 0; half /= 2)
+        for (int lane = 0; lane < half; ++lane) low[s][lane][v] = low[s][lane][v] + low[s][lane + half][v];
+      low[s][0][v].store((s == 0 ? first_sums : second_sums) + v * Lanes::kWidth,
+                         partial && v == V - 1 ? partial : Lanes::kWidth);
+    }
 }
 
 // The same for few channels: the 8 lanes of all of them are neighbours, whole vectors of them.
@@ -166,7 +166,7 @@ std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, 
   const int64_t blocks_per_task = std::max<int64_t>(1, 32768 / (kBlock * channels));
   const auto items_room = std::make_unique_for_overwrite<double[]>(2 * blocks * channels);
   double* items = items_room.get();
-  const int64_t ahead = far_from_the_core(rows * channels * int64_t{sizeof(T)}) ? kBlock * channels : 0;
+  const bool far = far_from_the_core(rows * channels * int64_t{sizeof(T)});
   parallel_for((blocks + blocks_per_task - 1) / blocks_per_task, rows * channels, [&](int64_t task) {
     for (int64_t block = task * blocks_per_task; block < std::min(blocks, (task + 1) * blocks_per_task); ++block) {
       const int64_t offset = block * kBlock * channels, count = std::min(kBlock, rows - block * kBlock);
@@ -177,8 +177,9 @@ std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, 
       } else {
         int64_t channel = 0;
         const auto piece = [&]<int Vectors>(int64_t partial) {
-          block_sums<Vectors>(a + offset + channel, b + offset + channel, count, channels, channel, partial, ahead,
-                              term, first + channel, second + channel);
+          const auto sums = far ? block_sums<Vectors, true, T, Term> : block_sums<Vectors, false, T, Term>;
+          sums(a + offset + channel, b + offset + channel, count, channels, channel, partial, term, first + channel,
+               second + channel);
           channel += Vectors * Lanes::kWidth;
         };
         while (channel + V * Lanes::kWidth <= channels) piece.template operator()<V>(0);

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Channels first or last, in memory of their own or in that of an operand: batch normalization has one set of bits.
+
+The order of sums does not depend on the layout, but the loops do: planes smaller than a line of the cache, small ones that
+are gathered, large ones; images that are near the core, far from it, and results that go past the cache.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bits import assert_same_bits
+
+from exactqat.spec import OPERATORS
+
+# Images, channels, height, width.
+SHAPES = [
+    (1, 70, 3, 3),
+    (5, 70, 3, 3),
+    (9, 33, 2, 5),
+    (6, 130, 3, 3),
+    (33, 17, 1, 2),
+    (8, 37, 7, 7),
+    (3, 100, 6, 6),
+    (11, 21, 4, 4),
+    (4, 9, 15, 17),
+    (3, 5, 33, 31),
+    (40, 480, 14, 14),
+    (37, 150, 28, 28),
+    (5, 70, 112, 111),
+]
+
+
+def channels_last(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(np.moveaxis(x, 1, 3))
+
+
+def channels_first(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(np.moveaxis(x, 3, 1))
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+def test_layouts_have_the_same_bits(shape: tuple[int, ...], training: bool) -> None:
+    random = np.random.Generator(np.random.PCG64(shape))
+    x, g = (random.standard_normal(shape, np.float32) for _ in range(2))
+    scale, offset, mean, variance = (random.random(shape[1], np.float32) + np.float32(0.5) for _ in range(4))
+    attributes = {"epsilon": 1e-3, "is_training": training}
+    forward, gradient = OPERATORS["fused_batch_norm_v3"], OPERATORS["fused_batch_norm_grad_v3"]
+
+    first = forward(x, scale, offset, mean, variance, **attributes, data_format="NCHW")
+    last = forward(channels_last(x), scale, offset, mean, variance, **attributes, data_format="NHWC")
+    for name, a, b in zip(("y", "mean", "variance"), first, (channels_first(last[0]), *last[1:]), strict=False):
+        assert_same_bits(a, b, what=name)
+
+    def gradients(g: np.ndarray, x: np.ndarray, data_format: str, **out: object) -> tuple[np.ndarray, ...]:
+        reserves = mean, variance, variance[:0]
+        return gradient(g, x, scale, *reserves, **attributes, data_format=data_format, **out)
+
+    first = gradients(g, x, "NCHW")
+    last = gradients(channels_last(g), channels_last(x), "NHWC")
+    for name, a, b in zip(("x_backprop", "scale", "offset"), first, (channels_first(last[0]), *last[1:3]), strict=False):
+        assert_same_bits(a, b, what=name)
+
+    # The gradient in the place of the gradient it is made from.
+    place = g.copy()
+    rest = tuple(np.empty_like(np.asarray(part)) for part in first[1:])
+    gradients(place, x, "NCHW", out=(place, *rest))
+    assert_same_bits(place, first[0], what="x_backprop in place")
