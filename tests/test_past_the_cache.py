@@ -66,3 +66,19 @@ def test_a_result_that_begins_between_lines(offset: int) -> None:
     eq.fake_quant_with_min_max_vars_per_channel(x, low, high, out=result)
     pieces = [eq.fake_quant_with_min_max_vars_per_channel(x[i : i + PIECE], low, high) for i in range(0, ROWS, PIECE)]
     assert_same_bits(result, np.concatenate(pieces), what=f"a result {offset} elements behind a line")
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("channels", [72, 133])
+def test_ranges_from_data_are_those_of_given_ones(channels: int, axis: int) -> None:
+    random = np.random.Generator(np.random.PCG64(channels))
+    x = random.standard_normal((ROWS, channels)).astype(np.float32)
+    ranges = (
+        {"input_min": x.min(0), "input_max": x.max(0)} if axis == 1 else {"input_min": x.min(), "input_max": x.max()}
+    )
+
+    def call(x: np.ndarray, range_given: bool) -> np.ndarray:
+        return eq.raw_ops.QuantizeAndDequantizeV2(input=x, **ranges, range_given=range_given, axis=axis)
+
+    pieces = [call(x[i : i + PIECE], True) for i in range(0, ROWS, PIECE)]
+    assert_same_bits(call(x, False), np.concatenate(pieces), what=f"ranges along axis {axis}")

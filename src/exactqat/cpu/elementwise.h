@@ -93,6 +93,8 @@ inline Mask<float> less_equal(Vector<float> a, Vector<float> b) { return {_mm512
 inline Mask<double> less_equal(Vector<double> a, Vector<double> b) { return {_mm512_cmp_pd_mask(a.v, b.v, _CMP_LE_OQ)}; }
 inline Mask<float> equal(Vector<float> a, Vector<float> b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ)}; }
 inline Mask<double> equal(Vector<double> a, Vector<double> b) { return {_mm512_cmp_pd_mask(a.v, b.v, _CMP_EQ_OQ)}; }
+inline Mask<float> unordered(Vector<float> a, Vector<float> b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_UNORD_Q)}; }
+inline Mask<double> unordered(Vector<double> a, Vector<double> b) { return {_mm512_cmp_pd_mask(a.v, b.v, _CMP_UNORD_Q)}; }
 inline bool any_nan(Vector<float> a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
 inline bool any_nan(Vector<double> a) { return _mm512_cmp_pd_mask(a.v, a.v, _CMP_UNORD_Q); }
 
@@ -241,6 +243,8 @@ inline Mask<float> less(Vector<float> a, Vector<float> b) { return {_mm256_cmp_p
 inline Mask<double> less(Vector<double> a, Vector<double> b) { return {_mm256_cmp_pd(a.v, b.v, _CMP_LT_OQ)}; }
 inline Mask<float> less_equal(Vector<float> a, Vector<float> b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LE_OQ)}; }
 inline Mask<double> less_equal(Vector<double> a, Vector<double> b) { return {_mm256_cmp_pd(a.v, b.v, _CMP_LE_OQ)}; }
+inline Mask<float> unordered(Vector<float> a, Vector<float> b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_UNORD_Q)}; }
+inline Mask<double> unordered(Vector<double> a, Vector<double> b) { return {_mm256_cmp_pd(a.v, b.v, _CMP_UNORD_Q)}; }
 inline bool any_nan(Vector<float> a) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q)); }
 inline bool any_nan(Vector<double> a) { return _mm256_movemask_pd(_mm256_cmp_pd(a.v, a.v, _CMP_UNORD_Q)); }
 
@@ -409,6 +413,10 @@ inline Mask<T> less(Vector<T> a, Vector<T> b) {
 template <class T>
 inline Mask<T> less_equal(Vector<T> a, Vector<T> b) {
   return mask_by<T>([&](int64_t k) { return a.v[k] <= b.v[k]; });
+}
+template <class T>
+inline Mask<T> unordered(Vector<T> a, Vector<T> b) {
+  return mask_by<T>([&](int64_t k) { return (a.v[k] != a.v[k]) | (b.v[k] != b.v[k]); });
 }
 template <class T>
 inline bool any_nan(Vector<T> a) {
@@ -646,18 +654,19 @@ struct Runs {
 
   int64_t size, channels, head = 0, length;
   bool past, together;
+  bool backwards = false;  // the end first: what a pass before has read last is in the cache
 
   // `in_place`: the result takes the place of an operand, which is in the cache then. `unit`: runs begin at multiples of it.
   template <class S>
   Runs(const S* out, int64_t size, int64_t channels, bool in_place, int64_t unit = 1) : size(size), channels(channels) {
-    constexpr int64_t kVector = Vector<Real<S>>::kWidth * int64_t{sizeof(S)}, kVectors = 16, kShort = 512, kLong = 4096;
+    constexpr int64_t kVector = Vector<Real<S>>::kWidth * int64_t{sizeof(S)}, kVectors = 16, kLong = 4096;
     past = !in_place && size * int64_t{sizeof(S)} >= too_large_for_the_cache() && aligned(out, sizeof(S));
     // Beyond a core's own cache memory is read and written fastest in one go, and then parameters do not matter.
     together = channels > 1 && size * int64_t{sizeof(S)} < int64_t{2} << 20;
     length = channels == 1 ? kTask : std::lcm(channels, kVectors);
     // So many parameters are slower than odd rows.
     if (channels > 1 && length > kLong && length > channels && unit == 1) past = false, length = channels;
-    if (!together && channels > 1 && length < kShort) length *= kShort / length;
+    if (const int64_t few = together ? 128 : 512; channels > 1 && length < few) length *= few / length;
     if (past) head = -(reinterpret_cast<uintptr_t>(out) / sizeof(S)) % (kVector / sizeof(S));
     if (head % unit != 0) past = false, head = 0;
   }
@@ -681,7 +690,9 @@ struct Runs {
     const int64_t runs = (size - head) / length, rest = (size - head) % length;
     const int64_t fitting = std::max<int64_t>(1, kTask / length);
     const int64_t runs_per_task = fitting < kTogether ? fitting : fitting / kTogether * kTogether;
-    parallel_for((runs + (rest != 0) + runs_per_task - 1) / runs_per_task, size, [&](int64_t task) {
+    const int64_t tasks = (runs + (rest != 0) + runs_per_task - 1) / runs_per_task;
+    parallel_for(tasks, size, [&](int64_t number) {
+      const int64_t task = backwards ? tasks - 1 - number : number;
       const int64_t end = std::min(runs, (task + 1) * runs_per_task);
       const auto rows = [&]<bool Past>() {
         int64_t run = task * runs_per_task;
