@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Depthwise convolution on shapes at which its CPU kernels change their way: widths about a vector, few rows, many
-images, channels that collide in the cache. Each is compared with the reference, bit for bit."""
+images, channels that collide in the cache, padding of its own on each side. Each is compared with the reference, bit
+for bit; and some arrays lie between pages that nobody may touch."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import mmap
+import sys
 
 import numpy as np
 import pytest
 from bits import assert_same_bits
-from conftest import DEVICES, ON_CPU
+from conftest import DEVICES, ON_CPU, unwritten
 
-from exactqat import reference
+from exactqat import cpu, reference
 from exactqat.spec import OPERATORS
+from exactqat.spec.op import TensorSpec
 
 NAMES = (
     "depthwise_conv2d_native",
@@ -34,36 +39,60 @@ def convolutions(
     ]
 
 
-def check(
-    device: str, shape: tuple[int, ...], kernel: int, stride: int, padding: str, data_format: str, seed: int
-) -> None:
-    """`shape` is NHWC. Some elements are what comparisons and products treat in a way of their own."""
+Padding = str | tuple[tuple[int, int], tuple[int, int]]  # or rows above and below, columns left and right
+
+
+def random_calls(
+    shape: tuple[int, ...],
+    kernel: int,
+    stride: int,
+    padding: Padding,
+    data_format: str,
+    seed: int,
+    dilation: int = 1,
+    multiplier: int = 1,
+    dtype: type = np.float32,
+) -> list[tuple[str, list, dict]]:
+    """`shape` is NHWC. Some elements are what comparisons and products treat in a way of their own. Empty if there would
+    be no output."""
     random = np.random.Generator(np.random.PCG64(seed))
-    batch, height, width, channels = shape
-    starts = [side - kernel + 1 if padding == "VALID" else side for side in (height, width)]
-    sides = [-(-places // stride) for places in starts]
+    batch, *extents, channels = shape
+    reach = (kernel - 1) * dilation
+    pads = [(reach, 0)] * 2 if padding == "SAME" else [(0, 0)] * 2 if padding == "VALID" else padding
+    sides = [-(-(side + sum(pad) - reach) // stride) for side, pad in zip(extents, pads, strict=True)]
     if min(sides) < 1:
-        return
+        return []
 
     def image(*sizes: int) -> np.ndarray:
-        array = random.standard_normal(sizes).astype(np.float32)
+        array = random.standard_normal(sizes).astype(dtype)
         flat = array.reshape(-1)
-        for value in (-0.0, np.inf, 1e-42):
-            flat[random.integers(flat.size)] = value
+        for value in (-0.0, np.inf, np.finfo(dtype).tiny / 4):
+            if flat.size:
+                flat[random.integers(flat.size)] = value
         return array if data_format == "NHWC" else np.ascontiguousarray(array.transpose(0, 3, 1, 2))
 
-    filter = random.standard_normal((kernel, kernel, channels, 1)).astype(np.float32)
-    strides = (1, stride, stride, 1) if data_format == "NHWC" else (1, 1, stride, stride)
-    attributes = {"strides": strides, "padding": padding, "data_format": data_format}
-    calls = convolutions(image(*shape), filter, image(batch, *sides, channels), attributes)
-    for name, operands, given in calls:
+    def by_format(rows: object, columns: object, other: object) -> tuple:
+        return (other, rows, columns, other) if data_format == "NHWC" else (other, other, rows, columns)
+
+    attributes = {
+        "strides": by_format(stride, stride, 1),
+        "dilations": by_format(dilation, dilation, 1),
+        "padding": padding if isinstance(padding, str) else "EXPLICIT",
+        "data_format": data_format,
+    }
+    if not isinstance(padding, str):
+        attributes["explicit_paddings"] = [n for pair in by_format(*padding, (0, 0)) for n in pair]
+    filter = random.standard_normal((kernel, kernel, channels, multiplier)).astype(dtype)
+    return convolutions(image(*shape), filter, image(batch, *sides, channels * multiplier), attributes)
+
+
+def check(device: str, *given: object, **more: object) -> None:
+    for name, operands, attributes in random_calls(*given, **more):
         op = OPERATORS[name]
-        arrays, checked = op.bind((), dict(zip(op.operands, operands, strict=True)) | given)
+        arrays, checked = op.bind((), dict(zip(op.operands, operands, strict=True)) | attributes)
         expected = reference.call(op, dict(zip(op.operands, arrays, strict=True)), checked)
         (result,) = DEVICES[device](op, arrays, checked)
-        assert_same_bits(
-            result, expected, what=f"{name} of {data_format} {shape}, {kernel}x{kernel}/{stride}, {padding}"
-        )
+        assert_same_bits(result, expected, what=f"{name} of {given} {more}")
 
 
 @pytest.mark.parametrize("device", ON_CPU)
@@ -90,3 +119,66 @@ def test_many_images(data_format: str, device: str) -> None:
     """More tasks than threads, with a last one that is smaller."""
     check(device, (37, 14, 14, 40), 3, 1, "SAME", data_format, seed=1)
     check(device, (37, 7, 7, 72), 3, 2, "SAME", data_format, seed=2)
+
+
+@pytest.mark.parametrize("device", ON_CPU)
+@pytest.mark.parametrize("kernel, stride", [(3, 1), (3, 2), (5, 1), (5, 2)])
+def test_every_width_channels_first(kernel: int, stride: int, device: str) -> None:
+    for width in range(1, 41):
+        check(device, (1, 1 + width % 7, width, 3), kernel, stride, "SAME", "NCHW", seed=width)
+
+
+SIDES = ((0, 0), (1, 0), (0, 1), (2, 1), (1, 3))
+
+
+@pytest.mark.parametrize("device", ON_CPU)
+@pytest.mark.parametrize("kernel, stride, dilation", [(3, 1, 1), (3, 2, 1), (5, 1, 1), (5, 2, 1), (3, 3, 1), (3, 1, 2)])
+def test_padding_of_its_own_on_each_side(kernel: int, stride: int, dilation: int, device: str) -> None:
+    for number, (rows, columns) in enumerate(itertools.product(SIDES, SIDES)):
+        if max(*rows, *columns) >= kernel:
+            continue
+        shape = (2, 5 + number % 4, (6, 8, 16, 19)[number % 4], 3)
+        check(device, shape, kernel, stride, (rows, columns), "NCHW", seed=number, dilation=dilation)
+
+
+@pytest.mark.parametrize("device", ON_CPU)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_multipliers_and_odd_counts_channels_first(dtype: type, device: str) -> None:
+    for number, (channels, multiplier, width) in enumerate(itertools.product((1, 3, 16), (1, 2, 3), (4, 7, 20))):
+        for kernel, stride in ((3, 1), (3, 2), (5, 1)):
+            shape = (1 + number % 2, 4, width, channels)
+            check(device, shape, kernel, stride, "SAME", "NCHW", seed=number, multiplier=multiplier, dtype=dtype)
+    check(device, (0, 4, 7, 3), 3, 1, "SAME", "NCHW", seed=0, dtype=dtype)
+
+
+def between_guards(array: np.ndarray, at_the_end: bool) -> np.ndarray:
+    """A copy whose last (or first) element is followed (or preceded) by a page that nobody may touch."""
+    page = mmap.PAGESIZE
+    inside = -(-array.nbytes // page) * page
+    memory = mmap.mmap(-1, inside + 2 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for guard in (start, start + page + inside):
+        assert libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0) == 0
+    begin = page + (inside - array.nbytes if at_the_end else 0)
+    copy = np.frombuffer(memory, array.dtype, array.size, begin).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are protected by Linux's means")
+@pytest.mark.parametrize("device", ON_CPU)
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
+def test_nothing_beyond_an_array_is_touched(data_format: str, device: str) -> None:
+    variants = itertools.product((3, 5), (1, 2), (1, 3, 4, 7, 8, 14, 16, 17, 28, 33), (True, False))
+    for number, (kernel, stride, width, at_the_end) in enumerate(variants):
+        shape = (1 + number % 2, 2 + number % 3, width, (1, 3, 16, 18)[number % 4])
+        for name, operands, attributes in random_calls(shape, kernel, stride, "SAME", data_format, number):
+            op = OPERATORS[name]
+            arrays, checked = op.bind((), dict(zip(op.operands, operands, strict=True)) | attributes)
+            specs = tuple(TensorSpec(a.shape, a.dtype.name) for a in arrays)
+            lowered = op.lower(specs, tuple(checked.items()))
+            guarded = [between_guards(array, at_the_end) for array in (*arrays, *unwritten(lowered, arrays))]
+            cpu.plan(cpu.load(device.removeprefix("cpu-")), specs, lowered)(*guarded)
+            expected = reference.call(op, dict(zip(op.operands, arrays, strict=True)), checked)
+            assert_same_bits(guarded[-1], expected, what=f"{name} of {shape} {kernel} {stride} {data_format}")

@@ -160,7 +160,7 @@ EXACTQAT_KERNEL(depthwise_conv2d_native) {
   if (g.output_size() == 0) return;
   const int64_t cost = g.output_size() * std::max<int64_t>(1, g.taps()), image = g.input_plane() * g.channels;
   if (g.channels_first) {
-    if (sum_sliding(Sliding::forward(g), input, filter, output)) return;
+    if (slide_forward(g, input, filter, output)) return;
     sum_planes(g, input, g.input_height, g.input_width, g.multiplier, filter, output, g.output_height, g.output_width,
                [&](int64_t begin, int64_t end) { return rows_met(g, begin, end); },
                [&](auto&&... rows) { return forward_rows<T>(g, rows...); });
@@ -189,7 +189,7 @@ EXACTQAT_KERNEL(depthwise_conv2d_native_backprop_input) {
   if (g.input_size() == 0) return;
   const int64_t cost = g.input_size() * std::max<int64_t>(1, g.taps() * g.multiplier);
   if (g.channels_first && g.multiplier == 1) {
-    if (sum_sliding(Sliding::backward(g), gradient, filter, output)) return;
+    if (slide_backward(g, gradient, filter, output)) return;
     sum_planes(g, gradient, g.output_height, g.output_width, 1, filter, output, g.input_height, g.input_width,
                [&](int64_t begin, int64_t end) { return rows_meeting(g, begin, end); },
                [&](auto&&... rows) { return backward_rows<T>(g, rows...); });
