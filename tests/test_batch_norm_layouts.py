@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Channels first or last, in memory of their own or in that of an operand: batch normalization has one set of bits.
 
-The order of sums does not depend on the layout, but the loops do: planes smaller than a line of the cache, small ones that
-are gathered, large ones; images that are near the core, far from it, and results that go past the cache.
+The order of sums does not depend on the layout, but the loops do: planes smaller than a line of the cache, small ones
+that are gathered, large ones; images that are near the core, far from it, and results that go past the cache.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def test_layouts_have_the_same_bits(shape: tuple[int, ...], training: bool) -> N
 
     first = gradients(g, x, "NCHW")
     last = gradients(channels_last(g), channels_last(x), "NHWC")
-    for name, a, b in zip(("x_backprop", "scale", "offset"), first, (channels_first(last[0]), *last[1:3]), strict=False):
+    last = channels_first(last[0]), *last[1:3]
+    for name, a, b in zip(("x_backprop", "scale", "offset"), first, last, strict=False):
         assert_same_bits(a, b, what=name)
 
     # The gradient in the place of the gradient it is made from.
