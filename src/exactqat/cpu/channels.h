@@ -144,9 +144,10 @@ inline bool goes_past_the_cache(const T* out, int64_t size, int64_t length, bool
 }
 
 // Rows of channels. Several rows share what is loaded of the parameters, unless results go past the cache: then memory is so slow
-// that only going straight on counts. Rows of few channels are put together to longer ones that are whole lines.
+// that only going straight on counts. Rows of few channels are put together to longer ones that are whole lines, and not so few
+// that beginning a row counts.
 struct Rows {
-  static constexpr int64_t kLongest = 1024, kTogether = 4;
+  static constexpr int64_t kLong = 256, kLongest = 1024, kTogether = 4;
   int64_t size, channels, width;
   bool past;
 
@@ -155,7 +156,7 @@ struct Rows {
   Rows(const T* out, int64_t size, int64_t channels, bool in_place, bool whole_lines = false)
       : size(size), channels(channels) {
     const int64_t whole = std::lcm(channels, kLineElements);
-    width = whole_lines || whole <= kLongest ? whole : channels;
+    width = whole_lines || whole <= kLongest ? whole * std::max<int64_t>(1, kLong / whole) : channels;
     past = goes_past_the_cache(out, size, width, in_place);
   }
 

@@ -90,11 +90,12 @@ template <int V, bool Ahead, class T, class Term>
 void block_sums(const T* a, const T* b, int64_t rows, int64_t channels, int64_t channel, int64_t partial, Term&& term,
                 double* first_sums, double* second_sums) {
   constexpr int kHalf = kLanes / 2;
-  using Half = Lanes[2][kHalf][V];
   const auto load = [&](const T* from, int v) __attribute__((always_inline)) {
     return partial && v == V - 1 ? Lanes::load(from + v * Lanes::kWidth, partial) : Lanes::load(from + v * Lanes::kWidth);
   };
-  const auto add_rows = [&](int64_t row, Half& sums) __attribute__((always_inline)) {
+  Lanes sums[2][kLanes][V];
+  for (int half = 0; half < kLanes; half += kHalf) {
+    Lanes first[kHalf][V], second[kHalf][V];
     const auto add_row = [&](int64_t row, int lane) __attribute__((always_inline)) {
       if (Ahead) {
         __builtin_prefetch(a + (row + kBlock) * channels, 0, 2);
@@ -103,25 +104,26 @@ void block_sums(const T* a, const T* b, int64_t rows, int64_t channels, int64_t 
       for (int v = 0; v < V; ++v) {
         Lanes x, y;
         term(channel + v * Lanes::kWidth, load(a + row * channels, v), load(b + row * channels, v), x, y);
-        sums[0][lane][v] = sums[0][lane][v] + x;
-        sums[1][lane][v] = sums[1][lane][v] + y;
+        first[lane][v] = first[lane][v] + x;
+        second[lane][v] = second[lane][v] + y;
       }
     };
+    int64_t row = half;
     for (; row + kHalf <= rows; row += kLanes)
       for (int lane = 0; lane < kHalf; ++lane) add_row(row + lane, lane);
     for (int lane = 0; lane < kHalf && row + lane < rows; ++lane) add_row(row + lane, lane);
-  };
-  Half low, high;
-  add_rows(0, low);
-  add_rows(kHalf, high);
-  for (int s = 0; s < 2; ++s)
-    for (int v = 0; v < V; ++v) {
-      for (int lane = 0; lane < kHalf; ++lane) low[s][lane][v] = low[s][lane][v] + high[s][lane][v];
-      for (int half = kHalf / 2; half > 0; half /= 2)
-        for (int lane = 0; lane < half; ++lane) low[s][lane][v] = low[s][lane][v] + low[s][lane + half][v];
-      low[s][0][v].store((s == 0 ? first_sums : second_sums) + v * Lanes::kWidth,
-                         partial && v == V - 1 ? partial : Lanes::kWidth);
-    }
+    for (int lane = 0; lane < kHalf; ++lane)
+      for (int v = 0; v < V; ++v) sums[0][half + lane][v] = first[lane][v], sums[1][half + lane][v] = second[lane][v];
+  }
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane)
+      for (int v = 0; v < V; ++v)
+        for (int s = 0; s < 2; ++s) sums[s][lane][v] = sums[s][lane][v] + sums[s][lane + half][v];
+  for (int v = 0; v < V; ++v) {
+    const int64_t lanes = partial && v == V - 1 ? partial : Lanes::kWidth;
+    sums[0][0][v].store(first_sums + v * Lanes::kWidth, lanes);
+    sums[1][0][v].store(second_sums + v * Lanes::kWidth, lanes);
+  }
 }
 
 // The same for few channels: the 8 lanes of all of them are neighbours, whole vectors of them.
@@ -177,9 +179,12 @@ std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, 
       } else {
         int64_t channel = 0;
         const auto piece = [&]<int Vectors>(int64_t partial) {
-          const auto sums = far ? block_sums<Vectors, true, T, Term> : block_sums<Vectors, false, T, Term>;
-          sums(a + offset + channel, b + offset + channel, count, channels, channel, partial, term, first + channel,
-               second + channel);
+          const auto sum = [&]<bool Ahead>() {
+            block_sums<Vectors, Ahead>(a + offset + channel, b + offset + channel, count, channels, channel, partial, term,
+                                       first + channel, second + channel);
+          };
+          if (far) sum.template operator()<true>();
+          else sum.template operator()<false>();
           channel += Vectors * Lanes::kWidth;
         };
         while (channel + V * Lanes::kWidth <= channels) piece.template operator()<V>(0);
