@@ -119,11 +119,8 @@ def specials(dtype: np.dtype) -> np.ndarray:
     limits = ml_dtypes.finfo(dtype)
     ends = [np.inf, limits.max, limits.tiny, limits.smallest_subnormal]
     ordinary = [0.5, 1.0, 1.5, 2.5, 127.5]
-    # The reference does not say which float64 products within half a step of the smallest normal number are denormal,
-    # such as that number times the neighbour of 1.
-    neighbours = ends if dtype == np.float64 else ends + ordinary
     with np.errstate(all="ignore"):
-        below = np.nextafter(np.array(neighbours, dtype), dtype.type(0))
+        below = np.nextafter(np.array(ends + ordinary, dtype), dtype.type(0))
         values = np.concatenate([np.array([np.nan, 0.0, limits.eps, *ends, *ordinary], dtype), below])
         return np.concatenate([values, -values])
 

@@ -106,15 +106,24 @@ def test_geometries(name: str, dtype: Any) -> None:
         compare(*call)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("spread", [2, 30, 70])
 @pytest.mark.parametrize("name", ["more_rows_than_a_block", "channels_first"])
-def test_convolutions_near_the_smallest_normal_number(name: str, spread: int) -> None:
-    """Products, and what is left of them after cancellation, on both sides of 2**-126."""
+def test_convolutions_near_the_smallest_normal_number(name: str, spread: int, dtype: Any) -> None:
+    """Products, and what is left of them after cancellation, on both sides of it."""
     generator = random(8)
+    middle = np.finfo(dtype).minexp // 2
+    drawn: list[np.ndarray] = []
 
     def values(shape: tuple[int, ...]) -> np.ndarray:
-        mantissa = generator.integers(-8, 9, shape)  # few bits, so that sums cancel
-        return np.ldexp(mantissa, generator.integers(-66 - spread // 2, -62 + spread // 2, shape)).astype(np.float32)
+        # Few bits, so that sums cancel. The interpreter rounds a float64 product before it adds: only one bit there.
+        mantissa = generator.integers(-8, 9, shape) if dtype == np.float32 else generator.integers(-1, 2, shape)
+        exponents = generator.integers(middle - 3 - spread // 2, middle + 1 + spread // 2, shape)
+        numbers = np.ldexp(mantissa, exponents).astype(dtype)
+        if dtype == np.float64 and not drawn:  # products that are rounded up, one number of each with all its bits
+            numbers *= 1 - generator.integers(0, 2, shape) * np.finfo(dtype).epsneg
+        drawn.append(numbers)
+        return numbers
 
     for call in convolutions(name, values):
         compare(*call)

@@ -654,7 +654,7 @@ struct Runs {
 
   int64_t size, channels, head = 0, length;
   bool past, together;
-  bool backwards = false;  // the end first: what a pass before has read last is in the cache
+  Order order = Order::forwards;
 
   // `in_place`: the result takes the place of an operand, which is in the cache then. `unit`: runs begin at multiples of it.
   template <class S>
@@ -690,9 +690,7 @@ struct Runs {
     const int64_t runs = (size - head) / length, rest = (size - head) % length;
     const int64_t fitting = std::max<int64_t>(1, kTask / length);
     const int64_t runs_per_task = fitting < kTogether ? fitting : fitting / kTogether * kTogether;
-    const int64_t tasks = (runs + (rest != 0) + runs_per_task - 1) / runs_per_task;
-    parallel_for(tasks, size, [&](int64_t number) {
-      const int64_t task = backwards ? tasks - 1 - number : number;
+    parallel_for((runs + (rest != 0) + runs_per_task - 1) / runs_per_task, size, [&](int64_t task) {
       const int64_t end = std::min(runs, (task + 1) * runs_per_task);
       const auto rows = [&]<bool Past>() {
         int64_t run = task * runs_per_task;
@@ -709,7 +707,7 @@ struct Runs {
       };
       if (past) rows.template operator()<true>(), finish_streaming();
       else rows.template operator()<false>();
-    });
+    }, order);
   }
 
   // The same for one range: step(i, extent).

@@ -445,9 +445,10 @@ struct GradientCall {
 #pragma GCC unroll 4
         for (int v = 0; v < Vectors; ++v) {
           const int64_t i = begin + v * kWidth;
-          if constexpr (To != Memory::near) {  // eight rows at a time are more than the processor foresees
-            __builtin_prefetch(here.gradients + i + kBlock * here.channels);
-            here.source.prefetch(i + kBlock * here.channels);
+          if constexpr (To != Memory::near) {  // the next block, straight on: eight rows at a time are more than the processor foresees
+            const int64_t ahead = offset + kBlock * here.channels + p * (kBlock / kLanes) + (step * Vectors + v) * kWidth;
+            __builtin_prefetch(here.gradients + ahead);
+            here.source.prefetch(ahead);
           }
           add(v, i, extent);
         }
@@ -577,7 +578,7 @@ void gradient_of_channels(const Call& call, const Source& source, int operand_of
   const Places<T> n{low.data, high.data, no_range.data, reversed.data, period};
   constexpr int64_t kVector = Vector<T>::kWidth * int64_t{sizeof(S)};
   const int64_t bytes = size * int64_t{sizeof(S)};
-  const bool far = far_from_the_core(bytes);
+  const bool far = 16 * bytes >= too_large_for_the_cache();
   const bool past = !in_place && bytes >= too_large_for_the_cache() && aligned(backprops, kVector) &&
                     kLanes * channels * int64_t{sizeof(S)} % kVector == 0;
   const auto run = [&]<bool Odd, Memory To>() {

@@ -12,11 +12,13 @@
 #include <chrono>
 #include <cstdlib>
 #include <exception>
+#include <limits>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <thread>
+#include <vector>
 
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -33,28 +35,71 @@ int available_cores() {
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
+// What is left of a thread's share of the tasks: those from `begin` to `end`.
+class Share {
+ public:
+  static constexpr int64_t kMost = std::numeric_limits<uint32_t>::max();
+
+  void set(int64_t begin, int64_t end) { left_ = uint64_t(end) << 32 | uint64_t(begin); }
+
+  // The first task that is left, or the last one; -1 if there is none.
+  int64_t take(bool last) {
+    uint64_t left = left_.load(std::memory_order_relaxed);
+    for (;;) {
+      const uint32_t begin = uint32_t(left), end = uint32_t(left >> 32);
+      if (begin >= end) return -1;
+      const uint64_t rest = last ? uint64_t{end - 1} << 32 | begin : uint64_t{end} << 32 | (begin + 1);
+      if (left_.compare_exchange_weak(left, rest, std::memory_order_relaxed)) return last ? end - 1 : begin;
+    }
+  }
+
+ private:
+  alignas(64) std::atomic<uint64_t> left_{0};
+};
+
+// Each thread has a share of the tasks, neighbours of each other, the same one in pass after pass and call after call: so it finds
+// in its own cache what it has read and written before. When its share is done it takes from the far ends of the others.
 struct Job {
-  Job(const std::function<void(int64_t)>& task, int64_t tasks, int workers) : task(task), tasks(tasks), seats(workers) {}
+  Job(const std::function<void(int64_t)>& task, int64_t tasks, Order order, int workers)
+      : task(task), order(order), seats(workers), count(workers + 1), shares(few) {
+    if (count > int64_t(std::size(few))) many = std::vector<Share>(count), shares = many.data();
+    for (int64_t i = 0, begin = 0; i < count; ++i) {
+      const int64_t end = begin + tasks / count + (i < tasks % count);
+      shares[i].set(begin, end);
+      begin = end;
+    }
+  }
 
   const std::function<void(int64_t)>& task;
-  const int64_t tasks;
+  const Order order;
   std::atomic<int> seats;  // threads that may still join the caller
-  std::atomic<int64_t> next{0};
+  std::atomic<bool> failed{false};
   std::mutex failure_mutex;
   std::exception_ptr failure;
 
-  void work() {
+  // The work of thread `number`, 0 being the caller.
+  void work(int number) {
     FlushDenormals flush;
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
-      try {
-        task(i);
-      } catch (...) {
-        std::lock_guard lock(failure_mutex);
-        if (!failure) failure = std::current_exception();
-        next = tasks;
+    for (int64_t other = 0; other < count; ++other) {
+      Share& share = shares[(number + other) % count];
+      const bool last = (order == Order::backwards) != (other > 0);
+      for (int64_t i; !failed && (i = share.take(last)) >= 0;) {
+        try {
+          task(i);
+        } catch (...) {
+          std::lock_guard lock(failure_mutex);
+          if (!failure) failure = std::current_exception();
+          failed = true;
+        }
       }
     }
   }
+
+ private:
+  const int64_t count;
+  Share few[8];  // where memory need not be asked for
+  std::vector<Share> many;
+  Share* shares;
 };
 
 // Waits actively for a while, because the next call of a program, or the end of this one, is often microseconds away and waking a
@@ -115,7 +160,7 @@ class Worker {
 class Pool {
  public:
   explicit Pool(int workers) {
-    for (int i = 0; i < workers; ++i) workers_.emplace_back([this](Worker& worker) { serve(worker); });
+    for (int i = 0; i < workers; ++i) workers_.emplace_back([this, i](Worker& worker) { serve(worker, i + 1); });
   }
 
   ~Pool() {
@@ -129,7 +174,7 @@ class Pool {
     if (!caller) return false;
     job_ = &job;
     announce();
-    job.work();
+    job.work(0);
     job_ = nullptr;
     if (!spin_until([this] { return inside_ == 0; }))
       for (int inside; (inside = inside_) != 0;) inside_.wait(inside);
@@ -147,13 +192,13 @@ class Pool {
 
   static constexpr size_t kFew = 7;
 
-  void serve(Worker& worker) {
+  void serve(Worker& worker, int number) {
     for (uint32_t seen = 0; !stopping_;) {
       if (!spin_until([&] { return generation_ != seen; })) worker.sleep([&] { generation_.wait(seen); });
       seen = generation_;
       // Entered before the job is looked at: the caller takes the job away first and looks who is inside afterwards.
       ++inside_;
-      if (Job* job = job_) job->work();
+      if (Job* job = job_) job->work(number);
       if (--inside_ == 0) inside_.notify_all();
     }
   }
@@ -215,7 +260,7 @@ bool run_on_openmp(Job& job) {
   openmp.parallel(
       [](void* data) {
         Job& job = *static_cast<Job*>(data);
-        if (openmp.thread() == 0 || job.seats-- > 0) job.work();
+        if (const int number = openmp.thread(); number == 0 || job.seats-- > 0) job.work(number);
       },
       // The team as it is: another size would end threads, which the other library then has to start again.
       &job, unsigned(openmp.max_threads()), 0);
@@ -246,12 +291,17 @@ bool share_threads(const std::string& library) {
   return openmp_is_found;
 }
 
-void run_tasks(int64_t tasks, const std::function<void(int64_t)>& task) {
+void run_tasks(int64_t tasks, Order order, const std::function<void(int64_t)>& task) {
+  if (tasks > Share::kMost) {
+    const int64_t half = tasks / 2;
+    run_tasks(half, order, task);
+    return run_tasks(tasks - half, order, [&](int64_t i) { task(half + i); });
+  }
   static const int registered = pthread_atfork(nullptr, nullptr, forget_threads);
   (void)registered;
   const int workers = int(std::min<int64_t>(thread_count(), tasks)) - 1;
-  Job job(task, tasks, workers);
-  if (!run_on_openmp(job) && !get_pool(thread_count() - 1)->run(job)) job.work();
+  Job job(task, tasks, order, workers);
+  if (!run_on_openmp(job) && !get_pool(thread_count() - 1)->run(job)) job.work(0);
   if (job.failure) std::rethrow_exception(job.failure);
 }
 

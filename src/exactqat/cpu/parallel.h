@@ -47,18 +47,22 @@ void set_thread_count(int count);
 // with them. Returns whether threads were found.
 bool share_threads(const std::string& library);
 
-void run_tasks(int64_t tasks, const std::function<void(int64_t)>& task);
+// Whether a thread begins with the first of its tasks or with the last one. A second pass over the same elements goes backwards:
+// what was read last is still in the cache.
+enum class Order { forwards, backwards };
 
-// task(i) for i in [0, tasks), in any order, on several threads if the whole is worth it. `cost` is about the number of
-// elements that all tasks touch together.
+void run_tasks(int64_t tasks, Order order, const std::function<void(int64_t)>& task);
+
+// task(i) for i in [0, tasks), on several threads if the whole is worth it. `cost` is about the number of elements that all tasks
+// touch together. The order is a wish.
 template <class Task>
-void parallel_for(int64_t tasks, int64_t cost, Task&& task) {
+void parallel_for(int64_t tasks, int64_t cost, Task&& task, Order order = Order::forwards) {
   constexpr int64_t kWorthAThread = 32768;
   if (tasks <= 1 || cost < kWorthAThread || thread_count() == 1) {
-    for (int64_t i = 0; i < tasks; ++i) task(i);
+    for (int64_t i = 0; i < tasks; ++i) task(order == Order::forwards ? i : tasks - 1 - i);
     return;
   }
-  run_tasks(tasks, [&](int64_t i) { task(i); });
+  run_tasks(tasks, order, [&](int64_t i) { task(i); });
 }
 
 }  // namespace exactqat

@@ -172,6 +172,7 @@ void for_ranges_of_columns(const S* input, int64_t rows, int64_t columns, Then&&
   const int64_t rows_per_task = std::max<int64_t>(1, kTask / (rows_at_a_time * width)) * rows_at_a_time;
   const int64_t tasks = (wide_rows + rows_per_task - 1) / rows_per_task;
   const int64_t quantity = (width + kWidth - 1) / kWidth * kWidth;
+  const bool far = rows * columns * int64_t{sizeof(S)} >= too_large_for_the_cache() / 4;
   LineVector<T> seen(3 * tasks * quantity + kWidth);  // minimum, maximum, NaN; and room behind
   parallel_for(tasks, rows * columns, [&](int64_t task) {
     const int64_t begin = task * rows_per_task, end = std::min(wide_rows, begin + rows_per_task);
@@ -191,8 +192,13 @@ void for_ranges_of_columns(const S* input, int64_t rows, int64_t columns, Then&&
         int64_t r = 0;
         for (; r + 2 <= count; r += 2, x += 2 * width)
 #pragma GCC unroll 4
-          for (int v = 0; v < Vectors; ++v)
+          for (int v = 0; v < Vectors; ++v) {
+            if (far) {  // the next rows: going along several, the processor foresees little
+              __builtin_prefetch(x + rows_at_a_time * width + v * kWidth);
+              __builtin_prefetch(x + (rows_at_a_time + 1) * width + v * kWidth);
+            }
             extremes[v].see(vector(x + v * kWidth), vector(x + width + v * kWidth));
+          }
         if (r < count)
           for (int v = 0; v < Vectors; ++v) extremes[v].see(vector(x + v * kWidth));
         for (int v = 0; v < Vectors; ++v) {
@@ -319,7 +325,7 @@ void quantize(const Call& call) {
     }
     const ScaleVectors<T> s = integers.scales(range);
     Runs runs(output, size, 1, input == output);
-    runs.backwards = !Given;
+    if (!Given) runs.order = Order::backwards;
     runs.fill(output, [=](int64_t i, auto extent) __attribute__((always_inline)) { return step(i, s, extent); });
     return;
   }
@@ -353,7 +359,7 @@ void quantize(const Call& call) {
   }
   if (inner != 1) return fill_slices(output, outer, slices, inner, [&](int64_t s) { return scales.of_slice(s); }, step);
   Runs runs(output, size, slices, input == output);
-  runs.backwards = !Given;
+  if (!Given) runs.order = Order::backwards;
   const auto factors = runs.spread(scales.scale), inverses = runs.spread(scales.inverse);
   const auto minima = Given ? runs.spread(scales.minimum) : Spread<T>{};
   const auto maxima = Given ? runs.spread(scales.maximum) : Spread<T>{};

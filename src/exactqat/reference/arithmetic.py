@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arithmetic as TensorFlow's kernels do it: denormal operands and results count as zeros of the same sign.
 
-x86 decides after rounding whether a result is denormal. float32 products and quotients are therefore formed in
-float64 and compared with the smallest value that still rounds up to a normal number. (float64 uses its own denormal
-results instead, which can differ for results within half a step of the smallest normal number.)
+x86 decides after rounding, as if to an exponent without limit, whether a result is denormal. float32 products and
+quotients are therefore formed in float64 and compared with the smallest value that still rounds up to a normal number;
+for float64 ones the same operation 64 binary orders higher decides.
 """
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 SMALLEST_NORMAL = {np.dtype("float32"): 2.0**-126, np.dtype("float64"): 2.0**-1022}
 # Below this a float32 result, rounded to 24 bits with unlimited exponent, would still be less than the smallest normal.
 ROUNDS_BELOW_NORMAL = 2.0**-126 * (1 - 2.0**-25)
+UP = 2.0**64
+SMALLEST_NORMAL_UP = 2.0**-1022 * UP
 
 
 def flush(v):
@@ -25,6 +27,11 @@ def _round(exact, dtype):
         return flush(exact)
     rounded = exact.astype(dtype)
     return np.where(np.abs(exact) < ROUNDS_BELOW_NORMAL, np.copysign(dtype.type(0), rounded), rounded)
+
+
+def _round_double(result, up):
+    """A float64 result, and the same one 64 binary orders higher, where only what is far from denormal overflows."""
+    return np.where(np.abs(up) < SMALLEST_NORMAL_UP, np.copysign(0.0, result), flush(result))
 
 
 def _operands(*values):
@@ -42,13 +49,13 @@ def subtract(a, b):
 
 def multiply(a, b):
     dtype, (a, b) = _operands(a, b)
-    return _round(a * b, dtype)
+    return _round_double(a * b, (a * UP) * b) if dtype == np.float64 else _round(a * b, dtype)
 
 
 def divide(a, b):
     # A quotient of 24-bit numbers rounded to 53 bits and then to 24 is the correctly rounded one (53 >= 2 * 24 + 2).
     dtype, (a, b) = _operands(a, b)
-    return _round(a / b, dtype)
+    return _round_double(a / b, (a * UP) / b) if dtype == np.float64 else _round(a / b, dtype)
 
 
 def narrow(v, dtype):
@@ -60,7 +67,11 @@ def fused_multiply_add(a, b, c):
     """a * b + c, rounded once."""
     dtype, (a, b, c) = _operands(a, b, c)
     if dtype == np.float64:
-        return flush(_fused_multiply_add_double(a, b, c))
+        plain, up = _fused_multiply_add_double(a, b, c), _fused_multiply_add_double(a * UP, b, c * UP)
+        # Small products have rounding errors that only the larger ones can hold, and zeros their signs from plain sums.
+        product = a * b
+        zero = np.where((a != 0) & (b != 0) & (c == 0), product, product + c)
+        return _round_double(np.where(up == 0, zero, np.where(np.abs(up) < 2.0**-512, up / UP, plain)), up)
     product = a * b  # exact: 24 + 24 bits
     total, error = _two_sum(product, c)
     return _round(_to_odd(total, error), dtype)

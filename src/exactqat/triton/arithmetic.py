@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """reference/arithmetic.py on a GPU: denormal operands and results count as zeros of the same sign, by selection.
 
-A float32 product or quotient is denormal if it is after rounding to 24 bits with unlimited exponent, so what rounds up
-to the smallest normal number from just below must be told apart: the same operation 64 binary orders higher does.
+A product or quotient is denormal if it is after rounding to as many bits with unlimited exponent, so what rounds up to
+the smallest normal number from just below must be told apart: the same operation 64 binary orders higher does.
 None of these functions depends on whether the hardware keeps denormals.
 """
 
@@ -11,7 +11,8 @@ import triton.language as tl
 
 _UP = tl.constexpr(2.0**64)
 _DOWN = tl.constexpr(2.0**-64)
-_LIMIT_UP = tl.constexpr(2.0**-62)  # the smallest normal float32, scaled
+_LIMIT_UP_FLOAT32 = tl.constexpr(2.0**-62)  # the smallest normal number, scaled
+_LIMIT_UP_FLOAT64 = tl.constexpr(2.0**-958)
 _SMALLEST_FLOAT32 = tl.constexpr(2.0**-126)
 _SMALLEST_FLOAT64 = tl.constexpr(2.0**-1022)
 # Below this a float32 result, rounded to 24 bits with unlimited exponent, would still be less than the smallest normal.
@@ -36,6 +37,15 @@ def flush(v):
         return tl.where(tl.abs(v) < _SMALLEST_FLOAT32, v * 0.0, v)
 
 
+@triton.jit
+def _is_denormal(up):
+    """Whether a result is, from the one 64 binary orders higher."""
+    if up.dtype == tl.float64:
+        return tl.abs(up) < _LIMIT_UP_FLOAT64
+    else:
+        return tl.abs(up) < _LIMIT_UP_FLOAT32
+
+
 # The operands of the following are flushed already.
 
 
@@ -52,11 +62,8 @@ def subtract(a, b):
 @triton.jit
 def multiply(a, b):
     product = a * b
-    if product.dtype == tl.float64:
-        return flush(product)
-    else:
-        # Where a scaled overflows the product is far from denormal: infinity and NaN are not below the limit.
-        return tl.where(tl.abs((a * _UP) * b) < _LIMIT_UP, product * 0.0, product)
+    # Where a scaled overflows the product is far from denormal: infinity and NaN are not below the limit.
+    return tl.where(_is_denormal((a * _UP) * b), product * 0.0, product)
 
 
 @triton.jit
@@ -71,25 +78,20 @@ def quotient(a, b):
 @triton.jit
 def divide(a, b):
     """a / b, correctly rounded."""
-    if a.dtype == tl.float64:
-        return flush(quotient(a, b))
-    else:
-        # Only such quotients can be denormal, and scaled they cannot overflow.
-        scaled = (tl.abs(b) >= 1.0) & (tl.abs(a) < 1.152921504606846976e18)
-        result = quotient(tl.where(scaled, a * _UP, a), b)
-        kept = tl.where(tl.abs(result) < _LIMIT_UP, result * 0.0, result * _DOWN)
-        return tl.where(scaled, kept, result)
+    # Only such quotients can be denormal, and scaled they cannot overflow.
+    scaled = (tl.abs(b) >= 1.0) & (tl.abs(a) < 1.152921504606846976e18)
+    result = quotient(tl.where(scaled, a * _UP, a), b)
+    kept = tl.where(_is_denormal(result), result * 0.0, result * _DOWN)
+    return tl.where(scaled, kept, result)
 
 
 @triton.jit
 def fused_multiply_add(a, b, c):
     """a * b + c, rounded once."""
     total = tl.fma(a, b, c)
-    if total.dtype == tl.float64:
-        return flush(total)
-    else:
-        # Where a term scaled overflows, what is left after cancellation is far from denormal, or 0.
-        return tl.where(tl.abs(tl.fma(a * _UP, b, c * _UP)) < _LIMIT_UP, total * 0.0, total)
+    # Where a term scaled overflows, what is left after cancellation is far from denormal, or 0.
+    up = tl.fma(a * _UP, b, c * _UP)
+    return tl.where(_is_denormal(up), up * 0.0, total)
 
 
 @triton.jit

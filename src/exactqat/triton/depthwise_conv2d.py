@@ -448,9 +448,7 @@ def _filter_sums(
             offset = (i * input_width + j) * INPUT_STEP
             values = tl.load(input_ptrs + offset[:, None], valid, other=0.0)
             values = flush(widened(values)).to(tl.float64)
-            more = tl.fma(values, gradients, sums[t])
-            if FLUSH:
-                more = flush(more)
+            more = fused_multiply_add(values, gradients, sums[t]) if FLUSH else tl.fma(values, gradients, sums[t])
             added = added + (tl.where(valid, more, sums[t]),)  # type: ignore[assignment]
         sums = added
     for t in tl.static_range(TAPS):
