@@ -53,8 +53,8 @@ def random_calls(
     multiplier: int = 1,
     dtype: type = np.float32,
 ) -> list[tuple[str, list, dict]]:
-    """`shape` is NHWC. Some elements are what comparisons and products treat in a way of their own. Empty if there would
-    be no output."""
+    """`shape` is NHWC. Some elements are what comparisons and products treat in a way of their own. No calls if there
+    would be no output."""
     random = np.random.Generator(np.random.PCG64(seed))
     batch, *extents, channels = shape
     reach = (kernel - 1) * dilation
@@ -119,6 +119,14 @@ def test_many_images(data_format: str, device: str) -> None:
     """More tasks than threads, with a last one that is smaller."""
     check(device, (37, 14, 14, 40), 3, 1, "SAME", data_format, seed=1)
     check(device, (37, 7, 7, 72), 3, 2, "SAME", data_format, seed=2)
+    # Blocks of output rows that begin and end inside an image, with planes no wider than a vector.
+    for number, (height, width) in enumerate(itertools.product((1, 2, 3, 7, 9), (1, 4, 8, 9, 16))):
+        for stride in (1, 2):
+            check(
+                device, (11, height, width, 5), 3, stride, "SAME", data_format, seed=number, multiplier=1 + number % 2
+            )
+            check(device, (5, height, width, 3), 3, stride, "VALID", data_format, seed=number)
+            check(device, (5, height, width, 3), 3, stride, ((1, 2), (2, 0)), data_format, seed=number)
 
 
 @pytest.mark.parametrize("device", ON_CPU)

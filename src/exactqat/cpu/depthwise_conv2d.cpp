@@ -5,6 +5,7 @@
 
 #include "call.h"
 #include "depthwise_conv2d_filter.h"
+#include "depthwise_conv2d_filter_planes.h"
 #include "depthwise_conv2d_geometry.h"
 #include "depthwise_conv2d_planes.h"
 #include "depthwise_conv2d_rows.h"
@@ -309,22 +310,25 @@ EXACTQAT_KERNEL(depthwise_conv2d_native_backprop_filter) {
   if (taps * outputs == 0) return;
   const int64_t items = g.batch * g.output_height, blocks = std::max<int64_t>(1, quotient_rounded_up(items, kBlock));
   // A tile is padded to whole vectors, which are stored whole.
-  // Equal tiles, and enough of them that two or three threads end together.
-  constexpr int64_t kMost = 64, kStep = 16, kEnoughTasks = 6;
-  const int64_t wanted = std::max(quotient_rounded_up(outputs, kMost), quotient_rounded_up(kEnoughTasks, blocks));
+  // Equal tiles, and enough of them that two or three threads end together. Wide ones, because that is what memory is fast for,
+  // but of no more sums than the second cache has room for.
+  constexpr int64_t kStep = 16, kEnoughTasks = 6;
+  const int64_t most_outputs = taps <= 9 ? 128 : 64;
+  const int64_t wanted = std::max(quotient_rounded_up(outputs, most_outputs), quotient_rounded_up(kEnoughTasks, blocks));
   const int64_t equal = quotient_rounded_up(quotient_rounded_up(outputs, wanted), kStep) * kStep;
   const int64_t most = g.channels_first ? kPlanes<T> : equal, tile = std::max<int64_t>(most, Vector<double>::kWidth);
   const int64_t tiles = quotient_rounded_up(outputs, most);
   std::vector<double> sums(blocks * taps * outputs);
 
-  parallel_for(blocks * tiles, g.output_size() * taps, [&](int64_t task) {
-    const int64_t block = task / tiles, begin = task % tiles * most, count = std::min(most, outputs - begin);
-    std::vector<double> lanes(kLanes * taps * tile);
-    add_filter_rows(g, input, gradient, block * kBlock, std::min(items, (block + 1) * kBlock), begin, count, lanes.data(), tile);
-    fold_lanes(lanes.data(), taps * tile);
-    for (int64_t tap = 0; tap < taps; ++tap)
-      std::copy_n(lanes.data() + tap * tile, count, sums.data() + (block * taps + tap) * outputs + begin);
-  });
+  if (!g.channels_first || !sum_filter_planes(g, input, gradient, sums.data()))
+    parallel_for(blocks * tiles, g.output_size() * taps, [&](int64_t task) {
+      const int64_t block = task / tiles, begin = task % tiles * most, count = std::min(most, outputs - begin);
+      std::vector<double> lanes(kLanes * taps * tile);
+      add_filter_rows(g, input, gradient, block * kBlock, std::min(items, (block + 1) * kBlock), begin, count, lanes.data(), tile);
+      fold_lanes(lanes.data(), taps * tile);
+      for (int64_t tap = 0; tap < taps; ++tap)
+        std::copy_n(lanes.data() + tap * tile, count, sums.data() + (block * taps + tap) * outputs + begin);
+    });
   tree_fold(sums.data(), blocks, taps * outputs);
   for (int64_t k = 0; k < taps * outputs; ++k) output[k] = T(sums[k]);
 }
