@@ -165,8 +165,7 @@ struct Rows {
     return exactqat::spread(parameters, channels, width + kLineElements);
   }
 
-  // Calls pass.line<past the cache>(parameters, i, extent) for all lines. The last rows come first: they were read last by the sums
-  // before it, so they are in the cache.
+  // Calls pass.line<past the cache>(parameters, i, extent) for all lines, backwards: the last rows were read last by the sums.
   template <class Pass>
   void each(Pass pass) const {
     if (past) each<true>(pass);
@@ -178,15 +177,16 @@ struct Rows {
     const int64_t rows = size / width, rest = size % width;
     const int64_t rows_per_task = std::max<int64_t>(1, kTask / (width * kTogether)) * kTogether;
     const int64_t tasks = std::max<int64_t>(1, (rows + rows_per_task - 1) / rows_per_task);
-    parallel_for(tasks, size, [&](int64_t task) {
-      const int64_t begin = (tasks - 1 - task) * rows_per_task, end = std::min(rows, begin + rows_per_task);
-      int64_t row = begin;
+    const auto step = [&](int64_t task) {
+      int64_t row = task * rows_per_task;
+      const int64_t end = std::min(rows, row + rows_per_task);
       if (!Past)
         for (; row + kTogether <= end; row += kTogether) lines<false, kTogether>(row * width, width, width, pass);
       for (; row < end; ++row) lines<Past, 1>(row * width, width, width, pass);
-      if (task == 0) lines<false, 1>(rows * width, rest, width, pass);
+      if (task + 1 == tasks) lines<false, 1>(rows * width, rest, width, pass);
       if (Past) finish_streaming();
-    });
+    };
+    parallel_for(tasks, size, step, Order::backwards);
   }
 };
 
