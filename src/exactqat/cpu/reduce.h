@@ -58,20 +58,15 @@ inline int64_t rows_together(int64_t channels, int64_t rows) {
   return channels > 64 ? 1 : std::max(kLanes, std::min(512 / std::max<int64_t>(channels, 1), rows));
 }
 
-template <class T>
-std::vector<T> repeated(const T* parameters, int64_t channels, int64_t repeats) {
-  std::vector<T> wide(repeats * channels);
-  for (int64_t k = 0; k < repeats * channels; ++k) wide[k] = parameters[k % channels];
-  return wide;
-}
-
 using Doubles = std::vector<double>;
 
 // Parameters for the sums below: by channel, all 8 lanes of few channels, and room for a whole vector behind the last one.
 template <class T>
 Doubles sum_parameters(const T* parameters, int64_t channels) {
-  const std::vector<T> wide = repeated(parameters, channels, channels < Lanes::kWidth ? kLanes : 1);
-  Doubles doubles(wide.begin(), wide.end());
+  Doubles doubles;
+  const int64_t repeats = channels < Lanes::kWidth ? kLanes : 1;
+  doubles.reserve(repeats * channels + Lanes::kWidth);
+  for (int64_t k = 0; k < repeats; ++k) doubles.insert(doubles.end(), parameters, parameters + channels);
   doubles.resize(doubles.size() + Lanes::kWidth);
   return doubles;
 }
