@@ -347,6 +347,9 @@ inline void add_sides(Lanes& below, Lanes& above, const Sides<T>& sides, Vector<
 // Where the tensors of a call are: in the cache, beyond it, or so large that even a result alone goes past it.
 enum class Memory { near, far, past };
 
+// So many channels that a core's own cache holds two blocks of them, and what becomes of these.
+constexpr int64_t kFewChannels = 256;
+
 // One call of a gradient kernel. Odd: some channel has no range, or one that is reversed or NaN.
 template <class S, class T, class Source, bool Odd, Memory To>
 struct GradientCall {
@@ -399,12 +402,17 @@ struct GradientCall {
         if constexpr (!Exact) check = spoiled(check, e.gradient);
       };
       int64_t begin = offset + p;
+      // Going along eight rows at a time the processor foresees little: it is told the next block, straight on, or, of
+      // many channels, what follows in the rows.
+      const bool straight = here.channels <= kFewChannels;
+      const int64_t next = straight ? offset + kBlock * here.channels + p * (kBlock / kLanes) : begin + 4 * Vectors * kWidth;
+      const int64_t further = straight ? Vectors * kWidth : width;
       for (int64_t step = 0; step < steps; ++step, begin += width) {
 #pragma GCC unroll 4
         for (int v = 0; v < Vectors; ++v) {
           const int64_t i = begin + v * kWidth;
-          if constexpr (To != Memory::near) {  // the next block, straight on: eight rows at a time are more than the processor foresees
-            const int64_t ahead = offset + kBlock * here.channels + p * (kBlock / kLanes) + (step * Vectors + v) * kWidth;
+          if constexpr (To != Memory::near) {
+            const int64_t ahead = next + step * further + v * kWidth;
             __builtin_prefetch(here.gradients + ahead);
             here.source.prefetch(ahead);
           }
@@ -536,7 +544,7 @@ void gradient_of_channels(const Call& call, const Source& source, int operand_of
   const Places<T> n{low.data, high.data, no_range.data, reversed.data, period};
   constexpr int64_t kVector = Vector<T>::kWidth * int64_t{sizeof(S)};
   const int64_t bytes = size * int64_t{sizeof(S)};
-  const bool far = 16 * bytes >= too_large_for_the_cache();
+  const bool far = (channels <= kFewChannels ? 16 : 4) * bytes >= too_large_for_the_cache();
   const bool past = !in_place && bytes >= too_large_for_the_cache() && aligned(backprops, kVector) &&
                     kLanes * channels * int64_t{sizeof(S)} % kVector == 0;
   const auto run = [&]<bool Odd, Memory To>() {
