@@ -6,52 +6,20 @@
 
 #include "call.h"
 #include "elementwise.h"
+#include "nudge.h"
 #include "reduce.h"
 
 namespace exactqat {
 namespace {
 
-// The integers that a range is quantized to.
 template <class T>
-struct Quantized {
-  T min, max;
-  explicit Quantized(const Numbers& numbers)
-      : min(numbers.integer("narrow_range") ? T(1) : T(0)), max(T((int64_t{1} << numbers.integer("num_bits")) - 1)) {}
-};
-
-// TensorFlow's `Nudge` for a vector of ranges.
-template <class T>
-struct Nudged {
-  Vector<T> nudged_min, nudged_max, nudged_scale, inv_nudged_scale, quant_zero;
-  Mask<T> no_range;  // min == max == 0
-
-  Nudged(Vector<T> min, Vector<T> max, Quantized<T> quantized) {
-    using V = Vector<T>;
-    const V zero, one = V::all(T(1)), half = V::all(T(0.5));
-    const V quant_min = V::all(quantized.min), quant_max = V::all(quantized.max);
-    const V steps = quant_max - quant_min, scale = divided(max - min, steps), inverse = divided(steps, max - min);
-    const V from_min = quant_min - divided(min, scale), whole = floored(from_min);
-    // Half away from zero: it is never negative where it counts.
-    const V rounded = chosen(less_equal(half, from_min - whole), whole + one, whole);
-    const V bounded = chosen(less(from_min, quant_min), quant_min, chosen(less(quant_max, from_min), quant_max, rounded));
-    const V zero_point = kept(less_equal(from_min, from_min), bounded);  // 0 for NaN
-    nudged_min = (quant_min - zero_point) * scale;
-    nudged_max = (quant_max - zero_point) * scale;
-    nudged_scale = scale;
-    inv_nudged_scale = inverse;
-    quant_zero = floored(nudged_min * V::all(T(-1)) * inverse + half);
-    no_range = less_equal(min, zero) & less_equal(zero, min) & less_equal(max, zero) & less_equal(zero, max);
-  }
-};
-
-template <class T>
-Nudged<T> nudge(T min, T max, const Numbers& numbers) {
+NudgedVectors<T> nudge_all(T min, T max, const Numbers& numbers) {
   return {Vector<T>::all(min), Vector<T>::all(max), Quantized<T>(numbers)};
 }
 
 template <class T>
-Nudged<T> nudge_attributes(const Numbers& numbers) {
-  return nudge(T(numbers.real("min")), T(numbers.real("max")), numbers);
+NudgedVectors<T> nudge_attributes(const Numbers& numbers) {
+  return nudge_all(T(numbers.real("min")), T(numbers.real("max")), numbers);
 }
 
 // The same for each channel, one array for each quantity, from the beginning of a line on and with room for a vector behind.
@@ -71,7 +39,7 @@ struct NudgedChannels {
       *quantity = next, next += size;
     const Quantized<T> quantized(numbers);
     const auto vector = [&](int64_t c, auto extent) {
-      const Nudged<T> n(load(min + c, extent), load(max + c, extent), quantized);
+      const NudgedVectors<T> n(load(min + c, extent), load(max + c, extent), quantized);
       const uint32_t real = (uint32_t{1} << count_of<T>(extent)) - 1;  // not the lanes behind the last channel
       any_no_range |= (bits_of(n.no_range) & real) != 0;
       any_unordered |= (bits_of(less_equal(n.nudged_min, n.nudged_max)) & real) != real;
@@ -165,7 +133,7 @@ Vector<T> quantized(Vector<T> x, const Ranges<T>& n) {
 
 // A whole tensor with one range. A mask is written if one is given.
 template <bool Division, class S, class T>
-void quantize_whole(const Call& call, const Nudged<T>& n, bool no_range, uint8_t* mask) {
+void quantize_whole(const Call& call, const NudgedVectors<T>& n, bool no_range, uint8_t* mask) {
   const S* inputs = call.operands[0].as<S>();
   S* outputs = call.results[0].as<S>();
   using V = Vector<T>;
@@ -249,13 +217,13 @@ EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_args_training) {
 
 EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_vars) {
   FlushDenormals flush;
-  const auto n = nudge(*call.operands[1].as<T>(), *call.operands[2].as<T>(), call.numbers);
+  const auto n = nudge_all(*call.operands[1].as<T>(), *call.operands[2].as<T>(), call.numbers);
   quantize_whole<true, S>(call, n, bits_of(n.no_range), nullptr);
 }
 
 EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_vars_training) {
   FlushDenormals flush;
-  const auto n = nudge(*call.operands[1].as<T>(), *call.operands[2].as<T>(), call.numbers);
+  const auto n = nudge_all(*call.operands[1].as<T>(), *call.operands[2].as<T>(), call.numbers);
   quantize_whole<true, S>(call, n, bits_of(n.no_range), call.results[1].as<uint8_t>());
 }
 
@@ -317,14 +285,11 @@ struct Places {
   }
 };
 
-// items[count][width], up to 64 of them -> sums[width], where eight next to each other are the lanes. The place of the sums may be
-// among the items if it is that of the first one, or of one before it.
-void fold_items(const double* items, int64_t count, int64_t width, double* sums) {
-  const auto fold = [=](int64_t k, auto extent) {
+// The lanes of a block, lanes[8][width] -> sums[width].
+void fold_into(const double* from, int64_t width, double* sums) {
+  const auto fold = [=](int64_t k, auto extent) __attribute__((always_inline)) {
     Lanes lanes[kLanes];
-    for (int64_t item = 0; item < count; item += kLanes)
-      for (int64_t lane = 0; lane < std::min(kLanes, count - item); ++lane)
-        lanes[lane] = lanes[lane] + load(items + (item + lane) * width + k, extent);
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = load(from + lane * width + k, extent);
     for (int64_t half = kLanes / 2; half > 0; half /= 2)
       for (int64_t lane = 0; lane < half; ++lane) lanes[lane] = lanes[lane] + lanes[half + lane];
     store(sums + k, lanes[0], extent);
@@ -332,13 +297,6 @@ void fold_items(const double* items, int64_t count, int64_t width, double* sums)
   int64_t k = 0;
   for (; k + Lanes::kWidth <= width; k += Lanes::kWidth) fold(k, Whole{});
   if (k < width) fold(k, Part{width - k});
-}
-
-// The tree of reduce.h over items[count][width], whose sum takes the place of the first item.
-void fold_tree(double* items, int64_t count, int64_t width) {
-  for (; count > 1; count = (count + kBlock - 1) / kBlock)
-    for (int64_t begin = 0; begin < count; begin += kBlock)
-      fold_items(items + begin * width, std::min(kBlock, count - begin), width, items + begin / kBlock * width);
 }
 
 // Two sources of sides: the inputs themselves, and the mask that the training form kept of them.
@@ -388,6 +346,9 @@ inline void add_sides(Lanes& below, Lanes& above, const Sides<T>& sides, Vector<
 
 // Where the tensors of a call are: in the cache, beyond it, or so large that even a result alone goes past it.
 enum class Memory { near, far, past };
+
+// So many channels that a core's own cache holds two blocks of them, and what becomes of these.
+constexpr int64_t kFewChannels = 256;
 
 // One call of a gradient kernel. Odd: some channel has no range, or one that is reversed or NaN.
 template <class S, class T, class Source, bool Odd, Memory To>
@@ -441,12 +402,17 @@ struct GradientCall {
         if constexpr (!Exact) check = spoiled(check, e.gradient);
       };
       int64_t begin = offset + p;
+      // Going along eight rows at a time the processor foresees little: it is told the next block, straight on, or, of
+      // many channels, what follows in the rows.
+      const bool straight = here.channels <= kFewChannels;
+      const int64_t next = straight ? offset + kBlock * here.channels + p * (kBlock / kLanes) : begin + 4 * Vectors * kWidth;
+      const int64_t further = straight ? Vectors * kWidth : width;
       for (int64_t step = 0; step < steps; ++step, begin += width) {
 #pragma GCC unroll 4
         for (int v = 0; v < Vectors; ++v) {
           const int64_t i = begin + v * kWidth;
-          if constexpr (To != Memory::near) {  // the next block, straight on: eight rows at a time are more than the processor foresees
-            const int64_t ahead = offset + kBlock * here.channels + p * (kBlock / kLanes) + (step * Vectors + v) * kWidth;
+          if constexpr (To != Memory::near) {
+            const int64_t ahead = next + step * further + v * kWidth;
             __builtin_prefetch(here.gradients + ahead);
             here.source.prefetch(ahead);
           }
@@ -508,8 +474,8 @@ struct GradientCall {
     }
     for (; rows > 0; offset += kBlock * channels, rows -= kBlock, items += 2 * channels) {
       finite &= block<Exact>(offset, std::min(kBlock, rows), below, above);
-      fold_items(below, kLanes, channels, items);
-      fold_items(above, kLanes, channels, items + channels);
+      fold_into(below, channels, items);
+      fold_into(above, channels, items + channels);
     }
     return finite;
   }
@@ -544,11 +510,11 @@ struct GradientCall {
     const int64_t groups = (blocks + kBlock - 1) / kBlock;
     double* all = items.get();
     parallel_for(groups, 2 * blocks * channels, [=, *this](int64_t group) {
-      fold_tree(all + group * kBlock * 2 * channels, std::min(kBlock, blocks - group * kBlock), 2 * channels);
+      tree_fold(all + group * kBlock * 2 * channels, std::min(kBlock, blocks - group * kBlock), 2 * channels);
     });
     for (int64_t group = 1; group < groups; ++group)
       std::copy_n(all + group * kBlock * 2 * channels, 2 * channels, all + group * 2 * channels);
-    fold_tree(all, groups, 2 * channels);
+    tree_fold(all, groups, 2 * channels);
     const double* sums = items.get();
     return {Doubles(sums, sums + channels), Doubles(sums + channels, sums + 2 * channels)};
   }
@@ -578,7 +544,7 @@ void gradient_of_channels(const Call& call, const Source& source, int operand_of
   const Places<T> n{low.data, high.data, no_range.data, reversed.data, period};
   constexpr int64_t kVector = Vector<T>::kWidth * int64_t{sizeof(S)};
   const int64_t bytes = size * int64_t{sizeof(S)};
-  const bool far = 16 * bytes >= too_large_for_the_cache();
+  const bool far = (channels <= kFewChannels ? 16 : 4) * bytes >= too_large_for_the_cache();
   const bool past = !in_place && bytes >= too_large_for_the_cache() && aligned(backprops, kVector) &&
                     kLanes * channels * int64_t{sizeof(S)} % kVector == 0;
   const auto run = [&]<bool Odd, Memory To>() {
