@@ -127,6 +127,7 @@ def test_many_images(data_format: str, device: str) -> None:
             )
             check(device, (5, height, width, 3), 3, stride, "VALID", data_format, seed=number)
             check(device, (5, height, width, 3), 3, stride, ((1, 2), (2, 0)), data_format, seed=number)
+            check(device, (5, height, width, 3), 3, stride, ((2, 0), (0, 2)), data_format, seed=number)
 
 
 @pytest.mark.parametrize("device", ON_CPU)

@@ -24,8 +24,8 @@ namespace {
 // Of eight rows, `low` columns of each, lane k of vectors is made that stand `step` apart, one for each column. Where rows are
 // short the upper halves are `high` columns of eight further rows, whose vectors stand beside the first ones. Rows begin at `base`
 // and an offset; `next` further on is what will be needed next.
-[[gnu::always_inline]] inline void turn(const float* base, const int64_t* rows, int64_t next, __mmask16 low, __mmask16 high, double* to,
-                                        int64_t step) {
+[[gnu::always_inline]] inline void turn(const float* base, const int64_t* rows, int64_t next, __mmask16 low, __mmask16 high,
+                                        double* to, int64_t step) {
   __m512 r[8], pairs[8], fours[8];
   unrolled<8>([&](auto k) __attribute__((always_inline)) {
     const float* from = base + rows[k];
@@ -155,12 +155,11 @@ void sum_block(const Geometry& g, const float* input, const float* gradient, int
     for (int64_t k = 0; k < together + kFurther; ++k) {
       const int64_t item = first + part * together + k, image = item / g.output_height, row = item % g.output_height;
       for (int64_t kind = 0; kind < S; ++kind) {
-        // Rows that only the last items of an image reach stand where the next image's begin, which does not have them.
-        const int64_t i = row * S + kind - g.pad_top;
-        if (image < g.batch && i >= 0 && i < g.input_height)
-          input_rows[(part * S + kind) * step + k] = image * g.channels * g.input_plane() + i * g.input_width;
-        else if (const int64_t under = i + g.output_height * S; image > 0 && image <= g.batch && under < g.input_height)
-          input_rows[(part * S + kind) * step + k] = (image - 1) * g.channels * g.input_plane() + under * g.input_width;
+        // Tap row r of an item meets place item * S + r - pad_top, where images are as many places apart as their items have.
+        const int64_t place = item * S + kind - g.pad_top, apart = g.output_height * S;
+        if (place >= 0 && place / apart < g.batch && place % apart < g.input_height)
+          input_rows[(part * S + kind) * step + k] =
+              place / apart * g.channels * g.input_plane() + place % apart * g.input_width;
       }
       if (k >= together || item >= last) continue;
       gradient_rows[part * step + k] = image * g.outputs() * g.output_plane() + row * g.output_width;
@@ -211,12 +210,12 @@ bool sum_filter_planes([[maybe_unused]] const Geometry& g, [[maybe_unused]] cons
 #if defined(__AVX512F__)
   // Elsewhere it is no faster than rearranging whole planes.
   const bool worth_it = g.batch >= 4 && g.input_width <= 16;
-  // No two images have rows at the same place.
+  // No two images have rows at the same place, and the columns at both edges are not the same ones.
   const bool apart = g.input_height <= g.output_height * g.stride_height;
   const bool wide = g.output_width * g.stride_width >= g.filter_width - g.stride_width;
-  if (!worth_it || !apart || !wide || g.output_size() == 0 || g.filter_height != 3 || g.filter_width != 3 || g.stride_height != g.stride_width ||
-      g.dilation_height != 1 || g.dilation_width != 1)
-    return false;
+  const bool known = g.filter_height == 3 && g.filter_width == 3 && g.stride_height == g.stride_width &&
+                     g.dilation_height == 1 && g.dilation_width == 1;
+  if (!worth_it || !apart || !wide || !known || g.output_size() == 0 || g.input_size() == 0) return false;
   switch (g.stride_width) {
     case 1: return sum_blocks<3, 1>(g, input, gradient, sums), true;
     case 2: return sum_blocks<3, 2>(g, input, gradient, sums), true;

@@ -220,7 +220,9 @@ struct Slide {
           });
         });
         if (made >= 0) put(made, sums[kWaiting - 1]);
-        unrolled<kWaiting - 1>([&](auto j) __attribute__((always_inline)) { sums[kWaiting - 1 - j][0] = sums[kWaiting - 2 - j][0]; });
+        unrolled<kWaiting - 1>([&](auto j) __attribute__((always_inline)) {
+          sums[kWaiting - 1 - j][0] = sums[kWaiting - 2 - j][0];
+        });
         sums[0][0] = V();
       }
     }
