@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "depthwise_conv2d_planes.h"
+#include "elementwise.h"
 #include "parallel.h"
 #include "reduce.h"
 #include "simd.h"
@@ -128,14 +129,6 @@ struct TurnedRows {
   }
 };
 
-// lanes[8] in halves
-inline double folded_lanes(const double* lanes) {
-  const __m512d all = _mm512_loadu_pd(lanes);
-  const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(all), _mm512_maskz_extractf64x4_pd(0xff, all, 1));
-  const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
-  return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
-}
-
 // The block of items from `first` to `last`, outputs [begin, end): sums[taps][outputs].
 template <int K, int S>
 void sum_block(const Geometry& g, const float* input, const float* gradient, int64_t first, int64_t last, int64_t begin,
@@ -184,7 +177,7 @@ void sum_block(const Geometry& g, const float* input, const float* gradient, int
                          g.input_width, g.output_width, g.pad_left}
             .add(met[part * step / kLanes + group].rows, lanes);
     }
-    for (int t = 0; t < K * K; ++t) sums[t * g.outputs() + output] = folded_lanes(lanes + t * kLanes);
+    for (int t = 0; t < K * K; ++t) sums[t * g.outputs() + output] = folded({Vector<double>::load(lanes + t * kLanes)});
   }
 }
 

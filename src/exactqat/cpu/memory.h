@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much the caches hold, and memory for large results. Fresh memory costs a page fault for every 4 KiB, several times what a kernel takes to fill it; so
-// blocks are asked for in huge pages where the system has them, and freed ones are kept for the next results of their size.
+// How much the caches hold, and memory for large results. Fresh memory costs a page fault for every 4 KiB, several times what a
+// kernel takes to fill it; so blocks are asked for in huge pages where the system has them, and freed ones are kept for the next
+// results of their size.
 #pragma once
 #include <cstddef>
 #include <cstdint>
