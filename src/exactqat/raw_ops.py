@@ -8,10 +8,10 @@ from exactqat.spec.op import Operator
 
 
 def _keywords_only(op: Operator) -> Any:
-    def raw_op(*args: Any, **kwargs: Any) -> Any:
+    def raw_op(*args: Any, out: Any = None, **kwargs: Any) -> Any:
         if args:
             raise TypeError(f"{op.raw_name} takes keyword arguments only (such as {op.parameters[0]}=...)")
-        return op(**kwargs)
+        return op.run((), kwargs, out)
 
     raw_op.__name__ = raw_op.__qualname__ = str(op.raw_name)
     raw_op.__doc__ = op.__doc__

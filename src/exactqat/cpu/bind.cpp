@@ -30,6 +30,7 @@ namespace {
 
 struct Plan {
   Kernel kernel;
+  std::unique_ptr<int64_t[]> extents;  // of all arrays
   std::vector<Array> arrays;
   size_t operands;
   Numbers numbers;
@@ -48,10 +49,15 @@ void execute(const Plan& plan, std::span<const Array> arrays) {
 
 Plan make_plan(const std::string& kernel, const std::vector<std::tuple<std::string, std::vector<int64_t>>>& arrays,
                size_t operands, const nb::dict& numbers) {
-  Plan plan{find_kernel(kernel), {}, operands, {}, 0};
+  Plan plan{find_kernel(kernel), {}, {}, operands, {}, 0};
   if (operands > arrays.size()) throw std::invalid_argument("a plan has no more operands than arrays");
+  size_t extents = 0;
+  for (const auto& [dtype, shape] : arrays) extents += shape.size();
+  plan.extents = std::make_unique<int64_t[]>(extents);
+  int64_t* next = plan.extents.get();
   for (const auto& [dtype, shape] : arrays) {
-    plan.arrays.push_back({nullptr, dtype_of(dtype), shape});
+    plan.arrays.push_back({nullptr, dtype_of(dtype), {next, shape.size()}});
+    next = std::ranges::copy(shape, next).out;
     plan.bytes += plan.arrays.back().size() * size_of(plan.arrays.back().dtype);
   }
   for (auto [key, value] : numbers) {
@@ -139,9 +145,9 @@ struct Argument {
   bool is_array = false;
   void* data = nullptr;
   double number = 0;  // if it is no array
-  Py_buffer buffer{};
+  Py_buffer buffer;  // not cleared: there are as many of these as a call might have
 
-  Argument() = default;
+  Argument() { buffer.obj = nullptr; }
   Argument(const Argument&) = delete;
   ~Argument() {
     if (buffer.obj) PyBuffer_Release(&buffer);
@@ -255,6 +261,7 @@ struct Shortcut {
   std::vector<bool> reusable;                  // operands whose place the first result may take
   size_t operands = 0;
   std::unordered_map<std::string, std::shared_ptr<const Known>, Hash, std::equal_to<>> known;
+  std::unordered_map<std::string, nb::tuple, Hash, std::equal_to<>> attributes;  // checked, of differentiated calls
 };
 
 bool is_true(nb::object answer) {
@@ -262,22 +269,22 @@ bool is_true(nb::object answer) {
   return PyObject_IsTrue(answer.ptr()) == 1;
 }
 
-// Reads an array of one of the types; false if it is none, or an unusual one.
-bool read_array(const Shortcut& s, PyObject* object, Argument& argument, Key& key, int flags = 0) {
+bool is_array(const Shortcut& s, PyObject* object) {
   for (nb::handle type : s.types)
-    if (type.ptr() == reinterpret_cast<PyObject*>(Py_TYPE(object))) {
-      argument.is_array = true;
-      if (s.to_dlpack.is_none()) return read_buffer(object, argument, key, flags);
-      return read_dlpack(s.to_dlpack.ptr(), object, argument, key) &&
-             !is_true(nb::steal(PyObject_CallOneArg(s.is_negated.ptr(), object)));
-    }
+    if (type.ptr() == reinterpret_cast<PyObject*>(Py_TYPE(object))) return true;
   return false;
 }
 
-bool read_operand(const Shortcut& s, PyObject* object, Argument& argument, Key& key) {
-  argument.object = object;
-  const bool usual = read_array(s, object, argument, key);
-  if (argument.is_array) return usual;
+// Reads an array; false if it is an unusual one.
+bool read_array(const Shortcut& s, PyObject* object, Argument& argument, Key& key, int flags = 0) {
+  if (s.to_dlpack.is_none()) return read_buffer(object, argument, key, flags);
+  return read_dlpack(s.to_dlpack.ptr(), object, argument, key) &&
+         !is_true(nb::steal(PyObject_CallOneArg(s.is_negated.ptr(), object)));
+}
+
+bool read_operand(const Shortcut& s, Argument& argument, Key& key) {
+  if (argument.is_array) return read_array(s, argument.object, argument, key);
+  PyObject* object = argument.object;
   // The value is no part of the key: ranges change from call to call.
   if (PyFloat_CheckExact(object)) argument.number = PyFloat_AS_DOUBLE(object);
   else if (PyLong_CheckExact(object)) {
@@ -290,19 +297,21 @@ bool read_operand(const Shortcut& s, PyObject* object, Argument& argument, Key& 
   return true;
 }
 
-// Reads one argument; false if Python must run the call.
-bool read(const Shortcut& s, size_t parameter, PyObject* object, Argument* arguments, Key& key) {
+// Takes one argument, and reads it if it is an attribute; false if Python must run the call.
+bool take(const Shortcut& s, size_t parameter, PyObject* object, Argument* arguments, Key& key) {
   if (parameter >= s.parameters.size()) return false;
-  key.add(uint8_t(parameter));
   const int operand = s.parameters[parameter].second;
-  if (operand < 0) return read_attribute(object, key);
-  return arguments[operand].object == nullptr && read_operand(s, object, arguments[operand], key);
+  if (operand < 0) return key.add(uint8_t(parameter)), read_attribute(object, key);
+  if (arguments[operand].object != nullptr) return false;
+  arguments[operand].object = object;
+  arguments[operand].is_array = is_array(s, object);
+  return true;
 }
 
-bool read_keyword(const Shortcut& s, PyObject* name, size_t positional, PyObject* object, Argument* arguments, Key& key) {
+bool take_keyword(const Shortcut& s, PyObject* name, size_t positional, PyObject* object, Argument* arguments, Key& key) {
   for (size_t i = positional; i < s.parameters.size(); ++i) {
     PyObject* own = s.parameters[i].first.ptr();
-    if (own == name || PyUnicode_Compare(own, name) == 0) return read(s, i, object, arguments, key);
+    if (own == name || PyUnicode_Compare(own, name) == 0) return take(s, i, object, arguments, key);
   }
   return false;
 }
@@ -326,9 +335,11 @@ nb::object pack(const Shortcut& s, nb::object* results, size_t count) {
   return wrapped;
 }
 
+bool says(PyObject* array, PyObject* attribute) { return is_true(nb::steal(PyObject_GetAttr(array, attribute))); }
+
 bool requires_grad(PyObject* array) {
   static PyObject* name = PyUnicode_InternFromString("requires_grad");
-  return is_true(nb::steal(PyObject_GetAttr(array, name)));
+  return says(array, name);
 }
 
 // Whether autograd wants to know of the call.
@@ -339,21 +350,27 @@ bool wants_gradient(const Shortcut& s, const Argument* arguments) {
   return false;
 }
 
-nb::object call_differentiable(const Shortcut& s, const Known& known, const Argument* arguments) {
-  if (s.differentiable.is_none()) return nb::none();
-  PyObject* all[1 + 2 * kMostArrays];
+// Whether it can be called with them at once.
+bool is_differentiable(const Shortcut& s, const Argument* arguments) {
+  static PyObject* name = PyUnicode_InternFromString("is_cpu");
+  if (s.differentiable.is_none()) return false;
+  for (size_t i = 0; i < s.operands; ++i)
+    if (!arguments[i].is_array || !says(arguments[i].object, name)) return false;  // numbers become tensors in Python
+  return true;
+}
+
+nb::object call_differentiable(const Shortcut& s, nb::tuple attributes, const Argument* arguments) {
+  PyObject* all[kMostArrays];
   size_t count = 0;
-  for (size_t i = 0; i < s.operands; ++i) {
-    if (!arguments[i].is_array) return nb::none();  // numbers become tensors in Python
-    all[count++] = arguments[i].object;
-  }
-  for (nb::handle attribute : known.attributes) all[count++] = attribute.ptr();
+  for (; count < s.operands; ++count) all[count] = arguments[count].object;
+  for (nb::handle attribute : attributes) all[count++] = attribute.ptr();
   nb::object results = nb::steal(PyObject_Vectorcall(s.differentiable.ptr(), all, count, nullptr));
   if (!results) throw nb::python_error();
-  if (known.results.size() == 1) return results;
+  if (!PyTuple_CheckExact(results.ptr())) return results;
   nb::object unpacked[kMostArrays];
-  for (size_t i = 0; i < known.results.size(); ++i) unpacked[i] = results[i];
-  return pack(s, unpacked, known.results.size());
+  const size_t size = nb::len(results);
+  for (size_t i = 0; i < size; ++i) unpacked[i] = results[i];
+  return pack(s, unpacked, size);
 }
 
 bool overlap(const Array& a, const Array& b) {
@@ -371,7 +388,8 @@ bool take_out(const Shortcut& s, nb::tuple out, Argument* given, std::vector<Arr
     Array& result = arrays[s.operands + i];
     Key wanted, found;
     wanted.add_array(result.dtype, int64_t(result.shape.size()), result.shape.data());
-    if (!read_array(s, object, given[i], found, PyBUF_WRITABLE) || found.view() != wanted.view()) return false;
+    if (!is_array(s, object) || !read_array(s, object, given[i], found, PyBUF_WRITABLE) || found.view() != wanted.view())
+      return false;
     if (!s.is_inference.is_none() &&
         (requires_grad(object) || is_true(nb::steal(PyObject_CallOneArg(s.is_inference.ptr(), object)))))
       return false;
@@ -379,7 +397,7 @@ bool take_out(const Shortcut& s, nb::tuple out, Argument* given, std::vector<Arr
     for (size_t k = 0; k < s.operands + i; ++k) {
       const Array& other = arrays[k];
       const bool in_its_place = i == 0 && k < s.operands && s.reusable[k] && other.data == result.data &&
-                                other.dtype == result.dtype && other.shape == result.shape;
+                                other.dtype == result.dtype && std::ranges::equal(other.shape, result.shape);
       if (overlap(result, other) && !in_its_place) return false;
     }
   }
@@ -394,20 +412,34 @@ nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs, nb::object
   Key key;
   const size_t positional = args.size();
   for (size_t i = 0; i < positional; ++i)
-    if (!read(s, i, PyTuple_GET_ITEM(args.ptr(), Py_ssize_t(i)), arguments, key)) return nb::none();
+    if (!take(s, i, PyTuple_GET_ITEM(args.ptr(), Py_ssize_t(i)), arguments, key)) return nb::none();
   PyObject *name, *value;
   for (Py_ssize_t at = 0; PyDict_Next(kwargs.ptr(), &at, &name, &value);)
-    if (!read_keyword(s, name, positional, value, arguments, key)) return nb::none();
-  if (!key.fits) return nb::none();
+    if (!take_keyword(s, name, positional, value, arguments, key)) return nb::none();
   bool any_array = false;
   for (size_t i = 0; i < s.operands; ++i) {
     if (arguments[i].object == nullptr) return nb::none();
     any_array |= arguments[i].is_array;
   }
-  if (!any_array) return nb::none();
+  if (!any_array || !key.fits) return nb::none();
 
+  // A differentiated call reads its operands when it comes back here from below autograd.
+  const size_t of_attributes = key.size;
+  const bool differentiated = wants_gradient(s, arguments);
+  if (differentiated) {
+    if (!out.is_none() || !is_differentiable(s, arguments)) return nb::none();
+    if (auto found = s.attributes.find(key.view()); found != s.attributes.end())
+      return call_differentiable(s, found->second, arguments);
+  }
+  for (size_t i = 0; i < s.operands; ++i)
+    if (!read_operand(s, arguments[i], key)) return nb::none();
+  if (!key.fits) return nb::none();
   const std::shared_ptr<const Known> known = look_up(s, key, args, kwargs);
-  if (wants_gradient(s, arguments)) return out.is_none() ? call_differentiable(s, *known, arguments) : nb::none();
+  if (differentiated) {
+    if (s.attributes.size() >= kMostKnown) s.attributes.clear();
+    s.attributes.emplace(key.view().substr(0, of_attributes), known->attributes);
+    return call_differentiable(s, known->attributes, arguments);
+  }
 
   const Plan& plan = *known->plan;
   std::vector<Array> arrays = plan.arrays;
@@ -452,7 +484,7 @@ Shortcut make_shortcut(const std::vector<std::pair<std::string, bool>>& paramete
                        nb::object is_grad_enabled, nb::object differentiable, nb::object is_inference, nb::object written,
                        const std::vector<std::string>& reuses) {
   Shortcut s{{},   types,           learn,          wrap,         unusual, to_dlpack, is_negated,
-             like, is_grad_enabled, differentiable, is_inference, written, {},        0, {}};
+             like, is_grad_enabled, differentiable, is_inference, written, {},        0, {}, {}};
   for (const auto& [name, is_operand] : parameters) {
     if (is_operand) s.reusable.push_back(std::find(reuses.begin(), reuses.end(), name) != reuses.end());
     s.parameters.emplace_back(nb::steal(PyUnicode_InternFromString(name.c_str())), is_operand ? int(s.operands++) : -1);

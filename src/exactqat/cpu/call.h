@@ -30,7 +30,7 @@ DType dtype_of(std::string_view name);
 struct Array {
   void* data;
   DType dtype;
-  std::vector<int64_t> shape;
+  std::span<const int64_t> shape;  // kept by whoever makes the call
 
   template <class T>
   T* as() const {

@@ -10,7 +10,7 @@ namespace {
 
 bool describe(const ffi::AnyBuffer& buffer, std::vector<Array>& arrays) {
   const auto shape = buffer.dimensions();
-  Array array{buffer.untyped_data(), DType::float32, {shape.begin(), shape.end()}};
+  Array array{buffer.untyped_data(), DType::float32, {shape.begin(), shape.size()}};
   switch (buffer.element_type()) {
     case ffi::F16: array.dtype = DType::float16; break;
     case ffi::BF16: array.dtype = DType::bfloat16; break;

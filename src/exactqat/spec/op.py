@@ -172,6 +172,10 @@ class Operator:
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Run the operator. `out`: an array, or a tuple with one for each result, to write the results into."""
+        return self.run(args, kwargs, out)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        """The same for a caller that has collected the arguments: passing them on by name costs as much as a kernel."""
         arrays = out if out is None or isinstance(out, tuple) else (out,)
         if not _compiling():
             first = args[self.first] if len(args) > self.first else kwargs.get(self.operands[0])
