@@ -544,7 +544,7 @@ void gradient_of_channels(const Call& call, const Source& source, int operand_of
   const Places<T> n{low.data, high.data, no_range.data, reversed.data, period};
   constexpr int64_t kVector = Vector<T>::kWidth * int64_t{sizeof(S)};
   const int64_t bytes = size * int64_t{sizeof(S)};
-  const bool far = (channels <= kFewChannels ? 16 : 4) * bytes >= too_large_for_the_cache();
+  const bool far = 16 * bytes >= too_large_for_the_cache();
   const bool past = !in_place && bytes >= too_large_for_the_cache() && aligned(backprops, kVector) &&
                     kLanes * channels * int64_t{sizeof(S)} % kVector == 0;
   const auto run = [&]<bool Odd, Memory To>() {
