@@ -125,7 +125,7 @@ struct Key {
   bool fits = true;
 
   void add(const void* data, size_t count) {
-    if (!(fits = fits && size + count <= kLongestKey)) return;
+    if (!(fits = fits && size + count <= kLongestKey) || count == 0) return;  // a scalar's shape may be a null pointer
     std::memcpy(bytes + size, data, count);
     size += count;
   }

@@ -416,6 +416,8 @@ struct GradientCall {
             __builtin_prefetch(here.gradients + ahead);
             here.source.prefetch(ahead);
           }
+          // Nor where it will write next; and a store that waits for its line holds up those behind it.
+          if constexpr (To != Memory::past) __builtin_prefetch(here.backprops + i + Vectors * kWidth, 1);
           add(v, i, extent);
         }
       }
