@@ -128,6 +128,10 @@ def test_many_images(data_format: str, device: str) -> None:
             check(device, (5, height, width, 3), 3, stride, "VALID", data_format, seed=number)
             check(device, (5, height, width, 3), 3, stride, ((1, 2), (2, 0)), data_format, seed=number)
             check(device, (5, height, width, 3), 3, stride, ((2, 0), (0, 2)), data_format, seed=number)
+    # Blocks of rows so wide that they are worked on in parts.
+    for number, (width, stride) in enumerate(itertools.product((17, 24, 25, 33, 57, 112), (1, 2))):
+        check(device, (5, 15, width, 3), 3, stride, "SAME", data_format, seed=number)
+        check(device, (4, 31, width, 2), 3, stride, ((0, 1), (1, 0)), data_format, seed=number, multiplier=2)
 
 
 @pytest.mark.parametrize("device", ON_CPU)
@@ -179,9 +183,9 @@ def between_guards(array: np.ndarray, at_the_end: bool) -> np.ndarray:
 @pytest.mark.parametrize("device", ON_CPU)
 @pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
 def test_nothing_beyond_an_array_is_touched(data_format: str, device: str) -> None:
-    variants = itertools.product((3, 5), (1, 2), (1, 3, 4, 7, 8, 14, 16, 17, 28, 33), (True, False))
-    for number, (kernel, stride, width, at_the_end) in enumerate(variants):
-        shape = (1 + number % 2, 2 + number % 3, width, (1, 3, 16, 18)[number % 4])
+    variants = itertools.product((3, 5), (1, 2), (1, 3, 4, 7, 8, 14, 16, 17, 28, 33), (True, False), (1, 2, 5))
+    for number, (kernel, stride, width, at_the_end, batch) in enumerate(variants):
+        shape = (batch, 2 + number % 3, width, (1, 3, 16, 18)[number % 4])
         for name, operands, attributes in random_calls(shape, kernel, stride, "SAME", data_format, number):
             op = OPERATORS[name]
             arrays, checked = op.bind((), dict(zip(op.operands, operands, strict=True)) | attributes)

@@ -11,6 +11,25 @@
 
 namespace exactqat {
 
+// Goes over the columns of output rows, K taps Stride apart. Input column Stride * q + phase - pad meets, with tap
+// phase + Stride * m, the gradient of column q - m; so the gradients of the last few columns are kept.
+// column<First, Last, Inside>(q): the gradients of columns q - First to q - Last are there; Inside: so are all inputs.
+template <int K, int Stride, class Column>
+[[gnu::always_inline]] inline void walk_columns(int64_t columns, int64_t input_columns, int64_t pad, Column&& column) {
+  constexpr int kKept = (K + Stride - 1) / Stride, kPhases = std::min(K, Stride);
+  const int64_t reached = input_columns + pad - kPhases;
+  const int64_t first = std::min(columns, std::max<int64_t>(kKept - 1, quotient_rounded_up(pad, Stride)));
+  const int64_t last = std::min(columns, reached < 0 ? 0 : reached / Stride + 1);
+  unrolled<kKept - 1>([&](auto q) __attribute__((always_inline)) { column.template operator()<0, q, false>(q); });
+  int64_t q = kKept - 1;
+  for (; q < first; ++q) column.template operator()<0, kKept - 1, false>(q);
+  for (; q < last; ++q) column.template operator()<0, kKept - 1, true>(q);
+  for (; q < columns; ++q) column.template operator()<0, kKept - 1, false>(q);
+  unrolled<kKept - 1>([&](auto e) __attribute__((always_inline)) {
+    column.template operator()<e + 1, kKept - 1, false>(columns + e);
+  });
+}
+
 // One output row and the input rows that some tap rows meet, one below the other. Distances are in elements.
 template <class T>
 struct FilterRow {
@@ -21,8 +40,7 @@ struct FilterRow {
 };
 
 // `Rows` rows of K taps for V vectors of channels, in registers. Each input is loaded once and meets the gradients of the last
-// few columns, which are kept: input column Stride * q + phase - pad meets, with tap phase + Stride * m, the gradient of column
-// q - m. Where Partial, only the first `channels` of the vector are there.
+// few columns, which are kept. Where Partial, only the first `channels` of the vector are there.
 template <int Rows, int K, int Stride, int V, bool Partial, class T>
 void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) {
   using Lanes = Vector<double>;
@@ -35,7 +53,6 @@ void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) 
   const int64_t input_columns = row.input_columns, columns = row.output_columns;
   const T *gradient = row.gradient + channel, *input = row.input + channel;
   Lanes sums[Rows][K][V], kept[kKept][V];
-  // The gradients of columns q - First to q - Last are there. Inside: so are all inputs.
   const auto column = [&]<int First, int Last, bool Inside>(int64_t q) __attribute__((always_inline)) {
     unrolled<kKept - 1>([&](auto m) __attribute__((always_inline)) {
       unrolled<V>([&](auto v) __attribute__((always_inline)) { kept[kKept - 1 - m][v] = kept[kKept - 2 - m][v]; });
@@ -61,17 +78,7 @@ void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) 
       });
     });
   };
-  const int64_t reached = input_columns + row.pad - kPhases;
-  const int64_t first = std::min(columns, std::max<int64_t>(kKept - 1, quotient_rounded_up(row.pad, Stride)));
-  const int64_t last = std::min(columns, reached < 0 ? 0 : reached / Stride + 1);
-  unrolled<kKept - 1>([&](auto q) __attribute__((always_inline)) { column.template operator()<0, q, false>(q); });
-  int64_t q = kKept - 1;
-  for (; q < first; ++q) column.template operator()<0, kKept - 1, false>(q);
-  for (; q < last; ++q) column.template operator()<0, kKept - 1, true>(q);
-  for (; q < columns; ++q) column.template operator()<0, kKept - 1, false>(q);
-  unrolled<kKept - 1>([&](auto e) __attribute__((always_inline)) {
-    column.template operator()<e + 1, kKept - 1, false>(columns + e);
-  });
+  walk_columns<K, Stride>(columns, input_columns, row.pad, column);
   double* to = row.sums + channel;
   unrolled<Rows * K>([&](auto t) __attribute__((always_inline)) {
     unrolled<V>([&](auto v) __attribute__((always_inline)) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums of output rows for the filter gradient, channels first. A vector's lanes are eight output rows one below the other, which
-// are the eight lanes of a block of the tree of reduce.h; so each channel is summed by itself. Rows are rearranged to columns in
-// float64 in a piece of memory that stays in the first cache. Float64, one fused multiply-add for each output column from left to
-// right, beginning at 0.
+// are the eight lanes of a block of the tree of reduce.h; so each channel is summed by itself. Rows are rearranged to columns in a
+// piece of memory that stays in the first cache. Float64, one fused multiply-add for each output column from left to right,
+// beginning at 0.
 #include "depthwise_conv2d_filter_planes.h"
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "depthwise_conv2d_filter.h"
 #include "depthwise_conv2d_planes.h"
 #include "elementwise.h"
 #include "parallel.h"
@@ -22,23 +23,26 @@ namespace {
 
 #if defined(__AVX512F__)
 
-// Of eight rows, `low` columns of each, lane k of vectors is made that stand `step` apart, one for each column. Where rows are
-// short the upper halves are `high` columns of eight further rows, whose vectors stand beside the first ones. Rows begin at `base`
-// and an offset; `next` further on is what will be needed next.
-[[gnu::always_inline]] inline void turn(const float* base, const int64_t* rows, int64_t next, __mmask16 low, __mmask16 high,
-                                        double* to, int64_t step) {
+// Sixteen rows of eight columns become columns that stand `step` apart. Rows begin at `base` and an offset; `next` further on is
+// what will be needed next. Unless all eight columns may be read, only those of `there` are.
+template <bool All>
+[[gnu::always_inline]] inline void turn(const float* base, const int64_t* rows, int64_t next, __mmask8 there, float* to,
+                                        int64_t step) {
   __m512 r[8], pairs[8], fours[8];
-  unrolled<8>([&](auto k) __attribute__((always_inline)) {
-    const float* from = base + rows[k];
+  const auto load = [&](int64_t row) __attribute__((always_inline)) {
+    const float* from = base + row;
     __builtin_prefetch(from + next);
-    r[k] = _mm512_maskz_loadu_ps(low, from);
-    if (high) r[k] = _mm512_mask_loadu_ps(r[k], high, base + rows[k + 8] - 8);
+    return All ? _mm256_loadu_ps(from) : _mm256_maskz_loadu_ps(there, from);
+  };
+  unrolled<8>([&](auto k) __attribute__((always_inline)) {
+    const __m512 lower = _mm512_castps256_ps512(load(rows[k]));
+    r[k] = _mm512_mask_broadcast_f32x8(lower, 0xff00, load(rows[k + 8]));
   });
   unrolled<4>([&](auto i) __attribute__((always_inline)) {
     pairs[2 * i] = _mm512_maskz_unpacklo_ps(0xffff, r[2 * i], r[2 * i + 1]);
     pairs[2 * i + 1] = _mm512_maskz_unpackhi_ps(0xffff, r[2 * i], r[2 * i + 1]);
   });
-  // fours[4 * i + k] holds, in quarter l, column 4 * l + k of rows 4 * i to 4 * i + 3.
+  // fours[4 * i + k] holds column k of rows 4 * i to 4 * i + 3, column 4 + k of them, and the same of the rows eight further on.
   unrolled<2>([&](auto i) __attribute__((always_inline)) {
     unrolled<2>([&](auto k) __attribute__((always_inline)) {
       const __m512d a = _mm512_castps_pd(pairs[4 * i + k]), b = _mm512_castps_pd(pairs[4 * i + 2 + k]);
@@ -46,85 +50,91 @@ namespace {
       fours[4 * i + 2 * k + 1] = _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, a, b));
     });
   });
-  const __m512i quarters[2] = {_mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15)};
-  double* upper = high ? to + 8 : to + 8 * step;
-  unrolled<4>([&](auto k) __attribute__((always_inline)) {
-    unrolled<2>([&](auto half) __attribute__((always_inline)) {
-      const __m512 two = _mm512_castpd_ps(
-          _mm512_permutex2var_pd(_mm512_castps_pd(fours[k]), quarters[half], _mm512_castps_pd(fours[4 + k])));
-      double* at = (half ? upper : to) + k * step;
-      _mm512_store_pd(at, _mm512_maskz_cvtps_pd(0xff, _mm512_castps512_ps256(two)));
-      _mm512_store_pd(at + 4 * step, _mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, two, 1)));
-    });
+  const __m512i quarters[2] = {_mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13), _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15)};
+  unrolled<8>([&](auto k) __attribute__((always_inline)) {
+    const __m512d a = _mm512_castps_pd(fours[k % 4]), b = _mm512_castps_pd(fours[4 + k % 4]);
+    _mm512_store_ps(to + k * step, _mm512_castpd_ps(_mm512_permutex2var_pd(a, quarters[k / 4], b)));
   });
 }
 
-// Columns that are written: whole vectors of them.
-int64_t turned_columns(int64_t width) { return width <= 8 ? 8 : (width + 15) / 16 * 16; }
+// Columns that are written.
+int64_t turned_columns(int64_t width) { return (width + 7) / 8 * 8; }
 
-// `count` rows, a multiple of eight, to columns: to[column][row], `step` numbers from one column to the next.
-void turn_rows(const float* base, const int64_t* rows, int64_t count, int64_t width, int64_t next, double* to, int64_t step) {
-  int64_t row = 0;
-  if (width <= 8) {
-    // The last eight rows may be turned twice.
-    const __mmask16 there = (1u << width) - 1;
-    for (; row < count; row += 16) turn(base, rows + row, next, there, there << 8, to + row, step);
-    return;
-  }
-  for (; row < count; row += 8)
-    for (int64_t begin = 0; begin < width; begin += 16)
-      turn(base + begin, rows + row, next, (1u << std::min<int64_t>(width - begin, 16)) - 1, 0, to + begin * step + row, step);
+// `count` rows to columns: to[column][row], `step` numbers from one column to the next. Up to 15 rows more are turned. All: up to
+// seven numbers behind each row may be read.
+template <bool All>
+void turn_rows(const float* base, const int64_t* rows, int64_t count, int64_t width, int64_t next, float* to, int64_t step) {
+  for (int64_t row = 0; row < count; row += 16)
+    for (int64_t begin = 0; begin < width; begin += 8) {
+      const float* from = base + begin;
+      float* at = to + begin * step + row;
+      if (All || begin + 8 <= width) turn<true>(from, rows + row, next, 0xff, at, step);
+      else turn<false>(from, rows + row, next, (1u << (width - begin)) - 1, at, step);
+    }
 }
+
+// Eight sums of eight lanes each, folded in halves (docs/decisions/summation-order.md).
+__m512d folded_together(const double* lanes) {
+  const auto pair = [&](int a, int b) __attribute__((always_inline)) {
+    const __m512d x = _mm512_load_pd(lanes + a * kLanes), y = _mm512_load_pd(lanes + b * kLanes);
+    return _mm512_maskz_shuffle_f64x2(0xff, x, y, 0x44) + _mm512_maskz_shuffle_f64x2(0xff, x, y, 0xee);
+  };
+  const auto four = [&](int a, int b, int c, int d) __attribute__((always_inline)) {
+    const __m512d x = pair(a, b), y = pair(c, d);
+    return _mm512_maskz_shuffle_f64x2(0xff, x, y, 0x88) + _mm512_maskz_shuffle_f64x2(0xff, x, y, 0xdd);
+  };
+  const __m512d even = four(0, 2, 4, 6), odd = four(1, 3, 5, 7);
+  return _mm512_maskz_unpacklo_pd(0xff, even, odd) + _mm512_maskz_unpackhi_pd(0xff, even, odd);
+}
+
+// Of eight output rows those whose tap row r meets the image.
+template <int K>
+struct Met {
+  uint8_t rows[K] = {};
+};
 
 // The sums of a channel's output rows that are neighbours, `turned` to columns.
 template <int K, int S>
 struct TurnedRows {
-  static constexpr int kKept = (K + S - 1) / S;  // output columns that an input column meets
-
-  const double *input, *gradient;  // of input rows those a stride apart are neighbours, and the S kinds lie one behind the other
+  const float *input, *gradient;  // of input rows those a stride apart are neighbours, and the S kinds lie one behind the other
   int64_t step, kind_step, input_columns, output_columns, pad_left;
 
-  // Adds the sums of eight rows to lanes[taps][8]; met[r]: of the rows those whose tap row r meets the image.
-  void add(const uint8_t (&met)[K], double* lanes) const {
-    using Lanes = Vector<double>;
-    Lanes sums[K][K];
-    __mmask8 rows[K];
-    unrolled<K>([&](auto r) __attribute__((always_inline)) { rows[r] = met[r]; });
-    // Input column q * S + phase - pad_left meets, with tap phase + S * m, the gradient of column q - m; those of columns
-    // q - First to q - Last are there. Inside: so are all inputs.
+  // Adds the sums of G times eight rows, the first of which is `row`, to lanes[taps][8]. Two at a time are chains enough to keep
+  // both multipliers busy.
+  template <int G>
+  void add(int64_t row, const Met<K>* met, double* lanes) const {
+    constexpr int kKept = (K + S - 1) / S;
+    const float *input = this->input + row, *gradient = this->gradient + row;
+    __mmask8 rows[G][K];
+    unrolled<G * K>([&](auto i) __attribute__((always_inline)) { rows[i / K][i % K] = met[i / K].rows[i % K]; });
+    Lanes sums[G][K][K], kept[G][kKept];
     const auto column = [&]<int First, int Last, bool Inside>(int64_t q) __attribute__((always_inline)) {
-      Lanes kept[kKept];
-      unrolled<kKept>([&](auto m) __attribute__((always_inline)) {
-        if constexpr (m >= First && m <= Last) kept[m] = Lanes::load(gradient + (q - m) * step);
+      unrolled<G>([&](auto i) __attribute__((always_inline)) {
+        unrolled<kKept - 1>([&](auto m) __attribute__((always_inline)) { kept[i][kKept - 1 - m] = kept[i][kKept - 2 - m]; });
+        if constexpr (First == 0) {
+          kept[i][0] = Lanes::load(gradient + q * step + i * kLanes);
+          asm("" : "+v"(kept[i][0].v));  // else the compiler converts it again where it is the one before
+        }
       });
       unrolled<S>([&](auto phase) __attribute__((always_inline)) {
         const int64_t j = q * S + phase - pad_left;
         if (!Inside && (j < 0 || j >= input_columns)) return;
-        unrolled<K>([&](auto r) __attribute__((always_inline)) {
-          Lanes value = Lanes::load(input + j * step + r % S * kind_step + r / S);
-          asm("" : "+v"(value.v));  // else the compiler loads it for every product
+        unrolled<G * K>([&](auto at) __attribute__((always_inline)) {
+          constexpr int i = at / K, r = at % K;
+          const Lanes value = Lanes::load(input + j * step + r % S * kind_step + r / S + i * kLanes);
           unrolled<kKept>([&](auto m) __attribute__((always_inline)) {
             constexpr int t = phase + S * m;
             if constexpr (m >= First && m <= Last && t < K)
-              sums[r][t].v = _mm512_mask3_fmadd_pd(value.v, kept[m].v, sums[r][t].v, rows[r]);
+              sums[i][r][t].v = _mm512_mask3_fmadd_pd(value.v, kept[i][m].v, sums[i][r][t].v, rows[i][r]);
           });
         });
       });
     };
-    const int64_t columns = output_columns, reached = input_columns + pad_left - S;
-    const int64_t first = std::min(columns, std::max<int64_t>(kKept - 1, quotient_rounded_up(pad_left, S)));
-    const int64_t last = std::min(columns, reached < 0 ? 0 : reached / S + 1);
-    unrolled<kKept - 1>([&](auto q) __attribute__((always_inline)) { column.template operator()<0, q, false>(q); });
-    int64_t q = kKept - 1;
-    for (; q < first; ++q) column.template operator()<0, kKept - 1, false>(q);
-    for (; q < last; ++q) column.template operator()<0, kKept - 1, true>(q);
-    for (; q < columns; ++q) column.template operator()<0, kKept - 1, false>(q);
-    unrolled<kKept - 1>([&](auto e) __attribute__((always_inline)) {
-      column.template operator()<e + 1, kKept - 1, false>(columns + e);
-    });
+    walk_columns<K, S>(output_columns, input_columns, pad_left, column);
     unrolled<K * K>([&](auto t) __attribute__((always_inline)) {
-      double* at = lanes + t * kLanes;
-      (Lanes::load(at) + sums[t / K][t % K]).store(at);
+      Lanes sum = Lanes::load(lanes + t * kLanes);
+      unrolled<G>([&](auto i) __attribute__((always_inline)) { sum = sum + sums[i][t / K][t % K]; });
+      sum.store(lanes + t * kLanes);
     });
   }
 };
@@ -133,51 +143,57 @@ struct TurnedRows {
 template <int K, int S>
 void sum_block(const Geometry& g, const float* input, const float* gradient, int64_t first, int64_t last, int64_t begin,
                int64_t end, double* sums) {
-  constexpr int64_t kNear = 6144, kFurther = (K - 1) / S;  // float64 numbers that stay in the first cache
+  constexpr int64_t kNear = 7168;  // float32 numbers that stay in the first cache
   const int64_t input_columns = turned_columns(g.input_width), row_size = input_columns * S + turned_columns(g.output_width);
-  const int64_t together = std::clamp<int64_t>(kNear / std::max<int64_t>(row_size, 1) / kLanes - 1, 1, kBlock / kLanes) * kLanes;
-  const int64_t step = together + 2 * kLanes, kind_step = input_columns * step, parts = quotient_rounded_up(last - first, together);
+  // Equal parts. The distance of two columns is an odd number of cache lines, so that they do not meet in one set.
+  const int64_t most = std::clamp<int64_t>(kNear / row_size - 2 * kLanes, kLanes, kBlock);
+  const int64_t together = quotient_rounded_up(last - first, quotient_rounded_up(last - first, most) * kLanes) * kLanes;
+  const int64_t step = (together / 16 + 1) / 2 * 32 + 16, kind_step = input_columns * step;
+  const int64_t parts = quotient_rounded_up(last - first, together);
   // Of each part: where the rows of the gradient and the S kinds of rows of the input begin, of the first plane on, and which tap
   // rows meet the image. What is not there is any row.
   std::vector<int64_t> gradient_rows(parts * step), input_rows(parts * S * step);
-  struct Met {
-    uint8_t rows[K] = {};
-  };
-  std::vector<Met> met(parts * step / kLanes);
-  for (int64_t part = 0; part < parts; ++part)
-    for (int64_t k = 0; k < together + kFurther; ++k) {
-      const int64_t item = first + part * together + k, image = item / g.output_height, row = item % g.output_height;
-      for (int64_t kind = 0; kind < S; ++kind) {
-        // Tap row r of an item meets place item * S + r - pad_top, where images are as many places apart as their items have.
-        const int64_t place = item * S + kind - g.pad_top, apart = g.output_height * S;
-        if (place >= 0 && place / apart < g.batch && place % apart < g.input_height)
-          input_rows[(part * S + kind) * step + k] =
-              place / apart * g.channels * g.input_plane() + place % apart * g.input_width;
-      }
-      if (k >= together || item >= last) continue;
+  std::vector<Met<K>> met(parts * step / kLanes);
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t from = first + part * together, count = std::min(together, last - from);
+    // Tap row r of an item meets row row * S + r - pad_top of its image, which for several items is the same one.
+    for (int64_t k = 0, image = from / g.output_height, row = from % g.output_height; k < count;
+         ++k, row = row + 1 == g.output_height ? 0 : row + 1, image += row == 0) {
       gradient_rows[part * step + k] = image * g.outputs() * g.output_plane() + row * g.output_width;
-      for (int r = 0; r < K; ++r)
-        if (const int64_t i = row * S + r - g.pad_top; i >= 0 && i < g.input_height)
-          met[(part * step + k) / kLanes].rows[r] |= 1u << k % kLanes;
+      for (int r = 0; r < K; ++r) {
+        const int64_t i = row * S + r - g.pad_top;
+        if (i < 0 || i >= g.input_height) continue;
+        input_rows[(part * S + r % S) * step + k + r / S] = image * g.channels * g.input_plane() + i * g.input_width;
+        met[(part * step + k) / kLanes].rows[r] |= 1u << k % kLanes;
+      }
     }
-  const auto memory = scratch<double>(row_size * step);
-  double *turned_input = memory.get(), *turned_gradient = turned_input + S * kind_step;
+  }
+  // How many planes ahead memory is asked for: small ones are done before theirs would be there.
+  const int64_t ahead = g.input_width <= 16 ? 2 : 1;
+  const auto memory = scratch<float>(row_size * step);
+  float *turned_input = memory.get(), *turned_gradient = turned_input + S * kind_step;
+  const TurnedRows<K, S> turned{turned_input, turned_gradient, step, kind_step, g.input_width, g.output_width, g.pad_left};
   for (int64_t output = begin; output < end; ++output) {
     const float* x = input + output / g.multiplier * g.input_plane();
     const float* dy = gradient + output * g.output_plane();
-    double lanes[K * K * kLanes] = {};
+    alignas(64) double lanes[K * K * kLanes] = {};
     for (int64_t part = 0; part < parts; ++part) {
-      const int64_t groups = quotient_rounded_up(std::min(together, last - first - part * together), kLanes);
-      turn_rows(dy, &gradient_rows[part * step], groups * kLanes, g.output_width, g.output_plane(), turned_gradient, step);
+      const int64_t rows = std::min(together, last - first - part * together);
+      const bool all = output / g.multiplier + 1 < g.channels && g.input_plane() >= 7 && g.output_plane() >= 7;
+      const auto turn = [&](auto... given) { all ? turn_rows<true>(given...) : turn_rows<false>(given...); };
       for (int64_t kind = 0; kind < S; ++kind)
-        turn_rows(x, &input_rows[(part * S + kind) * step], (groups + ((K - 1 - kind) / S > 0)) * kLanes, g.input_width,
-                  g.input_plane(), turned_input + kind * kind_step, step);
-      for (int64_t group = 0; group < groups; ++group)
-        TurnedRows<K, S>{turned_input + group * kLanes, turned_gradient + group * kLanes, step, kind_step,
-                         g.input_width, g.output_width, g.pad_left}
-            .add(met[part * step / kLanes + group].rows, lanes);
+        turn(x, &input_rows[(part * S + kind) * step], rows + (K - 1 - kind) / S, g.input_width, ahead * g.input_plane(),
+             turned_input + kind * kind_step, step);
+      turn(dy, &gradient_rows[part * step], rows, g.output_width, ahead * g.output_plane(), turned_gradient, step);
+      const Met<K>* group = &met[part * step / kLanes];
+      int64_t row = 0;
+      for (; row + kLanes < rows; row += 2 * kLanes, group += 2) turned.template add<2>(row, group, lanes);
+      if (row < rows) turned.template add<1>(row, group, lanes);
     }
-    for (int t = 0; t < K * K; ++t) sums[t * g.outputs() + output] = folded({Vector<double>::load(lanes + t * kLanes)});
+    alignas(64) double folds[8];
+    _mm512_store_pd(folds, folded_together(lanes));
+    for (int t = 0; t < 8; ++t) sums[t * g.outputs() + output] = folds[t];
+    for (int t = 8; t < K * K; ++t) sums[t * g.outputs() + output] = folded({Lanes::load(lanes + t * kLanes)});
   }
 }
 
@@ -201,8 +217,8 @@ void sum_blocks(const Geometry& g, const float* input, const float* gradient, do
 bool sum_filter_planes([[maybe_unused]] const Geometry& g, [[maybe_unused]] const float* input,
                        [[maybe_unused]] const float* gradient, [[maybe_unused]] double* sums) {
 #if defined(__AVX512F__)
-  // Elsewhere it is no faster than rearranging whole planes.
-  const bool worth_it = g.batch >= 4 && g.input_width <= 16;
+  // With fewer images it is no faster than rearranging whole planes.
+  const bool worth_it = g.batch >= 4;
   // No two images have rows at the same place, and the columns at both edges are not the same ones.
   const bool apart = g.input_height <= g.output_height * g.stride_height;
   const bool wide = g.output_width * g.stride_width >= g.filter_width - g.stride_width;
