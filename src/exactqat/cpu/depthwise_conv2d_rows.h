@@ -269,6 +269,16 @@ template <class T>
   }
 }
 
+// How many of channels [begin, end) come before the first vector of inputs that may lie in one line of the cache. None where they
+// are too few for it to pay, where columns differ in it, or where it is results that have to begin with a line.
+template <class T>
+int64_t lanes_before_a_line(const Row<T>& row, int64_t begin, int64_t end) {
+  constexpr int64_t kWidth = Vector<T>::kWidth, kEnough = 8;
+  if (row.stream || row.input_step % kWidth != 0 || end - begin < kEnough * kWidth) return 0;
+  const int64_t lane = reinterpret_cast<uintptr_t>(row.input + begin) / sizeof(T) % kWidth;
+  return lane == 0 ? 0 : kWidth - lane;
+}
+
 // All columns of a strip, channels [begin, end).
 template <class T>
 using Columns = void (*)(const Strip<T>& strip, int64_t begin, int64_t end);
@@ -278,23 +288,28 @@ template <int K, int Advance, int P, int R, int V, class T>
 void columns_in_groups(const Strip<T>& strip, int64_t begin, int64_t end) {
   constexpr int64_t kWidth = Vector<T>::kWidth;
   const Row<T>& row = strip.first;
-  const int64_t whole = begin + (end - begin) / kWidth * kWidth;
-  for (int64_t c = 0; c < row.columns; c += P) {
+  // Where inputs begin between two lines of the cache, a short vector comes first: those behind it lie in one line each.
+  const int64_t head = lanes_before_a_line(row, begin, end);
+  for (int64_t c = 0, count; c < row.columns; c += P) {
     const int64_t column = std::min(c, row.columns - P);
-    if constexpr (K > 0) {
-      int64_t channel = begin;
-      if constexpr (V > 1)
-        for (; channel + V * kWidth <= whole; channel += V * kWidth)
-          sum_columns<K, Advance, P, R, V, false>(strip, column, channel, kWidth);
-      for (; channel < whole; channel += kWidth) {
+    for (int64_t channel = begin; channel < end; channel += count) {
+      count = channel == begin && head > 0 ? head : std::min(kWidth, end - channel);
+      if constexpr (K > 0) {
+        if constexpr (V > 1) {
+          if (count == kWidth && end - channel >= V * kWidth) {
+            sum_columns<K, Advance, P, R, V, false>(strip, column, channel, count);
+            count = V * kWidth;
+            continue;
+          }
+        }
         fetch_ahead(strip, column, P * Advance, channel, begin, end);
-        sum_columns<K, Advance, P, R, 1, false>(strip, column, channel, kWidth);
+        if (count == kWidth) sum_columns<K, Advance, P, R, 1, false>(strip, column, channel, count);
+        else sum_columns<K, Advance, P, R, 1, true>(strip, column, channel, count);
+      } else if (count == kWidth) {
+        sum_columns_of_any_kind<P, false>(row, column, channel, count);
+      } else {
+        sum_columns_of_any_kind<P, true>(row, column, channel, count);
       }
-      if (whole < end) sum_columns<K, Advance, P, R, 1, true>(strip, column, whole, end - whole);
-    } else {
-      for (int64_t channel = begin; channel < whole; channel += kWidth)
-        sum_columns_of_any_kind<P, false>(row, column, channel, kWidth);
-      if (whole < end) sum_columns_of_any_kind<P, true>(row, column, whole, end - whole);
     }
   }
 }
