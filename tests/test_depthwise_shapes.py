@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import mmap
 import sys
 
@@ -15,6 +16,7 @@ import pytest
 from bits import assert_same_bits
 from conftest import DEVICES, ON_CPU, unwritten
 
+import exactqat as eq
 from exactqat import cpu, reference
 from exactqat.spec import OPERATORS
 from exactqat.spec.op import TensorSpec
@@ -111,6 +113,42 @@ def test_widths_about_a_vector(data_format: str, width: int, device: str) -> Non
 def test_channels(channels: int, data_format: str, device: str) -> None:
     for number, (side, stride) in enumerate(itertools.product((1, 3, 7, 14), (1, 2))):
         check(device, (2, side, side, channels), 3, stride, "SAME", data_format, seed=number)
+
+
+@pytest.mark.parametrize("device", ON_CPU)
+@pytest.mark.parametrize("channels", [128, 144, 300, 512])
+@pytest.mark.parametrize("offset", [0, 1, 4, 15])
+def test_operands_that_begin_between_lines(offset: int, channels: int, device: str) -> None:
+    for number, (kernel, stride, side) in enumerate(((3, 1, 5), (3, 2, 9), (5, 2, 8), (3, 3, 7))):
+        calls = random_calls((2, side, side, channels), kernel, stride, "SAME", "NHWC", seed=number)
+        for name, operands, attributes in calls[:2]:
+            moved = []
+            for operand in operands:
+                memory = np.empty(operand.size + offset + 16, operand.dtype)
+                line = -memory.ctypes.data % 64 // operand.itemsize
+                copy = memory[line + offset :][: operand.size].reshape(operand.shape)
+                copy[...] = operand
+                moved.append(copy)
+            op = OPERATORS[name]
+            arrays, checked = op.bind((), dict(zip(op.operands, moved, strict=True)) | attributes)
+            expected = reference.call(op, dict(zip(op.operands, arrays, strict=True)), checked)
+            (result,) = DEVICES[device](op, arrays, checked)
+            assert_same_bits(result, expected, what=f"{name}, {channels} channels, {offset} elements behind a line")
+
+
+@pytest.mark.parametrize("batch, channels", [(3, 160), (12, 152), (12, 160), (12, 256)])
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("offset", [0, 4])
+def test_images_that_are_many_give_what_each_gives(offset: int, kernel: int, batch: int, channels: int) -> None:
+    """So large together that inputs are asked for early; and that results, where lines allow it, go past the caches."""
+    random = np.random.Generator(np.random.PCG64(channels))
+    shape = (batch, 57, 70, channels)
+    images = random.standard_normal(math.prod(shape) + offset, dtype=np.float32)[offset:].reshape(shape)
+    filter = random.standard_normal((kernel, kernel, channels, 1), dtype=np.float32)
+    for stride in (1, 2):
+        together = eq.nn.depthwise_conv2d(images, filter, [1, stride, stride, 1], "SAME")
+        each = [eq.nn.depthwise_conv2d(image[None], filter, [1, stride, stride, 1], "SAME") for image in images]
+        assert_same_bits(together, np.concatenate(each), what=f"{batch} images, {channels} channels, stride {stride}")
 
 
 @pytest.mark.parametrize("device", ON_CPU)

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "depthwise_conv2d_geometry.h"
+#include "memory.h"
 #include "parallel.h"
 #include "simd.h"
 #include "unrolled.h"
@@ -170,37 +171,41 @@ template <bool Partial, int P, class T>
   });
 }
 
-// P columns of R rows for one vector of channels, in registers: K taps in a row that lie Advance * p + t apart. Neighbours share
+// P columns of R rows for V vectors of channels, in registers: K taps in a row that lie Advance * p + t apart. Neighbours share
 // their inputs: each is loaded once. Inputs beside the image, fewer than K on either side, are passed over, and with them the
 // taps that would meet them.
-template <int K, int Advance, int P, int R, bool Partial, class T>
+template <int K, int Advance, int P, int R, int V, bool Partial, class T>
 [[gnu::always_inline]] inline void sum_columns(const Strip<T>& strip, int64_t column, int64_t channel, int64_t channels) {
   using Lanes = Vector<T>;
+  constexpr int64_t kWidth = Lanes::kWidth;
   constexpr int kInputs = (P - 1) * Advance + K;
   const Row<T>& row = strip.first;
   const int64_t start = row.begin + column * row.advance, first = -start, last = row.input_columns - start;
   const int64_t input_step = row.input_step, tap_step = row.tap_step;
   const T* x = row.input + start * input_step + channel;
   const T* taps[2] = {row.taps + channel, strip.second_taps + channel};
-  Lanes sums[R][P];
+  Lanes sums[R][V][P];
   const auto meet = [&]<bool First, bool Second>(int64_t rows) __attribute__((always_inline)) {
     for (; rows > 0; --rows) {
-      Lanes weight[2][K];
-      unrolled<K>([&](auto t) __attribute__((always_inline)) {
-        if constexpr (First) weight[0][t] = load_channels<Partial>(taps[0] + t * tap_step, channels);
-        if constexpr (Second) weight[1][t] = load_channels<Partial>(taps[1] + t * tap_step, channels);
+      Lanes weight[2][K][V];
+      unrolled<K * V>([&](auto k) __attribute__((always_inline)) {
+        constexpr int t = k / V, v = k % V;
+        if constexpr (First) weight[0][t][v] = load_channels<Partial>(taps[0] + t * tap_step + v * kWidth, channels);
+        if constexpr (Second) weight[1][t][v] = load_channels<Partial>(taps[1] + t * tap_step + v * kWidth, channels);
       });
       const T* met = x;
       unrolled<kInputs>([&](auto n) __attribute__((always_inline)) {
         // Said to be likely lest the compiler keep the sums of the last columns in memory.
         if ((n >= K - 1 || __builtin_expect(n >= first, 1)) && (n <= kInputs - K || __builtin_expect(n < last, 1))) {
-          const Lanes value = load_channels<Partial>(met, channels);
-          unrolled<P>([&](auto p) __attribute__((always_inline)) {
-            constexpr int t = n - Advance * p;
-            if constexpr (t >= 0 && t < K) {
-              if constexpr (First) sums[0][p] = Lanes::fused_multiply_add(value, weight[0][t], sums[0][p]);
-              if constexpr (Second) sums[R - 1][p] = Lanes::fused_multiply_add(value, weight[1][t], sums[R - 1][p]);
-            }
+          unrolled<V>([&](auto v) __attribute__((always_inline)) {
+            const Lanes value = load_channels<Partial>(met + v * kWidth, channels);
+            unrolled<P>([&](auto p) __attribute__((always_inline)) {
+              constexpr int t = n - Advance * p;
+              if constexpr (t >= 0 && t < K) {
+                if constexpr (First) sums[0][v][p] = Lanes::fused_multiply_add(value, weight[0][t][v], sums[0][v][p]);
+                if constexpr (Second) sums[R - 1][v][p] = Lanes::fused_multiply_add(value, weight[1][t][v], sums[R - 1][v][p]);
+              }
+            });
           });
         }
         met += input_step;
@@ -216,9 +221,11 @@ template <int K, int Advance, int P, int R, bool Partial, class T>
     meet.template operator()<false, true>(strip.second_alone);
   }
   const int64_t offset = column * row.output_step + channel;
-  store_columns<Partial>(row.output + offset, row.output_step, row.stream, channels, sums[0]);
-  if constexpr (R == 2)
-    store_columns<Partial>(strip.second_output + offset, row.output_step, row.stream, channels, sums[1]);
+  unrolled<V>([&](auto v) __attribute__((always_inline)) {
+    store_columns<Partial>(row.output + offset + v * kWidth, row.output_step, row.stream, channels, sums[0][v]);
+    if constexpr (R == 2)
+      store_columns<Partial>(strip.second_output + offset + v * kWidth, row.output_step, row.stream, channels, sums[1][v]);
+  });
 }
 
 // The same for one row, any number of taps and any advance.
@@ -262,28 +269,47 @@ template <class T>
   }
 }
 
+// How many of channels [begin, end) come before the first vector of inputs that may lie in one line of the cache. None where they
+// are too few for it to pay, where columns differ in it, or where it is results that have to begin with a line.
+template <class T>
+int64_t lanes_before_a_line(const Row<T>& row, int64_t begin, int64_t end) {
+  constexpr int64_t kWidth = Vector<T>::kWidth, kEnough = 8;
+  if (row.stream || row.input_step % kWidth != 0 || end - begin < kEnough * kWidth) return 0;
+  const int64_t lane = reinterpret_cast<uintptr_t>(row.input + begin) / sizeof(T) % kWidth;
+  return lane == 0 ? 0 : kWidth - lane;
+}
+
 // All columns of a strip, channels [begin, end).
 template <class T>
 using Columns = void (*)(const Strip<T>& strip, int64_t begin, int64_t end);
 
-// In groups of P columns. The last group ends where the row does and may sum columns again.
-template <int K, int Advance, int P, int R, class T>
+// In groups of P columns, V vectors of channels at a time. The last group ends where the row does and may sum columns again.
+template <int K, int Advance, int P, int R, int V, class T>
 void columns_in_groups(const Strip<T>& strip, int64_t begin, int64_t end) {
   constexpr int64_t kWidth = Vector<T>::kWidth;
   const Row<T>& row = strip.first;
-  const int64_t whole = begin + (end - begin) / kWidth * kWidth;
-  for (int64_t c = 0; c < row.columns; c += P) {
+  // Where inputs begin between two lines of the cache, a short vector comes first: those behind it lie in one line each.
+  const int64_t head = lanes_before_a_line(row, begin, end);
+  for (int64_t c = 0, count; c < row.columns; c += P) {
     const int64_t column = std::min(c, row.columns - P);
-    if constexpr (K > 0) {
-      for (int64_t channel = begin; channel < whole; channel += kWidth) {
+    for (int64_t channel = begin; channel < end; channel += count) {
+      count = channel == begin && head > 0 ? head : std::min(kWidth, end - channel);
+      if constexpr (K > 0) {
+        if constexpr (V > 1) {
+          if (count == kWidth && end - channel >= V * kWidth) {
+            sum_columns<K, Advance, P, R, V, false>(strip, column, channel, count);
+            count = V * kWidth;
+            continue;
+          }
+        }
         fetch_ahead(strip, column, P * Advance, channel, begin, end);
-        sum_columns<K, Advance, P, R, false>(strip, column, channel, kWidth);
+        if (count == kWidth) sum_columns<K, Advance, P, R, 1, false>(strip, column, channel, count);
+        else sum_columns<K, Advance, P, R, 1, true>(strip, column, channel, count);
+      } else if (count == kWidth) {
+        sum_columns_of_any_kind<P, false>(row, column, channel, count);
+      } else {
+        sum_columns_of_any_kind<P, true>(row, column, channel, count);
       }
-      if (whole < end) sum_columns<K, Advance, P, R, true>(strip, column, whole, end - whole);
-    } else {
-      for (int64_t channel = begin; channel < whole; channel += kWidth)
-        sum_columns_of_any_kind<P, false>(row, column, channel, kWidth);
-      if (whole < end) sum_columns_of_any_kind<P, true>(row, column, whole, end - whole);
     }
   }
 }
@@ -307,20 +333,26 @@ template <int K, int Advance, int R, class T>
 Columns<T> columns_of_kind(int group) {
   if constexpr (kInHaste<T>) {
     switch (group) {
-      case 2: return columns_in_groups<K, Advance, 2, R, T>;
-      case 5: return columns_in_groups<K, Advance, 5, R, T>;
-      case 7: return columns_in_groups<K, Advance, 7, R, T>;
+      case 2: return columns_in_groups<K, Advance, 2, R, 1, T>;
+      case 5: return columns_in_groups<K, Advance, 5, R, 1, T>;
+      case 7: return columns_in_groups<K, Advance, 7, R, 1, T>;
     }
   }
-  return group == 4 ? columns_in_groups<K, Advance, 4, R, T> : columns_in_groups<K, Advance, 1, R, T>;
+  return group == 4 ? columns_in_groups<K, Advance, 4, R, 1, T> : columns_in_groups<K, Advance, 1, R, 1, T>;
 }
 
-// null where two rows cannot be made together
+// null where two rows cannot be made together. `ahead`: inputs are asked for in advance.
 template <int R, class T>
-Columns<T> columns_of(const Row<T>& row) {
+Columns<T> columns_of(const Row<T>& row, bool ahead) {
   const int group = columns_in_a_group<T>(row.columns);
   const int64_t beside = row.begin + (row.columns - 1) * row.advance + row.tap_count - row.input_columns;
   if (row.begin > -row.tap_count && beside < row.tap_count && row.input_columns > 0) {
+    if constexpr (kInHaste<T>) {
+      // Columns so far apart collide in the caches: a line of each, for many of them, comes slower than two lines of fewer.
+      const bool collide = row.input_step * int64_t(sizeof(T)) % 512 == 0;
+      if (collide && !ahead && row.advance == 2 && row.tap_count == 3 && row.columns >= 4)
+        return columns_in_groups<3, 2, 4, R, 2, T>;
+    }
     switch (row.advance * 8 + row.tap_count) {
       case 8 + 1: return columns_of_kind<1, 1, R, T>(group);
       case 8 + 2: return columns_of_kind<2, 1, R, T>(group);
@@ -349,7 +381,7 @@ std::vector<Piece<T>> pieces_of(const std::vector<Row<T>>& rows, bool ahead) {
   std::vector<bool> made(rows.size());
   for (size_t r = 0; r < rows.size(); ++r) {
     if (made[r]) continue;
-    Piece<T> piece{{rows[r], rows[r].taps, nullptr, 0, 0, 0, 0}, columns_of<2>(rows[r])};
+    Piece<T> piece{{rows[r], rows[r].taps, nullptr, 0, 0, 0, 0}, columns_of<2>(rows[r], ahead)};
     const size_t end = piece.sum ? std::min(rows.size(), r + kNear) : r;
     size_t partner = r + 1;
     while (partner < end && (made[partner] || !join(piece.strip, rows[partner]))) ++partner;
@@ -358,7 +390,7 @@ std::vector<Piece<T>> pieces_of(const std::vector<Row<T>>& rows, bool ahead) {
     } else {
       piece.strip.alone = rows[r].rows;
       piece.strip.together = piece.strip.second_alone = 0;
-      piece.sum = columns_of<1>(rows[r]);
+      piece.sum = columns_of<1>(rows[r], ahead);
     }
     if (ahead) piece.strip.ahead = rows[r].fresh * (partner < end ? 2 : 1);
     pieces.push_back(piece);
@@ -366,11 +398,13 @@ std::vector<Piece<T>> pieces_of(const std::vector<Row<T>>& rows, bool ahead) {
   return pieces;
 }
 
-// Channels [begin, end) of all pieces; so many at a time that their taps stay in the first cache.
+// Channels [begin, end) of all pieces; so many at a time that their taps stay in the first cache. All of them where inputs come
+// from afar and there are more of them than results: then what counts is that they are met in the order of memory.
 template <class T>
 void sum_pieces(const std::vector<Piece<T>>& pieces, int64_t begin, int64_t end) {
   constexpr int64_t kWidth = Vector<T>::kWidth, kMany = 12;
-  const int64_t vectors = quotient_rounded_up(end - begin, kWidth), parts = quotient_rounded_up(vectors, kMany);
+  const bool all = !pieces.empty() && pieces[0].strip.ahead > 0 && pieces[0].strip.first.advance > 1;
+  const int64_t vectors = quotient_rounded_up(end - begin, kWidth), parts = all ? 1 : quotient_rounded_up(vectors, kMany);
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t from = begin + vectors * part / parts * kWidth;
     const int64_t to = std::min(end, begin + vectors * (part + 1) / parts * kWidth);
@@ -393,9 +427,10 @@ void sum_images(const Geometry& g, int64_t height, const T* output, int64_t size
   const int64_t bands = quotient_rounded_up(height, band);
   const int64_t pieces = std::clamp<int64_t>(kEnoughTasks / (g.batch * bands), 1, quotient_rounded_up(channels, step));
   const int64_t piece = quotient_rounded_up(quotient_rounded_up(channels, pieces), step) * step;
-  const bool large = g.batch * g.input_plane() * channels * int64_t(sizeof(T)) >= kFetchedAhead;
-  const bool streamed = size * int64_t(sizeof(T)) >= kStreamed && reinterpret_cast<uintptr_t>(output) % 64 == 0 &&
-                        channels * int64_t(sizeof(T)) % 64 == 0;
+  const int64_t bytes = (g.input_size() + g.output_size()) * int64_t(sizeof(T)), too_large = too_large_for_the_cache();
+  const bool large = g.input_size() * int64_t(sizeof(T)) >= kFetchedAhead;
+  const bool streamed = (size * int64_t(sizeof(T)) >= kStreamed || 4 * bytes >= 7 * too_large) &&
+                        reinterpret_cast<uintptr_t>(output) % 64 == 0 && channels * int64_t(sizeof(T)) % 64 == 0;
   parallel_for(g.batch * bands * pieces, size * std::max<int64_t>(1, g.taps()), [&](int64_t task) {
     const int64_t image = task / (bands * pieces), k = task / pieces % bands, begin = task % pieces * piece;
     std::vector<Row<T>> rows = make(image, height * k / bands, height * (k + 1) / bands);
