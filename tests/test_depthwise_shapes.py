@@ -173,6 +173,13 @@ def test_many_images(data_format: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", ON_CPU)
+@pytest.mark.parametrize("shape", [(11, 29, 27, 136), (3, 32, 23, 520), (5, 21, 20, 512)])
+def test_operands_from_afar(shape: tuple[int, ...], device: str) -> None:
+    """Large enough to be asked for early where the last cache holds 32 MiB or less; some channels are left over."""
+    check(device, shape, 3, 2, "SAME", "NHWC", seed=1)
+
+
+@pytest.mark.parametrize("device", ON_CPU)
 @pytest.mark.parametrize("kernel, stride", [(3, 1), (3, 2), (5, 1), (5, 2)])
 def test_every_width_channels_first(kernel: int, stride: int, device: str) -> None:
     for width in range(1, 41):

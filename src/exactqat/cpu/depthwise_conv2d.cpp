@@ -10,6 +10,7 @@
 #include "depthwise_conv2d_planes.h"
 #include "depthwise_conv2d_rows.h"
 #include "depthwise_conv2d_sliding.h"
+#include "memory.h"
 #include "reduce.h"
 #include "simd.h"
 
@@ -248,12 +249,22 @@ bool columns_collide(const Geometry& g) {
   return g.channels * int64_t(sizeof(T)) % 2048 == 0;
 }
 
+// Whether operands of the filter gradient come from afar and are met far from the order of memory: columns of many channels, a
+// few channels at a time, and inputs that few output rows share. Then it pays to ask for them early, and wide tiles pay.
+template <class T>
+bool asked_for_early(const Geometry& g) {
+  constexpr int64_t kManyChannels = 128;
+  return Vector<double>::kWidth >= 8 && !g.channels_first && g.multiplier == 1 && g.channels >= kManyChannels &&
+         g.stride_width == 2 && g.filter_width == 3 && g.dilation_width == 1 && g.taps() <= 9 &&
+         far_from_the_core(g.input_size() * int64_t(sizeof(T)));
+}
+
 // The lanes of one block of the tree, lanes[8][taps][tile]: output rows [first, last) of all images are added, for `count`
 // outputs from `begin` on.
 template <class T>
 void add_filter_rows(const Geometry& g, const T* input, const T* gradient, int64_t first, int64_t last, int64_t begin,
                      int64_t count, double* lanes, int64_t tile) {
-  const bool collide = !g.channels_first && g.multiplier == 1 && columns_collide<T>(g);
+  const bool ahead = asked_for_early<T>(g), collide = !g.channels_first && g.multiplier == 1 && !ahead && columns_collide<T>(g);
   const int64_t most = g.channels_first || collide ? rows_at_a_time<T>(g) : g.output_height;
   for (int64_t item = first, next; item < last; item = next) {
     const int64_t b = item / g.output_height, row = item % g.output_height;
@@ -289,7 +300,7 @@ void add_filter_rows(const Geometry& g, const T* input, const T* gradient, int64
     } else if (g.multiplier == 1) {
       for (int64_t k = 0; k < next - item; ++k)
         add_filter_sums(g, Rows<const T>{image + begin, 0, g.input_width, g.channels},
-                        Rows<const T>{gradients + begin, 0, g.output_width, g.channels}, row + k, count, sums(k), tile);
+                        Rows<const T>{gradients + begin, 0, g.output_width, g.channels}, row + k, count, sums(k), tile, ahead);
     } else {
       for (int64_t k = 0; k < next - item; ++k)
         add_filter_sums_of_any_multiplier(g, image, gradients + (row + k) * g.output_width * g.outputs(), row + k, begin, count,
@@ -313,7 +324,7 @@ EXACTQAT_KERNEL(depthwise_conv2d_native_backprop_filter) {
   // Equal tiles, and enough of them that two or three threads end together. Wide ones, because that is what memory is fast for,
   // but of no more sums than the second cache has room for.
   constexpr int64_t kStep = 16, kEnoughTasks = 6;
-  const int64_t most_outputs = taps <= 9 ? 128 : 64;
+  const int64_t most_outputs = asked_for_early<T>(g) && !columns_collide<T>(g) ? 256 : taps <= 9 ? 128 : 64;
   const int64_t wanted = std::max(quotient_rounded_up(outputs, most_outputs), quotient_rounded_up(kEnoughTasks, blocks));
   const int64_t equal = quotient_rounded_up(quotient_rounded_up(outputs, wanted), kStep) * kStep;
   const int64_t most = g.channels_first ? kPlanes<T> : equal, tile = std::max<int64_t>(most, Vector<double>::kWidth);

@@ -37,11 +37,13 @@ struct FilterRow {
   const T* gradient;
   double* sums;  // [taps][tile], from the first tap row on: where the row's sums are added
   int64_t tile, input_columns, output_columns, pad, input_row_step, input_step, gradient_step;
+  int64_t pieces;  // where operands come from afar, into how many pieces their channels are cut; else 0
 };
 
 // `Rows` rows of K taps for V vectors of channels, in registers. Each input is loaded once and meets the gradients of the last
-// few columns, which are kept. Where Partial, only the first `channels` of the vector are there.
-template <int Rows, int K, int Stride, int V, bool Partial, class T>
+// few columns, which are kept. Where Partial, only the first `channels` of the vector are there. Ahead: what the next output row
+// meets is asked for in the order of memory, a share of it for each piece of channels; else the place one row below.
+template <int Rows, int K, int Stride, int V, bool Partial, bool Ahead, class T>
 void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) {
   using Lanes = Vector<double>;
   constexpr int kKept = (K + Stride - 1) / Stride, kPhases = std::min(K, Stride);
@@ -52,6 +54,19 @@ void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) 
   const int64_t input_step = row.input_step, gradient_step = row.gradient_step, input_row_step = row.input_row_step;
   const int64_t input_columns = row.input_columns, columns = row.output_columns;
   const T *gradient = row.gradient + channel, *input = row.input + channel;
+  // The column and the piece of it whose lines come next.
+  constexpr int64_t kPiece = V * Lanes::kWidth;
+  const int64_t asked = Ahead ? channel / kPiece * columns : 0;
+  int64_t column_ahead = Ahead ? asked / row.pieces : 0, channel_ahead = Ahead ? asked % row.pieces * kPiece : 0;
+  const auto ask = [&]() __attribute__((always_inline)) {
+    __builtin_prefetch(row.gradient + (column_ahead + columns) * gradient_step + channel_ahead);
+    const T* met = row.input + (column_ahead * Stride - row.pad) * input_step + Rows * input_row_step + channel_ahead;
+    unrolled<kPhases * Stride>([&](auto k) __attribute__((always_inline)) {
+      __builtin_prefetch(met + k % kPhases * input_step + k / kPhases * input_row_step);
+    });
+    channel_ahead += kPiece;
+    if (channel_ahead == row.pieces * kPiece) ++column_ahead, channel_ahead = 0;
+  };
   Lanes sums[Rows][K][V], kept[kKept][V];
   const auto column = [&]<int First, int Last, bool Inside>(int64_t q) __attribute__((always_inline)) {
     unrolled<kKept - 1>([&](auto m) __attribute__((always_inline)) {
@@ -59,13 +74,15 @@ void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) 
     });
     if constexpr (First == 0)
       unrolled<V>([&](auto v) __attribute__((always_inline)) { kept[0][v] = load(gradient + q * gradient_step + v * Lanes::kWidth); });
-    if constexpr (Inside) __builtin_prefetch(gradient + (q + columns) * gradient_step);
+    if constexpr (Ahead && First == 0) ask();
+    if constexpr (!Ahead && Inside) __builtin_prefetch(gradient + (q + columns) * gradient_step);
     unrolled<kPhases>([&](auto phase) __attribute__((always_inline)) {
       const int64_t j = q * Stride - row.pad + phase;
       if (!Inside && (j < 0 || j >= input_columns)) return;
       const T* met = input + j * input_step;
       // What the next output row meets besides these.
-      unrolled<Stride>([&](auto i) __attribute__((always_inline)) { __builtin_prefetch(met + (Rows + i) * input_row_step); });
+      if constexpr (!Ahead)
+        unrolled<Stride>([&](auto i) __attribute__((always_inline)) { __builtin_prefetch(met + (Rows + i) * input_row_step); });
       unrolled<Rows>([&](auto i) __attribute__((always_inline)) {
         unrolled<V>([&](auto v) __attribute__((always_inline)) {
           const Lanes value = load(met + i * input_row_step + v * Lanes::kWidth);
@@ -117,18 +134,23 @@ template <int Rows, int K, int Stride, class T>
 void add_filter_channels(const FilterRow<T>& row, int64_t count) {
   constexpr int64_t kWidth = Vector<double>::kWidth;
   int64_t channel = 0;
-  if constexpr (Rows * K <= 9 && kWidth >= 8)
+  if constexpr (Rows * K <= 9 && kWidth >= 8) {
+    if constexpr (Stride > 1)
+      if (row.pieces > 0)
+        for (; channel + 2 * kWidth <= count; channel += 2 * kWidth)
+          add_filter_row<Rows, K, Stride, 2, false, true>(row, channel, 2 * kWidth);
     for (; channel + 2 * kWidth <= count; channel += 2 * kWidth)
-      add_filter_row<Rows, K, Stride, 2, false>(row, channel, 2 * kWidth);
-  for (; channel + kWidth <= count; channel += kWidth) add_filter_row<Rows, K, Stride, 1, false>(row, channel, kWidth);
-  if (channel < count) add_filter_row<Rows, K, Stride, 1, true>(row, channel, count - channel);
+      add_filter_row<Rows, K, Stride, 2, false, false>(row, channel, 2 * kWidth);
+  }
+  for (; channel + kWidth <= count; channel += kWidth) add_filter_row<Rows, K, Stride, 1, false, false>(row, channel, kWidth);
+  if (channel < count) add_filter_row<Rows, K, Stride, 1, true, false>(row, channel, count - channel);
 }
 
 // Adds the sums of output row `at`, for `count` channels, to sums[taps][tile]; what lies beyond `count` in a tile, up to a whole
-// vector, is written too.
+// vector, is written too. `ahead`: operands come from afar.
 template <class T>
 void add_filter_sums(const Geometry& g, const Rows<const T>& image, const Rows<const T>& gradient, int64_t at, int64_t count,
-                     double* sums, int64_t tile) {
+                     double* sums, int64_t tile, bool ahead = false) {
   const int64_t top = at * g.stride_height - g.pad_top;
   const Interval met = meeting(top, g.dilation_height, g.input_height, g.filter_height);
   const int64_t tap_row = g.filter_width * tile;
@@ -140,7 +162,8 @@ void add_filter_sums(const Geometry& g, const Rows<const T>& image, const Rows<c
   add_nothing(0, met.begin);
   add_nothing(met.end, g.filter_height);
   FilterRow<T> row{image.row(top + met.begin * g.dilation_height), gradient.row(at), sums + met.begin * tap_row, tile,
-                   g.input_width, g.output_width, g.pad_left, g.dilation_height * image.width * image.step, image.step, gradient.step};
+                   g.input_width, g.output_width, g.pad_left, g.dilation_height * image.width * image.step, image.step, gradient.step,
+                   ahead ? count / (2 * Vector<double>::kWidth) : 0};
   int64_t left = met.end - met.begin;
   // As many tap rows together as there are registers for.
   const auto together = [&]<int Most, int K, int Stride>() {

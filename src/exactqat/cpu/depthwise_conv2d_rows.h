@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "depthwise_conv2d_geometry.h"
-#include "memory.h"
 #include "parallel.h"
 #include "simd.h"
 #include "unrolled.h"
@@ -279,6 +278,13 @@ int64_t lanes_before_a_line(const Row<T>& row, int64_t begin, int64_t end) {
   return lane == 0 ? 0 : kWidth - lane;
 }
 
+// The first channels of P columns. Not inlined: beside it the compiler keeps fewer of the other sums in registers.
+template <int K, int Advance, int P, int R, class T>
+[[gnu::noinline]] void sum_head(const Strip<T>& strip, int64_t column, int64_t begin, int64_t end, int64_t head) {
+  fetch_ahead(strip, column, P * Advance, begin, begin, end);
+  sum_columns<K, Advance, P, R, 1, true>(strip, column, begin, head);
+}
+
 // All columns of a strip, channels [begin, end).
 template <class T>
 using Columns = void (*)(const Strip<T>& strip, int64_t begin, int64_t end);
@@ -288,28 +294,29 @@ template <int K, int Advance, int P, int R, int V, class T>
 void columns_in_groups(const Strip<T>& strip, int64_t begin, int64_t end) {
   constexpr int64_t kWidth = Vector<T>::kWidth;
   const Row<T>& row = strip.first;
-  // Where inputs begin between two lines of the cache, a short vector comes first: those behind it lie in one line each.
-  const int64_t head = lanes_before_a_line(row, begin, end);
-  for (int64_t c = 0, count; c < row.columns; c += P) {
-    const int64_t column = std::min(c, row.columns - P);
-    for (int64_t channel = begin; channel < end; channel += count) {
-      count = channel == begin && head > 0 ? head : std::min(kWidth, end - channel);
-      if constexpr (K > 0) {
-        if constexpr (V > 1) {
-          if (count == kWidth && end - channel >= V * kWidth) {
-            sum_columns<K, Advance, P, R, V, false>(strip, column, channel, count);
-            count = V * kWidth;
-            continue;
-          }
-        }
+  if constexpr (K > 0) {
+    // Where inputs begin between two lines of the cache, a short vector comes first: those behind it lie in one line each. Where
+    // what is loaded is used more often it does not pay.
+    const int64_t head = K == 3 && Advance == 2 ? lanes_before_a_line(row, begin, end) : 0;
+    for (int64_t c = 0; c < row.columns; c += P) {
+      const int64_t column = std::min(c, row.columns - P);
+      int64_t channel = begin + head;
+      if (head > 0) sum_head<K, Advance, P, R>(strip, column, begin, end, head);
+      if constexpr (V > 1)
+        for (; channel + V * kWidth <= end; channel += V * kWidth)
+          sum_columns<K, Advance, P, R, V, false>(strip, column, channel, V * kWidth);
+      for (; channel + kWidth <= end; channel += kWidth) {
         fetch_ahead(strip, column, P * Advance, channel, begin, end);
-        if (count == kWidth) sum_columns<K, Advance, P, R, 1, false>(strip, column, channel, count);
-        else sum_columns<K, Advance, P, R, 1, true>(strip, column, channel, count);
-      } else if (count == kWidth) {
-        sum_columns_of_any_kind<P, false>(row, column, channel, count);
-      } else {
-        sum_columns_of_any_kind<P, true>(row, column, channel, count);
+        sum_columns<K, Advance, P, R, 1, false>(strip, column, channel, kWidth);
       }
+      if (channel < end) sum_columns<K, Advance, P, R, 1, true>(strip, column, channel, end - channel);
+    }
+  } else {
+    for (int64_t c = 0; c < row.columns; c += P) {
+      const int64_t column = std::min(c, row.columns - P);
+      int64_t channel = begin;
+      for (; channel + kWidth <= end; channel += kWidth) sum_columns_of_any_kind<P, false>(row, column, channel, kWidth);
+      if (channel < end) sum_columns_of_any_kind<P, true>(row, column, channel, end - channel);
     }
   }
 }
@@ -427,10 +434,9 @@ void sum_images(const Geometry& g, int64_t height, const T* output, int64_t size
   const int64_t bands = quotient_rounded_up(height, band);
   const int64_t pieces = std::clamp<int64_t>(kEnoughTasks / (g.batch * bands), 1, quotient_rounded_up(channels, step));
   const int64_t piece = quotient_rounded_up(quotient_rounded_up(channels, pieces), step) * step;
-  const int64_t bytes = (g.input_size() + g.output_size()) * int64_t(sizeof(T)), too_large = too_large_for_the_cache();
   const bool large = g.input_size() * int64_t(sizeof(T)) >= kFetchedAhead;
-  const bool streamed = (size * int64_t(sizeof(T)) >= kStreamed || 4 * bytes >= 7 * too_large) &&
-                        reinterpret_cast<uintptr_t>(output) % 64 == 0 && channels * int64_t(sizeof(T)) % 64 == 0;
+  const bool streamed = size * int64_t(sizeof(T)) >= kStreamed && reinterpret_cast<uintptr_t>(output) % 64 == 0 &&
+                        channels * int64_t(sizeof(T)) % 64 == 0;
   parallel_for(g.batch * bands * pieces, size * std::max<int64_t>(1, g.taps()), [&](int64_t task) {
     const int64_t image = task / (bands * pieces), k = task / pieces % bands, begin = task % pieces * piece;
     std::vector<Row<T>> rows = make(image, height * k / bands, height * (k + 1) / bands);
