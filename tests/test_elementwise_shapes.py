@@ -64,3 +64,39 @@ def test_ranges_from_data_in_place(shape: tuple[int, int], axis: int) -> None:
     result = array.copy()
     eq.raw_ops.QuantizeAndDequantizeV2(input=result, input_min=0, input_max=0, axis=axis, out=result)
     assert_same_bits(result, expected, what="in place")
+
+
+# Rows and channels with so many blocks of rows that a task folds its own: of one channel a task is whole groups of
+# blocks; of five the pieces of a task would cross from group to group; and a last group of few rows.
+MANY = [(262_144, 1), (300_007, 1), (262_145, 5)]
+
+
+def gradients_of_many_rows(shape: tuple[int, int]) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:
+    """Operands and the reference's results. Of several channels the last one meets an infinite gradient."""
+    random = np.random.Generator(np.random.PCG64(sum(shape)))
+    gradients, inputs = (random.standard_normal(shape).astype(np.float32) for _ in range(2))
+    if shape[1] > 1:
+        gradients[shape[0] // 2, -1] = np.inf
+    low, high = np.linspace(-1.5, -0.5, shape[1], dtype="f4"), np.linspace(0.4, 1, shape[1], dtype="f4")
+    operands = [gradients, inputs, low, high]
+    op = OPERATORS["fake_quant_with_min_max_vars_per_channel_gradient"]
+    return operands, reference.call(op, dict(zip(op.operands, operands, strict=True)), {})
+
+
+@pytest.mark.parametrize("device", ON_CPU)
+@pytest.mark.parametrize("shape", MANY, ids=str)
+def test_gradients_of_many_rows(shape: tuple[int, int], device: str) -> None:
+    operands, expected = gradients_of_many_rows(shape)
+    op = OPERATORS["fake_quant_with_min_max_vars_per_channel_gradient"]
+    results = DEVICES[device](op, *op.bind(tuple(operands), {}))
+    for result, wanted in zip(results, expected, strict=True):
+        assert_same_bits(result, wanted, what=f"{op.name} on {device}")
+
+
+@pytest.mark.parametrize("shape", MANY, ids=str)
+def test_gradients_of_many_rows_in_place(shape: tuple[int, int]) -> None:
+    operands, expected = gradients_of_many_rows(shape)
+    results = (operands[0], np.empty(shape[1], np.float32), np.empty(shape[1], np.float32))
+    eq.fake_quant_with_min_max_vars_per_channel_gradient(*operands, out=results)
+    for result, wanted in zip(results, expected, strict=True):
+        assert_same_bits(result, wanted, what="in place")

@@ -490,33 +490,49 @@ struct GradientCall {
     return !any_nan(check);
   }
 
+  // tree_fold, but blocks of items on all cores.
+  static void fold_all(double* items, int64_t count, int64_t width) {
+    const int64_t blocks = (count + kBlock - 1) / kBlock;
+    parallel_for(blocks, count * width, [=](int64_t block) {
+      tree_fold(items + block * kBlock * width, std::min(kBlock, count - block * kBlock), width);
+    });
+    for (int64_t block = 1; block < blocks; ++block) std::copy_n(items + block * kBlock * width, width, items + block * width);
+    tree_fold(items, blocks, width);
+  }
+
   // The sums below and above of all channels.
   std::array<Doubles, 2> run(int64_t rows, bool in_place) const {
     if (rows == 0 || channels == 0) return {Doubles(channels), Doubles(channels)};
     const int64_t blocks = (rows + kBlock - 1) / kBlock;
     // What is done once more if a gradient is not finite: several blocks of few channels.
     const int64_t together = std::max<int64_t>(1, kTask / 8 / (kBlock * channels));
-    const int64_t blocks_per_task = std::max<int64_t>(1, kTask / (together * kBlock * channels)) * together;
-    const auto items = scratch(2 * blocks * channels);
+    int64_t blocks_per_task = std::max<int64_t>(1, kTask / (together * kBlock * channels)) * together;
+    // Of a very large tensor a task is whole groups of blocks, as the tree of sums has them, and folds each: the sums of all blocks
+    // would be a sixteenth of the tensor, written and read again.
+    constexpr int64_t kManyGroups = 64;
+    if (blocks >= kManyGroups * kBlock) blocks_per_task = (blocks_per_task + kBlock - 1) / kBlock * kBlock;
+    const int64_t group = blocks_per_task % kBlock == 0 ? kBlock : 1, width = 2 * channels;
+    const auto items = scratch((blocks + group - 1) / group * width);
     parallel_for((blocks + blocks_per_task - 1) / blocks_per_task, rows * channels, [&](int64_t task) {
-      for (int64_t b = task * blocks_per_task; b < std::min(blocks, (task + 1) * blocks_per_task); b += together) {
-        const int64_t offset = b * kBlock * channels, count = std::min(together * kBlock, rows - b * kBlock);
-        double* sums = items.get() + 2 * b * channels;
+      static thread_local LineVector<double> of_group;  // its pages stay
+      if (group > 1 && int64_t(of_group.size()) < group * width) of_group.resize(group * width);
+      const int64_t end = std::min(blocks, (task + 1) * blocks_per_task);
+      int64_t next;
+      for (int64_t b = task * blocks_per_task; b < end; b = next) {
+        next = std::min(b + together, group > 1 ? std::min(end, (b / group + 1) * group) : end);
+        const int64_t offset = b * kBlock * channels, count = std::min(next * kBlock, rows) - b * kBlock;
+        double* sums = group > 1 ? of_group.data() + b % group * width : items.get() + b * width;
         // In place there is one chance, because the results overwrite the operands.
         if (in_place && !finite(offset, count * channels)) items_of<true>(offset, count, sums);
         else if (!items_of<false>(offset, count, sums)) items_of<true>(offset, count, sums);
+        if (group > 1 && (next == end || next % group == 0)) {
+          tree_fold(of_group.data(), next - b / group * group, width);
+          std::copy_n(of_group.data(), width, items.get() + b / group * width);
+        }
       }
       if (To == Memory::past) finish_streaming();
     });
-    // The blocks of blocks on all cores, then the rest of the tree.
-    const int64_t groups = (blocks + kBlock - 1) / kBlock;
-    double* all = items.get();
-    parallel_for(groups, 2 * blocks * channels, [=, *this](int64_t group) {
-      tree_fold(all + group * kBlock * 2 * channels, std::min(kBlock, blocks - group * kBlock), 2 * channels);
-    });
-    for (int64_t group = 1; group < groups; ++group)
-      std::copy_n(all + group * kBlock * 2 * channels, 2 * channels, all + group * 2 * channels);
-    tree_fold(all, groups, 2 * channels);
+    fold_all(items.get(), (blocks + group - 1) / group, width);
     const double* sums = items.get();
     return {Doubles(sums, sums + channels), Doubles(sums + channels, sums + 2 * channels)};
   }
