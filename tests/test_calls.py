@@ -102,6 +102,20 @@ def test_what_differs_from_an_earlier_call_counts(framework: str) -> None:
         assert_same_bits(np.asarray(vars_(wide, -1.1, 1)), np.asarray(expected), what="float64 numbers")
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    vars_ = eq.fake_quant_with_min_max_vars
+    for x in (X, X.astype(np.float64)):
+        expected = vars_(x, -1.1, 0.7)
+        for kind in (np.float32, np.float64, np.float16):
+            low, high = kind(-1.1), kind(0.7)
+            wanted = expected if kind is np.float64 else vars_(x, float(low), float(high))
+            assert_same_bits(vars_(x, low, high), wanted, what=f"ranges of {kind.__name__}")
+            assert shortcut_of(vars_, "numpy")((x, low, high), {}) is not None
+    for odd in (np.int64(1), np.longdouble(1), np.bool_(True), np.float64("1e300")):
+        assert shortcut_of(vars_, "numpy")((X, -1.1, odd), {}) is None
+    assert_same_bits(vars_(X, X.min(), X.max()), vars_(X, np.array(X.min()), np.array(X.max())), what="its own range")
+
+
 @pytest.mark.parametrize("framework", TO)
 def test_errors_stay_what_they_are(framework: str) -> None:
     to = TO[framework]
@@ -140,7 +154,7 @@ def test_only_dense_native_arrays_are_taken() -> None:
     class Own(np.ndarray):
         pass
 
-    for x in (X.T.copy().T, big[::2, ::2], X[::-1], X.astype(">f4"), shifted, X.view(Own), np.float32(1), [1.0]):
+    for x in (X.T.copy().T, big[::2, ::2], X[::-1], X.astype(">f4"), shifted, X.view(Own), [1.0]):
         assert known((x, LOW, HIGH), {}) is None
     read_only = X.copy()
     read_only.flags.writeable = False

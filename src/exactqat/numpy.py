@@ -11,6 +11,7 @@ from exactqat.cpu import LARGE, block, planned, shortcut
 from exactqat.spec.op import Memory, Operator, TensorSpec, check_out
 
 _FLOAT32 = np.dtype("float32")
+_NUMBERS = (np.float16, np.float32, np.float64)  # an array's `min()` is one of them
 _NAMES: dict[np.dtype, str] = {}  # `dtype.name` is slow
 _DTYPES: dict[str, np.dtype] = {name: np.dtype(name) for name in ("float32", "float64", "uint8")}
 
@@ -72,7 +73,7 @@ def _learn(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:
     """Run `op` on NumPy arrays; results go into `out` if it is given."""
     if np.ndarray not in op.shortcuts:
-        op.shortcuts[np.ndarray] = shortcut(op, (np.ndarray,), partial(_learn, op))
+        op.shortcuts[np.ndarray] = shortcut(op, (np.ndarray,), partial(_learn, op), numbers=_NUMBERS)
     arrays = _arrays(operands)
     lowered, plan = _planned(op, arrays, attributes)
     if out is None:

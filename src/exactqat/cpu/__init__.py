@@ -47,6 +47,7 @@ def shortcut(
     types: tuple[type, ...],
     learn: Callable[..., Any],
     *,
+    numbers: tuple[type, ...] = (),
     unusual: tuple[Callable[[], Any], ...] = (),
     to_dlpack: Any = None,
     is_negated: Any = None,
@@ -60,7 +61,7 @@ def shortcut(
     parameters = [(name, name in op.operands) for name in op.parameters]
     wrap = op.result_type
     return kernels.shortcut(
-        parameters, types, learn, wrap, unusual, to_dlpack, is_negated, like, is_grad_enabled, differentiable,
+        parameters, types, numbers, learn, wrap, unusual, to_dlpack, is_negated, like, is_grad_enabled, differentiable,
         is_inference, written, op.reuses,
     )  # fmt: skip
 

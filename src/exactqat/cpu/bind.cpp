@@ -251,6 +251,7 @@ struct Known {
 struct Shortcut {
   std::vector<std::pair<nb::object, int>> parameters;  // names, interned, and the number of the operand, -1 for attributes
   nb::tuple types;       // of arrays, exactly
+  nb::tuple numbers;     // types, exactly, whose float() is the value, beside Python's own
   nb::object learn;
   nb::object wrap;       // what several results are returned as: a subclass of tuple
   nb::tuple unusual;     // functions; if one answers with something true, Python runs the call
@@ -269,8 +270,8 @@ bool is_true(nb::object answer) {
   return PyObject_IsTrue(answer.ptr()) == 1;
 }
 
-bool is_array(const Shortcut& s, PyObject* object) {
-  for (nb::handle type : s.types)
+bool is_one_of(const nb::tuple& types, PyObject* object) {
+  for (nb::handle type : types)
     if (type.ptr() == reinterpret_cast<PyObject*>(Py_TYPE(object))) return true;
   return false;
 }
@@ -292,6 +293,9 @@ bool read_operand(const Shortcut& s, Argument& argument, Key& key) {
     const int64_t value = PyLong_AsLongLongAndOverflow(object, &beyond);
     if (beyond != 0 || value > 1 << 24 || value < -(1 << 24)) return false;  // may need rounding
     argument.number = double(value);
+  } else if (is_one_of(s.numbers, object)) {
+    argument.number = PyFloat_AsDouble(object);
+    if (PyErr_Occurred()) return PyErr_Clear(), false;
   } else return false;
   key.add('v');
   return true;
@@ -304,7 +308,7 @@ bool take(const Shortcut& s, size_t parameter, PyObject* object, Argument* argum
   if (operand < 0) return key.add(uint8_t(parameter)), read_attribute(object, key);
   if (arguments[operand].object != nullptr) return false;
   arguments[operand].object = object;
-  arguments[operand].is_array = is_array(s, object);
+  arguments[operand].is_array = is_one_of(s.types, object);
   return true;
 }
 
@@ -388,7 +392,7 @@ bool take_out(const Shortcut& s, nb::tuple out, Argument* given, std::vector<Arr
     Array& result = arrays[s.operands + i];
     Key wanted, found;
     wanted.add_array(result.dtype, int64_t(result.shape.size()), result.shape.data());
-    if (!is_array(s, object) || !read_array(s, object, given[i], found, PyBUF_WRITABLE) || found.view() != wanted.view())
+    if (!is_one_of(s.types, object) || !read_array(s, object, given[i], found, PyBUF_WRITABLE) || found.view() != wanted.view())
       return false;
     if (!s.is_inference.is_none() &&
         (requires_grad(object) || is_true(nb::steal(PyObject_CallOneArg(s.is_inference.ptr(), object)))))
@@ -479,12 +483,12 @@ nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs, nb::object
   return pack(s, results, count);
 }
 
-Shortcut make_shortcut(const std::vector<std::pair<std::string, bool>>& parameters, nb::tuple types, nb::object learn,
-                       nb::object wrap, nb::tuple unusual, nb::object to_dlpack, nb::object is_negated, nb::object like,
-                       nb::object is_grad_enabled, nb::object differentiable, nb::object is_inference, nb::object written,
-                       const std::vector<std::string>& reuses) {
-  Shortcut s{{},   types,           learn,          wrap,         unusual, to_dlpack, is_negated,
-             like, is_grad_enabled, differentiable, is_inference, written, {},        0, {}, {}};
+Shortcut make_shortcut(const std::vector<std::pair<std::string, bool>>& parameters, nb::tuple types, nb::tuple numbers,
+                       nb::object learn, nb::object wrap, nb::tuple unusual, nb::object to_dlpack, nb::object is_negated,
+                       nb::object like, nb::object is_grad_enabled, nb::object differentiable, nb::object is_inference,
+                       nb::object written, const std::vector<std::string>& reuses) {
+  Shortcut s{{},   types,           numbers,        learn,        wrap,    unusual, to_dlpack, is_negated,
+             like, is_grad_enabled, differentiable, is_inference, written, {},      0,         {},         {}};
   for (const auto& [name, is_operand] : parameters) {
     if (is_operand) s.reusable.push_back(std::find(reuses.begin(), reuses.end(), name) != reuses.end());
     s.parameters.emplace_back(nb::steal(PyUnicode_InternFromString(name.c_str())), is_operand ? int(s.operands++) : -1);
@@ -508,10 +512,10 @@ NB_MODULE(EXACTQAT_MODULE, module) {
   using namespace exactqat;
   nb::set_leak_warnings(false);  // plans stay remembered until the process ends
   nb::class_<Plan>(module, "Plan").def("__call__", &run);
-  module.def("shortcut", &make_shortcut, nb::arg("parameters"), nb::arg("types"), nb::arg("learn"), nb::arg("wrap"),
-             nb::arg("unusual"), nb::arg("to_dlpack").none(), nb::arg("is_negated").none(), nb::arg("like").none(),
-             nb::arg("is_grad_enabled").none(), nb::arg("differentiable").none(), nb::arg("is_inference").none(),
-             nb::arg("written").none(), nb::arg("reuses"));
+  module.def("shortcut", &make_shortcut, nb::arg("parameters"), nb::arg("types"), nb::arg("numbers"), nb::arg("learn"),
+             nb::arg("wrap"), nb::arg("unusual"), nb::arg("to_dlpack").none(), nb::arg("is_negated").none(),
+             nb::arg("like").none(), nb::arg("is_grad_enabled").none(), nb::arg("differentiable").none(),
+             nb::arg("is_inference").none(), nb::arg("written").none(), nb::arg("reuses"));
   nb::class_<Shortcut>(module, "Shortcut")
       .def("__call__", &run_shortcut, nb::arg("args"), nb::arg("kwargs"), nb::arg("out") = nb::none());
   module.def("plan", &make_plan, nb::arg("kernel"), nb::arg("arrays"), nb::arg("operands"), nb::arg("numbers"));
