@@ -2,7 +2,8 @@
 """Channels first or last, in memory of their own or in that of an operand: batch normalization has one set of bits.
 
 The order of sums does not depend on the layout, but the loops do: planes smaller than a line of the cache, small ones
-that are gathered, large ones; images that are near the core, far from it, and results that go past the cache.
+that are gathered, large ones; rows of which many meet in the same places of a cache; images that are near the core,
+far from it, and results that go past the cache.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from bits import assert_same_bits
+from conftest import DEVICES, ON_CPU
 
+from exactqat import reference
 from exactqat.spec import OPERATORS
 
 # Images, channels, height, width.
@@ -25,7 +28,10 @@ SHAPES = [
     (11, 21, 4, 4),
     (4, 9, 15, 17),
     (3, 5, 33, 31),
+    (3, 256, 5, 9),
+    (2, 384, 7, 7),
     (40, 480, 14, 14),
+    (17, 1280, 7, 7),
     (37, 150, 28, 28),
     (5, 70, 112, 111),
 ]
@@ -68,3 +74,28 @@ def test_layouts_have_the_same_bits(shape: tuple[int, ...], training: bool) -> N
     rest = tuple(np.empty_like(np.asarray(part)) for part in first[1:])
     gradients(place, x, "NCHW", out=(place, *rest))
     assert_same_bits(place, first[0], what="x_backprop in place")
+
+
+# Rows, channels. Lengths of a row that let lines of a block meet in the same places of the cache or do not, blocks and
+# vectors that are not full, near the core and far from it.
+ROWS = [(70, 128), (9, 256), (131, 192), (65, 1024), (70, 1000), (133, 37), (1100, 1024), (1100, 1003)]
+
+
+@pytest.mark.parametrize("device", ON_CPU)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", ROWS, ids=lambda shape: "x".join(map(str, shape)))
+def test_rows_of_any_length_equal_the_reference(shape: tuple[int, int], dtype: str, device: str) -> None:
+    random = np.random.Generator(np.random.PCG64(shape))
+    g, x = (random.standard_normal((1, 1, *shape)).astype(dtype) for _ in range(2))
+    scale, offset, mean, variance = ((random.random(shape[1]) + 0.5).astype(dtype) for _ in range(4))
+    attributes = {"epsilon": 1e-3, "is_training": True, "data_format": "NHWC"}
+    for name, operands in [
+        ("fused_batch_norm", [x, scale, offset, mean[:0], mean[:0]]),
+        ("fused_batch_norm_grad", [g, x, scale, mean, variance]),
+    ]:
+        op = OPERATORS[name]
+        expected = reference.call(op, dict(zip(op.operands, operands, strict=True)), attributes)
+        arrays, checked = op.bind(tuple(operands), attributes)
+        results = DEVICES[device](op, arrays, checked)
+        for field, result, wanted in zip(op.results, results, expected, strict=False):
+            assert_same_bits(result, wanted, what=f"{name} {field}")

@@ -186,6 +186,17 @@ def test_every_width_channels_first(kernel: int, stride: int, device: str) -> No
         check(device, (1, 1 + width % 7, width, 3), kernel, stride, "SAME", "NCHW", seed=width)
 
 
+@pytest.mark.parametrize("device", ON_CPU)
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_short_rows_with_every_edge(stride: int, data_format: str, device: str) -> None:
+    """Vectors of channels that are two, one and a part; images that are enough for rows to be turned to columns."""
+    edges = ((0, 0), (1, 1), (0, 1), (1, 0), (2, 1), (1, 2))
+    for number, (width, columns) in enumerate(itertools.product(range(1, 9), edges)):
+        shape = (5, 2 + number % 3, width, 43)
+        check(device, shape, 3, stride, ((1, 1), columns), data_format, seed=number)
+
+
 SIDES = ((0, 0), (1, 0), (0, 1), (2, 1), (1, 3))
 
 

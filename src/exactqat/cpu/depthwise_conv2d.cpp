@@ -334,11 +334,14 @@ EXACTQAT_KERNEL(depthwise_conv2d_native_backprop_filter) {
   if (!g.channels_first || !sum_filter_planes(g, input, gradient, sums.data()))
     parallel_for(blocks * tiles, g.output_size() * taps, [&](int64_t task) {
       const int64_t block = task / tiles, begin = task % tiles * most, count = std::min(most, outputs - begin);
-      std::vector<double> lanes(kLanes * taps * tile);
-      add_filter_rows(g, input, gradient, block * kBlock, std::min(items, (block + 1) * kBlock), begin, count, lanes.data(), tile);
-      fold_lanes(lanes.data(), taps * tile);
+      // Aligned: each row of outputs reads and writes them, and a vector across two lines costs twice.
+      const auto memory = scratch<double>(kLanes * taps * tile);
+      double* lanes = memory.get();
+      std::fill_n(lanes, kLanes * taps * tile, 0.0);
+      add_filter_rows(g, input, gradient, block * kBlock, std::min(items, (block + 1) * kBlock), begin, count, lanes, tile);
+      fold_lanes(lanes, taps * tile);
       for (int64_t tap = 0; tap < taps; ++tap)
-        std::copy_n(lanes.data() + tap * tile, count, sums.data() + (block * taps + tap) * outputs + begin);
+        std::copy_n(lanes + tap * tile, count, sums.data() + (block * taps + tap) * outputs + begin);
     });
   tree_fold(sums.data(), blocks, taps * outputs);
   for (int64_t k = 0; k < taps * outputs; ++k) output[k] = T(sums[k]);

@@ -3,6 +3,7 @@
 // column from left to right, beginning at 0.
 #pragma once
 #include <algorithm>
+#include <type_traits>
 
 #include "depthwise_conv2d_geometry.h"
 #include "reduce.h"
@@ -11,23 +12,67 @@
 
 namespace exactqat {
 
+// Which inputs of a row's first and last columns are there. Any: only a look at each column tells.
+struct AnyEdges {};
+
+// Padded by kPad columns on the left, and by kMissing columns on the right or, if that is 0, by none.
+template <int Pad, int Missing>
+struct KnownEdges {
+  static constexpr int kPad = Pad, kMissing = Missing;
+};
+
 // Goes over the columns of output rows, K taps Stride apart. Input column Stride * q + phase - pad meets, with tap
 // phase + Stride * m, the gradient of column q - m; so the gradients of the last few columns are kept.
-// column<First, Last, Inside>(q): the gradients of columns q - First to q - Last are there; Inside: so are all inputs.
-template <int K, int Stride, class Column>
+// column<First, Last, There, Perhaps>(q): the gradients of columns q - First to q - Last are there, and so are the inputs of the
+// phases whose bits are set in There; those in Perhaps are to be looked at. With edges that are known the way is always the same,
+// and all of it stays in registers: a fifth of the time of short rows.
+template <int K, int Stride, class Edges, class Column>
 [[gnu::always_inline]] inline void walk_columns(int64_t columns, int64_t input_columns, int64_t pad, Column&& column) {
   constexpr int kKept = (K + Stride - 1) / Stride, kPhases = std::min(K, Stride);
-  const int64_t reached = input_columns + pad - kPhases;
-  const int64_t first = std::min(columns, std::max<int64_t>(kKept - 1, quotient_rounded_up(pad, Stride)));
-  const int64_t last = std::min(columns, reached < 0 ? 0 : reached / Stride + 1);
-  unrolled<kKept - 1>([&](auto q) __attribute__((always_inline)) { column.template operator()<0, q, false>(q); });
-  int64_t q = kKept - 1;
-  for (; q < first; ++q) column.template operator()<0, kKept - 1, false>(q);
-  for (; q < last; ++q) column.template operator()<0, kKept - 1, true>(q);
-  for (; q < columns; ++q) column.template operator()<0, kKept - 1, false>(q);
-  unrolled<kKept - 1>([&](auto e) __attribute__((always_inline)) {
-    column.template operator()<e + 1, kKept - 1, false>(columns + e);
-  });
+  constexpr unsigned kAll = (1u << kPhases) - 1;
+  if constexpr (std::is_same_v<Edges, AnyEdges>) {
+    const int64_t reached = input_columns + pad - kPhases;
+    const int64_t first = std::min(columns, std::max<int64_t>(kKept - 1, quotient_rounded_up(pad, Stride)));
+    const int64_t last = std::min(columns, reached < 0 ? 0 : reached / Stride + 1);
+    unrolled<kKept - 1>([&](auto q) __attribute__((always_inline)) { column.template operator()<0, q, 0, kAll>(q); });
+    int64_t q = kKept - 1;
+    for (; q < first; ++q) column.template operator()<0, kKept - 1, 0, kAll>(q);
+    for (; q < last; ++q) column.template operator()<0, kKept - 1, kAll, 0>(q);
+    for (; q < columns; ++q) column.template operator()<0, kKept - 1, 0, kAll>(q);
+    unrolled<kKept - 1>([&](auto e) __attribute__((always_inline)) {
+      column.template operator()<e + 1, kKept - 1, 0, kAll>(columns + e);
+    });
+  } else {
+    static_assert(Edges::kPad <= (kKept - 1) * Stride && Edges::kMissing <= K - kPhases);
+    unrolled<kKept - 1>([&](auto q) __attribute__((always_inline)) {
+      constexpr unsigned kBefore = (1u << std::clamp(Edges::kPad - int(q) * Stride, 0, kPhases)) - 1;
+      column.template operator()<0, q, (kAll & ~kBefore), 0>(q);
+    });
+    int64_t q = kKept - 1;
+    do column.template operator()<0, kKept - 1, kAll, 0>(q);
+    while (++q < columns);
+    unrolled<kKept - 1>([&](auto e) __attribute__((always_inline)) {
+      constexpr unsigned kThere = (1u << std::clamp(K - Stride - Edges::kMissing - int(e) * Stride, 0, kPhases)) - 1;
+      column.template operator()<e + 1, kKept - 1, kThere, 0>(columns + e);
+    });
+  }
+}
+
+// walk(edges) with the edges of a geometry, if they are among the usual ones: SAME, and half of the filter on both sides.
+template <int K, int Stride, class Walk>
+void with_edges(const Geometry& g, Walk&& walk) {
+  constexpr int kKept = (K + Stride - 1) / Stride;
+  const int64_t missing = std::max<int64_t>(0, (g.output_width - 1) * Stride + K - g.pad_left - g.input_width);
+  if constexpr (K == 3) {
+    if (g.output_width >= kKept) {
+      if (g.pad_left == 1 && missing == 1) return walk(KnownEdges<1, 1>());
+      if constexpr (Stride == 2) {
+        if (g.pad_left == 0 && missing == 1) return walk(KnownEdges<0, 1>());
+        if (g.pad_left == 1 && missing == 0) return walk(KnownEdges<1, 0>());
+      }
+    }
+  }
+  walk(AnyEdges());
 }
 
 // One output row and the input rows that some tap rows meet, one below the other. Distances are in elements.
@@ -40,10 +85,19 @@ struct FilterRow {
   int64_t pieces;  // where operands come from afar, into how many pieces their channels are cut; else 0
 };
 
+// A vector without its struct: arrays of structs, which have to be constructed and are copied whole, the compiler keeps in memory
+// and writes there after each addition.
+#if defined(__AVX2__)
+inline auto bare(const Vector<double>& vector) { return vector.v; }
+#else
+inline auto bare(const Vector<double>& vector) { return vector; }
+#endif
+using Register = decltype(bare(Vector<double>()));
+
 // `Rows` rows of K taps for V vectors of channels, in registers. Each input is loaded once and meets the gradients of the last
 // few columns, which are kept. Where Partial, only the first `channels` of the vector are there. Ahead: what the next output row
 // meets is asked for in the order of memory, a share of it for each piece of channels; else the place one row below.
-template <int Rows, int K, int Stride, int V, bool Partial, bool Ahead, class T>
+template <int Rows, int K, int Stride, class Edges, int V, bool Partial, bool Ahead, class T>
 void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) {
   using Lanes = Vector<double>;
   constexpr int kKept = (K + Stride - 1) / Stride, kPhases = std::min(K, Stride);
@@ -53,6 +107,10 @@ void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) 
   };
   const int64_t input_step = row.input_step, gradient_step = row.gradient_step, input_row_step = row.input_row_step;
   const int64_t input_columns = row.input_columns, columns = row.output_columns;
+  const int64_t pad = [&] {
+    if constexpr (std::is_same_v<Edges, AnyEdges>) return row.pad;
+    else return int64_t{Edges::kPad};
+  }();
   const T *gradient = row.gradient + channel, *input = row.input + channel;
   // The column and the piece of it whose lines come next.
   constexpr int64_t kPiece = V * Lanes::kWidth;
@@ -67,18 +125,27 @@ void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) 
     channel_ahead += kPiece;
     if (channel_ahead == row.pieces * kPiece) ++column_ahead, channel_ahead = 0;
   };
-  Lanes sums[Rows][K][V], kept[kKept][V];
-  const auto column = [&]<int First, int Last, bool Inside>(int64_t q) __attribute__((always_inline)) {
+  Register sums[Rows][K][V], kept[kKept][V];
+  unrolled<Rows * K * V>([&](auto k) __attribute__((always_inline)) { sums[k / (K * V)][k / V % K][k % V] = bare(Lanes()); });
+  unrolled<kKept * V>([&](auto k) __attribute__((always_inline)) { kept[k / V][k % V] = bare(Lanes()); });
+  const auto column = [&]<int First, int Last, unsigned There, unsigned Perhaps>(int64_t q) __attribute__((always_inline)) {
     unrolled<kKept - 1>([&](auto m) __attribute__((always_inline)) {
       unrolled<V>([&](auto v) __attribute__((always_inline)) { kept[kKept - 1 - m][v] = kept[kKept - 2 - m][v]; });
     });
     if constexpr (First == 0)
-      unrolled<V>([&](auto v) __attribute__((always_inline)) { kept[0][v] = load(gradient + q * gradient_step + v * Lanes::kWidth); });
+      unrolled<V>([&](auto v) __attribute__((always_inline)) {
+        kept[0][v] = bare(load(gradient + q * gradient_step + v * Lanes::kWidth));
+#if defined(__AVX512F__)
+        asm("" : "+v"(kept[0][v]));  // else the compiler converts it again where it is the one before
+#endif
+      });
     if constexpr (Ahead && First == 0) ask();
-    if constexpr (!Ahead && Inside) __builtin_prefetch(gradient + (q + columns) * gradient_step);
+    if constexpr (!Ahead && Perhaps == 0 && First == 0) __builtin_prefetch(gradient + (q + columns) * gradient_step);
     unrolled<kPhases>([&](auto phase) __attribute__((always_inline)) {
-      const int64_t j = q * Stride - row.pad + phase;
-      if (!Inside && (j < 0 || j >= input_columns)) return;
+      constexpr unsigned kBit = 1u << phase;
+      if constexpr (((There | Perhaps) & kBit) == 0) return;
+      const int64_t j = q * Stride - pad + phase;
+      if ((Perhaps & kBit) && (j < 0 || j >= input_columns)) return;
       const T* met = input + j * input_step;
       // What the next output row meets besides these.
       if constexpr (!Ahead)
@@ -89,18 +156,18 @@ void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) 
           unrolled<kKept>([&](auto m) __attribute__((always_inline)) {
             constexpr int t = phase + Stride * m;
             if constexpr (m >= First && m <= Last && t < K)
-              sums[i][t][v] = Lanes::fused_multiply_add(value, kept[m][v], sums[i][t][v]);
+              sums[i][t][v] = bare(Lanes::fused_multiply_add(value, Lanes{kept[m][v]}, Lanes{sums[i][t][v]}));
           });
         });
       });
     });
   };
-  walk_columns<K, Stride>(columns, input_columns, row.pad, column);
+  walk_columns<K, Stride, Edges>(columns, input_columns, pad, column);
   double* to = row.sums + channel;
   unrolled<Rows * K>([&](auto t) __attribute__((always_inline)) {
     unrolled<V>([&](auto v) __attribute__((always_inline)) {
       double* at = to + v * Lanes::kWidth;
-      (Lanes::load(at) + sums[t / K][t % K][v]).store(at);
+      (Lanes::load(at) + Lanes{sums[t / K][t % K][v]}).store(at);
     });
     to += row.tile;
   });
@@ -130,7 +197,7 @@ void add_filter_row_of_any_kind(const Geometry& g, const FilterRow<T>& row, int6
 }
 
 // All channels of a row, `count` of them, for `Rows` tap rows.
-template <int Rows, int K, int Stride, class T>
+template <int Rows, int K, int Stride, class Edges, class T>
 void add_filter_channels(const FilterRow<T>& row, int64_t count) {
   constexpr int64_t kWidth = Vector<double>::kWidth;
   int64_t channel = 0;
@@ -138,12 +205,12 @@ void add_filter_channels(const FilterRow<T>& row, int64_t count) {
     if constexpr (Stride > 1)
       if (row.pieces > 0)
         for (; channel + 2 * kWidth <= count; channel += 2 * kWidth)
-          add_filter_row<Rows, K, Stride, 2, false, true>(row, channel, 2 * kWidth);
+          add_filter_row<Rows, K, Stride, Edges, 2, false, true>(row, channel, 2 * kWidth);
     for (; channel + 2 * kWidth <= count; channel += 2 * kWidth)
-      add_filter_row<Rows, K, Stride, 2, false, false>(row, channel, 2 * kWidth);
+      add_filter_row<Rows, K, Stride, Edges, 2, false, false>(row, channel, 2 * kWidth);
   }
-  for (; channel + kWidth <= count; channel += kWidth) add_filter_row<Rows, K, Stride, 1, false, false>(row, channel, kWidth);
-  if (channel < count) add_filter_row<Rows, K, Stride, 1, true, false>(row, channel, count - channel);
+  for (; channel + kWidth <= count; channel += kWidth) add_filter_row<Rows, K, Stride, Edges, 1, false, false>(row, channel, kWidth);
+  if (channel < count) add_filter_row<Rows, K, Stride, Edges, 1, true, false>(row, channel, count - channel);
 }
 
 // Adds the sums of output row `at`, for `count` channels, to sums[taps][tile]; what lies beyond `count` in a tile, up to a whole
@@ -167,16 +234,18 @@ void add_filter_sums(const Geometry& g, const Rows<const T>& image, const Rows<c
   int64_t left = met.end - met.begin;
   // As many tap rows together as there are registers for.
   const auto together = [&]<int Most, int K, int Stride>() {
-    const auto take = [&]<int Rows>() {
-      if constexpr (Rows <= Most)
-        for (; left >= Rows; left -= Rows, row.input += Rows * row.input_row_step, row.sums += Rows * tap_row)
-          add_filter_channels<Rows, K, Stride>(row, count);
-    };
-    take.template operator()<5>();
-    take.template operator()<4>();
-    take.template operator()<3>();
-    take.template operator()<2>();
-    take.template operator()<1>();
+    with_edges<K, Stride>(g, [&]<class Edges>(Edges) {
+      const auto take = [&]<int Rows>() {
+        if constexpr (Rows <= Most)
+          for (; left >= Rows; left -= Rows, row.input += Rows * row.input_row_step, row.sums += Rows * tap_row)
+            add_filter_channels<Rows, K, Stride, Edges>(row, count);
+      };
+      take.template operator()<5>();
+      take.template operator()<4>();
+      take.template operator()<3>();
+      take.template operator()<2>();
+      take.template operator()<1>();
+    });
   };
   constexpr int kMost = Vector<double>::kWidth >= 8 ? 5 : 2;
   if (g.dilation_width == 1 && g.output_width * g.stride_width >= g.filter_width - g.stride_width) {

@@ -94,7 +94,7 @@ struct Met {
 };
 
 // The sums of a channel's output rows that are neighbours, `turned` to columns.
-template <int K, int S>
+template <int K, int S, class Edges>
 struct TurnedRows {
   const float *input, *gradient;  // of input rows those a stride apart are neighbours, and the S kinds lie one behind the other
   int64_t step, kind_step, input_columns, output_columns, pad_left;
@@ -107,40 +107,44 @@ struct TurnedRows {
     const float *input = this->input + row, *gradient = this->gradient + row;
     __mmask8 rows[G][K];
     unrolled<G * K>([&](auto i) __attribute__((always_inline)) { rows[i / K][i % K] = met[i / K].rows[i % K]; });
-    Lanes sums[G][K][K], kept[G][kKept];
-    const auto column = [&]<int First, int Last, bool Inside>(int64_t q) __attribute__((always_inline)) {
+    Register sums[G][K][K], kept[G][kKept];
+    unrolled<G * K * K>([&](auto k) __attribute__((always_inline)) { sums[k / (K * K)][k / K % K][k % K] = bare(Lanes()); });
+    unrolled<G * kKept>([&](auto k) __attribute__((always_inline)) { kept[k / kKept][k % kKept] = bare(Lanes()); });
+    const auto column = [&]<int First, int Last, unsigned There, unsigned Perhaps>(int64_t q) __attribute__((always_inline)) {
       unrolled<G>([&](auto i) __attribute__((always_inline)) {
         unrolled<kKept - 1>([&](auto m) __attribute__((always_inline)) { kept[i][kKept - 1 - m] = kept[i][kKept - 2 - m]; });
         if constexpr (First == 0) {
-          kept[i][0] = Lanes::load(gradient + q * step + i * kLanes);
-          asm("" : "+v"(kept[i][0].v));  // else the compiler converts it again where it is the one before
+          kept[i][0] = bare(Lanes::load(gradient + q * step + i * kLanes));
+          asm("" : "+v"(kept[i][0]));  // else the compiler converts it again where it is the one before
         }
       });
       unrolled<S>([&](auto phase) __attribute__((always_inline)) {
+        constexpr unsigned kBit = 1u << phase;
+        if constexpr (((There | Perhaps) & kBit) == 0) return;
         const int64_t j = q * S + phase - pad_left;
-        if (!Inside && (j < 0 || j >= input_columns)) return;
+        if ((Perhaps & kBit) && (j < 0 || j >= input_columns)) return;
         unrolled<G * K>([&](auto at) __attribute__((always_inline)) {
           constexpr int i = at / K, r = at % K;
           const Lanes value = Lanes::load(input + j * step + r % S * kind_step + r / S + i * kLanes);
           unrolled<kKept>([&](auto m) __attribute__((always_inline)) {
             constexpr int t = phase + S * m;
             if constexpr (m >= First && m <= Last && t < K)
-              sums[i][r][t].v = _mm512_mask3_fmadd_pd(value.v, kept[i][m].v, sums[i][r][t].v, rows[i][r]);
+              sums[i][r][t] = _mm512_mask3_fmadd_pd(value.v, kept[i][m], sums[i][r][t], rows[i][r]);
           });
         });
       });
     };
-    walk_columns<K, S>(output_columns, input_columns, pad_left, column);
+    walk_columns<K, S, Edges>(output_columns, input_columns, pad_left, column);
     unrolled<K * K>([&](auto t) __attribute__((always_inline)) {
       Lanes sum = Lanes::load(lanes + t * kLanes);
-      unrolled<G>([&](auto i) __attribute__((always_inline)) { sum = sum + sums[i][t / K][t % K]; });
+      unrolled<G>([&](auto i) __attribute__((always_inline)) { sum = sum + Lanes{sums[i][t / K][t % K]}; });
       sum.store(lanes + t * kLanes);
     });
   }
 };
 
 // The block of items from `first` to `last`, outputs [begin, end): sums[taps][outputs].
-template <int K, int S>
+template <int K, int S, class Edges>
 void sum_block(const Geometry& g, const float* input, const float* gradient, int64_t first, int64_t last, int64_t begin,
                int64_t end, double* sums) {
   constexpr int64_t kNear = 7168;  // float32 numbers that stay in the first cache
@@ -172,7 +176,7 @@ void sum_block(const Geometry& g, const float* input, const float* gradient, int
   const int64_t ahead = g.input_width <= 16 ? 2 : 1;
   const auto memory = scratch<float>(row_size * step);
   float *turned_input = memory.get(), *turned_gradient = turned_input + S * kind_step;
-  const TurnedRows<K, S> turned{turned_input, turned_gradient, step, kind_step, g.input_width, g.output_width, g.pad_left};
+  const TurnedRows<K, S, Edges> turned{turned_input, turned_gradient, step, kind_step, g.input_width, g.output_width, g.pad_left};
   for (int64_t output = begin; output < end; ++output) {
     const float* x = input + output / g.multiplier * g.input_plane();
     const float* dy = gradient + output * g.output_plane();
@@ -197,7 +201,7 @@ void sum_block(const Geometry& g, const float* input, const float* gradient, int
   }
 }
 
-template <int K, int S>
+template <int K, int S, class Edges>
 void sum_blocks(const Geometry& g, const float* input, const float* gradient, double* sums) {
   constexpr int64_t kEnoughTasks = 8, kTaskSize = 32768;
   const int64_t items = g.batch * g.output_height, blocks = std::max<int64_t>(1, quotient_rounded_up(items, kBlock));
@@ -205,7 +209,7 @@ void sum_blocks(const Geometry& g, const float* input, const float* gradient, do
   const int64_t parts = std::clamp<int64_t>(wanted, 1, g.outputs());
   parallel_for(blocks * parts, g.output_size() * K * K, [&](int64_t task) {
     const int64_t block = task / parts, part = task % parts;
-    sum_block<K, S>(g, input, gradient, block * kBlock, std::min(items, (block + 1) * kBlock), g.outputs() * part / parts,
+    sum_block<K, S, Edges>(g, input, gradient, block * kBlock, std::min(items, (block + 1) * kBlock), g.outputs() * part / parts,
                     g.outputs() * (part + 1) / parts, sums + block * K * K * g.outputs());
   });
 }
@@ -226,8 +230,8 @@ bool sum_filter_planes([[maybe_unused]] const Geometry& g, [[maybe_unused]] cons
                      g.dilation_height == 1 && g.dilation_width == 1;
   if (!worth_it || !apart || !wide || !known || g.output_size() == 0 || g.input_size() == 0) return false;
   switch (g.stride_width) {
-    case 1: return sum_blocks<3, 1>(g, input, gradient, sums), true;
-    case 2: return sum_blocks<3, 2>(g, input, gradient, sums), true;
+    case 1: return with_edges<3, 1>(g, [&]<class E>(E) { sum_blocks<3, 1, E>(g, input, gradient, sums); }), true;
+    case 2: return with_edges<3, 2>(g, [&]<class E>(E) { sum_blocks<3, 2, E>(g, input, gradient, sums); }), true;
   }
 #endif
   return false;

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <type_traits>
 #include <vector>
 
@@ -78,24 +79,34 @@ inline Value parameter_at(const double* parameters, int64_t p) {
   else return Value::load(parameters + p);
 }
 
-// One block of up to 64 rows for V vectors of channels, lanes held in registers: four of the eight at a time, so that every row
-// is read once. `partial` is the number of channels in the last vector if it is not full, else 0. Ahead: the same place of the next
-// block is asked for, since going down a few channels at a time the processor foresees little.
+// Two sums of V vectors of channels take 2 * V registers for each of the eight lanes: how many lanes are summed at a time.
+template <int V>
+constexpr int kLanesTogether = std::max(1, std::min(4, (Lanes::kWidth >= 8 ? 8 : 4) / V));
+
+// One block of up to 64 rows for V vectors of channels, lanes held in registers: some of the eight at a time, so that every row is
+// read once. `partial` is the number of channels in a vector that is alone and not full, else 0. Ahead: what is read `ahead`
+// elements later is asked for, since going down a few channels at a time the processor foresees little.
 template <int V, bool Ahead, class T, class Term>
-void block_sums(const T* a, const T* b, int64_t rows, int64_t channels, int64_t channel, int64_t partial, Term&& term,
-                double* first_sums, double* second_sums) {
-  constexpr int kHalf = kLanes / 2;
+void block_sums(const T* a, const T* b, int64_t rows, int64_t channels, int64_t channel, int64_t partial, int64_t ahead,
+                Term&& term, double* first_sums, double* second_sums) {
   const auto load = [&](const T* from, int v) __attribute__((always_inline)) {
-    return partial && v == V - 1 ? Lanes::load(from + v * Lanes::kWidth, partial) : Lanes::load(from + v * Lanes::kWidth);
+    if constexpr (V == 1) return partial ? Lanes::load(from, partial) : Lanes::load(from);
+    else return Lanes::load(from + v * Lanes::kWidth);
   };
-  Lanes sums[2][kLanes][V];
-  for (int half = 0; half < kLanes; half += kHalf) {
-    Lanes first[kHalf][V], second[kHalf][V];
+  const auto ask_for = [](const T* from) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+    for (int64_t k = 0; k < V * Lanes::kWidth; k += 64 / int64_t{sizeof(T)}) __builtin_prefetch(from + k, 0, 2);
+  };
+  constexpr int kTogether = kLanesTogether<V>, kWidth = V * Lanes::kWidth;
+  alignas(64) double sums[2][kLanes][kWidth];  // all of them are written below
+  for (int begin = 0; begin < kLanes; begin += kTogether) {
+    Lanes first[kTogether][V], second[kTogether][V];
     const auto add_row = [&](int64_t row, int lane) __attribute__((always_inline)) {
-      if (Ahead) {
-        __builtin_prefetch(a + (row + kBlock) * channels, 0, 2);
-        if (b != a) __builtin_prefetch(b + (row + kBlock) * channels, 0, 2);
+      if constexpr (Ahead) {
+        ask_for(a + row * channels + ahead);
+        if (b != a) ask_for(b + row * channels + ahead);
       }
+#pragma GCC unroll 8
       for (int v = 0; v < V; ++v) {
         Lanes x, y;
         term(channel + v * Lanes::kWidth, load(a + row * channels, v), load(b + row * channels, v), x, y);
@@ -103,22 +114,31 @@ void block_sums(const T* a, const T* b, int64_t rows, int64_t channels, int64_t 
         second[lane][v] = second[lane][v] + y;
       }
     };
-    int64_t row = half;
-    for (; row + kHalf <= rows; row += kLanes)
-      for (int lane = 0; lane < kHalf; ++lane) add_row(row + lane, lane);
-    for (int lane = 0; lane < kHalf && row + lane < rows; ++lane) add_row(row + lane, lane);
-    for (int lane = 0; lane < kHalf; ++lane)
-      for (int v = 0; v < V; ++v) sums[0][half + lane][v] = first[lane][v], sums[1][half + lane][v] = second[lane][v];
+    int64_t row = begin;
+    for (; row + kTogether <= rows; row += kLanes)
+#pragma GCC unroll 4
+      for (int lane = 0; lane < kTogether; ++lane) add_row(row + lane, lane);
+    for (int lane = 0; lane < kTogether && row + lane < rows; ++lane) add_row(row + lane, lane);
+#pragma GCC unroll 4
+    for (int lane = 0; lane < kTogether; ++lane)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        first[lane][v].store(&sums[0][begin + lane][v * Lanes::kWidth]);
+        second[lane][v].store(&sums[1][begin + lane][v * Lanes::kWidth]);
+      }
   }
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int lane = 0; lane < half; ++lane)
-      for (int v = 0; v < V; ++v)
-        for (int s = 0; s < 2; ++s) sums[s][lane][v] = sums[s][lane][v] + sums[s][lane + half][v];
-  for (int v = 0; v < V; ++v) {
-    const int64_t lanes = partial && v == V - 1 ? partial : Lanes::kWidth;
-    sums[0][0][v].store(first_sums + v * Lanes::kWidth, lanes);
-    sums[1][0][v].store(second_sums + v * Lanes::kWidth, lanes);
-  }
+  const auto fold = [partial](const double (&lanes)[kLanes][kWidth], double* to) __attribute__((always_inline)) {
+    for (int v = 0; v < V; ++v) {
+      Lanes sum[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane) sum[lane] = Lanes::load(&lanes[lane][v * Lanes::kWidth]);
+      for (int half = kLanes / 2; half > 0; half /= 2)
+        for (int lane = 0; lane < half; ++lane) sum[lane] = sum[lane] + sum[lane + half];
+      if (V == 1 && partial) sum[0].store(to, partial);
+      else sum[0].store(to + v * Lanes::kWidth);
+    }
+  };
+  fold(sums[0], first_sums);
+  fold(sums[1], second_sums);
 }
 
 // The same for few channels: the 8 lanes of all of them are neighbours, whole vectors of them.
@@ -158,12 +178,17 @@ template <class T, class Term, class Before, class Also>
 std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, const T* b, Term&& term, Before&& before,
                                     Also&& also) {
   if (rows == 0 || channels == 0) return {Doubles(channels), Doubles(channels)};
-  constexpr int V = Lanes::kWidth >= 8 ? 2 : 1;
+  constexpr int kNarrow = Lanes::kWidth >= 8 ? 2 : 4, kWide = Lanes::kWidth >= 8 ? 8 : 4;  // vectors in a piece
   const int64_t blocks = (rows + kBlock - 1) / kBlock;
   const int64_t blocks_per_task = std::max<int64_t>(1, 32768 / (kBlock * channels));
   const auto items_room = std::make_unique_for_overwrite<double[]>(2 * blocks * channels);
   double* items = items_room.get();
   const bool far = far_from_the_core(rows * channels * int64_t{sizeof(T)});
+  // Lines 4 KiB apart share a place in the first cache, which holds about ten of them. Where the length of a row lets more of a
+  // block's lines meet in one place, rows are read in pieces of several lines: what is left of a line for later would be lost.
+  constexpr int64_t kPage = 4096, kFitting = 8;
+  const int64_t places = kPage / std::gcd(channels * int64_t{sizeof(T)}, kPage);
+  const bool collide = (a == b ? 1 : 2) * kBlock > kFitting * places;
   parallel_for((blocks + blocks_per_task - 1) / blocks_per_task, rows * channels, [&](int64_t task) {
     for (int64_t block = task * blocks_per_task; block < std::min(blocks, (task + 1) * blocks_per_task); ++block) {
       const int64_t offset = block * kBlock * channels, count = std::min(kBlock, rows - block * kBlock);
@@ -174,15 +199,19 @@ std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, 
       } else {
         int64_t channel = 0;
         const auto piece = [&]<int Vectors>(int64_t partial) {
+          // The next block, or, where too much would be waiting then, a few pieces further on and as far into the next block.
+          const int64_t later = channels <= 256 ? channels : Vectors == kWide ? 128 : 64;
+          const int64_t ahead = channel + later < channels ? later : later + (kBlock - 1) * channels;
           const auto sum = [&]<bool Ahead>() {
-            block_sums<Vectors, Ahead>(a + offset + channel, b + offset + channel, count, channels, channel, partial, term,
+            block_sums<Vectors, Ahead>(a + offset + channel, b + offset + channel, count, channels, channel, partial, ahead, term,
                                        first + channel, second + channel);
           };
           if (far) sum.template operator()<true>();
           else sum.template operator()<false>();
           channel += Vectors * Lanes::kWidth;
         };
-        while (channel + V * Lanes::kWidth <= channels) piece.template operator()<V>(0);
+        while (collide && channel + kWide * Lanes::kWidth <= channels) piece.template operator()<kWide>(0);
+        while (channel + kNarrow * Lanes::kWidth <= channels) piece.template operator()<kNarrow>(0);
         while (channel + Lanes::kWidth <= channels) piece.template operator()<1>(0);
         if (channel < channels) piece.template operator()<1>(channels - channel);
       }
