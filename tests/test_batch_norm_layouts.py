@@ -97,5 +97,5 @@ def test_rows_of_any_length_equal_the_reference(shape: tuple[int, int], dtype: s
         expected = reference.call(op, dict(zip(op.operands, operands, strict=True)), attributes)
         arrays, checked = op.bind(tuple(operands), attributes)
         results = DEVICES[device](op, arrays, checked)
-        for field, result, wanted in zip(op.results, results, expected, strict=False):
+        for field, result, wanted in zip(op.results, results, expected, strict=True):
             assert_same_bits(result, wanted, what=f"{name} {field}")
