@@ -21,7 +21,7 @@ from docstrings import markdown, parse, table
 
 import exactqat
 from exactqat import deploy, nn, qat, quantization
-from exactqat.spec import OPERATORS
+from exactqat.operators import OPERATORS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -18,9 +18,9 @@ import numpy as np
 from docstrings import Docstring, Entry, markdown, parse, table
 
 from exactqat import raw_ops, reference
+from exactqat.operators import OPERATORS, Operator
+from exactqat.operators.op import FLOATS, TensorSpec
 from exactqat.reference import arithmetic, summation
-from exactqat.spec import OPERATORS, Operator
-from exactqat.spec.op import FLOATS, TensorSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))

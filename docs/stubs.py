@@ -17,10 +17,12 @@ from typing import Any
 
 import exactqat
 from exactqat import quantization
-from exactqat.spec import OPERATORS, Operator
+from exactqat.operators import OPERATORS, Operator
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "exactqat"
-HEAD = "# SPDX-License-Identifier: Apache-2.0\n# Made by docs/stubs.py from the declarations in spec/; do not edit.\n"
+HEAD = (
+    "# SPDX-License-Identifier: Apache-2.0\n# Made by docs/stubs.py from the declarations in operators/; do not edit.\n"
+)
 ATTRIBUTES = {"bool": "bool", "int": "SupportsIndex", "float": "_Float", "integers": "Iterable[SupportsIndex]"}
 
 # Types of the first operand and of the others; whether there is `out`.

@@ -19,8 +19,8 @@ import numpy as np
 from cases import Case
 
 from exactqat import cpu, reference
-from exactqat.spec import OPERATORS, Operator
-from exactqat.spec.op import Lowering, TensorSpec
+from exactqat.operators import OPERATORS, Operator
+from exactqat.operators.op import Lowering, TensorSpec
 
 BY_RAW_NAME = {op.raw_name: op for op in OPERATORS.values() if op.raw_name}
 

@@ -36,8 +36,8 @@ from conftest import ANSWERS_NAN, WIDE, unwritten
 from conftest import DEVICES as ALL_DEVICES
 
 from exactqat import cpu, reference
-from exactqat.spec import OPERATORS, Operator
-from exactqat.spec.op import FLOATS, Lowering, TensorSpec, rounded
+from exactqat.operators import OPERATORS, Operator
+from exactqat.operators.op import FLOATS, Lowering, TensorSpec, rounded
 
 DEVICES = {name: run for name, run in ALL_DEVICES.items() if name not in ANSWERS_NAN}
 

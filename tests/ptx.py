@@ -18,8 +18,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import MockTensor
 
 from exactqat import triton as room
-from exactqat.spec import OPERATORS
-from exactqat.spec.op import TensorSpec, wide
+from exactqat.operators import OPERATORS
+from exactqat.operators.op import TensorSpec, wide
 from exactqat.triton.launch import Launch
 
 

@@ -14,7 +14,7 @@ from bits import assert_same_bits
 from conftest import DEVICES, ON_CPU
 
 from exactqat import reference
-from exactqat.spec import OPERATORS
+from exactqat.operators import OPERATORS
 
 # Images, channels, height, width.
 SHAPES = [

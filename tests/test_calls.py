@@ -15,7 +15,7 @@ from conftest import BY_RAW_NAME, expected_of
 
 import exactqat as eq
 from exactqat import cpu
-from exactqat.spec import OPERATORS
+from exactqat.operators import OPERATORS
 
 torch = pytest.importorskip("torch")
 

@@ -18,8 +18,8 @@ from conftest import DEVICES, ON_CPU, unwritten
 
 import exactqat as eq
 from exactqat import cpu, reference
-from exactqat.spec import OPERATORS
-from exactqat.spec.op import TensorSpec
+from exactqat.operators import OPERATORS
+from exactqat.operators.op import TensorSpec
 
 NAMES = (
     "depthwise_conv2d_native",

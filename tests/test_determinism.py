@@ -30,8 +30,8 @@ from conftest import unwritten
 
 import exactqat as eq
 from exactqat import cpu
-from exactqat.spec import OPERATORS, Operator
-from exactqat.spec.op import TensorSpec
+from exactqat.operators import OPERATORS, Operator
+from exactqat.operators.op import TensorSpec
 
 ANY_NAN = b"NaN"  # its sign and payload are promised by nobody
 

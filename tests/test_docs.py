@@ -16,7 +16,7 @@ from bits import assert_same_bits
 from cases import bad_calls, cases
 from conftest import BY_RAW_NAME
 
-from exactqat.spec import OPERATORS
+from exactqat.operators import OPERATORS
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))

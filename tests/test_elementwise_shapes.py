@@ -12,7 +12,7 @@ from conftest import DEVICES, ON_CPU
 
 import exactqat as eq
 from exactqat import reference
-from exactqat.spec import OPERATORS
+from exactqat.operators import OPERATORS
 
 # Rows and channels: one of each, fewer than a vector, parts of vectors, rows taken together, rows too long
 # for that, blocks of blocks, and a second task.

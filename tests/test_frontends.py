@@ -15,8 +15,8 @@ from cases import Case, cases
 from conftest import BY_RAW_NAME, expected_of, in_halves
 
 import exactqat as eq
-from exactqat.spec import OPERATORS
-from exactqat.spec.op import Lowering, Tensor, TensorSpec, check_dtypes, operator
+from exactqat.operators import OPERATORS
+from exactqat.operators.op import Lowering, Tensor, TensorSpec, check_dtypes, operator
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")

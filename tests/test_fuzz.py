@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from exactqat import cpu
-from exactqat.spec import OPERATORS
+from exactqat.operators import OPERATORS
 
 EXAMPLES = 250  # of each operator
 

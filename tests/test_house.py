@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from exactqat import cpu, reference
-from exactqat.spec import OPERATORS
+from exactqat.operators import OPERATORS
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "exactqat"
@@ -41,11 +41,11 @@ def inside(modules: set[str]) -> set[str]:
     return {module.split(".")[1] for module in modules if module.startswith("exactqat.")}
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "spec").glob("*.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((PACKAGE / "operators").glob("*.py")), ids=lambda p: p.name)
 def test_declarations_know_no_array_library(path: Path) -> None:
     imported = imports_of(path, top_level_only=True)
     assert roots(imported) <= set(sys.stdlib_module_names) | {"exactqat"}
-    assert inside(imported) <= {"spec"}
+    assert inside(imported) <= {"operators"}
     assert not roots(imports_of(path)) & ARRAY_LIBRARIES
 
 
@@ -53,14 +53,14 @@ def test_declarations_know_no_array_library(path: Path) -> None:
 def test_reference_is_numpy(path: Path) -> None:
     imported = imports_of(path)
     assert roots(imported) <= {"numpy", "typing", "collections", "exactqat"}
-    assert inside(imported) <= {"spec", "reference"}
+    assert inside(imported) <= {"operators", "reference"}
 
 
 @pytest.mark.parametrize("name", FRONTENDS)
 def test_frontends_are_generic(name: str) -> None:
     text = (PACKAGE / name).read_text()
     imported = imports_of(PACKAGE / name)
-    assert inside(imported) <= {"spec", "cpu", "triton"}
+    assert inside(imported) <= {"operators", "cpu", "triton"}
     assert roots(imported) & ARRAY_LIBRARIES <= {name.removesuffix(".py"), "numpy"}
     for op in OPERATORS.values():
         for operator_name in filter(None, (op.name, op.raw_name)):
@@ -85,7 +85,7 @@ def test_kernels_know_no_python(path: Path) -> None:
 
 
 def test_every_family_has_its_file_in_every_room() -> None:
-    for room, suffix in (("spec", ".py"), ("reference", ".py"), ("cpu", ".cpp"), ("triton", ".py")):
+    for room, suffix in (("operators", ".py"), ("reference", ".py"), ("cpu", ".cpp"), ("triton", ".py")):
         files = {path.stem for path in (PACKAGE / room).glob(f"*{suffix}")}
         assert set(FAMILIES) <= files, f"{room}/ misses {set(FAMILIES) - files}"
     goldens = {path.stem for path in (ROOT / "tests" / "goldens").glob("*.npz")}
@@ -108,7 +108,7 @@ def test_every_kernel_has_a_gpu_plan() -> None:
 def test_gpu_kernels_know_triton_only(path: Path) -> None:
     imported = imports_of(path)
     assert roots(imported) & ARRAY_LIBRARIES <= {"triton"}
-    assert inside(imported) <= {"spec", "triton"}
+    assert inside(imported) <= {"operators", "triton"}
     text = path.read_text()
     # One place decides about fusion; nothing is chosen by the clock or added in the order of arrival.
     assert path.name == "launch.py" or "enable_fp_fusion" not in text
@@ -135,7 +135,7 @@ def test_the_kit_uses_public_operators_only() -> None:
         *(PACKAGE / "job").rglob("*.py"),
     ]:
         used = inside(imports_of(path))
-        assert not used & {"cpu", "triton", "reference", "spec"}, f"{path.relative_to(ROOT)} reaches into {used}"
+        assert not used & {"cpu", "triton", "reference", "operators"}, f"{path.relative_to(ROOT)} reaches into {used}"
 
 
 def tracked_files() -> list[Path]:

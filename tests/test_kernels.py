@@ -10,7 +10,7 @@ from cases import Case, cases
 from conftest import ANSWERS_NAN, BY_RAW_NAME, DEVICES, SLOW, expected_of, in_halves
 
 from exactqat import cpu, reference
-from exactqat.spec import OPERATORS
+from exactqat.operators import OPERATORS
 
 CASES = list(cases())
 

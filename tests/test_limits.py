@@ -11,8 +11,8 @@ import pytest
 
 import exactqat as eq
 from exactqat import cpu
-from exactqat.spec import OPERATORS
-from exactqat.spec.op import Lowering, Tensor, operator
+from exactqat.operators import OPERATORS
+from exactqat.operators.op import Lowering, Tensor, operator
 
 X = np.ones((1, 3, 3, 1), np.float32)
 W = np.ones((2, 2, 1, 1), np.float32)

@@ -12,7 +12,7 @@ from conftest import DEVICES, ON_CPU
 
 import exactqat as eq
 from exactqat import reference
-from exactqat.spec import OPERATORS, fused_batch_norm
+from exactqat.operators import OPERATORS, fused_batch_norm
 
 torch = pytest.importorskip("torch")
 

@@ -22,7 +22,7 @@ if "triton-interpreter" not in DEVICES:
 
 import exactqat as eq  # noqa: E402
 import exactqat.torch as frontend  # noqa: E402
-from exactqat.spec import OPERATORS, Operator  # noqa: E402
+from exactqat.operators import OPERATORS, Operator  # noqa: E402
 
 RANDOM = np.random.Generator(np.random.PCG64(3))
 

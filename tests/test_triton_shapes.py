@@ -12,7 +12,7 @@ from bits import assert_same_bits
 from conftest import DEVICES
 
 from exactqat import reference
-from exactqat.spec import OPERATORS
+from exactqat.operators import OPERATORS
 
 if "triton-interpreter" not in DEVICES:
     pytest.skip("needs Triton's interpreter", allow_module_level=True)

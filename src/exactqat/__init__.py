@@ -8,7 +8,7 @@ give the same bits. What "exact" means is written in the README.
 from exactqat import nn, quantization, raw_ops
 from exactqat.cpu import get_num_threads, set_num_threads
 from exactqat.gradients import grad_pass_through
-from exactqat.spec import OPERATORS as _OPERATORS
+from exactqat.operators import OPERATORS as _OPERATORS
 
 __version__ = "0.1.0"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Made by docs/stubs.py from the declarations in spec/; do not edit.
+# Made by docs/stubs.py from the declarations in operators/; do not edit.
 
 from exactqat import nn as nn
 from exactqat import quantization as quantization

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from exactqat.spec.op import framework_of, frontend
+from exactqat.operators.op import framework_of, frontend
 
 
 def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from exactqat.cpu import kernels
-from exactqat.spec.op import Operator, TensorSpec
+from exactqat.operators.op import Operator, TensorSpec
 
 _TARGET = "exactqat"
 if not hasattr(kernels, "xla_handler"):

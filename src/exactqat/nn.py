@@ -4,8 +4,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from exactqat.spec import depthwise_conv2d as _depthwise
-from exactqat.spec import fused_batch_norm as _batch_norm
+from exactqat.operators import depthwise_conv2d as _depthwise
+from exactqat.operators import fused_batch_norm as _batch_norm
 
 Paddings = str | Sequence[Sequence[int]]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from exactqat.cpu import LARGE, block, planned, shortcut
-from exactqat.spec.op import Memory, Operator, TensorSpec, check_out
+from exactqat.operators.op import Memory, Operator, TensorSpec, check_out
 
 _FLOAT32 = np.dtype("float32")
 _NUMBERS = (np.float16, np.float32, np.float64)  # an array's `min()` is one of them

@@ -3,8 +3,8 @@
 
 from typing import Any
 
-from exactqat.spec import OPERATORS
-from exactqat.spec import quantize_and_dequantize as _operators
+from exactqat.operators import OPERATORS
+from exactqat.operators import quantize_and_dequantize as _operators
 
 globals().update(
     {

@@ -3,8 +3,8 @@
 
 from typing import Any
 
-from exactqat.spec import OPERATORS
-from exactqat.spec.op import Operator
+from exactqat.operators import OPERATORS
+from exactqat.operators.op import Operator
 
 
 def _keywords_only(op: Operator) -> Any:

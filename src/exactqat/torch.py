@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from exactqat.cpu import LARGE, block, kernels, planned, shortcut
-from exactqat.spec import OPERATORS
-from exactqat.spec.op import ITEM_SIZES, Memory, Operator, TensorSpec, check_out
+from exactqat.operators import OPERATORS
+from exactqat.operators.op import ITEM_SIZES, Memory, Operator, TensorSpec, check_out
 
 _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "uint8")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from exactqat.cpu._features import instruction_sets
-from exactqat.spec.op import OPERATORS, Lowering, TensorSpec
+from exactqat.operators.op import OPERATORS, Lowering, TensorSpec
 
 INSTRUCTION_SETS: tuple[str, ...] = tuple(instruction_sets())  # those this processor can run, best first
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from exactqat.operators import OPERATORS, Operator
+from exactqat.operators.op import TensorSpec
 from exactqat.reference import depthwise_conv2d, fake_quant, fake_quant_rows, fused_batch_norm, quantize_and_dequantize
-from exactqat.spec import OPERATORS, Operator
-from exactqat.spec.op import TensorSpec
 
 KERNELS = {
     name: function

@@ -9,7 +9,7 @@ made of float32 ones here never comes near the denormals of float64.
 import triton
 import triton.language as tl
 
-from exactqat.spec.op import TensorSpec
+from exactqat.operators.op import TensorSpec
 from exactqat.triton.arithmetic import flush, narrow, widened
 from exactqat.triton.launch import Launch, Plan, bits_of, launch, plan, real, tile, tiles
 from exactqat.triton.reduce import (

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from exactqat.spec.op import TensorSpec, rounded
+from exactqat.operators.op import TensorSpec, rounded
 
 
 class Launch(NamedTuple):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The declarations of all operators."""
 
-from exactqat.spec import depthwise_conv2d, fake_quant, fake_quant_rows, fused_batch_norm, quantize_and_dequantize
-from exactqat.spec.op import OPERATORS, Operator
+from exactqat.operators import depthwise_conv2d, fake_quant, fake_quant_rows, fused_batch_norm, quantize_and_dequantize
+from exactqat.operators.op import OPERATORS, Operator
 
 __all__ = [
     "OPERATORS",

@@ -4,7 +4,7 @@
 import math
 from typing import Literal
 
-from exactqat.spec.op import Lowering, Tensor, TensorSpec, check_dtypes, check_same_shape, operator, wide
+from exactqat.operators.op import Lowering, Tensor, TensorSpec, check_dtypes, check_same_shape, operator, wide
 
 RoundMode = Literal["HALF_TO_EVEN", "HALF_UP"]
 

@@ -4,7 +4,7 @@
 import math
 from typing import Literal
 
-from exactqat.spec.op import Lowering, Tensor, TensorSpec, check_dtypes, check_rank, operator
+from exactqat.operators.op import Lowering, Tensor, TensorSpec, check_dtypes, check_rank, operator
 
 # An array of so many elements cannot exist; said before anybody tries to make one.
 _TOO_MANY = 2**60

@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from exactqat.spec.fake_quant import quantization
-from exactqat.spec.op import (
+from exactqat.operators.fake_quant import quantization
+from exactqat.operators.op import (
     Lowering,
     Tensor,
     TensorSpec,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declarations of fake quantization for weights as PyTorch keeps them, one row for each output channel."""
 
-from exactqat.spec.fake_quant import quantization
-from exactqat.spec.op import Lowering, Tensor, TensorSpec, check_dtypes, check_same_shape, operator
+from exactqat.operators.fake_quant import quantization
+from exactqat.operators.op import Lowering, Tensor, TensorSpec, check_dtypes, check_same_shape, operator
 
 
 def _check_rows(inputs: TensorSpec) -> None:

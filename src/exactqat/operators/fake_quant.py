@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declarations of the FakeQuantWithMinMax family."""
 
-from exactqat.spec.op import (
+from exactqat.operators.op import (
     Lowering,
     Tensor,
     TensorSpec,
