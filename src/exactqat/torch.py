@@ -6,15 +6,17 @@ tensors (`torch.compile`, `torch.export`), and its vjp, itself made of such oper
 again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 
 from exactqat.cpu import LARGE, block, kernels, planned, shortcut
 from exactqat.operators import OPERATORS
-from exactqat.operators.op import ITEM_SIZES, Memory, Operator, TensorSpec, check_out
+from exactqat.operators.op import ITEM_SIZES, Memory, Operator, TensorSpec, check_out, check_out_specs
 
 _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "uint8")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -24,15 +26,28 @@ _SCHEMA_TYPES = {"integers": "int[]", "choice": "str"}
 _OVERLOADS: dict[str, Any] = {}
 _DIFFERENTIABLE: dict[str, Any] = {}
 
+
+def _in_forward_mode() -> bool:
+    return forward_ad._current_level >= 0
+
+
 # A plain eager call does not need PyTorch's dispatcher, which takes longer than the kernel for a small tensor. It does
-# where any of these answers: modes (fake tensors among them), `torch.func`, tracing, a profiler that wants to see it.
-_UNUSUAL = (
+# where any of these answers: modes (fake tensors among them), `torch.func`, tracing, tangents, a profiler that wants to
+# see it.
+_MODES = (
     torch._C._len_torch_dispatch_stack,
     torch._C._len_torch_function_stack,
     torch._C._functorch.peek_interpreter_stack,
     torch._C._get_tracing_state,
-    torch.autograd._profiler_enabled,
+    _in_forward_mode,
 )
+_UNUSUAL = (*_MODES, torch.autograd._profiler_enabled)
+
+# The dispatch keys of a tensor that is nothing but numbers in memory. All others have a meaning that only the
+# dispatcher knows: a sign or zeros that are not in memory, a level of `torch.func`, another class' operators.
+_PLAIN = 0
+for _key in ("CPU", "ADInplaceOrView", "AutogradCPU", "AutocastCPU"):
+    _PLAIN |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _key)).raw_repr()
 
 # Threads of our own would take turns with PyTorch's, which go on spinning after each of its operators.
 kernels.share_threads("libtorch_cpu.so")
@@ -40,6 +55,24 @@ kernels.share_threads("libtorch_cpu.so")
 
 def _spec(tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(tuple(tensor.shape), _NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch."))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return torch._C._dispatch_keys(tensor).raw_repr() & ~_PLAIN == 0
+
+
+def _check_memory(op: Operator, names: tuple[str, ...], tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse tensors whose storage was freed or made smaller behind their back."""
+    for name, tensor in zip(names, tensors, strict=True):
+        if tensor.numel() == 0:
+            continue
+        last = tensor.storage_offset() + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        storage = tensor.untyped_storage()
+        if storage.nbytes() < (last + 1) * tensor.element_size() or storage.data_ptr() == 0:
+            raise ValueError(
+                f"{op.name}: {name} of shape {list(tensor.shape)} must have memory, but its storage holds "
+                f"{storage.nbytes() if storage.data_ptr() else 0} bytes"
+            )
 
 
 def _empty(spec: TensorSpec) -> Callable[[], torch.Tensor]:
@@ -91,6 +124,7 @@ def _register(op: Operator) -> Any:
         if results is not None:
             return results
         tensors, attributes = split(arguments)
+        _check_memory(op, op.operands, tensors)
         dense = [tensor.contiguous() for tensor in tensors]
         lowered, plan = planned(op, tuple([_spec(tensor) for tensor in dense]), attributes)
         results = [_empty(spec)() for spec in lowered.results]
@@ -114,6 +148,8 @@ def _register(op: Operator) -> Any:
     torch.library.register_fake(f"exactqat::{op.name}", on_fake, lib=_LIBRARY)
     if op.vjp is not None:
         _register_gradient(op, overload)
+    else:
+        _register_constant(op, overload)
     return overload
 
 
@@ -121,46 +157,148 @@ def _register_gradient(op: Operator, overload: Any) -> None:
     form = op.training_form
     form_overload = overload if form is op else _overload(form)
     constants = [i for i, name in enumerate(op.results) if name not in op.differentiable]
-    kept = [i for i, name in enumerate(op.operands) if name in op.keeps]
     count, own, names = len(op.operands), len(op.results), tuple(op.attributes)
     no_gradients = (None,) * len(names)
+    always = [i for i, name in enumerate(op.operands) if name in op.keeps]
+    conditions = {op.operands.index(name): (names.index(at), value) for name, (at, value) in op.keeps_if.items()}
+
+    def kept(attributes: tuple[Any, ...]) -> list[int]:
+        if not conditions:
+            return always
+        return [i for i in always if i not in conditions or attributes[conditions[i][0]] == conditions[i][1]]
 
     class Differentiable(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
             results = _below_autograd(form)(arguments, {})
             if results is None:
-                with torch._C._AutoDispatchBelowAutograd():
-                    results = form_overload(*arguments)
+                results = _below(form_overload, arguments)
             every = results if isinstance(results, tuple) else (results,)
             ctx.attributes = arguments[count:]
-            ctx.save_for_backward(*[arguments[i] for i in kept], *every[op.saved_results])
+            ctx.save_for_backward(*[arguments[i] for i in kept(ctx.attributes)], *every[op.saved_results])
             if constants:
                 ctx.mark_non_differentiable(*[every[i] for i in constants])
             return every[0] if own == 1 else tuple(every[:own])
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            saved = ctx.saved_tensors
+            saved, present = ctx.saved_tensors, kept(ctx.attributes)
             operands: list[torch.Tensor | None] = [None] * count
-            for i, tensor in zip(kept, saved, strict=False):
+            for i, tensor in zip(present, saved, strict=False):
                 operands[i] = tensor
             assert op.vjp is not None
             attributes = dict(zip(names, ctx.attributes, strict=True))
-            answer = op.vjp(gradients[: op.gradient_count], operands, saved[len(kept) :], attributes)
+            answer = op.vjp(gradients[: op.gradient_count], operands, saved[len(present) :], attributes)
             return *answer, *no_gradients
 
     Differentiable.__name__ = Differentiable.__qualname__ = op.name
     # Not `Differentiable.apply`, which only asks once more for `torch.func`: see `_UNUSUAL`.
-    _DIFFERENTIABLE[op.name] = super(torch.autograd.Function, Differentiable).apply
+    apply = _DIFFERENTIABLE[op.name] = super(torch.autograd.Function, Differentiable).apply
 
     def with_gradient(*arguments: Any) -> Any:
+        if _in_forward_mode():
+            primals, tangents = _unpack(arguments[:count])
+            if any(tangent is not None for tangent in tangents):
+                return _forward(op, form_overload, primals, tangents, arguments[count:])
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments[:count]):
-            return Differentiable.apply(*arguments)
+            return _applied(apply, arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return overload(*arguments)
 
     _LIBRARY.impl(op.name, with_gradient, "Autograd")
+
+
+def _below(overload: Any, arguments: tuple[Any, ...]) -> Any:
+    """What a function of autograd computes from below."""
+    with torch._C._AutoDispatchBelowAutograd():
+        if torch._C._functorch.peek_interpreter_stack() is None:
+            return overload(*arguments)
+        # Gradients are off in such a function, but further levels of `torch.func` may wait for theirs.
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            return overload(*arguments)
+
+
+def _applied(apply: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """A function of autograd, from below the dispatcher."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return apply(*arguments)
+    # The dispatcher brings one level of `torch.func` after another here, each with its own tensors, as it does for
+    # PyTorch's own operators.
+    with enable_single_level_autograd_function():
+        return apply(*arguments)
+
+
+def _register_constant(op: Operator, overload: Any) -> None:
+    """For an operator without a gradient: one that is asked for must not be zero without a word."""
+    count = len(op.operands)
+
+    def refuse(tensors: Sequence[torch.Tensor | None]) -> None:
+        if any(tensor is not None for tensor in tensors):
+            raise NotImplementedError(f"{op.name} has no gradient")
+
+    class Constant(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            ctx.set_materialize_grads(False)
+            return _below(overload, arguments)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            refuse(gradients)
+            return (None,) * (count + len(op.attributes))
+
+    Constant.__name__ = Constant.__qualname__ = op.name
+    apply = super(torch.autograd.Function, Constant).apply
+
+    def without_gradient(*arguments: Any) -> Any:
+        if _in_forward_mode():
+            refuse(_unpack(arguments[:count])[1])
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments[:count]):
+            return _applied(apply, arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload(*arguments)
+
+    _LIBRARY.impl(op.name, without_gradient, "Autograd")
+
+
+def _unpack(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    pairs = [forward_ad.unpack_dual(tensor) for tensor in tensors]
+    return [pair.primal for pair in pairs], [pair.tangent for pair in pairs]
+
+
+def _forward(
+    op: Operator,
+    form: Any,
+    primals: Sequence[torch.Tensor],
+    tangents: Sequence[torch.Tensor | None],
+    attributes: tuple[Any, ...],
+) -> Any:
+    """Results with their tangents, in forward mode.
+
+    A vjp is linear in the gradients it is given, so its own gradient with respect to them, with the tangents in the
+    place of its results' gradients, is the product of Jacobian and tangents. No operator has to say more.
+    """
+    assert op.vjp is not None
+    differentiated = torch.is_grad_enabled()
+    results = form(*primals, *attributes)
+    every = results if isinstance(results, tuple) else (results,)
+    operands = [tensor if name in op.keeps else None for name, tensor in zip(op.operands, primals, strict=True)]
+    with torch.inference_mode(False), torch.enable_grad():
+        gradients = [torch.zeros_like(result, requires_grad=True) for result in every[: op.gradient_count]]
+        answer = op.vjp(gradients, operands, every[op.saved_results], dict(zip(op.attributes, attributes, strict=True)))
+        pulled, given = [], []
+        for gradient, tangent in zip(answer, tangents, strict=True):
+            if gradient is not None and tangent is not None:
+                pulled.append(gradient)
+                given.append(tangent.to(gradient.dtype))
+        pushed: Sequence[torch.Tensor | None] = ()
+        if pulled:
+            pushed = torch.autograd.grad(pulled, gradients, given, create_graph=differentiated, allow_unused=True)
+    answers = list(every[: len(op.results)])
+    for i, tangent in enumerate(pushed):
+        if tangent is not None and op.results[i] in op.differentiable:
+            answers[i] = forward_ad.make_dual(answers[i], tangent.clone())  # it may be the tangent that was given
+    return answers[0] if len(answers) == 1 else tuple(answers)
 
 
 def _overload(op: Operator) -> Any:
@@ -192,8 +330,12 @@ def _shortcut(op: Operator, **autograd: Any) -> Any:
         (torch.Tensor, torch.nn.Parameter),
         partial(_learn, op),
         unusual=_UNUSUAL,
+        exchange=getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),  # from PyTorch 2.10 on
         to_dlpack=torch.utils.dlpack.to_dlpack,
         is_negated=torch.Tensor.is_neg,  # quicker than the function
+        offset=torch.Tensor.storage_offset,
+        storage=torch.Tensor.untyped_storage,
+        bytes=torch.UntypedStorage.nbytes,
         like=torch.empty_like,
         is_inference=torch.is_inference,
         written=torch.autograd.graph.increment_version,
@@ -214,9 +356,7 @@ def _install_shortcut(op: Operator) -> None:
         op.shortcuts[torch.Tensor] = op.shortcuts[torch.nn.Parameter] = found
 
 
-def _memory(tensor: Any) -> Memory:
-    if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
-        raise TypeError(f"out must be PyTorch tensors on the CPU like the operands, got {type(tensor).__name__}")
+def _memory(tensor: torch.Tensor) -> Memory:
     return Memory(_spec(tensor), tensor.data_ptr(), tensor.is_contiguous(), not tensor.is_inference())
 
 
@@ -224,15 +364,37 @@ def _into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[Any, ...]
     """Run on the CPU into existing tensors, outside of autograd, as PyTorch's own out= does."""
     if torch.compiler.is_compiling():
         raise TypeError(f"{op.name}: out cannot be used under torch.compile, which plans memory itself")
-    given = [_memory(tensor) for tensor in out]
+    for tensor in out:
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
+            raise TypeError(f"out must be PyTorch tensors on the CPU like the operands, got {type(tensor).__name__}")
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*tensors, *out)):
         raise ValueError(f"{op.name}: out cannot be used with tensors that require grad; use torch.no_grad()")
+    if any(mode() for mode in _MODES) or not all(map(_is_plain, (*tensors, *out))):
+        return _copied_into(op, tensors, attributes, out)
+    _check_memory(op, op.operands, tensors)
+    _check_memory(op, tuple([f"out for {name}" for name in op.results]), out)
     dense = [tensor.contiguous() for tensor in tensors]
     lowered, plan = planned(op, tuple([_spec(tensor) for tensor in dense]), attributes)
-    check_out(op, lowered, [_memory(tensor) for tensor in dense], given)
+    check_out(op, lowered, [_memory(tensor) for tensor in dense], [_memory(tensor) for tensor in out])
     plan(*[tensor.data_ptr() for tensor in (*dense, *out)])
     torch.autograd.graph.increment_version(out)
     _install_shortcut(op)
+    return op.wrap(out)
+
+
+def _copied_into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[Any, ...], out: tuple[Any, ...]) -> Any:
+    """For tensors that are more than memory, and where somebody watches: what PyTorch does with them is for it to
+    say."""
+    for name, given in zip(op.results, out, strict=True):
+        if given.layout != torch.strided or given.is_nested:
+            raise ValueError(f"{op.name}: out for {name} must be a dense tensor, got layout {given.layout}")
+        if given._is_zerotensor() or (given.is_inference() and not torch.is_inference_mode_enabled()):
+            raise ValueError(f"{op.name}: out for {name} must be writable, got a tensor that never changes")
+    lowered = op.check(tuple([_spec(tensor) for tensor in tensors]), attributes)
+    check_out_specs(op, lowered, [_spec(given) for given in out])
+    results = _overload(op)(*tensors, *[value for _, value in attributes])
+    for given, result in zip(out, results if isinstance(results, tuple) else (results,), strict=True):
+        given.copy_(result)
     return op.wrap(out)
 
 
@@ -273,13 +435,23 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tup
 class _PassThrough(torch.autograd.Function):
     """Takes the place of `value` in the forward pass and of the identity on `array` in the backward pass."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, array: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def forward(array: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         return gradient, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, _: Any) -> torch.Tensor:
+        return tangent.clone()
 
 
 def pass_through(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:

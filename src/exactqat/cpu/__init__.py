@@ -49,8 +49,12 @@ def shortcut(
     *,
     numbers: tuple[type, ...] = (),
     unusual: tuple[Callable[[], Any], ...] = (),
+    exchange: Any = None,
     to_dlpack: Any = None,
     is_negated: Any = None,
+    offset: Any = None,
+    storage: Any = None,
+    bytes: Any = None,
     like: Any = None,
     is_grad_enabled: Any = None,
     differentiable: Any = None,
@@ -61,8 +65,8 @@ def shortcut(
     parameters = [(name, name in op.operands) for name in op.parameters]
     wrap = op.result_type
     return kernels.shortcut(
-        parameters, types, numbers, learn, wrap, unusual, to_dlpack, is_negated, like, is_grad_enabled, differentiable,
-        is_inference, written, op.reuses,
+        parameters, types, numbers, learn, wrap, unusual, exchange, to_dlpack, is_negated, offset, storage, bytes, like,
+        is_grad_enabled, differentiable, is_inference, written, op.reuses,
     )  # fmt: skip
 
 
@@ -93,6 +97,7 @@ def get_num_threads() -> int:
 def set_num_threads(count: int) -> None:
     """Let kernels use `count` threads (at least 1). Results do not depend on it.
 
+    There are fewer where the system gives no more, and never more than there are processors or, with few processors, 64.
     Beside PyTorch kernels run on its OpenMP threads, so there `torch.set_num_threads` is a limit as well.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:

@@ -8,6 +8,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cxxabi.h>
+#include <unistd.h>
+
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -37,14 +40,32 @@ struct Plan {
   int64_t bytes;  // of all arrays
 };
 
+// Calls into Python. An interpreter that ends before 3.14 ends a daemon thread in the middle of such a call, by unwinding its
+// stack; no frame of C++ above this one may be unwound so, and none needs to be: the process is about to end.
+template <class Function>
+auto in_python(Function&& function) {
+  try {
+    return function();
+  } catch (abi::__forced_unwind&) {
+    for (;;) pause();
+  }
+}
+
 // Letting other threads run Python meanwhile costs more than a kernel on less than this takes.
 constexpr int64_t kWorthReleasing = 1 << 14;
 
 void execute(const Plan& plan, std::span<const Array> arrays) {
   const Call call{arrays.first(plan.operands), arrays.subspan(plan.operands), plan.numbers};
   if (plan.bytes < kWorthReleasing) return plan.kernel(call);
-  nb::gil_scoped_release release;
-  plan.kernel(call);
+  std::exception_ptr failure;
+  PyThreadState* state = PyEval_SaveThread();
+  try {
+    plan.kernel(call);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  in_python([state] { PyEval_RestoreThread(state); });  // not in a destructor, which nothing may be unwound through
+  if (failure) std::rethrow_exception(failure);
 }
 
 Plan make_plan(const std::string& kernel, const std::vector<std::tuple<std::string, std::vector<int64_t>>>& arrays,
@@ -182,14 +203,34 @@ struct ManagedTensor {  // DLPack's DLManagedTensor
   void (*deleter)(ManagedTensor*);
 };
 
-bool read_dlpack(PyObject* to_dlpack, PyObject* object, Argument& argument, Key& key) {
-  const nb::object capsule = nb::steal(PyObject_CallOneArg(to_dlpack, object));
-  auto* managed = capsule ? static_cast<ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor")) : nullptr;
-  if (managed == nullptr) {
-    PyErr_Clear();
-    return false;
-  }
-  const auto& tensor = managed->tensor;
+struct ExchangeInterface {  // DLPack's DLPackExchangeAPI, from version 1.2 on
+  struct {
+    uint32_t major, minor;
+  } version;
+  void* previous;
+  void *allocate, *managed_from, *managed_to;
+  int (*describe)(void* object, nb::dlpack::dltensor* tensor);
+  void* current_work_stream;
+};
+
+nb::object call(PyObject* function) {
+  return nb::steal(in_python([=] { return PyObject_CallNoArgs(function); }));
+}
+
+nb::object call(PyObject* function, PyObject* argument) {
+  return nb::steal(in_python([=] { return PyObject_CallOneArg(function, argument); }));
+}
+
+// Whether the memory of a dense array is proven to be there: a tensor may have elements and a null pointer, to which its offset
+// has been added, or a storage that was made smaller.
+bool has_memory(const nb::dlpack::dltensor& tensor, int64_t offset, int64_t bytes) {
+  int64_t size = 1;
+  for (int i = 0; i < tensor.ndim; ++i) size *= tensor.shape[i];
+  const int64_t width = tensor.dtype.bits / 8;
+  return size == 0 || (reinterpret_cast<uintptr_t>(tensor.data) != uintptr_t(offset * width) && (offset + size) * width <= bytes);
+}
+
+bool read_dltensor(const nb::dlpack::dltensor& tensor, Argument& argument, Key& key) {
   const auto [code, bits, lanes] = tensor.dtype;
   bool usual = tensor.device.device_type == nb::device::cpu::value && lanes == 1;
   DType dtype{};
@@ -208,7 +249,7 @@ bool read_dlpack(PyObject* to_dlpack, PyObject* object, Argument& argument, Key&
   usual = usual && (dense || empty);
   if (usual) key.add_array(dtype, tensor.ndim, tensor.shape);
   argument.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
-  return usual;  // the capsule's end frees the description; the caller holds the tensor
+  return usual;  // the caller holds the tensor
 }
 
 bool read_attribute(PyObject* object, Key& key) {
@@ -255,7 +296,8 @@ struct Shortcut {
   nb::object learn;
   nb::object wrap;       // what several results are returned as: a subclass of tuple
   nb::tuple unusual;     // functions; if one answers with something true, Python runs the call
-  nb::object to_dlpack, is_negated;  // None for arrays with the buffer protocol
+  const ExchangeInterface* exchange;   // null for arrays with the buffer protocol, and for frameworks without it
+  nb::object to_dlpack, is_negated, offset, storage, bytes;  // None for arrays with the buffer protocol
   nb::object like;
   nb::object is_grad_enabled, differentiable;  // None without autograd, or without a gradient
   nb::object is_inference, written;            // of arrays given for results; None without autograd
@@ -270,6 +312,23 @@ bool is_true(nb::object answer) {
   return PyObject_IsTrue(answer.ptr()) == 1;
 }
 
+bool read_dlpack(const Shortcut& s, PyObject* object, Argument& argument, Key& key) {
+  const auto integer = [](const nb::object& answer) { return answer ? PyLong_AsLongLong(answer.ptr()) : -1; };
+  const nb::object storage = call(s.storage.ptr(), object);
+  const int64_t offset = storage ? integer(call(s.offset.ptr(), object)) : -1;
+  const int64_t bytes = offset < 0 ? -1 : integer(call(s.bytes.ptr(), storage.ptr()));
+  if (bytes < 0) return PyErr_Clear(), false;
+  if (s.exchange != nullptr) {
+    nb::dlpack::dltensor described;
+    if (in_python([&] { return s.exchange->describe(object, &described); }) != 0) return PyErr_Clear(), false;
+    return has_memory(described, offset, bytes) && read_dltensor(described, argument, key);
+  }
+  const nb::object capsule = call(s.to_dlpack.ptr(), object);
+  auto* managed = capsule ? static_cast<ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor")) : nullptr;
+  if (managed == nullptr) return PyErr_Clear(), false;
+  return has_memory(managed->tensor, offset, bytes) && read_dltensor(managed->tensor, argument, key);
+}
+
 bool is_one_of(const nb::tuple& types, PyObject* object) {
   for (nb::handle type : types)
     if (type.ptr() == reinterpret_cast<PyObject*>(Py_TYPE(object))) return true;
@@ -279,8 +338,7 @@ bool is_one_of(const nb::tuple& types, PyObject* object) {
 // Reads an array; false if it is an unusual one.
 bool read_array(const Shortcut& s, PyObject* object, Argument& argument, Key& key, int flags = 0) {
   if (s.to_dlpack.is_none()) return read_buffer(object, argument, key, flags);
-  return read_dlpack(s.to_dlpack.ptr(), object, argument, key) &&
-         !is_true(nb::steal(PyObject_CallOneArg(s.is_negated.ptr(), object)));
+  return read_dlpack(s, object, argument, key) && !is_true(call(s.is_negated.ptr(), object));
 }
 
 bool read_operand(const Shortcut& s, Argument& argument, Key& key) {
@@ -320,9 +378,12 @@ bool take_keyword(const Shortcut& s, PyObject* name, size_t positional, PyObject
   return false;
 }
 
-std::shared_ptr<const Known> look_up(Shortcut& s, const Key& key, nb::tuple args, nb::dict kwargs) {
-  if (auto found = s.known.find(key.view()); found != s.known.end()) return found->second;
-  auto [plan, results, attributes] = nb::cast<std::tuple<nb::object, nb::list, nb::tuple>>(s.learn(args, kwargs));
+std::shared_ptr<const Known> learn(Shortcut& s, const Key& key, nb::tuple args, nb::dict kwargs) {
+  const nb::object learnt = nb::steal(in_python([&] {
+    return PyObject_CallFunctionObjArgs(s.learn.ptr(), args.ptr(), kwargs.ptr(), nullptr);
+  }));
+  if (!learnt) throw nb::python_error();
+  auto [plan, results, attributes] = nb::cast<std::tuple<nb::object, nb::list, nb::tuple>>(learnt);
   auto fresh = std::make_shared<Known>(Known{plan, nb::inst_ptr<Plan>(plan), {}, attributes});
   for (nb::handle result : results) fresh->results.push_back(nb::borrow(result));
   if (s.known.size() >= kMostKnown) s.known.clear();
@@ -339,7 +400,9 @@ nb::object pack(const Shortcut& s, nb::object* results, size_t count) {
   return wrapped;
 }
 
-bool says(PyObject* array, PyObject* attribute) { return is_true(nb::steal(PyObject_GetAttr(array, attribute))); }
+bool says(PyObject* array, PyObject* attribute) {
+  return is_true(nb::steal(in_python([=] { return PyObject_GetAttr(array, attribute); })));
+}
 
 bool requires_grad(PyObject* array) {
   static PyObject* name = PyUnicode_InternFromString("requires_grad");
@@ -348,7 +411,7 @@ bool requires_grad(PyObject* array) {
 
 // Whether autograd wants to know of the call.
 bool wants_gradient(const Shortcut& s, const Argument* arguments) {
-  if (s.is_grad_enabled.is_none() || !is_true(nb::steal(PyObject_CallNoArgs(s.is_grad_enabled.ptr())))) return false;
+  if (s.is_grad_enabled.is_none() || !is_true(call(s.is_grad_enabled.ptr()))) return false;
   for (size_t i = 0; i < s.operands; ++i)
     if (arguments[i].is_array && requires_grad(arguments[i].object)) return true;
   return false;
@@ -368,7 +431,7 @@ nb::object call_differentiable(const Shortcut& s, nb::tuple attributes, const Ar
   size_t count = 0;
   for (; count < s.operands; ++count) all[count] = arguments[count].object;
   for (nb::handle attribute : attributes) all[count++] = attribute.ptr();
-  nb::object results = nb::steal(PyObject_Vectorcall(s.differentiable.ptr(), all, count, nullptr));
+  nb::object results = nb::steal(in_python([&] { return PyObject_Vectorcall(s.differentiable.ptr(), all, count, nullptr); }));
   if (!results) throw nb::python_error();
   if (!PyTuple_CheckExact(results.ptr())) return results;
   nb::object unpacked[kMostArrays];
@@ -395,7 +458,7 @@ bool take_out(const Shortcut& s, nb::tuple out, Argument* given, std::vector<Arr
     if (!is_one_of(s.types, object) || !read_array(s, object, given[i], found, PyBUF_WRITABLE) || found.view() != wanted.view())
       return false;
     if (!s.is_inference.is_none() &&
-        (requires_grad(object) || is_true(nb::steal(PyObject_CallOneArg(s.is_inference.ptr(), object)))))
+        (requires_grad(object) || is_true(call(s.is_inference.ptr(), object))))
       return false;
     result.data = given[i].data;
     for (size_t k = 0; k < s.operands + i; ++k) {
@@ -408,10 +471,27 @@ bool take_out(const Shortcut& s, nb::tuple out, Argument* given, std::vector<Arr
   return true;
 }
 
+// Lists may be changed by another thread between the making of the key and that of the plan. Whether there were any.
+bool freeze(nb::tuple& args, nb::dict& kwargs) {
+  bool any = false;
+  const auto frozen = [&any](nb::handle value) {
+    if (!PyList_CheckExact(value.ptr())) return nb::borrow(value);
+    any = true;
+    return nb::steal(PyList_AsTuple(value.ptr()));
+  };
+  nb::list values;
+  for (nb::handle value : args) values.append(frozen(value));
+  nb::dict named;
+  for (auto [name, value] : kwargs) named[name] = frozen(value);
+  args = nb::tuple(values);
+  kwargs = named;
+  return any;
+}
+
 nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs, nb::object out) {
   static PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
   for (nb::handle function : s.unusual)
-    if (is_true(nb::steal(PyObject_CallNoArgs(function.ptr())))) return nb::none();
+    if (is_true(call(function.ptr()))) return nb::none();
   Argument arguments[kMostArrays], made[kMostArrays];
   Key key;
   const size_t positional = args.size();
@@ -438,7 +518,10 @@ nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs, nb::object
   for (size_t i = 0; i < s.operands; ++i)
     if (!read_operand(s, arguments[i], key)) return nb::none();
   if (!key.fits) return nb::none();
-  const std::shared_ptr<const Known> known = look_up(s, key, args, kwargs);
+  std::shared_ptr<const Known> known;
+  if (auto found = s.known.find(key.view()); found != s.known.end()) known = found->second;
+  else if (freeze(args, kwargs)) return run_shortcut(s, args, kwargs, out);
+  else known = learn(s, key, args, kwargs);
   if (differentiated) {
     if (s.attributes.size() >= kMostKnown) s.attributes.clear();
     s.attributes.emplace(key.view().substr(0, of_attributes), known->attributes);
@@ -462,21 +545,21 @@ nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs, nb::object
   if (!out.is_none()) {
     if (!take_out(s, nb::cast<nb::tuple>(out), made, arrays)) return nb::none();
     execute(plan, arrays);
-    if (!s.written.is_none() && !nb::steal(PyObject_CallOneArg(s.written.ptr(), out.ptr()))) throw nb::python_error();
+    if (!s.written.is_none() && !call(s.written.ptr(), out.ptr())) throw nb::python_error();
     for (size_t i = 0; i < count; ++i) results[i] = out[i];
     return pack(s, results, count);
   }
   for (size_t i = 0; i < count; ++i) {
     PyObject* recipe = known->results[i].ptr();
-    results[i] = nb::steal(PyLong_CheckExact(recipe) ? PyObject_CallOneArg(s.like.ptr(), arguments[PyLong_AsLong(recipe)].object)
-                                                     : PyObject_CallNoArgs(recipe));
+    results[i] = PyLong_CheckExact(recipe) ? call(s.like.ptr(), arguments[PyLong_AsLong(recipe)].object) : call(recipe);
     if (!results[i]) throw nb::python_error();
     void*& data = arrays[s.operands + i].data;
     if (s.to_dlpack.is_none()) {
       if (PyObject_GetBuffer(results[i].ptr(), &made[i].buffer, PyBUF_WRITABLE) != 0) throw nb::python_error();
       data = made[i].buffer.buf;
     } else {
-      data = reinterpret_cast<void*>(nb::cast<uintptr_t>(nb::steal(PyObject_CallMethodNoArgs(results[i].ptr(), data_ptr))));
+      const nb::object address = nb::steal(in_python([&] { return PyObject_CallMethodNoArgs(results[i].ptr(), data_ptr); }));
+      data = reinterpret_cast<void*>(nb::cast<uintptr_t>(address));
     }
   }
   execute(plan, arrays);
@@ -484,11 +567,19 @@ nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs, nb::object
 }
 
 Shortcut make_shortcut(const std::vector<std::pair<std::string, bool>>& parameters, nb::tuple types, nb::tuple numbers,
-                       nb::object learn, nb::object wrap, nb::tuple unusual, nb::object to_dlpack, nb::object is_negated,
-                       nb::object like, nb::object is_grad_enabled, nb::object differentiable, nb::object is_inference,
-                       nb::object written, const std::vector<std::string>& reuses) {
-  Shortcut s{{},   types,           numbers,        learn,        wrap,    unusual, to_dlpack, is_negated,
-             like, is_grad_enabled, differentiable, is_inference, written, {},      0,         {},         {}};
+                       nb::object learn, nb::object wrap, nb::tuple unusual, nb::object exchange, nb::object to_dlpack,
+                       nb::object is_negated, nb::object offset, nb::object storage, nb::object bytes, nb::object like,
+                       nb::object is_grad_enabled, nb::object differentiable, nb::object is_inference, nb::object written,
+                       const std::vector<std::string>& reuses) {
+  const ExchangeInterface* interface = nullptr;
+  if (!exchange.is_none()) {
+    interface = static_cast<const ExchangeInterface*>(PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api"));
+    if (interface == nullptr) throw nb::python_error();
+    if (interface->version.major != 1 || interface->describe == nullptr) interface = nullptr;
+  }
+  Shortcut s{{},     types,   numbers, learn, wrap,            unusual,        interface,    to_dlpack, is_negated,
+             offset, storage, bytes,   like,  is_grad_enabled, differentiable, is_inference, written,   {},
+             0,      {},      {}};
   for (const auto& [name, is_operand] : parameters) {
     if (is_operand) s.reusable.push_back(std::find(reuses.begin(), reuses.end(), name) != reuses.end());
     s.parameters.emplace_back(nb::steal(PyUnicode_InternFromString(name.c_str())), is_operand ? int(s.operands++) : -1);
@@ -511,9 +602,11 @@ PyType_Slot block_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_block
 NB_MODULE(EXACTQAT_MODULE, module) {
   using namespace exactqat;
   nb::set_leak_warnings(false);  // plans stay remembered until the process ends
+  prepare_for_forks();
   nb::class_<Plan>(module, "Plan").def("__call__", &run);
   module.def("shortcut", &make_shortcut, nb::arg("parameters"), nb::arg("types"), nb::arg("numbers"), nb::arg("learn"),
-             nb::arg("wrap"), nb::arg("unusual"), nb::arg("to_dlpack").none(), nb::arg("is_negated").none(),
+             nb::arg("wrap"), nb::arg("unusual"), nb::arg("exchange").none(), nb::arg("to_dlpack").none(),
+             nb::arg("is_negated").none(), nb::arg("offset").none(), nb::arg("storage").none(), nb::arg("bytes").none(),
              nb::arg("like").none(), nb::arg("is_grad_enabled").none(), nb::arg("differentiable").none(),
              nb::arg("is_inference").none(), nb::arg("written").none(), nb::arg("reuses"));
   nb::class_<Shortcut>(module, "Shortcut")

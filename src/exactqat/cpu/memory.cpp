@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -16,16 +17,20 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
-struct Free {
-  void* data;
-  size_t capacity;
-};
-
 // Freed blocks, the latest first. Never destroyed: arrays may outlive every other static object.
 struct Kept {
   std::mutex mutex;
-  std::list<Free> blocks;
+  std::list<Block::Memory> blocks;
   size_t bytes = 0;
+
+  // Gives the oldest back to the system until no more than `most` bytes are left.
+  void shrink(size_t most) {
+    while (bytes > most) {
+      bytes -= blocks.back().capacity;
+      munmap(blocks.back().data, blocks.back().capacity);
+      blocks.pop_back();
+    }
+  }
 };
 
 Kept& kept() {
@@ -59,37 +64,45 @@ int64_t too_large_for_the_cache() {
   return bytes;
 }
 
-Block::Block(size_t bytes) : size_(bytes) {
+void prepare_memory_for_forks() {
+  limit();
+  pthread_atfork([] { kept().mutex.lock(); }, [] { kept().mutex.unlock(); }, [] { kept().mutex.unlock(); });
+}
+
+Block::Block(size_t bytes) : memory_(1), size_(bytes) {
   if (bytes > size_t(1) << 62) throw std::bad_alloc();
-  capacity_ = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  auto& [data, capacity] = memory_.front();
+  capacity = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  Kept& pool = kept();
   {
-    Kept& pool = kept();
     std::lock_guard lock(pool.mutex);
     for (auto free = pool.blocks.begin(); free != pool.blocks.end(); ++free)
-      if (free->capacity >= capacity_ && free->capacity - capacity_ <= capacity_ / 4) {
-        data_ = free->data;
-        capacity_ = free->capacity;
-        pool.bytes -= capacity_;
-        pool.blocks.erase(free);
+      if (free->capacity >= capacity && free->capacity - capacity <= capacity / 4) {
+        pool.bytes -= free->capacity;
+        memory_.clear();
+        memory_.splice(memory_.begin(), pool.blocks, free);
         return;
       }
   }
-  data_ = mmap(nullptr, capacity_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data_ == MAP_FAILED) throw std::bad_alloc();
-  madvise(data_, capacity_, MADV_HUGEPAGE);  // a wish; ordinary pages do as well
+  const auto map = [capacity] { return mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); };
+  data = map();
+  if (data == MAP_FAILED) {
+    {
+      std::lock_guard lock(pool.mutex);
+      pool.shrink(0);
+    }
+    data = map();
+  }
+  if (data == MAP_FAILED) throw std::bad_alloc();
+  madvise(data, capacity, MADV_HUGEPAGE);  // a wish; ordinary pages do as well
 }
 
 Block::~Block() {
   Kept& pool = kept();
   std::lock_guard lock(pool.mutex);
-  pool.blocks.push_front({data_, capacity_});
-  pool.bytes += capacity_;
-  while (pool.bytes > limit()) {
-    const Free oldest = pool.blocks.back();
-    pool.blocks.pop_back();
-    pool.bytes -= oldest.capacity;
-    munmap(oldest.data, oldest.capacity);
-  }
+  pool.bytes += memory_.front().capacity;
+  pool.blocks.splice(pool.blocks.begin(), memory_);
+  pool.shrink(limit());
 }
 
 }  // namespace exactqat

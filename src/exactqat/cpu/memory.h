@@ -5,8 +5,12 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <list>
 
 namespace exactqat {
+
+// To be called once: a forked child may go on with the blocks that its parent kept.
+void prepare_memory_for_forks();
 
 class Block {
  public:
@@ -14,12 +18,17 @@ class Block {
   ~Block();
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
-  void* data() const { return data_; }
+  void* data() const { return memory_.front().data; }
   size_t size() const { return size_; }
 
+  struct Memory {
+    void* data;
+    size_t capacity;
+  };
+
  private:
-  void* data_;
-  size_t size_, capacity_;
+  std::list<Memory> memory_;  // one; its node moves to those that are kept, so that giving memory back needs none
+  size_t size_;
 };
 
 // A result of this many bytes will not be found in the cache by whoever reads it next; then its memory need not be read before it

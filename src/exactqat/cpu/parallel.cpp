@@ -12,13 +12,18 @@
 #include <chrono>
 #include <cstdlib>
 #include <exception>
+#include <fstream>
 #include <limits>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
+
+#include "memory.h"
 
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -28,11 +33,23 @@ namespace exactqat {
 namespace {
 
 int available_cores() {
-  if (const char* asked = std::getenv("EXACTQAT_NUM_THREADS"))
-    if (int count = std::atoi(asked); count > 0) return count;
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
   return std::max(1u, std::thread::hardware_concurrency());
+}
+
+int asked_for() {
+  if (const char* asked = std::getenv("EXACTQAT_NUM_THREADS")) {
+    const long count = std::strtol(asked, nullptr, 10);
+    if (count > 0) return int(std::min<long>(count, std::numeric_limits<int>::max()));
+  }
+  return available_cores();
+}
+
+// More threads than processors help nobody; some more are made, so that what depends on their number can be tried anywhere.
+int most_threads() {
+  static const int count = std::max(available_cores(), 64);
+  return count;
 }
 
 // What is left of a thread's share of the tasks: those from `begin` to `end`.
@@ -159,8 +176,13 @@ class Worker {
 // the threads that took part, not for those that did not wake up in time.
 class Pool {
  public:
+  // Has fewer threads than asked for where the system gives no more, perhaps none.
   explicit Pool(int workers) {
-    for (int i = 0; i < workers; ++i) workers_.emplace_back([this, i](Worker& worker) { serve(worker, i + 1); });
+    try {
+      for (int i = 0; i < workers; ++i) workers_.emplace_back([this, i](Worker& worker) { serve(worker, i + 1); });
+    } catch (const std::system_error&) {
+    } catch (const std::bad_alloc&) {
+    }
   }
 
   ~Pool() {
@@ -169,7 +191,10 @@ class Pool {
     for (Worker& worker : workers_) worker.join();
   }
 
+  int size() const { return int(workers_.size()); }
+
   bool run(Job& job) {
+    if (workers_.empty()) return false;
     std::unique_lock caller(caller_, std::try_to_lock);
     if (!caller) return false;
     job_ = &job;
@@ -235,11 +260,37 @@ struct OpenMP {
 OpenMP openmp;
 std::atomic<bool> openmp_is_found{false};
 
+bool forked = false;
+
 // A forked child has none of its parent's threads: it forgets the pool and makes its own when it needs one. An OpenMP runtime
 // would wait for the missing ones.
 void forget_threads() {
   new (&shared()) Shared;
   openmp_is_found = false;
+  forked = true;
+}
+
+// Whether this process was forked, and no other program started in it, perhaps long before this module was loaded.
+bool is_forked() {
+  if (forked) return true;
+  std::ifstream file("/proc/self/stat");
+  std::string line, flags;
+  std::getline(file, line);
+  // The flags are the seventh field behind the program's name, which may hold anything.
+  size_t at = line.rfind(')');
+  for (int field = 0; field < 7 && at != std::string::npos; ++field) at = line.find(' ', at + 1);
+  constexpr unsigned long kForkedWithoutExec = 0x40;
+  return at != std::string::npos && (std::strtoul(line.c_str() + at, nullptr, 10) & kForkedWithoutExec) != 0;
+}
+
+// An OpenMP runtime ends the process when it cannot make a thread, so its threads are only used where as many can be made.
+bool can_make_threads(int count) {
+  static std::atomic<int> proven{0};
+  if (count <= proven) return true;
+  if (count >= most_threads()) return false;
+  const bool made = Pool(count).size() == count;
+  if (made) proven = count;
+  return made;
 }
 
 std::shared_ptr<Pool> get_pool(int workers) {
@@ -256,7 +307,7 @@ bool on_first_thread() { return syscall(SYS_gettid) == getpid(); }
 
 // An OpenMP runtime keeps a team for every thread that calls it, so only the first thread, where programs train, does so here.
 bool run_on_openmp(Job& job) {
-  if (!openmp_is_found || !on_first_thread() || openmp.in_parallel()) return false;
+  if (!openmp_is_found || !on_first_thread() || openmp.in_parallel() || !can_make_threads(openmp.max_threads() - 1)) return false;
   openmp.parallel(
       [](void* data) {
         Job& job = *static_cast<Job*>(data);
@@ -271,14 +322,21 @@ bool run_on_openmp(Job& job) {
 
 int thread_count() {
   int count = configured.load(std::memory_order_relaxed);
-  if (count == 0) configured = count = available_cores();
+  if (count == 0) configured = count = asked_for();
   return count;
 }
 
 void set_thread_count(int count) { configured = std::max(1, count); }
 
+void prepare_for_forks() {
+  shared();
+  pthread_atfork(nullptr, nullptr, forget_threads);
+  prepare_memory_for_forks();
+}
+
 bool share_threads(const std::string& library) {
   if (openmp_is_found) return true;
+  if (is_forked()) return false;
   void* handle = dlopen(library.c_str(), RTLD_LAZY | RTLD_NOLOAD);
   if (!handle) return false;
   // Looked up in the library and in what it depends on: there may be several OpenMP runtimes in a process.
@@ -297,11 +355,9 @@ void run_tasks(int64_t tasks, Order order, const std::function<void(int64_t)>& t
     run_tasks(half, order, task);
     return run_tasks(tasks - half, order, [&](int64_t i) { task(half + i); });
   }
-  static const int registered = pthread_atfork(nullptr, nullptr, forget_threads);
-  (void)registered;
-  const int workers = int(std::min<int64_t>(thread_count(), tasks)) - 1;
-  Job job(task, tasks, order, workers);
-  if (!run_on_openmp(job) && !get_pool(thread_count() - 1)->run(job)) job.work(0);
+  const int threads = std::min(thread_count(), most_threads());
+  Job job(task, tasks, order, int(std::min<int64_t>(threads, tasks)) - 1);
+  if (!run_on_openmp(job) && !get_pool(threads - 1)->run(job)) job.work(0);
   if (job.failure) std::rethrow_exception(job.failure);
 }
 

@@ -39,12 +39,17 @@ class FlushDenormals {
 #endif
 };
 
+// How many threads are asked for. There are fewer where the system gives no more, and never many times as many as processors.
 int thread_count();
 void set_thread_count(int count);
 
+// To be called once, before any other thread or process is made of this one: a forked child has none of its parent's threads, and
+// what they held stays locked there.
+void prepare_for_forks();
+
 // From now on work that the process's first thread starts runs on the OpenMP threads of `library`, a loaded shared library, if it
 // has any. Such threads stay awake for milliseconds between two jobs, and on as many threads of our own they would take turns
-// with them. Returns whether threads were found.
+// with them. Returns whether threads were found. In a forked child none are: OpenMP may wait there for those of the parent.
 bool share_threads(const std::string& library);
 
 // Whether a thread begins with the first of its tasks or with the last one. A second pass over the same elements goes backwards:

@@ -56,7 +56,7 @@ def _(gradients, operands, results, attributes):
     return (fake_quant_rows_gradient(*gradients, *operands, **attributes),)
 
 
-@fake_quant_rows_gradient.gradient
+@fake_quant_rows_gradient.gradient(keeps=("inputs",))
 def _(gradients, operands, results, attributes):
     # Linear in its first operand with a diagonal matrix, so it is its own transpose.
     return fake_quant_rows_gradient(*gradients, operands[1], **attributes), None

@@ -97,6 +97,7 @@ def _gradient(
 
 
 _FORWARD_RESULTS = ("y", "batch_mean", "batch_variance", "reserve_space_1", "reserve_space_2")
+_RESERVES = ("reserve_space_1", "reserve_space_2")
 _GRADIENT_RESULTS = ("x_backprop", "scale_backprop", "offset_backprop")
 
 
@@ -305,7 +306,7 @@ def _backward(
 ) -> Any:
     x, scale, _, mean, variance = operands
     attributes = {key: value for key, value in attributes.items() if key != "exponential_avg_factor"}
-    saved = results[3:5] if attributes["is_training"] else (mean, variance)
+    saved = results[:2] if attributes["is_training"] else (mean, variance)
     computed = gradient_operator(gradients[0], x, scale, *saved, *reserves, **attributes)
     x_backprop, scale_backprop, offset_backprop = computed[:3]
     if attributes["is_training"]:
@@ -322,19 +323,26 @@ def _backward(
     )
 
 
-@fused_batch_norm.gradient(of=("y",), saves_results=True)
+# Neither y, so that an activation may take its place, nor running statistics, which training goes on to update.
+_KEPT = ("x", "scale", "mean", "variance")
+_KEPT_IF = {"mean": ("is_training", False), "variance": ("is_training", False)}
+
+
+@fused_batch_norm.gradient(of=("y",), saves_results=_RESERVES, keeps=_KEPT, keeps_if=_KEPT_IF)
 def _(gradients, operands, results, attributes):
     return _backward(fused_batch_norm_grad, gradients, operands, results, attributes, ())
 
 
-@fused_batch_norm_v2.gradient(of=("y",), saves_results=True)
+@fused_batch_norm_v2.gradient(of=("y",), saves_results=_RESERVES, keeps=_KEPT, keeps_if=_KEPT_IF)
 def _(gradients, operands, results, attributes):
     return _backward(fused_batch_norm_grad_v2, gradients, operands, results, attributes, ())
 
 
-@fused_batch_norm_v3.gradient(of=("y",), saves_results=True)
+@fused_batch_norm_v3.gradient(
+    of=("y",), saves_results=(*_RESERVES, "reserve_space_3"), keeps=_KEPT, keeps_if=_KEPT_IF
+)
 def _(gradients, operands, results, attributes):
-    return _backward(fused_batch_norm_grad_v3, gradients, operands, results, attributes, (results[5],))
+    return _backward(fused_batch_norm_grad_v3, gradients, operands, results, attributes, (results[2],))
 
 
 @fused_batch_norm_grad.gradient(of=_GRADIENT_RESULTS)
@@ -609,7 +617,7 @@ def quantized_batch_norm_states(mask: Tensor, x: Tensor) -> Lowering:
 
 
 @quantized_batch_norm.gradient(
-    saves_results=True, keeps=("x", "scale", "mean", "variance"), training_form=quantized_batch_norm_training
+    keeps=("x", "scale", "mean", "variance"), training_form=quantized_batch_norm_training
 )
 def _(gradients, operands, results, attributes):
     x, scale, _, mean, variance, _, _ = operands
@@ -619,7 +627,7 @@ def _(gradients, operands, results, attributes):
     return to_x, to_scale, to_offset, None, None, *(to_range if attributes["range_gradients"] else (None, None))
 
 
-@quantized_batch_norm_gradient.gradient
+@quantized_batch_norm_gradient.gradient(keeps=("gradients", "x", "scale", "mask"))
 def _(gradients, operands, results, attributes):
     incoming, x, scale, _, _, mask = operands
     states = quantized_batch_norm_states(mask, x)

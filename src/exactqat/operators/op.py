@@ -84,6 +84,7 @@ class Operator:
         self.defaults = {k: p.default for k, p in parameters.items() if p.default is not inspect.Parameter.empty}
         self.operands = tuple(k for k, p in parameters.items() if p.annotation is Tensor)
         self.keeps = self.operands
+        self.keeps_if: Mapping[str, tuple[str, Any]] = {}
         self.first = self.parameters.index(self.operands[0])
         # By type of the first operand: (args, kwargs) -> results, or None for what is not a plain call known before.
         # Under other keys, what frontends keep for themselves.
@@ -97,6 +98,7 @@ class Operator:
         self.__signature__ = inspect.Signature([*parameters.values(), name, out])
         self.result_type = namedtuple(raw_name or self.name, results)  # type: ignore[misc]
         self.result_type.__doc__ = f"Results of `{self.name}`."
+        self.result_type.__reduce__ = lambda results: (_results, (self.name, *results))  # type: ignore[method-assign]
         self.lower = lru_cache(maxsize=4096)(self.check)
 
     def __reduce__(self) -> Any:
@@ -110,8 +112,9 @@ class Operator:
         vjp: Callable[..., tuple[Any, ...]] | None = None,
         *,
         of: tuple[str, ...] | None = None,
-        saves_results: bool = False,
+        saves_results: tuple[str, ...] = (),
         keeps: tuple[str, ...] | None = None,
+        keeps_if: Mapping[str, tuple[str, Any]] | None = None,
         training_form: "Operator | None" = None,
     ) -> Any:
         """Declare the vector-Jacobian product: `vjp(gradients, operands, results, attributes)` -> one gradient per
@@ -119,20 +122,33 @@ class Operator:
 
         `gradients` holds one array per result; None in the answer stands for a zero gradient. The body uses declared
         operators and the arrays' own arithmetic only, so it works in every framework and can be differentiated again.
-        `results` are empty unless `saves_results`, which keeps them alive for the backward pass. `of` names the
+        It is linear in `gradients`. `results` are those that `saves_results` names, the last ones in their order, which
+        are kept alive for the backward pass; nobody may change them in place until then, so only those that are needed.
+        `of` names the
         results that have a gradient, by default all; the others count as constants. `keeps` names the operands that
-        are kept alive for the backward pass, by default all; the others are None in `operands`.
+        are kept alive for the backward pass, by default all; the others are None in `operands`. `keeps_if` maps some of
+        them to the attribute and the value with which they are: with another one they may be None, too.
 
         `training_form` is an operator that runs in the place of this one where gradients are wanted: with the same
         operands and attributes, and this one's results followed by residuals, which the caller never sees. `results`
         are then the residuals. So a backward pass can do with less memory than the operands take.
         """
         if vjp is None:
-            return partial(self.gradient, of=of, saves_results=saves_results, keeps=keeps, training_form=training_form)
+            return partial(
+                self.gradient,
+                of=of,
+                saves_results=saves_results,
+                keeps=keeps,
+                keeps_if=keeps_if,
+                training_form=training_form,
+            )
         self.vjp = vjp
         self.differentiable = self.results if of is None else of
         self.keeps = self.operands if keeps is None else keeps
-        self.saved_results = slice(None) if saves_results else slice(0)
+        self.keeps_if = keeps_if or {}
+        self.saved_results = slice(len(self.results) - len(saves_results), len(self.results))
+        if self.results[self.saved_results] != saves_results:
+            raise ValueError(f"{self.name}: saves_results must be its last results, got {', '.join(saves_results)}")
         if training_form is not None:
             own = len(self.results)
             if training_form.parameters != self.parameters or training_form.results[:own] != self.results:
@@ -140,7 +156,7 @@ class Operator:
             self.training_form = training_form
             self.saved_results = slice(own, None)
             # The same gradient for itself, so that a rule that runs it can be differentiated again.
-            for name in ("vjp", "differentiable", "gradient_count", "keeps", "saved_results"):
+            for name in ("vjp", "differentiable", "gradient_count", "keeps", "keeps_if", "saved_results"):
                 setattr(training_form, name, getattr(self, name))
         return vjp
 
@@ -301,6 +317,10 @@ def _by_name(name: str) -> Operator:
     return OPERATORS[name]
 
 
+def _results(name: str, *results: Any) -> Any:
+    return OPERATORS[name].result_type(*results)
+
+
 def _compiling() -> bool:
     """Whether torch.compile is looking, which cannot follow shortcuts."""
     torch = sys.modules.get("torch")
@@ -421,13 +441,21 @@ class Memory(NamedTuple):
         return self.address < other.end and other.address < self.end
 
 
+def check_out_specs(op: Operator, lowered: Lowering, out: list[TensorSpec]) -> None:
+    """Refuse arrays for the results that are not like them."""
+    for name, spec, given in zip(op.results, lowered.results, out, strict=True):
+        if given != spec:
+            wanted = f"{spec.dtype} of shape {list(spec.shape)}"
+            raise ValueError(
+                f"{op.name}: out for {name} must be {wanted}, got {given.dtype} of shape {list(given.shape)}"
+            )
+
+
 def check_out(op: Operator, lowered: Lowering, operands: list[Memory], out: list[Memory]) -> None:
     """Refuse arrays for the results that do not fit or whose memory is still needed."""
-    for i, (name, spec, given) in enumerate(zip(op.results, lowered.results, out, strict=True)):
+    check_out_specs(op, lowered, [given.spec for given in out])
+    for i, (name, given) in enumerate(zip(op.results, out, strict=True)):
         where = f"{op.name}: out for {name}"
-        if given.spec != spec:
-            wanted = f"{spec.dtype} of shape {list(spec.shape)}"
-            raise ValueError(f"{where} must be {wanted}, got {given.spec.dtype} of shape {list(given.spec.shape)}")
         if not given.dense or not given.writable:
             raise ValueError(f"{where} must be a dense and writable array (row-major, native byte order)")
         for operand_name, operand in zip(op.operands, operands, strict=True):

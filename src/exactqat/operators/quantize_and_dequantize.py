@@ -237,13 +237,13 @@ def quantize_and_dequantize_v4_grad(
     return Lowering((input, input_min, input_max), "quantize_and_dequantize_v4_grad", slices)
 
 
-@quantize_and_dequantize.gradient
+@quantize_and_dequantize.gradient(keeps=())
 def _(gradients, operands, results, attributes):
     return gradients
 
 
-@quantize_and_dequantize_v2.gradient
-@quantize_and_dequantize_v3.gradient
+@quantize_and_dequantize_v2.gradient(keeps=())
+@quantize_and_dequantize_v3.gradient(keeps=())
 def _(gradients, operands, results, attributes):
     return *gradients, None, None
 
@@ -256,7 +256,7 @@ def _(gradients, operands, results, attributes):
     return quantize_and_dequantize_v4_grad(*gradients, *operands, axis=axis)
 
 
-@quantize_and_dequantize_v4_grad.gradient
+@quantize_and_dequantize_v4_grad.gradient(keeps=("input", "input_min", "input_max"))
 def _(gradients, operands, results, attributes):
     # Linear in its first operand with a diagonal matrix, so it is its own transpose; the bounds' gradients are
     # constant.
