@@ -727,8 +727,24 @@ REPORT_EVERY = 50  # cases
 STUCK_AFTER = 300.0  # seconds for as many
 
 
-def run_cases(seed: int, begin: int, end: int, current: Path) -> None:
+class Subject(Protocol):
+    """What a campaign is about: a module that is a script as this one, which is the subject if none is named."""
+
+    __file__: str
+
+    def generate(self, source: Source) -> Any: ...
+
+    def check(self, call: Any) -> tuple[bool, int]:
+        """Whether the call was refused and how many values were compared; raises where they differ."""
+
+
+def _this() -> Any:
+    return sys.modules[__name__]
+
+
+def run_cases(seed: int, begin: int, end: int, current: Path, subject: Subject | None = None) -> None:
     """A batch, in a process of its own. Before each case its number goes to the file `current`: a crash has a name."""
+    subject = subject or _this()
     handle = os.open(current, os.O_WRONLY)
     report: dict[str, Any] = {}
     for case in range(begin, end):
@@ -736,9 +752,9 @@ def run_cases(seed: int, begin: int, end: int, current: Path) -> None:
             report = {"cases": 0, "refused": 0, "values": 0, "differences": []}
             faulthandler.dump_traceback_later(STUCK_AFTER, exit=True)
         os.pwrite(handle, b"%20d" % case, 0)
-        call = generate(Random(seed, case))
+        call = subject.generate(Random(seed, case))
         try:
-            refused, compared = check(call)
+            refused, compared = subject.check(call)
             report["refused"] += refused
             report["values"] += compared
         except Exception as error:
@@ -757,15 +773,18 @@ class Totals:
         self.crashes: list[str] = []
 
 
-def run_batch(seed: int, begin: int, end: int, totals: Totals, progress: Callable[[int], None]) -> None:
+def run_batch(
+    seed: int, begin: int, end: int, totals: Totals, progress: Callable[[int], None], subject: Subject | None = None
+) -> None:
     """Runs cases in child processes until all are done: one that kills its process is counted, and the next follows."""
+    subject = subject or _this()
     flags = ["-S"] if sys.flags.no_site else []  # the children must import what this process imports
     parts = [(begin, end)]
     with tempfile.TemporaryDirectory() as folder:
         current, errors = Path(folder, "case"), Path(folder, "errors")
         while parts:
             begin, end = parts.pop()
-            command = [sys.executable, *flags, __file__, "--seed", str(seed)]
+            command = [sys.executable, *flags, subject.__file__, "--seed", str(seed)]
             command += ["--batch", str(begin), str(end), str(current)]
             current.write_bytes(b"%20d" % begin)
             with (
@@ -782,13 +801,13 @@ def run_batch(seed: int, begin: int, end: int, totals: Totals, progress: Callabl
                     progress(report["cases"])
             if child.returncode:
                 case = int(current.read_bytes())
-                call, said = generate(Random(seed, case)), errors.read_text()[-6000:]
+                call, said = subject.generate(Random(seed, case)), errors.read_text()[-6000:]
                 totals.crashes.append(f"case {case}: exit status {child.returncode}\n{call}\n{said}")
                 progress(1)
                 parts += [part for part in ((case + 1, end), (begin, case)) if part[0] < part[1]]
 
 
-def campaign(cases: int, seed: int, processes: int) -> int:
+def campaign(cases: int, seed: int, processes: int, subject: Subject) -> int:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -800,7 +819,8 @@ def campaign(cases: int, seed: int, processes: int) -> int:
     )
 
     console = Console(highlight=False)
-    console.print(f"fuzzing {len(FUZZED)} operators on {', '.join(DEVICES)}: {cases} cases, seed {seed}")
+    devices = ", ".join(DEVICES) if subject is _this() else Path(subject.__file__).stem
+    console.print(f"fuzzing {len(FUZZED)} operators on {devices}: {cases} cases, seed {seed}")
     totals, started = Totals(), time.monotonic()
     columns = (
         TextColumn("{task.description}"),
@@ -814,7 +834,13 @@ def campaign(cases: int, seed: int, processes: int) -> int:
         task = bar.add_task("cases", total=cases)
         batches = [
             pool.submit(
-                run_batch, seed, begin, min(begin + batch, cases), totals, lambda count: bar.advance(task, count)
+                run_batch,
+                seed,
+                begin,
+                min(begin + batch, cases),
+                totals,
+                lambda count: bar.advance(task, count),
+                subject,
             )
             for begin in range(0, cases, batch)
         ]
@@ -830,12 +856,13 @@ def campaign(cases: int, seed: int, processes: int) -> int:
         f"{len(totals.crashes)} crashes, {len(totals.differences)} differences"
     )
     if totals.crashes or totals.differences:
-        console.print(f"one case again: python tests/fuzz.py --seed {seed} --case NUMBER")
+        console.print(f"one case again: python {os.path.relpath(subject.__file__)} --seed {seed} --case NUMBER")
     return 1 if totals.crashes or totals.differences else 0
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(subject: Any = None) -> int:
+    subject = subject or _this()
+    parser = argparse.ArgumentParser(description=(subject.__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", type=int, default=100_000)
     parser.add_argument("--seed", type=int, help="of an earlier campaign; a new one by default")
     parser.add_argument("--processes", type=int, default=2)
@@ -845,15 +872,15 @@ def main() -> int:
     seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
     if arguments.batch:
         begin, end, current = arguments.batch
-        run_cases(seed, int(begin), int(end), Path(current))
+        run_cases(seed, int(begin), int(end), Path(current), subject)
         return 0
     if arguments.case is not None:
-        call = generate(Random(seed, arguments.case))
+        call = subject.generate(Random(seed, arguments.case))
         print(call, flush=True)
-        refused, compared = check(call)
+        refused, compared = subject.check(call)
         print("refused, as it should be" if refused else f"{compared} values agree")
         return 0
-    return campaign(arguments.cases, seed, arguments.processes)
+    return campaign(arguments.cases, seed, arguments.processes, subject)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ def _arrays(operands: list[Any]) -> list[np.ndarray]:
     arrays = []
     for value in operands:
         if type(value) is not np.ndarray:
-            value = np.asarray(value, None if isinstance(value, np.ndarray) else _dtype_of_numbers(operands))
+            with np.errstate(over="ignore"):  # a number beyond float32 is infinite there
+                value = np.asarray(value, None if isinstance(value, np.ndarray) else _dtype_of_numbers(operands))
         if not (value.flags.c_contiguous and value.flags.aligned and value.dtype.isnative):
             value = np.array(value, value.dtype.newbyteorder("="), order="C")
         arrays.append(value)

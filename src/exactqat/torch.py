@@ -6,6 +6,7 @@ tensors (`torch.compile`, `torch.export`), and its vjp, itself made of such oper
 again.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from torch.autograd import forward_ad
 
 from exactqat.cpu import LARGE, block, kernels, planned, shortcut
 from exactqat.operators import OPERATORS
-from exactqat.operators.op import ITEM_SIZES, Memory, Operator, TensorSpec, check_out, check_out_specs
+from exactqat.operators.op import FLOAT32_LIMIT, ITEM_SIZES, Memory, Operator, TensorSpec, check_out, check_out_specs
 
 _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "uint8")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -61,18 +62,24 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return torch._C._dispatch_keys(tensor).raw_repr() & ~_PLAIN == 0
 
 
-def _check_memory(op: Operator, names: tuple[str, ...], tensors: Sequence[torch.Tensor]) -> None:
-    """Refuse tensors whose storage was freed or made smaller behind their back."""
-    for name, tensor in zip(names, tensors, strict=True):
-        if tensor.numel() == 0:
-            continue
-        last = tensor.storage_offset() + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-        storage = tensor.untyped_storage()
-        if storage.nbytes() < (last + 1) * tensor.element_size() or storage.data_ptr() == 0:
-            raise ValueError(
-                f"{op.name}: {name} of shape {list(tensor.shape)} must have memory, but its storage holds "
-                f"{storage.nbytes() if storage.data_ptr() else 0} bytes"
-            )
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """What the dispatcher makes of a tensor before a kernel sees it, but for those that `__torch_dispatch__` unwraps."""
+    if tensor._is_zerotensor():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return tensor.resolve_neg()
+
+
+def _check_memory(op: Operator, name: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor whose storage was freed or made smaller behind its back."""
+    if tensor.numel() == 0:
+        return
+    last = tensor.storage_offset() + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    storage = tensor.untyped_storage()
+    held = storage.nbytes() if storage.data_ptr() else 0
+    if held < (last + 1) * tensor.element_size():
+        raise ValueError(
+            f"{op.name}: {name} of shape {list(tensor.shape)} must have memory, but its storage holds {held} bytes"
+        )
 
 
 def _empty(spec: TensorSpec) -> Callable[[], torch.Tensor]:
@@ -124,7 +131,9 @@ def _register(op: Operator) -> Any:
         if results is not None:
             return results
         tensors, attributes = split(arguments)
-        _check_memory(op, op.operands, tensors)
+        tensors = tuple([tensor if _is_plain(tensor) else _resolved(tensor) for tensor in tensors])
+        for name, tensor in zip(op.operands, tensors, strict=True):
+            _check_memory(op, name, tensor)
         dense = [tensor.contiguous() for tensor in tensors]
         lowered, plan = planned(op, tuple([_spec(tensor) for tensor in dense]), attributes)
         results = [_empty(spec)() for spec in lowered.results]
@@ -369,10 +378,12 @@ def _into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[Any, ...]
             raise TypeError(f"out must be PyTorch tensors on the CPU like the operands, got {type(tensor).__name__}")
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*tensors, *out)):
         raise ValueError(f"{op.name}: out cannot be used with tensors that require grad; use torch.no_grad()")
-    if any(mode() for mode in _MODES) or not all(map(_is_plain, (*tensors, *out))):
+    names = (*op.operands, *[f"out for {name}" for name in op.results])
+    plain = [(name, tensor) for name, tensor in zip(names, (*tensors, *out), strict=True) if _is_plain(tensor)]
+    for name, tensor in plain:
+        _check_memory(op, name, tensor)
+    if len(plain) < len(names) or any(mode() for mode in _MODES):
         return _copied_into(op, tensors, attributes, out)
-    _check_memory(op, op.operands, tensors)
-    _check_memory(op, tuple([f"out for {name}" for name in op.results]), out)
     dense = [tensor.contiguous() for tensor in tensors]
     lowered, plan = planned(op, tuple([_spec(tensor) for tensor in dense]), attributes)
     check_out(op, lowered, [_memory(tensor) for tensor in dense], [_memory(tensor) for tensor in out])
@@ -407,7 +418,9 @@ def _tensors(operands: list[Any]) -> list[torch.Tensor]:
         if isinstance(value, torch.Tensor):
             return value
         if isinstance(value, int | float):  # filled on the device: a copy to a GPU could wait for it
-            return torch.full((), value, dtype=dtype, device=like.device)
+            if dtype == torch.float32 and abs(value) >= FLOAT32_LIMIT:  # which PyTorch refuses, others round
+                value = math.copysign(math.inf, value)
+            return torch.full((), float(value), dtype=dtype, device=like.device)
         return torch.as_tensor(value, dtype=dtype, device=like.device)
 
     return [tensor(value) for value in operands]
@@ -420,6 +433,9 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tup
     for name, tensor in zip(op.operands, tensors, strict=True):
         if tensor.device != like.device:
             raise ValueError(f"{op.name}: {name} is on device {tensor.device}, but other operands are on {like.device}")
+        if tensor.layout != torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else tensor.layout
+            raise TypeError(f"{op.name}: {name} must be a dense tensor, got a {kind} one")
     if out is not None:
         return _into(op, tensors, tuple(attributes.items()), out)
     if torch.compiler.is_compiling():

@@ -29,7 +29,7 @@ def quantization(num_bits: int, narrow_range: bool) -> dict[str, int | float]:
 
 def _fixed_range(dtype: str, min: float, max: float) -> dict[str, int | float]:
     if not rounded(dtype, min) < rounded(dtype, max):  # NaN fails too
-        raise ValueError(f"min has to be smaller than max (as {dtype}), was: {min:g} >= {max:g}")
+        raise ValueError(f"min has to be smaller than max (as {dtype}), was: {min} >= {max}")
     return {"min": min, "max": max}
 
 
@@ -51,7 +51,8 @@ def fake_quant_with_min_max_args(
 
     Args:
         inputs: a float tensor, any shape.
-        min, max: the range; `min < max`.
+        min, max: the range; `min < max`. What the dtype cannot hold is infinite, as in TensorFlow, and a range that is
+            not finite gives NaN.
         num_bits: 2 to 16.
         narrow_range: leave out the lowest code, so that a symmetric range has symmetric codes.
     Returns:

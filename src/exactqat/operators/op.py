@@ -183,8 +183,19 @@ class Operator:
             if key in self.attributes:
                 attributes[key] = self._attribute(key, value)
             else:
+                self._check_numbers(key, value)
                 operands.append(value)
         return operands, attributes
+
+    def _check_numbers(self, name: str, value: Any) -> None:
+        """Refuse Python numbers that no float is. Others become what their dtype makes of them, infinity included."""
+        if isinstance(value, list | tuple):
+            for item in value:
+                self._check_numbers(name, item)
+        elif isinstance(value, complex):
+            raise TypeError(f"{self.name}: {name} must be real, got {_describe(value)}")
+        elif isinstance(value, int) and abs(value) > sys.float_info.max:
+            raise ValueError(f"{self.name}: {name} must be a float64 number, got an integer beyond it")
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Run the operator. `out`: an array, or a tuple with one for each result, to write the results into."""
@@ -477,9 +488,15 @@ def widened(array: Any) -> Any:
     return array.astype("float32") if hasattr(array, "astype") else array.float()
 
 
+FLOAT32_LIMIT = 2.0**128 - 2.0**103  # from here on float32 rounds to infinity
+
+
 def rounded(dtype: str, value: float) -> float:
-    """A number as the kernels see it: rounded to the dtype they compute in, denormals as 0."""
-    if dtype != "float64":
+    """A number as the kernels see it: rounded to the dtype they compute in, denormals as 0.
+
+    A compiler's symbol stays as it is; the kernel's call checks the number.
+    """
+    if dtype != "float64" and not _compiling() and isinstance(value, float | int):
         value = struct.unpack("f", struct.pack("f", value))[0]
     smallest_normal = sys.float_info.min if dtype == "float64" else 2.0**-126
     return 0.0 if abs(value) < smallest_normal else value

@@ -99,7 +99,7 @@ def quantize_and_dequantize(
     Source: TensorFlow `QuantizeAndDequantize`.
     """
     if range_given and not input_min <= input_max:
-        raise ValueError(f"invalid range: input_min {input_min:g} > input_max {input_max:g}")
+        raise ValueError(f"invalid range: input_min {input_min} > input_max {input_max}")
     scalar = TensorSpec((), input.dtype)
     lowered = _forward(input, scalar, scalar, signed_input, num_bits, range_given, "HALF_TO_EVEN", False, -1)
     return lowered._replace(numbers={**lowered.numbers, "input_min": input_min, "input_max": input_max})
