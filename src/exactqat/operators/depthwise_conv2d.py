@@ -4,7 +4,7 @@
 import math
 from typing import Literal
 
-from exactqat.operators.op import Lowering, Tensor, TensorSpec, check_dtypes, check_rank, operator
+from exactqat.operators.op import Axes, Lowering, Tensor, TensorSpec, check_dtypes, check_rank, operator
 
 # An array of so many elements cannot exist; said before anybody tries to make one.
 _TOO_MANY = 2**60
@@ -265,3 +265,33 @@ def _(gradients, operands, results, attributes):
         depthwise_conv2d_native_backprop_input(tuple(input.shape), gradient, out_backprop, **geometry),
         depthwise_conv2d_native(input, gradient, **geometry),
     )
+
+
+# What the dimensions mean: images are independent, and so are channels; filter gradients are sums over images. The
+# output's channels have the letter of the input's, whose multiples they are.
+
+
+def _letters(data_format: str) -> tuple[str, str, str]:
+    image = data_format.lower()
+    return image, "ijcm", image.translate(str.maketrans("hw", "yx"))
+
+
+_WHOLE = "hwyxijm"
+
+
+@depthwise_conv2d_native.axes
+def _(data_format, **_):
+    image, filter, output = _letters(data_format)
+    return Axes((image, filter), (output,), ("",), _WHOLE)
+
+
+@depthwise_conv2d_native_backprop_input.axes
+def _(data_format, **_):
+    image, filter, output = _letters(data_format)
+    return Axes((filter, output), (image,), ("",), _WHOLE, {"input_sizes": image})
+
+
+@depthwise_conv2d_native_backprop_filter.axes
+def _(data_format, **_):
+    image, filter, output = _letters(data_format)
+    return Axes((image, output), (filter,), ("n",), _WHOLE, {"filter_sizes": filter})

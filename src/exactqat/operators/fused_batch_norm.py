@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from exactqat.operators.fake_quant import quantization
 from exactqat.operators.op import (
+    Axes,
     Lowering,
     Tensor,
     TensorSpec,
@@ -15,6 +16,7 @@ from exactqat.operators.op import (
     check_rank,
     check_same_shape,
     check_wide_dtypes,
+    letters_of,
     operator,
     wide,
     widened,
@@ -391,6 +393,48 @@ def _(gradients, operands, results, attributes):
     axis = 1 if attributes["data_format"].startswith("NC") else len(x.shape) - 1
     everywhere = (x == x) | (x != x)
     return (everywhere * gradients[0].reshape(tuple(n if i == axis else 1 for i, n in enumerate(x.shape))),)
+
+
+# What the dimensions mean: channels are independent. In training the statistics tie everything else together; in
+# inference gradients of the vectors are sums over it.
+
+
+def _channel_letters(x: TensorSpec, data_format: str) -> tuple[str, str, str]:
+    """Those of x, of its channels, and of the rest."""
+    letters = letters_of(x)
+    channel = letters[_channel_axis(x, data_format)]
+    return letters, channel, letters.replace(channel, "")
+
+
+@fused_batch_norm.axes
+@fused_batch_norm_v2.axes
+@fused_batch_norm_v3.axes
+def _(x, scale, offset, mean, variance, data_format, is_training, **_):
+    letters, channel, rest = _channel_letters(x, data_format)
+    ignored = "?"  # in training the running statistics may have any length
+    running = [channel if vector.shape == scale.shape else ignored for vector in (mean, variance)]
+    results = (letters, channel, channel, channel, channel, "")
+    return Axes((letters, channel, channel, *running), results, ("",) * 6, ignored + (rest if is_training else ""))
+
+
+@fused_batch_norm_grad.axes
+@fused_batch_norm_grad_v2.axes
+@fused_batch_norm_grad_v3.axes
+def _(x, data_format, is_training, **_):
+    letters, channel, rest = _channel_letters(x, data_format)
+    empty = "?"
+    return Axes(
+        (letters, letters, channel, channel, channel, ""),
+        (letters, channel, channel, empty, empty),
+        ("", rest, rest, "", ""),
+        empty + (rest if is_training else ""),
+    )
+
+
+@channel_sum.axes
+def _(x, data_format):
+    letters, channel, rest = _channel_letters(x, data_format)
+    return Axes((letters,), (channel,), (rest,))
 
 
 # Batch norm, activation and fake quantization in one: what a layer of quantization-aware training does behind its
