@@ -70,26 +70,31 @@ def _cast(array: Any, axes: frozenset[str]) -> Any:
 
 
 def _cast_together(arrays: Any) -> list[Any]:
-    arrays = [jnp.asarray(array) for array in arrays]  # JAX hands over constants as NumPy arrays
+    # JAX hands over constants as NumPy arrays.
+    arrays = [array if isinstance(array, jax.Array) else jnp.asarray(array) for array in arrays]
     axes = frozenset[str]().union(*[_varying(_aval(array)) for array in arrays])
     return [_cast(array, axes) for array in arrays]
 
 
-def _in_manual_mesh() -> bool:
-    mesh = getattr(jax.sharding, "get_abstract_mesh", lambda: None)()
-    return bool(getattr(mesh, "manual_axes", ()))
+def _mesh() -> Any:
+    return getattr(jax.sharding, "get_abstract_mesh", lambda: None)()
 
 
-def _result_avals(like: Any, specs: tuple[TensorSpec, ...]) -> list[Any]:
+def _representative(avals: Any) -> Any:
+    """The type of an operand that says where in a mesh, if they are in one, this is computed."""
+    return next((aval for aval in avals if not aval.sharding.mesh.empty), avals[0])
+
+
+def _result_avals(like: Any, specs: list[TensorSpec], shardings: list[PartitionSpec]) -> list[Any]:
     """Types that vary as `like`, the type of an operand, does."""
     return [
         like.update(
             shape=spec.shape,
             dtype=jnp.dtype(spec.dtype),
             weak_type=False,
-            sharding=NamedSharding(like.sharding.mesh, PartitionSpec(*[None] * spec.rank)),
+            sharding=NamedSharding(like.sharding.mesh, sharding),
         )
-        for spec in specs
+        for spec, sharding in zip(specs, shardings, strict=True)
     ]
 
 
@@ -100,8 +105,8 @@ def _bind(op: Operator, attributes: Attributes, over: int | None, *arrays: Any) 
     """`over` is the operand that the first result may be written over."""
     arrays = tuple(_cast_together(arrays))
     parts = None
-    if jax.device_count() > 1 and not _in_manual_mesh():
-        parts = _parts(op, attributes, over, tuple(_spec(array) for array in arrays))
+    if jax.device_count() > 1 and not getattr(mesh := _mesh(), "manual_axes", ()):
+        parts = _parts(op, attributes, over, tuple(_spec(array) for array in arrays), mesh)
     return _CALL.bind(*arrays, op=op, attributes=attributes, over=over, parts=parts)
 
 
@@ -115,8 +120,14 @@ def _(*arrays: Any, op: Operator, attributes: Attributes, over: int | None, part
 
 @_CALL.def_abstract_eval
 def _(*avals: Any, op: Operator, attributes: Attributes, over: int | None, parts: Any) -> Any:
-    lowered = _lowered(op, tuple(_spec(aval) for aval in avals), attributes)
-    return _result_avals(avals[0], lowered.results)
+    specs = tuple(_spec(aval) for aval in avals)
+    results = list(_lowered(op, specs, attributes).results)
+    like = _representative(avals)
+    shardings = [PartitionSpec(*[None] * spec.rank) for spec in results]
+    if any(any(aval.sharding.spec) for aval in avals):  # in an explicit mesh types say how arrays are spread
+        wanted = [aval.sharding.spec for aval in avals]
+        shardings = _Cutting(op, attributes, specs).cuts(like.sharding.mesh, wanted).results
+    return _result_avals(like, results, shardings)
 
 
 def _kernel(op: Operator, attributes: Attributes, over: int | None, *arrays: Any) -> list[Any]:
@@ -168,10 +179,11 @@ class _Derivative(NamedTuple):
     kept: tuple[bool, ...]
     moving: tuple[bool, ...]
     results: tuple[TensorSpec, ...]
+    shardings: tuple[PartitionSpec, ...]
 
-    @property
-    def differentiable(self) -> list[TensorSpec]:
-        return [s for s, name in zip(self.results, self.op.results, strict=True) if name in self.op.differentiable]
+    def differentiable(self, of_results: tuple[Any, ...]) -> list[Any]:
+        """Those of the differentiable results."""
+        return [of for of, name in zip(of_results, self.op.results, strict=True) if name in self.op.differentiable]
 
     def split(self, arrays: Any) -> tuple[list[Any], list[Any]]:
         """What is known, and the tangents."""
@@ -208,7 +220,10 @@ def _push(*arrays: Any, derivative: _Derivative) -> Any:
         reached[:] = [i for i, gradient in enumerate(answer) if gradient is not None]
         return [_like(answer[i], avals[i]) for i in reached]
 
-    zeros = [_cast(jnp.zeros(spec.shape, spec.dtype), _varying(avals[0])) for spec in derivative.differentiable]
+    zeros = [
+        _cast(jnp.zeros(spec.shape, spec.dtype), _varying(avals[0]))
+        for spec in derivative.differentiable(derivative.results)
+    ]
     _, transpose = jax.vjp(backward, *zeros)
     return list(transpose([tangents[i] for i in reached]))
 
@@ -223,7 +238,8 @@ def _(*arrays: Any, derivative: _Derivative, parts: Any) -> Any:
 
 @_TANGENTS.def_abstract_eval
 def _(*avals: Any, derivative: _Derivative, parts: Any) -> Any:
-    return _result_avals(avals[-1], tuple(derivative.differentiable))
+    shardings = derivative.differentiable(derivative.shardings)
+    return _result_avals(_representative(avals), derivative.differentiable(derivative.results), shardings)
 
 
 def _zero(result: Any) -> Any:
@@ -245,7 +261,15 @@ def _jvp(primals: Any, tangents: Any, *, op: Operator, attributes: Attributes, o
     moved: Any = iter(())
     if any(moving):
         kept = tuple(by_parts or name in op.keeps for name in op.operands)
-        derivative = _Derivative(op, attributes, by_parts, kept, moving, tuple(_spec(result) for result in results))
+        derivative = _Derivative(
+            op,
+            attributes,
+            by_parts,
+            kept,
+            moving,
+            tuple(_spec(result) for result in results),
+            tuple(_aval(result).sharding.spec for result in results),
+        )
         known = [primal for primal, keep in zip(primals, kept, strict=True) if keep]
         given = [tangent for tangent, moves in zip(tangents, moving, strict=True) if moves]
         moved = iter(_TANGENTS.bind(*known, *saved, *given, derivative=derivative, parts=parts))
@@ -404,105 +428,124 @@ batching.primitive_batchers[_CALL] = _batch
 
 _CAN_CUT = "sharding_rule" in inspect.signature(custom_partitioning.def_partition).parameters
 
-
-def _sizes(axes: Axes, specs: tuple[TensorSpec, ...]) -> dict[str, int]:
-    """The letters along which these arrays can be cut, and their sizes."""
-    sizes: dict[str, int] = {}
-    uneven = set(axes.whole)
-    for letters, spec in zip((*axes.operands, *axes.results), specs, strict=True):
-        for letter, size in zip(letters.removeprefix("."), spec.shape, strict=False):
-            if letter == "/" or sizes.setdefault(letter, size) != size:
-                uneven.add(letter)
-    return {letter: size for letter, size in sizes.items() if letter not in uneven}
+Cuts = dict[str, tuple[str, ...]]  # the axes of the mesh along which the dimensions of a letter are cut
 
 
-def _cuts(axes: Axes, sizes: dict[str, int], mesh: Any, wanted: list[Any]) -> dict[str, tuple[str, ...]]:
-    """The axes of the mesh along which each letter is cut, as the first array that has it wishes. `wanted`: partition
-    specifications of operands and, where known, of results."""
-    cuts: dict[str, tuple[str, ...]] = {}
-    for letters, specification in zip((*axes.operands, *axes.results), wanted, strict=False):
-        for letter, entry in zip(letters.removeprefix("."), specification, strict=False):
-            names = (entry,) if isinstance(entry, str) else entry
-            if letter not in sizes or letter in cuts or not isinstance(names, tuple) or not names:
-                continue
-            taken = any(name in used for used in cuts.values() for name in names)
-            if not taken and sizes[letter] % math.prod(mesh.shape[name] for name in names) == 0:
-                cuts[letter] = names
-    return cuts
+class _Cut(NamedTuple):
+    """A call in parts: what is cut how."""
+
+    along: Cuts
+    operands: list[PartitionSpec]
+    results: list[PartitionSpec]
 
 
-def _partition_spec(letters: str, cuts: dict[str, tuple[str, ...]], rank: int) -> PartitionSpec:
-    letters = letters.removeprefix(".")
-    return PartitionSpec(*[cuts.get(letters[i]) if i < len(letters) else None for i in range(rank)])
+class _Cutting:
+    """How a call may be cut."""
+
+    def __init__(self, op: Operator, attributes: Attributes, specs: tuple[TensorSpec, ...]):
+        results = _lowered(op, specs, attributes).results
+        nothing = Axes(("",) * len(specs), ("",) * len(results), ("",) * len(results))
+        self.axes = axes = op.axes_of(specs, attributes) or nothing
+        self.operands = list(zip(axes.operands, specs, strict=True))
+        self.results = list(zip(axes.results, results, strict=True))
+        # The letters along which something can be cut, and their sizes. A mask is one of the whole tensor.
+        self.sizes: dict[str, int] = {}
+        never = {"?"} if op.parts_rule is not None else {"?", *axes.whole}
+        for letters, spec in (*self.operands, *self.results):
+            for letter, size in zip(letters.removeprefix("."), spec.shape, strict=False):
+                if size == 0 or self.sizes.setdefault(letter, size) != size:
+                    never.add(letter)
+        masked = any(letters == "/" for letters, _ in (*self.operands, *self.results))
+        self.sizes = {} if masked else {letter: size for letter, size in self.sizes.items() if letter not in never}
+
+    def cuts(self, mesh: Any, wanted: list[Any]) -> _Cut:
+        """As the first array that has a letter wishes. `wanted`: for the operands and, where known, the results."""
+        cuts: Cuts = {}
+        for (letters, _), specification in zip((*self.operands, *self.results), wanted, strict=False):
+            for letter, entry in zip(letters.removeprefix("."), specification, strict=False):
+                names = (entry,) if isinstance(entry, str) else entry
+                if letter not in self.sizes or letter in cuts or not isinstance(names, tuple) or not names:
+                    continue
+                taken = any(name in used for used in cuts.values() for name in names)
+                if not taken and self.sizes[letter] % math.prod(mesh.shape[name] for name in names) == 0:
+                    cuts[letter] = names
+
+        def specification_of(letters: str, spec: TensorSpec) -> PartitionSpec:
+            entries = [cuts.get(letter) for letter in letters.removeprefix(".")]
+            entries = (entries + [None] * spec.rank)[: spec.rank]
+            return PartitionSpec(*[names[0] if names and len(names) == 1 else names for names in entries])
+
+        return _Cut(cuts, *([specification_of(*array) for array in arrays] for arrays in (self.operands, self.results)))
+
+    def rule(self) -> SdyShardingRule:
+        """The same for XLA's own propagation."""
+        whole: list[str] = []
+
+        def factors(letters: str, spec: TensorSpec) -> ArrayMapping:
+            names = []
+            for i in range(spec.rank):
+                letter = letters.removeprefix(".")[i : i + 1]
+                if letter not in self.sizes:
+                    whole.append(f"whole{len(whole)}")
+                names.append(letter if letter in self.sizes else whole[-1])
+            return ArrayMapping(*names)
+
+        operands, results = (tuple(factors(*array) for array in arrays) for arrays in (self.operands, self.results))
+        return SdyShardingRule(operands, results, need_replication_factors=tuple(whole))
 
 
 @lru_cache(maxsize=4096)
-def _parts(op: Operator, attributes: Attributes, over: int | None, specs: tuple[TensorSpec, ...]) -> Any:
+def _parts(op: Operator, attributes: Attributes, over: int | None, specs: tuple[TensorSpec, ...], _mesh: Any) -> Any:
     """The call as XLA may cut it for several devices; None where it may not."""
     if not _CAN_CUT or not all(isinstance(size, int) for spec in specs for size in spec.shape):
         return None
-    axes = op.axes_of(specs, attributes)
-    results = _lowered(op, specs, attributes).results
-    if axes is None:
-        axes = Axes(("",) * len(specs), ("",) * len(results), ("",) * len(results))
-    sizes = _sizes(axes, (*specs, *results))
+    cutting = _Cutting(op, attributes, specs)
+    axes = cutting.axes
 
-    def shardings(mesh: Any, given: Any, asked: Any = ()) -> Any:
+    def cut_as(mesh: Any, given: Any, asked: Any = ()) -> _Cut:
         if not all(isinstance(array.sharding, NamedSharding) for array in given):
             raise NotImplementedError(f"{op.name}: exactqat knows of shardings over a jax.sharding.Mesh only")
-        cuts = _cuts(axes, sizes, mesh, [array.sharding.spec for array in (*given, *asked)])
-        return cuts, *(
-            tuple(
-                NamedSharding(mesh, _partition_spec(letters, cuts, spec.rank))
-                for letters, spec in zip(named, of, strict=True)
-            )
-            for named, of in ((axes.operands, specs), (axes.results, results))
-        )
+        return cutting.cuts(mesh, [array.sharding.spec for array in (*given, *asked)])
 
     def partition(mesh: Any, given: Any, asked: Any) -> Any:
-        cuts, operand_shardings, result_shardings = shardings(mesh, given, asked)
+        cut = cut_as(mesh, given, asked)
 
-        def count(letter: str) -> int:
-            return math.prod(mesh.shape[name] for name in cuts.get(letter, ()))
+        def across(letters: str) -> tuple[str, ...]:
+            return tuple(name for letter in letters for name in cut.along.get(letter, ()))
 
         smaller = {
-            name: tuple(size // count(letter) for size, letter in zip(value, axes.sizes[name], strict=True))
+            name: tuple(
+                size // math.prod(mesh.shape[axis] for axis in across(letter))
+                for size, letter in zip(value, axes.sizes[name], strict=True)
+            )
             for name, value in attributes
             if name in axes.sizes
         }
         local = tuple((name, smaller.get(name, value)) for name, value in attributes)
 
         def on_each_device(*arrays: Any) -> Any:
+            if (tied := across(axes.whole)) and op.parts_rule is not None:
+                total = partial(jax.lax.psum, axis_name=tied)
+                return tuple(op.parts_rule(total, arrays, dict(local))[: len(op.results)])
             answer = _kernel(op, local, over, *arrays)
-            added = [tuple(name for letter in sums for name in cuts.get(letter, ())) for sums in axes.sums]
-            return tuple(jax.lax.psum(r, names) if names else r for r, names in zip(answer, added, strict=True))
+            return tuple(
+                jax.lax.psum(result, names) if (names := across(sums)) else result
+                for result, sums in zip(answer, axes.sums, strict=True)
+            )
 
-        return mesh, on_each_device, result_shardings, operand_shardings
+        operands, results = (
+            tuple(NamedSharding(mesh, entry) for entry in entries) for entries in (cut.operands, cut.results)
+        )
+        return mesh, on_each_device, results, operands
 
     def infer(mesh: Any, given: Any, asked: Any) -> Any:
-        return shardings(mesh, given)[2]
+        return tuple(NamedSharding(mesh, entry) for entry in cut_as(mesh, given).results)
 
     @custom_partitioning
     def call(*arrays: Any) -> Any:
         return tuple(_kernel(op, attributes, over, *arrays))
 
-    whole: list[str] = []
-
-    def factors(letters: str, spec: TensorSpec) -> ArrayMapping:
-        names = []
-        for i in range(spec.rank):
-            letter = letters.removeprefix(".")[i : i + 1]
-            if letter not in sizes:
-                whole.append(f"whole{len(whole)}")
-            names.append(letter if letter in sizes else whole[-1])
-        return ArrayMapping(*names)
-
-    rule = SdyShardingRule(
-        tuple(factors(letters, spec) for letters, spec in zip(axes.operands, specs, strict=True)),
-        tuple(factors(letters, spec) for letters, spec in zip(axes.results, results, strict=True)),
-        need_replication_factors=tuple(whole),
-    )
-    call.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=rule)
+    call.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=cutting.rule())
     return jax.make_jaxpr(call)(*[jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype)) for spec in specs])
 
 
@@ -520,7 +563,9 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tup
     strong = [v.dtype for v in arrays if isinstance(v, jax.Array) and not v.weak_type]
     dtype = jnp.float64 if strong[:1] == [jnp.float64] else jnp.float32
     arrays = [v if isinstance(v, jax.Array) and not (v.weak_type and strong) else jnp.asarray(v, dtype) for v in arrays]
-    return op.wrap(_bind(op, tuple(attributes.items()), _over(op, operands, out), *arrays))
+    # Outside of a trace JAX would trace the call every time, which takes a hundred times longer than to look it up.
+    run = _bind if any(isinstance(array, jax.core.Tracer) for array in arrays) else _compiled
+    return op.wrap(run(op, tuple(attributes.items()), _over(op, operands, out), *arrays))
 
 
 def _over(op: Operator, operands: list[Any], out: tuple[Any, ...] | None) -> int | None:

@@ -13,6 +13,11 @@ Padding = Literal["SAME", "VALID", "EXPLICIT"]
 DataFormat = Literal["NHWC", "NCHW"]
 
 
+def _elements(shape: tuple[int, ...]) -> int:
+    """At least so many would an array of this shape hold without its empty dimensions; symbolic sizes may be 1."""
+    return math.prod([max(size, 1) for size in shape if isinstance(size, int)])
+
+
 def _window(
     name: str, size: int, kernel: int, stride: int, dilation: int, padding: str, explicit: tuple[int, ...]
 ) -> tuple[int, int]:
@@ -102,7 +107,7 @@ def _geometry(
     }
     sizes = {"N": input.shape[n], "H": rows, "W": cols, "C": filter.shape[2] * filter.shape[3]}
     shape = tuple(sizes[letter] for letter in data_format)
-    if math.prod([max(size, 1) for size in shape]) >= _TOO_MANY:
+    if _elements(shape) >= _TOO_MANY:
         raise ValueError(f"explicit_paddings, strides and dilations give an output that is too large: {list(shape)}")
     return numbers, TensorSpec(shape, input.dtype)
 
@@ -110,9 +115,9 @@ def _geometry(
 def _sizes(name: str, sizes: tuple[int, ...], dtype: str) -> TensorSpec:
     if len(sizes) != 4:
         raise ValueError(f"{name} must have 4 values, got {list(sizes)}")
-    if min(sizes) < 0:
+    if any(size < 0 for size in sizes):
         raise ValueError(f"{name} must be >= 0, got {list(sizes)}")
-    if math.prod([max(size, 1) for size in sizes]) >= _TOO_MANY:
+    if _elements(sizes) >= _TOO_MANY:
         raise ValueError(f"{name} is too large: {list(sizes)}")
     return TensorSpec(tuple(sizes), dtype)
 

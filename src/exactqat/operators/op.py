@@ -58,7 +58,8 @@ class Axes(NamedTuple):
     mask of 2 bits for each element, four to a byte, of an array with ".".
     sums: for each result the letters that it is a sum over: what the parts of a cut along one of them give is added up.
     Results without a letter that is not among them do not depend on anything along it.
-    whole: letters along which nothing may be cut.
+    whole: letters along which nothing may be cut, or, with `Operator.by_parts`, not without the other parts' sums; "?"
+    is one along which nothing is ever cut.
     sizes: attributes that hold sizes of dimensions, and the letters of these.
     """
 
@@ -101,6 +102,7 @@ class Operator:
         self.saved_results = slice(0)  # of the training form
         self.vjp_by_parts: Callable[..., tuple[Any, ...]] | None = None
         self.axes_rule: Callable[..., Axes] | None = None
+        self.parts_rule: Callable[..., tuple[Any, ...]] | None = None
         parameters = inspect.signature(rule, eval_str=True).parameters
         self.parameters = tuple(parameters)
         self.defaults = {k: p.default for k, p in parameters.items() if p.default is not inspect.Parameter.empty}
@@ -177,6 +179,13 @@ class Operator:
         """Declare what the dimensions mean: `rule(**operands, **attributes)` -> `Axes`, for specifications that passed
         the checks. Without it a call is never cut and never made one with others."""
         self.axes_rule = rule
+        return rule
+
+    def by_parts(self, rule: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+        """Declare how parts that were cut along `Axes.whole` are computed together: `rule(total, operands, attributes)`
+        -> the results, with the part's operands; `total(array)` is the sum of what the parts have there. Like a
+        gradient it uses declared operators and the arrays' own arithmetic only."""
+        self.parts_rule = rule
         return rule
 
     def axes_of(self, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[str, Any], ...]) -> Axes | None:
@@ -268,7 +277,7 @@ class Operator:
         elif kind == "int":
             if not isinstance(value, bool):
                 index = value if type(value) is int else _index(value)
-                if index is not None:
+                if isinstance(index, int):
                     self._check_int64(name, index)
                     return index
         elif kind == "float":
@@ -293,7 +302,8 @@ class Operator:
                 indices = (None,)
             if None not in indices:
                 for index in indices:
-                    self._check_int64(name, index)
+                    if isinstance(index, int):
+                        self._check_int64(name, index)
                 return indices
         wanted = _WANTED.get(kind, kind)
         raise TypeError(f"{self.name}: {name} must be {wanted}, got {_describe(value)}")
@@ -304,7 +314,9 @@ class Operator:
 
 
 def _index(value: Any) -> Any:
-    """`value` as an int if it is one of any kind, else None."""
+    """`value` as an int if it is one of any kind, else None; JAX's symbolic sizes stay what they are."""
+    if hasattr(value, "dimension_as_value"):
+        return value
     try:
         return python_operator.index(value)
     except Exception:  # arrays, tracers and tensors each refuse in their own way
