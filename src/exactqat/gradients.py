@@ -30,7 +30,8 @@ def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(f)
     def passing(*arrays: Any) -> Any:
-        framework = next((found for found in map(framework_of, arrays) if found), "numpy")
+        found = [framework for framework in map(framework_of, arrays) if framework]
+        framework = next((name for name in found if name != "numpy"), "numpy")
         return frontend(framework).pass_through(checked, arrays)
 
     return passing

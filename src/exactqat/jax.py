@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JAX arrays in, JAX arrays out: every declared operator as an XLA custom call under `jax.custom_vjp`."""
+"""JAX arrays in, JAX arrays out: every declared operator as one JAX primitive with the rules of every transformation.
 
+The rules are made from the declarations: gradients from `Operator.gradient`, `vmap` and sharding from `Operator.axes`.
+docs/jax.md says what comes of it.
+"""
+
+import inspect
+import math
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
 from exactqat.cpu import kernels
-from exactqat.operators.op import Operator, TensorSpec
+from exactqat.operators.op import Axes, Lowering, Operator, TensorSpec
 
 _TARGET = "exactqat"
 if not hasattr(kernels, "xla_handler"):
@@ -19,66 +29,571 @@ if not hasattr(kernels, "xla_handler"):
     )
 jax.ffi.register_ffi_target(_TARGET, kernels.xla_handler(), platform="cpu")
 
+Attributes = tuple[tuple[str, Any], ...]
 
-def _run(op: Operator, attributes: tuple[tuple[str, Any], ...], *arrays: Any) -> Any:
-    lowered = op.lower(tuple(TensorSpec(tuple(a.shape), a.dtype.name) for a in arrays), attributes)
-    results = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in lowered.results]
-    numbers = {k: np.int64(v) if isinstance(v, int) else np.float64(v) for k, v in lowered.numbers.items()}
-    return tuple(
-        jax.ffi.ffi_call(_TARGET, results, vmap_method="sequential")(*arrays, kernel=lowered.kernel, **numbers)
+_CALL = Primitive("exactqat")  # a call of an operator
+_TANGENTS = Primitive("exactqat_tangents")  # its derivative, a linear function of the operands' tangents
+_CALL.multiple_results = _TANGENTS.multiple_results = True
+
+
+def _aval(array: Any) -> Any:
+    typeof = getattr(jax, "typeof", None) or getattr(jax.core, "get_aval")  # noqa: B009
+    return typeof(array)
+
+
+def _spec(array: Any) -> TensorSpec:
+    return TensorSpec(tuple(array.shape), array.dtype.name)
+
+
+def _lowered(op: Operator, specs: tuple[TensorSpec, ...], attributes: Attributes) -> Lowering:
+    # Sizes may be symbols, which cannot be remembered.
+    static = all(isinstance(size, int) for spec in specs for size in spec.shape)
+    return op.lower(specs, attributes) if static else op.check(specs, attributes)
+
+
+# Under `jax.shard_map` the type of an array says along which axes of the mesh it varies. Beside one that varies all
+# others are cast to vary as well; the transposes of these casts are the sums over devices that gradients need.
+
+
+def _varying(aval: Any) -> frozenset[str]:
+    kind = getattr(aval, "manual_axis_type", None)  # from JAX 0.8
+    return getattr(aval, "vma", frozenset()) if kind is None else kind.varying  # in JAX 0.7, in those before
+
+
+def _cast(array: Any, axes: frozenset[str]) -> Any:
+    missing = tuple(sorted(axes - _varying(_aval(array))))
+    if not missing:
+        return array
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(array, missing, to="varying")
+    return getattr(jax.lax, "pvary")(array, missing)  # noqa: B009
+
+
+def _cast_together(arrays: Any) -> list[Any]:
+    # JAX hands over constants as NumPy arrays.
+    arrays = [array if isinstance(array, jax.Array) else jnp.asarray(array) for array in arrays]
+    axes = frozenset[str]().union(*[_varying(_aval(array)) for array in arrays])
+    return [_cast(array, axes) for array in arrays]
+
+
+def _mesh() -> Any:
+    return getattr(jax.sharding, "get_abstract_mesh", lambda: None)()
+
+
+def _representative(avals: Any) -> Any:
+    """The type of an operand that says where in a mesh, if they are in one, this is computed."""
+    return next((aval for aval in avals if not aval.sharding.mesh.empty), avals[0])
+
+
+def _result_avals(like: Any, specs: list[TensorSpec], shardings: list[PartitionSpec]) -> list[Any]:
+    """Types that vary as `like`, the type of an operand, does."""
+    return [
+        like.update(
+            shape=spec.shape,
+            dtype=jnp.dtype(spec.dtype),
+            weak_type=False,
+            sharding=NamedSharding(like.sharding.mesh, sharding),
+        )
+        for spec, sharding in zip(specs, shardings, strict=True)
+    ]
+
+
+# The call.
+
+
+def _bind(op: Operator, attributes: Attributes, over: int | None, *arrays: Any) -> list[Any]:
+    """`over` is the operand that the first result may be written over."""
+    arrays = tuple(_cast_together(arrays))
+    parts = None
+    if jax.device_count() > 1 and not getattr(mesh := _mesh(), "manual_axes", ()):
+        parts = _parts(op, attributes, over, tuple(_spec(array) for array in arrays), mesh)
+    return _CALL.bind(*arrays, op=op, attributes=attributes, over=over, parts=parts)
+
+
+_compiled = jax.jit(_bind, static_argnums=(0, 1, 2))
+
+
+@_CALL.def_impl
+def _(*arrays: Any, op: Operator, attributes: Attributes, over: int | None, parts: Any) -> Any:
+    return _compiled(op, attributes, over, *arrays)
+
+
+@_CALL.def_abstract_eval
+def _(*avals: Any, op: Operator, attributes: Attributes, over: int | None, parts: Any) -> Any:
+    specs = tuple(_spec(aval) for aval in avals)
+    results = list(_lowered(op, specs, attributes).results)
+    like = _representative(avals)
+    shardings = [PartitionSpec(*[None] * spec.rank) for spec in results]
+    if any(any(aval.sharding.spec) for aval in avals):  # in an explicit mesh types say how arrays are spread
+        wanted = [aval.sharding.spec for aval in avals]
+        shardings = _Cutting(op, attributes, specs).cuts(like.sharding.mesh, wanted).results
+    return _result_avals(like, results, shardings)
+
+
+def _kernel(op: Operator, attributes: Attributes, over: int | None, *arrays: Any) -> list[Any]:
+    lowered = _lowered(op, tuple(_spec(array) for array in arrays), attributes)
+    results = [jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype)) for spec in lowered.results]
+    numbers: dict[str, Any] = {}
+    late: dict[str, Any] = {}  # sizes that are known when the call runs
+    for name, value in lowered.numbers.items():
+        if isinstance(value, int | float):
+            numbers[name] = np.int64(value) if isinstance(value, int) else np.float64(value)
+        else:
+            late[name] = jnp.asarray(value)
+    if late:
+        numbers["late"] = ",".join(late)
+    call = jax.ffi.ffi_call(_TARGET, results, input_output_aliases=None if over is None else {over: 0})
+    return list(call(*arrays, *late.values(), kernel=lowered.kernel, **numbers))
+
+
+def _lower_on_cpu(
+    context: Any, *values: Any, op: Operator, attributes: Attributes, over: int | None, parts: Any
+) -> Any:
+    function = partial(_kernel, op, attributes, over) if parts is None else jaxpr_as_fun(parts)
+    return mlir.lower_fun(function, multiple_results=True)(context, *values)
+
+
+def _lower_elsewhere(context: Any, *values: Any, op: Operator, **_: Any) -> Any:
+    platforms = getattr(context, "platforms", None) or context.module_context.platforms
+    raise NotImplementedError(
+        f"{op.name}: with JAX exactqat has kernels for the platform cpu only, not for {', '.join(platforms)}; run this "
+        f"part on the CPU, as with jax.jit(..., backend='cpu') or jax.default_device(jax.devices('cpu')[0])"
     )
 
 
-@lru_cache
-def _differentiable(op: Operator) -> Callable[..., Any]:
+mlir.register_lowering(_CALL, _lower_on_cpu, platform="cpu")
+mlir.register_lowering(_CALL, _lower_elsewhere)
+
+
+# Derivatives. Forward mode is `_TANGENTS`, the transpose of the declared gradient; reverse mode transposes it, which is
+# the declared gradient itself. So both modes and any mixture of them come from one declaration.
+
+
+class _Derivative(NamedTuple):
+    """Which derivative: the operands of `_TANGENTS` are those of `op` that are `kept`, what is saved of its results,
+    and the tangents of those that are `moving`."""
+
+    op: Operator
+    attributes: Attributes
+    by_parts: bool
+    kept: tuple[bool, ...]
+    moving: tuple[bool, ...]
+    results: tuple[TensorSpec, ...]
+    shardings: tuple[PartitionSpec, ...]
+
+    def differentiable(self, of_results: tuple[Any, ...]) -> list[Any]:
+        """Those of the differentiable results."""
+        return [of for of, name in zip(of_results, self.op.results, strict=True) if name in self.op.differentiable]
+
+    def split(self, arrays: Any) -> tuple[list[Any], list[Any]]:
+        """What is known, and the tangents."""
+        known = len(arrays) - sum(self.moving)
+        return list(arrays[:known]), list(arrays[known:])
+
+    def gradients(self, known: list[Any], incoming: Any) -> list[Any]:
+        """The declared gradient of the moving operands; None is zero. `incoming`: for the differentiable results."""
+        rest = iter(known)
+        operands = [next(rest) if kept else None for kept in self.kept]
+        given = iter(incoming)
+        complete = [
+            next(given) if name in self.op.differentiable else jnp.zeros(spec.shape, spec.dtype)
+            for spec, name in zip(self.results, self.op.results, strict=True)
+        ]
+        vjp = self.op.vjp_by_parts if self.by_parts else self.op.vjp
+        assert vjp is not None
+        answer = vjp(tuple(complete[: self.op.gradient_count]), operands, tuple(rest), dict(self.attributes))
+        return [gradient for gradient, moving in zip(answer, self.moving, strict=True) if moving]
+
+
+def _like(array: Any, aval: Any) -> Any:
+    return _cast(array.astype(aval.dtype), _varying(aval))
+
+
+def _push(*arrays: Any, derivative: _Derivative) -> Any:
+    """The tangents of the results: the transpose of the gradient, which is linear in what arrives."""
+    known, tangents = derivative.split(arrays)
+    avals = [_aval(tangent) for tangent in tangents]
+    reached: list[int] = []
+
+    def backward(*incoming: Any) -> Any:
+        answer = derivative.gradients(known, incoming)
+        reached[:] = [i for i, gradient in enumerate(answer) if gradient is not None]
+        return [_like(answer[i], avals[i]) for i in reached]
+
+    zeros = [
+        _cast(jnp.zeros(spec.shape, spec.dtype), _varying(avals[0]))
+        for spec in derivative.differentiable(derivative.results)
+    ]
+    _, transpose = jax.vjp(backward, *zeros)
+    return list(transpose([tangents[i] for i in reached]))
+
+
+_compiled_push = jax.jit(_push, static_argnames="derivative")
+
+
+@_TANGENTS.def_impl
+def _(*arrays: Any, derivative: _Derivative, parts: Any) -> Any:
+    return _compiled_push(*arrays, derivative=derivative)
+
+
+@_TANGENTS.def_abstract_eval
+def _(*avals: Any, derivative: _Derivative, parts: Any) -> Any:
+    shardings = derivative.differentiable(derivative.shardings)
+    return _result_avals(_representative(avals), derivative.differentiable(derivative.results), shardings)
+
+
+def _zero(result: Any) -> Any:
+    return ad.Zero(_aval(result).to_tangent_aval())
+
+
+def _is_zero(tangent: Any) -> bool:
+    return type(tangent) is ad.Zero or tangent.dtype == jax.dtypes.float0
+
+
+def _jvp(primals: Any, tangents: Any, *, op: Operator, attributes: Attributes, over: int | None, parts: Any) -> Any:
     if op.vjp is None:
-        return partial(_run, op)
-    vjp = op.vjp
+        raise TypeError(f"{op.name} has no gradient")
+    by_parts = parts is not None and op.vjp_by_parts is not None
+    results = _bind(op if by_parts else op.training_form, attributes, None, *primals)
+    saved = [] if by_parts else results[op.saved_results]
+    results = results[: len(op.results)]
+    moving = tuple(not _is_zero(tangent) for tangent in tangents)
+    moved: Any = iter(())
+    if any(moving):
+        kept = tuple(by_parts or name in op.keeps for name in op.operands)
+        derivative = _Derivative(
+            op,
+            attributes,
+            by_parts,
+            kept,
+            moving,
+            tuple(_spec(result) for result in results),
+            tuple(_aval(result).sharding.spec for result in results),
+        )
+        known = [primal for primal, keep in zip(primals, kept, strict=True) if keep]
+        given = [tangent for tangent, moves in zip(tangents, moving, strict=True) if moves]
+        moved = iter(_TANGENTS.bind(*known, *saved, *given, derivative=derivative, parts=parts))
+    return results, [
+        next(moved) if any(moving) and name in op.differentiable else _zero(result)
+        for name, result in zip(op.results, results, strict=True)
+    ]
 
-    def forward(attributes: Any, *arrays: Any) -> Any:
-        # Not `_run`, so that this can be differentiated again.
-        results = _call(op.training_form, attributes, arrays)
-        kept = [array if name in op.keeps else None for name, array in zip(op.operands, arrays, strict=True)]
-        return results[: len(op.results)], (kept, results[op.saved_results])
 
-    def backward(attributes: Any, saved: Any, gradients: Any) -> Any:
-        # JAX hands over constants as NumPy arrays. Residuals have no gradients.
-        gradients, (arrays, results) = jax.tree.map(jnp.asarray, (gradients[: op.gradient_count], saved))
-        answer = vjp(gradients, arrays, results, dict(attributes))
-        # None is zero in JAX, too.
-        return tuple(g if g is None or a is None else g.astype(a.dtype) for g, a in zip(answer, arrays, strict=True))
+def _jvp_of_tangents(primals: Any, tangents: Any, *, derivative: _Derivative, parts: Any) -> Any:
+    bind = partial(_TANGENTS.bind, derivative=derivative, parts=parts)
+    results = bind(*primals)
+    known, _ = derivative.split(primals)
+    terms = []
+    linear = tangents[len(known) :]
+    if not all(map(_is_zero, linear)):
+        terms.append(bind(*known, *map(ad.instantiate_zeros, linear)))
+    moving = [i for i, tangent in enumerate(tangents[: len(known)]) if not _is_zero(tangent)]
+    if moving:
 
-    function = jax.custom_vjp(partial(_run, op), nondiff_argnums=(0,))
-    function.defvjp(forward, backward)
-    return function
+        def of_known(*values: Any) -> Any:
+            arrays = list(primals)
+            for i, value in zip(moving, values, strict=True):
+                arrays[i] = value
+            return _push(*arrays, derivative=derivative)
+
+        terms.append(jax.jvp(of_known, [primals[i] for i in moving], [tangents[i] for i in moving])[1])
+    if not terms:
+        return results, [_zero(result) for result in results]
+    return results, [sum(term[1:], start=term[0]) for term in zip(*terms, strict=True)]
 
 
-@lru_cache
-def _jitted(op: Operator) -> Callable[..., Any]:
-    return jax.jit(_differentiable(op), static_argnums=0)
+def _transpose_tangents(cotangents: Any, *arrays: Any, derivative: _Derivative, parts: Any) -> Any:
+    known, linear = derivative.split(arrays)
+    gradients = derivative.gradients(known, [ad.instantiate_zeros(cotangent) for cotangent in cotangents])
+    return [None] * len(known) + [
+        _like(gradient, tangent.aval) if ad.is_undefined_primal(tangent) and gradient is not None else None
+        for gradient, tangent in zip(gradients, linear, strict=True)
+    ]
 
 
-def _call(op: Operator, attributes: tuple[tuple[str, Any], ...], arrays: Any) -> Any:
-    # Outside of a trace JAX would trace the call every time, which takes a hundred times longer than to look it up.
-    tracing = any(isinstance(array, jax.core.Tracer) for array in arrays)
-    return (_differentiable(op) if tracing else _jitted(op))(attributes, *arrays)
+def _batch_tangents(arrays: Any, dims: Any, *, derivative: _Derivative, parts: Any) -> Any:
+    results = jax.vmap(partial(_push, derivative=derivative), in_axes=dims)(*arrays)
+    return results, [0] * len(results)
+
+
+ad.primitive_jvps[_CALL] = _jvp
+ad.primitive_jvps[_TANGENTS] = _jvp_of_tangents
+ad.primitive_transposes[_TANGENTS] = _transpose_tangents
+batching.primitive_batchers[_TANGENTS] = _batch_tangents
+mlir.register_lowering(
+    _TANGENTS,
+    mlir.lower_fun(lambda *arrays, derivative, parts: _push(*arrays, derivative=derivative), multiple_results=True),
+)
+
+
+# vmap: one call for the whole batch where the declaration says how, one call for each member otherwise.
+
+
+def _shape_with(spec: TensorSpec, place: int, factor: int) -> tuple[int, ...]:
+    return (*spec.shape[:place], factor * spec.shape[place], *spec.shape[place + 1 :])
+
+
+class _Fold(NamedTuple):
+    """How a batch becomes a part of one dimension: of a new one in front (letter "."), or of those of one letter."""
+
+    letter: str
+    operands: list[int | None]  # the dimension it becomes a part of; None for an operand that has none of it
+    results: list[
+        int | None | str
+    ]  # likewise; None for a result that is the same for all, "sum" for one that needs a loop
+
+
+def _fold_along(letter: str, axes: Axes, mapped: list[bool], specs: tuple[TensorSpec, ...]) -> _Fold | None:
+    def place(letters: str) -> int | None:
+        if letter == ".":
+            return 0 if letters[:1] in (".", "/") else None
+        letters = letters.removeprefix(".")
+        return letters.index(letter) if letter in letters else None
+
+    every = (*axes.operands, *axes.results)
+    if "/" in every:  # a byte holds elements of one member only if these fill it
+        first = next(spec for spec, letters in zip(specs, axes.operands, strict=True) if letters.startswith("."))
+        if letter != "." or first.size % 4:
+            return None
+    operands = [place(letters) for letters in axes.operands]
+    if any(maps and where is None for maps, where in zip(mapped, operands, strict=True)):
+        return None
+    results = [
+        "sum" if letter in sums else place(letters) for letters, sums in zip(axes.results, axes.sums, strict=True)
+    ]
+    return _Fold(letter, operands, results) if any(isinstance(where, int) for where in results) else None
+
+
+def _fold(op: Operator, attributes: Attributes, specs: tuple[TensorSpec, ...], mapped: list[bool]) -> Any:
+    axes = op.axes_of(specs, attributes)
+    if axes is None:
+        return None
+    letters = [letter for letter in dict.fromkeys([".", *"".join(axes.operands)]) if letter not in axes.whole + "/"]
+    folds = [fold for letter in letters if (fold := _fold_along(letter, axes, mapped, specs)) is not None]
+    return (axes, min(folds, key=lambda fold: fold.results.count("sum"))) if folds else None
+
+
+def _batch(arrays: Any, dims: Any, *, op: Operator, attributes: Attributes, over: int | None, parts: Any) -> Any:
+    size = next(array.shape[dim] for array, dim in zip(arrays, dims, strict=True) if dim is not None)
+    mapped = [dim is not None for dim in dims]
+    arrays = [a if dim is None else jnp.moveaxis(a, dim, 0) for a, dim in zip(arrays, dims, strict=True)]
+    specs = tuple(TensorSpec(tuple(a.shape[maps:]), a.dtype.name) for a, maps in zip(arrays, mapped, strict=True))
+    found = _fold(op, attributes, specs, mapped)
+    results: list[Any] = [None] * len(op.results)
+    dimensions: list[int | None] = [0] * len(op.results)
+    if found is not None:
+        axes, fold = found
+        folded = []
+        for array, spec, maps, place, letters in zip(arrays, specs, mapped, fold.operands, axes.operands, strict=True):
+            if place is not None:
+                array = array if maps else jnp.broadcast_to(array, (size, *spec.shape))
+                if fold.letter != "." or letters == "/":
+                    array = jnp.moveaxis(array, 0, place).reshape(_shape_with(spec, place, size))
+            folded.append(array)
+        enlarged = {
+            name: _shape_with(TensorSpec(value, ""), axes.sizes[name].index(fold.letter), size)
+            for name, value in attributes
+            if fold.letter in axes.sizes.get(name, "")
+        }
+        changed = tuple((name, enlarged.get(name, value)) for name, value in attributes)
+        own = _lowered(op, specs, attributes).results
+        for i, (result, spec, place, letters) in enumerate(
+            zip(_bind(op, changed, over, *folded), own, fold.results, axes.results, strict=True)
+        ):
+            if place is None:
+                results[i], dimensions[i] = result, None
+            elif isinstance(place, int):
+                if fold.letter != "." or letters == "/":
+                    shape = (*spec.shape[:place], size, *spec.shape[place:])
+                    result = jnp.moveaxis(result.reshape(shape), place, 0)
+                results[i] = result
+    missing = [i for i, result in enumerate(results) if result is None]
+    if missing:
+
+        def one(members: Any) -> Any:
+            rest = iter(members)
+            answer = _bind(op, attributes, None, *[next(rest) if m else a for a, m in zip(arrays, mapped, strict=True)])
+            return [answer[i] for i in missing]
+
+        looped = jax.lax.map(one, [array for array, maps in zip(arrays, mapped, strict=True) if maps])
+        for i, result in zip(missing, looped, strict=True):
+            results[i] = result
+    return results, dimensions
+
+
+batching.primitive_batchers[_CALL] = _batch
+
+
+# Sharding: each device calls the kernel on its part where the declaration says how; what is a sum is added up.
+
+_CAN_CUT = "sharding_rule" in inspect.signature(custom_partitioning.def_partition).parameters
+
+Cuts = dict[str, tuple[str, ...]]  # the axes of the mesh along which the dimensions of a letter are cut
+
+
+class _Cut(NamedTuple):
+    """A call in parts: what is cut how."""
+
+    along: Cuts
+    operands: list[PartitionSpec]
+    results: list[PartitionSpec]
+
+
+class _Cutting:
+    """How a call may be cut."""
+
+    def __init__(self, op: Operator, attributes: Attributes, specs: tuple[TensorSpec, ...]):
+        results = _lowered(op, specs, attributes).results
+        nothing = Axes(("",) * len(specs), ("",) * len(results), ("",) * len(results))
+        self.axes = axes = op.axes_of(specs, attributes) or nothing
+        self.operands = list(zip(axes.operands, specs, strict=True))
+        self.results = list(zip(axes.results, results, strict=True))
+        # The letters along which something can be cut, and their sizes. A mask is one of the whole tensor.
+        self.sizes: dict[str, int] = {}
+        never = {"?"} if op.parts_rule is not None else {"?", *axes.whole}
+        for letters, spec in (*self.operands, *self.results):
+            for letter, size in zip(letters.removeprefix("."), spec.shape, strict=False):
+                if size == 0 or self.sizes.setdefault(letter, size) != size:
+                    never.add(letter)
+        masked = any(letters == "/" for letters, _ in (*self.operands, *self.results))
+        self.sizes = {} if masked else {letter: size for letter, size in self.sizes.items() if letter not in never}
+
+    def cuts(self, mesh: Any, wanted: list[Any]) -> _Cut:
+        """As the first array that has a letter wishes. `wanted`: for the operands and, where known, the results."""
+        cuts: Cuts = {}
+        for (letters, _), specification in zip((*self.operands, *self.results), wanted, strict=False):
+            for letter, entry in zip(letters.removeprefix("."), specification, strict=False):
+                names = (entry,) if isinstance(entry, str) else entry
+                if letter not in self.sizes or letter in cuts or not isinstance(names, tuple) or not names:
+                    continue
+                taken = any(name in used for used in cuts.values() for name in names)
+                if not taken and self.sizes[letter] % math.prod(mesh.shape[name] for name in names) == 0:
+                    cuts[letter] = names
+
+        def specification_of(letters: str, spec: TensorSpec) -> PartitionSpec:
+            entries = [cuts.get(letter) for letter in letters.removeprefix(".")]
+            entries = (entries + [None] * spec.rank)[: spec.rank]
+            return PartitionSpec(*[names[0] if names and len(names) == 1 else names for names in entries])
+
+        return _Cut(cuts, *([specification_of(*array) for array in arrays] for arrays in (self.operands, self.results)))
+
+    def rule(self) -> SdyShardingRule:
+        """The same for XLA's own propagation."""
+        whole: list[str] = []
+
+        def factors(letters: str, spec: TensorSpec) -> ArrayMapping:
+            names = []
+            for i in range(spec.rank):
+                letter = letters.removeprefix(".")[i : i + 1]
+                if letter not in self.sizes:
+                    whole.append(f"whole{len(whole)}")
+                names.append(letter if letter in self.sizes else whole[-1])
+            return ArrayMapping(*names)
+
+        operands, results = (tuple(factors(*array) for array in arrays) for arrays in (self.operands, self.results))
+        return SdyShardingRule(operands, results, need_replication_factors=tuple(whole))
+
+
+@lru_cache(maxsize=4096)
+def _parts(op: Operator, attributes: Attributes, over: int | None, specs: tuple[TensorSpec, ...], _mesh: Any) -> Any:
+    """The call as XLA may cut it for several devices; None where it may not."""
+    if not _CAN_CUT or not all(isinstance(size, int) for spec in specs for size in spec.shape):
+        return None
+    cutting = _Cutting(op, attributes, specs)
+    axes = cutting.axes
+
+    def cut_as(mesh: Any, given: Any, asked: Any = ()) -> _Cut:
+        if not all(isinstance(array.sharding, NamedSharding) for array in given):
+            raise NotImplementedError(f"{op.name}: exactqat knows of shardings over a jax.sharding.Mesh only")
+        return cutting.cuts(mesh, [array.sharding.spec for array in (*given, *asked)])
+
+    def partition(mesh: Any, given: Any, asked: Any) -> Any:
+        cut = cut_as(mesh, given, asked)
+
+        def across(letters: str) -> tuple[str, ...]:
+            return tuple(name for letter in letters for name in cut.along.get(letter, ()))
+
+        smaller = {
+            name: tuple(
+                size // math.prod(mesh.shape[axis] for axis in across(letter))
+                for size, letter in zip(value, axes.sizes[name], strict=True)
+            )
+            for name, value in attributes
+            if name in axes.sizes
+        }
+        local = tuple((name, smaller.get(name, value)) for name, value in attributes)
+
+        def on_each_device(*arrays: Any) -> Any:
+            if (tied := across(axes.whole)) and op.parts_rule is not None:
+                total = partial(jax.lax.psum, axis_name=tied)
+                return tuple(op.parts_rule(total, arrays, dict(local))[: len(op.results)])
+            answer = _kernel(op, local, over, *arrays)
+            return tuple(
+                jax.lax.psum(result, names) if (names := across(sums)) else result
+                for result, sums in zip(answer, axes.sums, strict=True)
+            )
+
+        operands, results = (
+            tuple(NamedSharding(mesh, entry) for entry in entries) for entries in (cut.operands, cut.results)
+        )
+        return mesh, on_each_device, results, operands
+
+    def infer(mesh: Any, given: Any, asked: Any) -> Any:
+        return tuple(NamedSharding(mesh, entry) for entry in cut_as(mesh, given).results)
+
+    @custom_partitioning
+    def call(*arrays: Any) -> Any:
+        return tuple(_kernel(op, attributes, over, *arrays))
+
+    call.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=cutting.rule())
+    return jax.make_jaxpr(call)(*[jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype)) for spec in specs])
+
+
+# The frontend.
 
 
 def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:
-    """Run `op` on JAX arrays; numbers and lists become float64 beside a float64 array, else float32."""
-    if out is not None:
-        raise TypeError(f"{op.name}: out cannot be used with JAX arrays, which never change")
-    dtype = next(value.dtype for value in operands if isinstance(value, jax.Array))
-    dtype = jnp.float64 if dtype == jnp.float64 else jnp.float32
-    arrays = [v if isinstance(v, jax.Array) else jnp.asarray(v, dtype) for v in operands]
-    return op.wrap(_call(op, tuple(attributes.items()), arrays))
+    """Run `op` on JAX arrays.
+
+    NumPy arrays become JAX arrays; numbers, lists and weakly typed arrays become float64 beside a float64 array, else
+    float32. `out`: as JAX arrays never change, only the operand that the first result may be written over, to say
+    that XLA should do so.
+    """
+    arrays = [jnp.asarray(v) if isinstance(v, np.ndarray) else v for v in operands]
+    strong = [v.dtype for v in arrays if isinstance(v, jax.Array) and not v.weak_type]
+    dtype = jnp.float64 if strong[:1] == [jnp.float64] else jnp.float32
+    arrays = [v if isinstance(v, jax.Array) and not (v.weak_type and strong) else jnp.asarray(v, dtype) for v in arrays]
+    # Outside of a trace JAX would trace the call every time, which takes a hundred times longer than to look it up.
+    run = _bind if any(isinstance(array, jax.core.Tracer) for array in arrays) else _compiled
+    return op.wrap(run(op, tuple(attributes.items()), _over(op, operands, out), *arrays))
+
+
+def _over(op: Operator, operands: list[Any], out: tuple[Any, ...] | None) -> int | None:
+    if out is None:
+        return None
+    for i, (name, operand) in enumerate(zip(op.operands, operands, strict=True)):
+        if name in op.reuses and operand is out[0] and all(other is None for other in out[1:]):
+            return i
+    allowed = " or ".join(op.reuses) or "no operand of this operator"
+    raise TypeError(
+        f"{op.name}: out cannot be used with JAX arrays, which never change, except to name the operand whose memory "
+        f"XLA may write the first result into ({allowed}), with None for other results"
+    )
 
 
 def pass_through(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
     """`function(*arrays)`, through which gradients pass unchanged, output by output."""
-    passing = jax.custom_vjp(function)
-    passing.defvjp(
-        lambda *inputs: (function(*inputs), None),
-        lambda _, gradients: tuple(gradients) if isinstance(gradients, tuple | list) else (gradients,),
-    )
-    return passing(*arrays)
+    values = jax.lax.stop_gradient(function(*arrays))
+    leaves, tree = jax.tree.flatten(values)
+
+    @jax.custom_jvp
+    def passing(arrays: Any, leaves: Any) -> Any:
+        return leaves
+
+    @passing.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        arrays, leaves = primals
+        return leaves, [_like(tangent, _aval(leaf)) for tangent, leaf in zip(tangents[0], leaves, strict=True)]
+
+    together = _cast_together([*arrays, *leaves])
+    return jax.tree.unflatten(tree, passing(together[: len(arrays)], together[len(arrays) :]))

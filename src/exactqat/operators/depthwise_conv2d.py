@@ -4,13 +4,18 @@
 import math
 from typing import Literal
 
-from exactqat.operators.op import Lowering, Tensor, TensorSpec, check_dtypes, check_rank, operator
+from exactqat.operators.op import Axes, Lowering, Tensor, TensorSpec, check_dtypes, check_rank, operator
 
 # An array of so many elements cannot exist; said before anybody tries to make one.
 _TOO_MANY = 2**60
 
 Padding = Literal["SAME", "VALID", "EXPLICIT"]
 DataFormat = Literal["NHWC", "NCHW"]
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    """At least so many would an array of this shape hold without its empty dimensions; symbolic sizes may be 1."""
+    return math.prod([max(size, 1) for size in shape if isinstance(size, int)])
 
 
 def _window(
@@ -102,7 +107,7 @@ def _geometry(
     }
     sizes = {"N": input.shape[n], "H": rows, "W": cols, "C": filter.shape[2] * filter.shape[3]}
     shape = tuple(sizes[letter] for letter in data_format)
-    if math.prod([max(size, 1) for size in shape]) >= _TOO_MANY:
+    if _elements(shape) >= _TOO_MANY:
         raise ValueError(f"explicit_paddings, strides and dilations give an output that is too large: {list(shape)}")
     return numbers, TensorSpec(shape, input.dtype)
 
@@ -110,9 +115,9 @@ def _geometry(
 def _sizes(name: str, sizes: tuple[int, ...], dtype: str) -> TensorSpec:
     if len(sizes) != 4:
         raise ValueError(f"{name} must have 4 values, got {list(sizes)}")
-    if min(sizes) < 0:
+    if any(size < 0 for size in sizes):
         raise ValueError(f"{name} must be >= 0, got {list(sizes)}")
-    if math.prod([max(size, 1) for size in sizes]) >= _TOO_MANY:
+    if _elements(sizes) >= _TOO_MANY:
         raise ValueError(f"{name} is too large: {list(sizes)}")
     return TensorSpec(tuple(sizes), dtype)
 
@@ -265,3 +270,33 @@ def _(gradients, operands, results, attributes):
         depthwise_conv2d_native_backprop_input(tuple(input.shape), gradient, out_backprop, **geometry),
         depthwise_conv2d_native(input, gradient, **geometry),
     )
+
+
+# What the dimensions mean: images are independent, and so are channels; filter gradients are sums over images. The
+# output's channels have the letter of the input's, whose multiples they are.
+
+
+def _letters(data_format: str) -> tuple[str, str, str]:
+    image = data_format.lower()
+    return image, "ijcm", image.translate(str.maketrans("hw", "yx"))
+
+
+_WHOLE = "hwyxijm"
+
+
+@depthwise_conv2d_native.axes
+def _(data_format, **_):
+    image, filter, output = _letters(data_format)
+    return Axes((image, filter), (output,), ("",), _WHOLE)
+
+
+@depthwise_conv2d_native_backprop_input.axes
+def _(data_format, **_):
+    image, filter, output = _letters(data_format)
+    return Axes((filter, output), (image,), ("",), _WHOLE, {"input_sizes": image})
+
+
+@depthwise_conv2d_native_backprop_filter.axes
+def _(data_format, **_):
+    image, filter, output = _letters(data_format)
+    return Axes((image, output), (filter,), ("n",), _WHOLE, {"filter_sizes": filter})

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declarations of the FakeQuantWithMinMax family."""
 
+from typing import Any
+
 from exactqat.operators.op import (
+    Axes,
     Lowering,
+    Operator,
     Tensor,
     TensorSpec,
     check_dtypes,
@@ -10,6 +14,7 @@ from exactqat.operators.op import (
     check_rank,
     check_same_shape,
     check_wide_dtypes,
+    letters_of,
     operator,
     rounded,
 )
@@ -465,7 +470,22 @@ def fake_quant_with_min_max_vars_gradient_from_mask_transpose(
     )
 
 
-# Training keeps a mask of a sixteenth of the inputs' memory in their place.
+# Training keeps a mask of a sixteenth of the inputs' memory in their place, unless the inputs may have to be cut.
+
+
+@fake_quant_with_min_max_args.gradient_by_parts
+def _(gradients, operands, results, attributes):
+    return (fake_quant_with_min_max_args_gradient(*gradients, *operands, **attributes),)
+
+
+@fake_quant_with_min_max_vars.gradient_by_parts
+def _(gradients, operands, results, attributes):
+    return fake_quant_with_min_max_vars_gradient(*gradients, *operands, **attributes)
+
+
+@fake_quant_with_min_max_vars_per_channel.gradient_by_parts
+def _(gradients, operands, results, attributes):
+    return fake_quant_with_min_max_vars_per_channel_gradient(*gradients, *operands, **attributes)
 
 
 @fake_quant_with_min_max_args.gradient(keeps=(), training_form=fake_quant_with_min_max_args_training)
@@ -530,3 +550,45 @@ def _(gradients, operands, results, attributes):
         else fake_quant_with_min_max_vars_per_channel_gradient_from_mask
     )
     return *forward(*gradients, mask, min, max, **attributes), None, None, None
+
+
+# What the dimensions mean: elements are independent, ranges belong to all of them or to those of one channel, and the
+# gradients of ranges are sums over the rest.
+
+
+def _axes(op: Operator, tensors: tuple[str, ...]) -> None:
+    """`tensors`: operands and results of the inputs' shape; masks and ranges are known by their names."""
+
+    @op.axes
+    def _(**arguments: Any) -> Axes:
+        inputs = arguments[next(name for name in op.operands if name in tensors)]
+        letters = letters_of(inputs)
+        per_channel = "min" in arguments and isinstance(arguments["min"], TensorSpec) and arguments["min"].rank == 1
+        channel = letters[-1:] if per_channel else ""
+
+        def meaning(name: str) -> str:
+            return "." + letters if name in tensors else "/" if name == "mask" else channel
+
+        sums = tuple(
+            "" if name in tensors or name == "mask" else "." + letters.removesuffix(channel) for name in op.results
+        )
+        return Axes(tuple(map(meaning, op.operands)), tuple(map(meaning, op.results)), sums)
+
+
+for _op in (
+    fake_quant_with_min_max_args,
+    fake_quant_with_min_max_args_gradient,
+    fake_quant_with_min_max_args_gradient_from_mask,
+    fake_quant_with_min_max_args_training,
+    fake_quant_with_min_max_vars,
+    fake_quant_with_min_max_vars_gradient,
+    fake_quant_with_min_max_vars_gradient_from_mask,
+    fake_quant_with_min_max_vars_gradient_from_mask_transpose,
+    fake_quant_with_min_max_vars_gradient_transpose,
+    fake_quant_with_min_max_vars_per_channel,
+    fake_quant_with_min_max_vars_per_channel_gradient,
+    fake_quant_with_min_max_vars_per_channel_gradient_from_mask,
+    fake_quant_with_min_max_vars_per_channel_training,
+    fake_quant_with_min_max_vars_training,
+):
+    _axes(_op, ("inputs", "outputs", "gradients", "backprops", "backprops_wrt_input", "input_cotangent"))

@@ -2,7 +2,16 @@
 """Declarations of fake quantization for weights as PyTorch keeps them, one row for each output channel."""
 
 from exactqat.operators.fake_quant import quantization
-from exactqat.operators.op import Lowering, Tensor, TensorSpec, check_dtypes, check_same_shape, operator
+from exactqat.operators.op import (
+    Axes,
+    Lowering,
+    Tensor,
+    TensorSpec,
+    check_dtypes,
+    check_same_shape,
+    letters_of,
+    operator,
+)
 
 
 def _check_rows(inputs: TensorSpec) -> None:
@@ -60,3 +69,15 @@ def _(gradients, operands, results, attributes):
 def _(gradients, operands, results, attributes):
     # Linear in its first operand with a diagonal matrix, so it is its own transpose.
     return fake_quant_rows_gradient(*gradients, operands[1], **attributes), None
+
+
+@fake_quant_rows.axes
+def _(inputs, num_bits, narrow_range):
+    letters = letters_of(inputs)
+    return Axes((letters,), (letters,), ("",), whole=letters[1:])
+
+
+@fake_quant_rows_gradient.axes
+def _(gradients, inputs, num_bits, narrow_range):
+    letters = letters_of(inputs)
+    return Axes((letters, letters), (letters,), ("",), whole=letters[1:])

@@ -3,10 +3,12 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 from exactqat.operators.fake_quant import quantization
 from exactqat.operators.op import (
+    Axes,
     Lowering,
     Tensor,
     TensorSpec,
@@ -15,6 +17,7 @@ from exactqat.operators.op import (
     check_rank,
     check_same_shape,
     check_wide_dtypes,
+    letters_of,
     operator,
     wide,
     widened,
@@ -399,6 +402,100 @@ def _(gradients, operands, results, attributes):
     axis = 1 if attributes["data_format"].startswith("NC") else len(x.shape) - 1
     everywhere = (x == x) | (x != x)
     return (everywhere * gradients[0].reshape(tuple(n if i == axis else 1 for i, n in enumerate(x.shape))),)
+
+
+# What the dimensions mean: channels are independent. In training the statistics tie everything else together; in
+# inference gradients of the vectors are sums over it.
+
+
+def _channel_letters(x: TensorSpec, data_format: str) -> tuple[str, str, str]:
+    """Those of x, of its channels, and of the rest."""
+    letters = letters_of(x)
+    channel = letters[_channel_axis(x, data_format)]
+    return letters, channel, letters.replace(channel, "")
+
+
+@fused_batch_norm.axes
+@fused_batch_norm_v2.axes
+@fused_batch_norm_v3.axes
+def _(x, scale, offset, mean, variance, data_format, is_training, **_):
+    letters, channel, rest = _channel_letters(x, data_format)
+    ignored = "?"  # in training the running statistics may have any length
+    running = [channel if vector.shape == scale.shape else ignored for vector in (mean, variance)]
+    results = (letters, channel, channel, channel, channel, "")
+    return Axes((letters, channel, channel, *running), results, ("",) * 6, ignored + (rest if is_training else ""))
+
+
+@fused_batch_norm_grad.axes
+@fused_batch_norm_grad_v2.axes
+@fused_batch_norm_grad_v3.axes
+def _(x, data_format, is_training, **_):
+    letters, channel, rest = _channel_letters(x, data_format)
+    empty = "?"
+    return Axes(
+        (letters, letters, channel, channel, channel, ""),
+        (letters, channel, channel, empty, empty),
+        ("", rest, rest, "", ""),
+        empty + (rest if is_training else ""),
+    )
+
+
+@channel_sum.axes
+def _(x, data_format):
+    letters, channel, rest = _channel_letters(x, data_format)
+    return Axes((letters,), (channel,), (rest,))
+
+
+# Training of a batch that lies on several devices: their sums, rounded, are added up. Everything else is as above.
+
+
+def _forward_by_parts(inference: Any, total: Any, operands: Any, attributes: Any) -> Any:
+    x, scale, offset, mean, variance = operands
+    data_format, factor = attributes["data_format"], attributes["exponential_avg_factor"]
+    broadcast, count = _part(total, x, data_format)
+    wide_x = widened(x)
+    batch_mean = total(channel_sum(wide_x, data_format)) / count
+    centered = wide_x - batch_mean.reshape(broadcast)
+    # What rounding has left of the mean.
+    rest = total(channel_sum(centered, data_format)) / count
+    deviation = centered - rest.reshape(broadcast)
+    batch_variance = total(channel_sum(deviation * deviation, data_format)) / count
+    still = attributes | {"is_training": False}
+    y = inference(centered, scale, offset, rest, batch_variance, **still)[0].astype(x.dtype)
+    batch_mean = batch_mean + rest
+    unbiased = batch_variance * (count / max(count - 1, 1))
+    running = (batch_mean, unbiased)
+    if factor != 1.0:
+        running = (
+            (1.0 - factor) * mean + factor * batch_mean,
+            (1.0 - factor) * variance + factor * unbiased,
+        )
+    return y, *running, batch_mean, batch_variance, batch_mean[:0].sum()
+
+
+def _part(total: Any, x: Any, data_format: str) -> tuple[tuple[int, ...], Any]:
+    """The shape of a vector of channels beside x, and the number of elements of a channel in all parts."""
+    axis = 1 if data_format.startswith("NC") else len(x.shape) - 1
+    return tuple(n if i == axis else 1 for i, n in enumerate(x.shape)), total(math.prod(x.shape) // x.shape[axis])
+
+
+def _gradient_by_parts(gradient: Any, total: Any, operands: Any, attributes: Any) -> Any:
+    y_backprop, x, scale, mean, variance = operands[:5]
+    broadcast, count = _part(total, x, attributes["data_format"])
+    still = attributes | {"is_training": False}
+    x_backprop, *sums = gradient(*operands, **still)[:3]
+    to_scale, to_offset = map(total, sums)
+    r = (variance + attributes["epsilon"]) ** -0.5
+    h = (widened(x) - mean.reshape(broadcast)) * r.reshape(broadcast)
+    shared = to_offset.reshape(broadcast) + h * to_scale.reshape(broadcast)
+    to_x = (scale * r).reshape(broadcast) * (widened(y_backprop) - shared / count)
+    return to_x.astype(x.dtype), to_scale, to_offset, scale[:0], scale[:0]
+
+
+for _op in (fused_batch_norm, fused_batch_norm_v2, fused_batch_norm_v3):
+    _op.by_parts(partial(_forward_by_parts, _op))
+for _op in (fused_batch_norm_grad, fused_batch_norm_grad_v2, fused_batch_norm_grad_v3):
+    _op.by_parts(partial(_gradient_by_parts, _op))
 
 
 # Batch norm, activation and fake quantization in one: what a layer of quantization-aware training does behind its

@@ -12,6 +12,7 @@ import inspect
 import math
 import numbers
 import operator as python_operator
+import string
 import struct
 import sys
 import types
@@ -49,6 +50,26 @@ class Lowering(NamedTuple):
     numbers: Mapping[str, int | float]
 
 
+class Axes(NamedTuple):
+    """How one call may be cut into calls on parts of its arrays, or several calls of one kind be made one.
+
+    operands, results: a letter for each dimension of each array; dimensions of one letter are cut together. A leading
+    "." stands for any number of further dimensions in front, which mean the same in all arrays that have it. "/" is a
+    mask of 2 bits for each element, four to a byte, of an array with ".".
+    sums: for each result the letters that it is a sum over: what the parts of a cut along one of them give is added up.
+    Results without a letter that is not among them do not depend on anything along it.
+    whole: letters along which nothing may be cut, or, with `Operator.by_parts`, not without the other parts' sums; "?"
+    is one along which nothing is ever cut.
+    sizes: attributes that hold sizes of dimensions, and the letters of these.
+    """
+
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    sums: tuple[str, ...]
+    whole: str = ""
+    sizes: Mapping[str, str] = types.MappingProxyType({})
+
+
 OPERATORS: dict[str, "Operator"] = {}
 
 # Where an array type is defined, in the order in which they are asked; a framework counts only once the caller
@@ -79,6 +100,9 @@ class Operator:
         self.differentiable = results
         self.gradient_count = len(results)
         self.saved_results = slice(0)  # of the training form
+        self.vjp_by_parts: Callable[..., tuple[Any, ...]] | None = None
+        self.axes_rule: Callable[..., Axes] | None = None
+        self.parts_rule: Callable[..., tuple[Any, ...]] | None = None
         parameters = inspect.signature(rule, eval_str=True).parameters
         self.parameters = tuple(parameters)
         self.defaults = {k: p.default for k, p in parameters.items() if p.default is not inspect.Parameter.empty}
@@ -99,7 +123,7 @@ class Operator:
         self.result_type = namedtuple(raw_name or self.name, results)  # type: ignore[misc]
         self.result_type.__doc__ = f"Results of `{self.name}`."
         self.result_type.__reduce__ = lambda results: (_results, (self.name, *results))  # type: ignore[method-assign]
-        self.lower = lru_cache(maxsize=4096)(self.check)
+        self._remembered = lru_cache(maxsize=4096)(self.check)
 
     def __reduce__(self) -> Any:
         return _by_name, (self.name,)  # pickled by name, as functions are
@@ -159,6 +183,37 @@ class Operator:
             for name in ("vjp", "differentiable", "gradient_count", "keeps", "keeps_if", "saved_results"):
                 setattr(training_form, name, getattr(self, name))
         return vjp
+
+    def gradient_by_parts(self, vjp: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+        """Declare the same gradient without residuals of a training form, which cannot be cut along every axis: for
+        arrays that may be spread over several devices. `vjp` is called as that of `gradient`, with all operands and
+        no results."""
+        self.vjp_by_parts = vjp
+        return vjp
+
+    def axes(self, rule: Callable[..., Axes]) -> Callable[..., Axes]:
+        """Declare what the dimensions mean: `rule(**operands, **attributes)` -> `Axes`, for specifications that passed
+        the checks. Without it a call is never cut and never made one with others."""
+        self.axes_rule = rule
+        return rule
+
+    def by_parts(self, rule: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+        """Declare how parts that were cut along `Axes.whole` are computed together: `rule(total, operands, attributes)`
+        -> the results, with the part's operands; `total(array)` is the sum of what the parts have there. Like a
+        gradient it uses declared operators and the arrays' own arithmetic only."""
+        self.parts_rule = rule
+        return rule
+
+    def axes_of(self, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[str, Any], ...]) -> Axes | None:
+        """The meaning of the dimensions in one checked call, None if it is not declared."""
+        if self.axes_rule is None:
+            return None
+        axes = self.axes_rule(**dict(zip(self.operands, operands, strict=True)), **dict(attributes))
+        # Versions of one operator that differ in their last operand or result share a rule.
+        operand_count, count = len(self.operands), len(self.results)
+        return axes._replace(
+            operands=axes.operands[:operand_count], results=axes.results[:count], sums=axes.sums[:count]
+        )
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The operands, in order, and the checked attributes of one call."""
@@ -224,8 +279,14 @@ class Operator:
         """Results as the caller gets them: the array itself, or a named tuple of several."""
         return results[0] if len(self.results) == 1 else self.result_type(*results)
 
+    # A method, not an attribute of the instance: `functools.wraps` copies those over what it wraps, and `jax.jit(op)`
+    # has a `lower` of its own.
+    def lower(self, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[str, Any], ...]) -> Lowering:
+        """`check`, remembered."""
+        return self._remembered(operands, attributes)
+
     def check(self, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[str, Any], ...]) -> Lowering:
-        """The checked call; `lower` is the same, remembered."""
+        """The checked call."""
         specs = dict(zip(self.operands, operands, strict=True))
         try:
             return self.rule(**specs, **dict(attributes))
@@ -243,7 +304,7 @@ class Operator:
         elif kind == "int":
             if not isinstance(value, bool):
                 index = value if type(value) is int else _index(value)
-                if index is not None:
+                if isinstance(index, int):
                     self._check_int64(name, index)
                     return index
         elif kind == "float":
@@ -268,7 +329,8 @@ class Operator:
                 indices = (None,)
             if None not in indices:
                 for index in indices:
-                    self._check_int64(name, index)
+                    if isinstance(index, int):
+                        self._check_int64(name, index)
                 return indices
         wanted = _WANTED.get(kind, kind)
         raise TypeError(f"{self.name}: {name} must be {wanted}, got {_describe(value)}")
@@ -279,7 +341,9 @@ class Operator:
 
 
 def _index(value: Any) -> Any:
-    """`value` as an int if it is one of any kind, else None."""
+    """`value` as an int if it is one of any kind, else None; JAX's symbolic sizes stay what they are."""
+    if hasattr(value, "dimension_as_value"):
+        return value
     try:
         return python_operator.index(value)
     except Exception:  # arrays, tracers and tensors each refuse in their own way
@@ -348,7 +412,7 @@ def framework_of(value: Any) -> str | None:
 
 
 def frontend_for(declared: Operator, operands: list[Any]) -> types.ModuleType:
-    """The module that runs `declared` for the arrays given; they must all be of one framework."""
+    """The module that runs `declared` for the arrays given: those of one framework, and NumPy's beside them."""
     found, first = None, ""
     for name, value in zip(declared.operands, operands, strict=True):
         framework = framework_of(value)
@@ -358,12 +422,12 @@ def frontend_for(declared: Operator, operands: list[Any]) -> types.ModuleType:
                     f"{declared.name}: {name} must be a NumPy, PyTorch or JAX array or a number, "
                     f"got {type(value).__name__}"
                 )
-        elif found is None:
+        elif found in (None, "numpy"):
             found, first = framework, name
-        elif framework != found:
+        elif framework not in (found, "numpy"):
             raise TypeError(
                 f"{declared.name}: {name} is a {framework} array but {first} is a {found} array; "
-                f"all operands must come from one framework"
+                f"all operands must come from one framework, or from NumPy"
             )
     return frontend(found or "numpy")
 
@@ -479,6 +543,16 @@ def check_out(op: Operator, lowered: Lowering, operands: list[Memory], out: list
         for other_name, other in zip(op.results[:i], out, strict=False):
             if given.overlaps(other):
                 raise ValueError(f"{where} shares memory with out for {other_name}")
+
+
+_LETTERS = string.ascii_lowercase
+
+
+def letters_of(spec: TensorSpec) -> str:
+    """For `Axes`: a letter of its own for each dimension."""
+    if spec.rank > len(_LETTERS):
+        return ""  # nothing is said of so many
+    return _LETTERS[: spec.rank]
 
 
 def widened(array: Any) -> Any:

@@ -2,9 +2,20 @@
 """Declarations of the QuantizeAndDequantize family."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
-from exactqat.operators.op import Lowering, Tensor, TensorSpec, check_dtypes, check_same_shape, operator, wide
+from exactqat.operators.op import (
+    Axes,
+    Lowering,
+    Operator,
+    Tensor,
+    TensorSpec,
+    check_dtypes,
+    check_same_shape,
+    letters_of,
+    operator,
+    wide,
+)
 
 RoundMode = Literal["HALF_TO_EVEN", "HALF_UP"]
 
@@ -261,3 +272,40 @@ def _(gradients, operands, results, attributes):
     # Linear in its first operand with a diagonal matrix, so it is its own transpose; the bounds' gradients are
     # constant.
     return quantize_and_dequantize_v4_grad(gradients[0], *operands[1:], **attributes)[0], None, None, None
+
+
+# What the dimensions mean: elements are independent once their range is known; slices always are.
+
+
+def _axes(op: Operator) -> None:
+    @op.axes
+    def _(**arguments: Any) -> Axes:
+        input, axis = arguments["input"], arguments.get("axis", -1)
+        letters = letters_of(input)
+        slice = letters[axis : axis + 1] if axis >= 0 else ""
+        from_data = not arguments.get("range_given", True)
+        # A new dimension in front would be another axis, and to data that make their own range not just more of them.
+        tensor = letters if from_data or slice else "." + letters
+
+        def meaning(name: str) -> str:
+            if name in ("input", "output", "gradients", "input_backprop"):
+                return tensor
+            bound = arguments[name.removesuffix("_backprop")]
+            return slice if bound.shape == input.shape[axis : axis + 1] and slice else "?" * bound.rank
+
+        return Axes(
+            tuple(map(meaning, op.operands)),
+            tuple(map(meaning, op.results)),
+            ("",) * len(op.results),
+            whole="?" + (letters.replace(slice, "") if from_data and slice else letters if from_data else ""),
+        )
+
+
+for _op in (
+    quantize_and_dequantize,
+    quantize_and_dequantize_v2,
+    quantize_and_dequantize_v3,
+    quantize_and_dequantize_v4,
+    quantize_and_dequantize_v4_grad,
+):
+    _axes(_op)
