@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .files import write_atomically
+from .files import check_file, write_atomically
 
 CHECKPOINT_FORMAT = 2
 # Numbers in an image of the largest size that a checkpoint may ask for: 4096 x 4096 grey ones.
@@ -44,6 +44,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: the file is damaged, or of another format, or holds anything but plain data.
     """
+    check_file(path)
     content = path.read_bytes()
     try:
         _check_archive(content)

@@ -24,6 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .files import check_file
+
 # The split belongs to the data, not to a run: every seed is judged on the same test images.
 SPLIT_SEED = 0
 TEST_SHARE, VALIDATION_SHARE = 0.2, 0.15
@@ -112,8 +114,7 @@ def from_npz(path: Path, image_size: int | None = None) -> Dataset:
     names = {part: [f"_{name}" for name in endings] for part, endings in PART_NAMES.items()} | {"": [""]}
     wanted = {f"{axis}{ending}" for endings in names.values() for ending in endings for axis in "xy"}
     try:
-        if path.exists() and not path.is_file():
-            raise ValueError("it is no file")
+        check_file(path)
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("it holds a single array, not an archive of x and y")

@@ -69,12 +69,23 @@ def cannot_write(path: Path, error: OSError) -> OSError:
     return OSError(f"{path} cannot be written: {error.strerror or error}{kept}{advice}")
 
 
+def check_file(path: Path) -> None:
+    """Refuses what would be read for ever, such as a pipe or a device.
+
+    Raises:
+        ValueError: it is there, but no plain file.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no file")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object that a file of JSON holds.
 
     Raises:
         ValueError: it holds none.
     """
+    check_file(path)
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:

@@ -718,6 +718,8 @@ def verify_directory(
     progress = progress or Progress()
     reports = {}
     folders = _delivered(out, "checkpoint.pt", "model.tflite")
+    for folder in folders:
+        files.check_file(folder / "model.tflite")
     with files.locked(out, writes=False):
         _try_in_a_child([folder / "model.tflite" for folder in folders])
         for folder in folders:
