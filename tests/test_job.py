@@ -21,7 +21,7 @@ pytest.importorskip("typer")
 
 from sklearn.datasets import load_digits  # noqa: E402
 
-from exactqat.job import data, pipeline, report, training  # noqa: E402
+from exactqat.job import data, files, pipeline, report, training  # noqa: E402
 
 PRECISIONS = ("w8a8", "w4a4", "w3a4")
 RUN = [sys.executable, "-m", "exactqat.cli"]
@@ -170,7 +170,7 @@ def test_a_missing_library_is_named_with_the_command_that_gets_it() -> None:
 
 def test_export_writes_the_files_again(finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     for precision in PRECISIONS:
-        training.write_atomically(
+        files.write_atomically(
             tmp_path / precision / "checkpoint.pt", (finished[0] / precision / "checkpoint.pt").read_bytes()
         )
     written = pipeline.export_directory(tmp_path)
@@ -253,14 +253,14 @@ def test_shifts_move_whole_images_by_at_most_one_pixel() -> None:
 
 def test_atomic_writing_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
-    training.write_atomically(path, b"first")
+    files.write_atomically(path, b"first")
 
     def fail(handle: int) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(training.os, "fsync", fail)
+    monkeypatch.setattr(files.os, "fsync", fail)
     with pytest.raises(OSError, match="file cannot be written: disk full; the file that stood there before is whole"):
-        training.write_atomically(path, b"second")
+        files.write_atomically(path, b"second")
     assert path.read_bytes() == b"first"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 

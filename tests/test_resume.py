@@ -35,7 +35,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("typer")
 
 from exactqat import cli, qat  # noqa: E402
-from exactqat.job import data, pipeline, training  # noqa: E402
+from exactqat.job import checkpoints, data, files, pipeline, training  # noqa: E402
 
 GIVEN = {"epochs_float": 8, "epochs_qat": 8, "weight_bits": 4, "activation_bits": 4, "batch_size": 16}
 
@@ -181,7 +181,7 @@ def test_a_full_disk_is_named_and_the_job_goes_on_from_the_last_epoch(dataset: d
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.pt"]
-    assert training.load_checkpoint(path)["epoch"] == 1
+    assert checkpoints.load_checkpoint(path)["epoch"] == 1
     resumed = train(dataset, path, True, lambda steps: None, resume=True)
     whole = train(dataset, tmp_path / "whole.pt", True, lambda steps: None, resume=False)
     assert path.read_bytes() == (tmp_path / "whole.pt").read_bytes()
@@ -234,7 +234,7 @@ def test_a_loss_that_is_no_number_is_named_and_the_checkpoint_before_it_kept(
                 training.TrainingDiverged, match=f"epoch 2 of 3: .*{message}.*last good checkpoint is kept"
             ):
                 train(dataset, path, False, after(moment, poison), resume=False)
-        state = training.load_checkpoint(path)
+        state = checkpoints.load_checkpoint(path)
         assert state["epoch"] == 1
         assert all(torch.isfinite(entry).all() for entry in state["model"].values())
         path.unlink()
@@ -258,7 +258,7 @@ def test_a_range_that_collapses_is_named(dataset: data.Dataset, tmp_path: Path) 
             match=r"test, epoch 2 of 3: the range of what 'block1.pointwise.0' stores collapsed to \[0, 0\].* kept in",
         ):
             train(dataset, tmp_path / "state.pt", True, lambda steps: None, resume=False)
-    assert training.load_checkpoint(tmp_path / "state.pt")["epoch"] == 1
+    assert checkpoints.load_checkpoint(tmp_path / "state.pt")["epoch"] == 1
 
 
 def test_weights_that_are_all_zero_count_as_a_collapsed_range(dataset: data.Dataset) -> None:
@@ -308,27 +308,147 @@ def test_resume_refuses_other_settings_and_names_them(dataset: data.Dataset, tmp
         pipeline.start(settings, dataset, resume=True)
 
 
-def test_an_unfinished_job_is_not_replaced_by_accident(dataset: data.Dataset, tmp_path: Path) -> None:
-    settings = pipeline.Settings(tmp_path, **GIVEN)
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+JOB_FILES = ("metrics.json", "report.html", "w4a4/model.tflite", "w4a4/checkpoint.pt", "training/float.pt")
+
+
+def test_a_job_is_not_replaced_by_accident_and_nothing_is_ever_deleted(dataset: data.Dataset, tmp_path: Path) -> None:
+    out = tmp_path / "job"
+    settings = pipeline.Settings(out, **GIVEN)
+    said: list[str] = []
+    progress = pipeline.Progress(say=said.append)
     pipeline.start(settings, dataset)
-    state = tmp_path / "training" / "float.pt"
-    training.save_checkpoint(state, {"format": training.CHECKPOINT_FORMAT})
-    half, other = tmp_path / "training" / "float.ptab12.tmp", tmp_path / "notes.tmp"
+    state, half, other = out / "training" / "float.pt", out / "training" / "float.ptab12.tmp", out / "notes.tmp"
+    checkpoints.save_checkpoint(state, {"format": checkpoints.CHECKPOINT_FORMAT})
     half.touch()
     other.touch()
-    with pytest.raises(ValueError, match="unfinished job: continue it with --resume, or replace it with --restart"):
+    before = contents(out)
+    with pytest.raises(ValueError, match="an unfinished job: continue it with --resume, or move it aside .* --restart"):
         pipeline.start(settings, dataset)
-    assert state.exists() and not half.exists()
+    assert contents(out) == before
+    assert pipeline.start(settings, dataset, restart=True, progress=progress) is False
+    assert not state.exists() and sorted(contents(out)) == ["job.json", "notes.tmp"]
+    # Halves of files are worth nothing.
+    assert sorted(contents(tmp_path / "job.1")) == ["job.json", "training/float.pt"]
+    assert said == [f"The job that was in {out} is now in {tmp_path / 'job.1'}"]
+    # A finished job too stays what it is, and beside is room for as many as there are.
+    for name in JOB_FILES:
+        files.write_atomically(out / name, name.encode())
+    before = contents(out)
+    with pytest.raises(ValueError, match="holds a finished job: take another directory, or move it aside"):
+        pipeline.start(settings, dataset)
+    assert contents(out) == before
     assert pipeline.start(settings, dataset, restart=True) is False
-    assert not state.exists()
-    # A finished job makes way for the next one, and leaves nothing that the next one could take for its own.
-    for name in ("metrics.json", "report.html", "w4a4/model.tflite", "w4a4/checkpoint.pt", "training/float.pt"):
-        training.write_atomically(tmp_path / name, b"{}")
-    assert pipeline.start(settings, dataset) is False
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file() and path != other] == ["job.json"]
-    assert other.exists()
+    moved = contents(tmp_path / "job.2")
+    assert all(moved[name] == name.encode() for name in JOB_FILES) and sorted(contents(out)) == [
+        "job.json",
+        "notes.tmp",
+    ]
     with pytest.raises(ValueError, match="holds an unfinished job"):
-        pipeline.finished(tmp_path)
+        pipeline.finished(out)
+
+
+@pytest.mark.parametrize("name", [*JOB_FILES, "w2a8/mine.txt", "training/photo.png", "float", "report.html/mine.txt"])
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"restart": True}])
+def test_what_others_wrote_is_not_touched(
+    dataset: data.Dataset, tmp_path: Path, name: str, options: dict[str, bool]
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"mine")
+    (tmp_path / "report.htmlab12.tmp").write_bytes(b"mine too")
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=f"holds {name.split('/')[0]} but no job.json"):
+        pipeline.run(pipeline.Settings(tmp_path, **GIVEN), dataset=dataset, **options)  # type: ignore[arg-type]
+    assert contents(tmp_path) == before
+
+
+def test_a_job_begins_beside_what_does_not_concern_it(dataset: data.Dataset, tmp_path: Path) -> None:
+    (tmp_path / "wallpapers").mkdir()
+    (tmp_path / "wallpapers" / "model.tflite").write_bytes(b"mine")
+    (tmp_path / "notes.txt").write_bytes(b"mine")
+    assert pipeline.start(pipeline.Settings(tmp_path, **GIVEN), dataset) is False
+    assert pipeline.start(pipeline.Settings(tmp_path, **GIVEN), dataset, restart=True) is False
+    assert sorted(contents(tmp_path)) == ["job.json", "notes.txt", "wallpapers/model.tflite"]
+
+
+def test_what_cannot_be_moved_aside_stays_whole(
+    dataset: data.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "job"
+    settings = pipeline.Settings(out, **GIVEN)
+    pipeline.start(settings, dataset)
+    for name in JOB_FILES:
+        files.write_atomically(out / name, b"content")
+    before, rename = contents(out), files.os.rename
+
+    def fail(source: Path, target: Path) -> None:
+        if source.name == "training":
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    monkeypatch.setattr(files.os, "rename", fail)
+    with pytest.raises(OSError, match="cannot be moved aside to .*: No space left on device"):
+        pipeline.start(settings, dataset, restart=True)
+    assert contents(out) == before and [path.name for path in tmp_path.iterdir()] == ["job"]
+
+
+def test_a_directory_belongs_to_one_process_at_a_time(dataset: data.Dataset, tmp_path: Path) -> None:
+    settings = pipeline.Settings(tmp_path / "job", **GIVEN)
+    read, write = os.pipe()
+
+    def hold() -> None:
+        with files.locked(tmp_path / "job"):
+            os.write(write, b"held")
+            time.sleep(60)
+
+    (tmp_path / "job").mkdir()
+    child = in_a_child(hold)
+    try:
+        assert os.read(read, 4) == b"held"
+        for options in ({}, {"resume": True}, {"restart": True}):
+            with pytest.raises(ValueError, match="another process is at work in .*job: wait until it has ended"):
+                pipeline.run(settings, dataset=dataset, **options)  # type: ignore[arg-type]
+        assert contents(tmp_path) == {}
+        (tmp_path / "job" / "w4a4").mkdir()
+        for name in ("checkpoint.pt", "model.tflite"):
+            (tmp_path / "job" / "w4a4" / name).touch()
+        for command in (pipeline.verify_directory, pipeline.export_directory):
+            with pytest.raises(ValueError, match="another process is at work"):
+                command(tmp_path / "job")
+    finally:
+        # However the process ends, its lock ends too.
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    with files.locked(tmp_path / "job", writes=False), files.locked(tmp_path / "job", writes=False):
+        pass
+    with files.locked(tmp_path / "job"), pytest.raises(ValueError, match="another process"):
+        files.locked(tmp_path / "job").__enter__()
+
+
+def test_two_commands_with_one_directory_do_not_mix(tmp_path: Path) -> None:
+    x, y = patterns()
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    command = [
+        sys.executable, "-m", "exactqat.cli", "train", "--out", "out", "--data", "data.npz", "--quiet",
+        "--epochs-float", "60", "--epochs-qat", "1", "--weight-bits", "4", "--activation-bits", "4",
+    ]  # fmt: skip
+    both = [
+        subprocess.Popen([*command, "--seed", seed], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for seed in ("1", "2")
+    ]
+    answers = [process.communicate(timeout=120) for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2], answers
+    refused = next(position for position, process in enumerate(both) if process.returncode == 2)
+    assert (
+        b"another process is at work in out" in answers[refused][1] or b"holds an unfinished job" in answers[refused][1]
+    )
+    winner = str(2 - refused)
+    for name in ("job.json", "metrics.json"):
+        assert json.loads((tmp_path / "out" / name).read_text())["settings"]["seed"] == int(winner)
 
 
 def test_a_finished_job_is_told_again_without_training(tmp_path: Path) -> None:

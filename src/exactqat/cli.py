@@ -5,37 +5,109 @@ Annotations are evaluated here: typer reads them inside `_application`, where it
 """
 
 import contextlib
+import io
 import os
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from .job.pipeline import Results
 
 INSTALL = "pip install 'exactqat[job]'"
 
 
+class IntegersDiffer(SystemExit):
+    """Ends the program with status 1, which means this and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+
 def main() -> None:
     """Entry point of the `exactqat` command."""
+    _open_streams()
     try:
-        application = _application()
+        _application()()
+    except IntegersDiffer:
+        raise
+    except SystemExit as error:
+        # Libraries end programs with 1 for failures of any kind.
+        raise SystemExit(error.code if error.code in (None, 0, 130) else 2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     except ModuleNotFoundError as error:
-        sys.exit(f"exactqat: {error.name} is not installed. Get it with: {INSTALL}")
-    # Where `--model module:function` is looked for in the end: console scripts lack the working directory.
-    sys.path.append("")
-    application()
+        if error.name is None or error.name.startswith("exactqat"):
+            traceback.print_exc()
+        else:
+            sys.stderr.write(f"exactqat: {error.name} is not installed. Get it with: {INSTALL}\n")
+        raise SystemExit(2) from None
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(2) from None
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                _to_nobody(stream)
+
+
+def _open_streams() -> None:
+    """A program may be started without them, and a name that cannot be encoded must not end it."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _to_nobody(stream: IO[str]) -> None:
+    """What is written to the stream is lost from here on, as is what it still holds."""
+    with contextlib.suppress(OSError, ValueError):
+        nobody = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nobody, stream.fileno())
+        os.close(nobody)
+
+
+def _console(**options: Any) -> "Console":
+    """A console that prints names as they are: no markup, no emoji; and that outlives its reader."""
+    from rich.console import Console
+
+    class Lasting(Console):
+        def on_broken_pipe(self) -> None:
+            # `exactqat train | head`: the training is worth more than its reader.
+            self.quiet = True
+            _to_nobody(self.file)
+
+    return Lasting(markup=False, emoji=False, highlight=False, **options)
+
+
+def _line(*parts: str | tuple[str, str]) -> "Text":
+    """Texts, or texts and their styles; what is not printable in them is escaped."""
+    from rich.text import Text
+
+    from .job.text import printable
+
+    styled = [(part, "") if isinstance(part, str) else part for part in parts]
+    return Text.assemble(*((printable(text), style) for text, style in styled))
 
 
 def _application() -> Any:
     import typer
-    from rich.console import Console
 
     application = typer.Typer(
         name="exactqat",
@@ -49,7 +121,7 @@ def _application() -> Any:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    errors = Console(stderr=True)
+    errors = _console(stderr=True)
 
     @application.command()
     def train(
@@ -98,7 +170,12 @@ def _application() -> Any:
                 "--resume", help="Continue the job in DIR; begin it if there is none. The bits stay the same."
             ),
         ] = False,
-        restart: Annotated[bool, typer.Option("--restart", help="Replace an unfinished job in DIR.")] = False,
+        restart: Annotated[
+            bool,
+            typer.Option(
+                "--restart", help="Move a job that is in DIR aside, to DIR.1 or the next that is free, and begin anew."
+            ),
+        ] = False,
         quiet: Annotated[bool, typer.Option("--quiet", help="Print the table and the closing sentence only.")] = False,
     ) -> None:
         """Train in float, quantize to W8A8, W4A4 and W3A4, deploy, compare **every integer** with the device
@@ -106,8 +183,8 @@ def _application() -> Any:
 
         For each precision: post-training quantization as a baseline, then quantization-aware training with EMA ranges
         and with learned ranges. The better one is delivered as checkpoint.pt and model.tflite in DIR/w8a8/ and so on;
-        DIR/report.html tells the story. Under torchrun, all processes work together. Exit status 1 if any integer
-        differs.
+        DIR/report.html tells the story. Under torchrun, all processes work together. A job that is in DIR already is
+        never replaced. Exit status 1 if any integer differs, 2 for whatever else goes wrong.
         """
         options = dict(context.params)
         given = {
@@ -118,38 +195,52 @@ def _application() -> Any:
         }
         with _failures(errors):
             differing = _train(out, given, resume, restart, quiet, device)
-        raise typer.Exit(1 if differing else 0)
+        if differing:
+            raise IntegersDiffer
 
     @application.command()
     def report(
         directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")],
+        model: Annotated[
+            str | None,
+            typer.Option(help="The network again, unless it is exactqat's own: files do not decide what code runs."),
+        ] = None,
     ) -> None:
         """Write DIR/report.html again: load the networks in DIR, evaluate and compare them again, train nothing."""
         with _failures(errors):
-            _report(directory)
+            _report(directory, model)
 
     @application.command()
     def export(
         directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")],
+        model: Annotated[
+            str | None,
+            typer.Option(help="The network again, unless it is exactqat's own: files do not decide what code runs."),
+        ] = None,
     ) -> None:
         """Write model.tflite, and model.onnx if the package onnx is installed, again from DIR's checkpoints. Needs no
         data."""
         with _failures(errors):
-            _export(directory)
+            _export(directory, model)
 
     @application.command()
     def verify(
         directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")],
+        model: Annotated[
+            str | None,
+            typer.Option(help="The network again, unless it is exactqat's own: files do not decide what code runs."),
+        ] = None,
         quiet: Annotated[bool, typer.Option("--quiet", help="Print the closing sentence only.")] = False,
     ) -> None:
         """Run DIR's files on the device runtime again and compare **every integer** with the checkpoints'
         simulation.
 
-        Exit status 1 if any integer differs.
+        Exit status 1 if any integer differs, 2 for whatever else goes wrong.
         """
         with _failures(errors):
-            differing = _verify(directory, quiet)
-        raise typer.Exit(1 if differing else 0)
+            differing = _verify(directory, quiet, model)
+        if differing:
+            raise IntegersDiffer
 
     @application.command(
         # Everything, --help too, is bench/'s.
@@ -164,7 +255,7 @@ def _application() -> Any:
         sources; all other options are those of its bench/run.py or bench/step.py."""
         with _failures(errors):
             script = _bench_script("step.py" if step else "run.py")
-        raise typer.Exit(subprocess.run([sys.executable, str(script), *context.args]).returncode)
+        raise typer.Exit(2 if subprocess.run([sys.executable, str(script), *context.args]).returncode else 0)
 
     return application
 
@@ -184,23 +275,25 @@ def _bench_script(name: str) -> Path:
 
 @contextlib.contextmanager
 def _failures(errors: "Console") -> Iterator[None]:
-    """Expected failures end with one clear message and status 2; anything else is a defect and keeps its traceback."""
+    """Expected failures end with one clear message, anything else is a defect and keeps its traceback; status 2."""
     import typer
+
+    def say(*parts: str | tuple[str, str]) -> None:
+        errors.print(_line(*parts), soft_wrap=True)
 
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("exactqat"):
             raise
-        errors.print(f"[bold red]error:[/] {error.name} is not installed. Get it with: {INSTALL}", highlight=False)
+        say(("error:", "bold red"), f" {error.name} is not installed. Get it with: {INSTALL}")
     except KeyboardInterrupt:
-        errors.print("[bold red]stopped[/] by the keyboard; continue with --resume")
+        say(("stopped", "bold red"), " by the keyboard; continue a training with --resume")
         raise typer.Exit(130) from None
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, ImportError, EOFError, MemoryError) as error:
         if os.environ.get("EXACTQAT_TRACEBACK"):
             raise
-        errors.print("[bold red]error:[/] ", end="")
-        errors.print(str(error), markup=False, highlight=False)
+        say(("error:", "bold red"), f" {error or type(error).__name__}")
     else:
         return
     raise typer.Exit(2)
@@ -218,7 +311,8 @@ def _native_messages_kept_back() -> Iterator[None]:
         except BaseException:
             os.dup2(kept, 2)
             messages.seek(0)
-            os.write(2, messages.read())
+            with contextlib.suppress(OSError):
+                os.write(2, messages.read())
             raise
         finally:
             os.dup2(kept, 2)
@@ -227,11 +321,11 @@ def _native_messages_kept_back() -> Iterator[None]:
 
 def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet: bool, device: str = "cpu") -> int:
     import torch
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     from .job import data as sources
     from .job import pipeline, processes, report, training
+    from .job.text import shell_word
 
     if resume and restart:
         raise ValueError("--resume and --restart exclude each other")
@@ -242,23 +336,27 @@ def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet:
         # Other commands, in other directories, will look for it.
         given["data"] = str(Path(given["data"]).resolve())
     settings = pipeline.Settings(out, **given)
+    # Again when the directory is locked; this spares reading the data.
+    pipeline.check_free(out, resume, restart)
     if resume and (out / "job.json").exists():
         # What is not given is as it was; what is given is compared.
-        settings = replace(pipeline.stored_settings(out), **given)
-    with processes.joined() as together:
-        console = Console(quiet=not together.writes)
+        settings = replace(pipeline.stored_settings(out, given.get("model")), **given)
+    with processes.joined() as together, contextlib.ExitStack() as hold:
+        console = _console(quiet=not together.writes)
+        errors = _console(stderr=True, quiet=not together.writes)
         if not quiet:
             console.print(
-                f"[bold]exactqat train[/] on [bold]{settings.data}[/], seed {settings.seed}, results in [bold]{out}[/]"
-                + (f", {together.count} processes" if together.count > 1 else ""),
-                highlight=False,
-            )
+                _line(
+                    ("exactqat train", "bold"), " on ", (settings.data, "bold"), f", seed {settings.seed}, results in ",
+                    (str(out), "bold"), f", {together.count} processes" if together.count > 1 else "",
+                ),
+                soft_wrap=True,
+            )  # fmt: skip
         dataset = sources.load(settings.data, settings.image_size)
-        if together.writes:
-            _print_skipped(Console(stderr=True), dataset.skipped)
+        _print_skipped(errors, dataset.skipped)
         with (
             Progress(
-                TextColumn("{task.description:<42}"),
+                TextColumn("{task.description:<42}", markup=False),
                 BarColumn(bar_width=20),
                 TaskProgressColumn(),
                 TimeRemainingColumn(),
@@ -273,58 +371,73 @@ def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet:
             progress = pipeline.Progress(
                 begin=lambda text: bars.update(task, description=text),
                 advance=lambda steps: bars.advance(task, steps),
+                say=lambda sentence: console.print(_line(sentence), soft_wrap=True),
             )
-            results = pipeline.run(settings, progress, dataset, together, resume, restart, place)
+            results = pipeline.run(settings, progress, dataset, together, resume, restart, place, hold)
             if not together.writes:
                 return 0
-            progress.begin("report")
-            report_path = report.write_report(results)
-            # Last: it marks the job as finished.
+            # Before anything is drawn or printed, which can fail.
             pipeline.write_metrics(results)
-    _print_results(console, results)
-    if not quiet:
-        console.print(f"\nThe story with pictures: [bold]{report_path}[/]", highlight=False)
-        console.print(f"Compare again at any time: [bold]exactqat verify {out}[/]", highlight=False)
+            progress.begin("report")
+            failure = None
+            try:
+                report.write_report(results)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the results
+                failure = error
+        _print_results(console, results)
+        if failure is not None:
+            raise RuntimeError(
+                f"{out / 'report.html'} could not be drawn ({type(failure).__name__}: {failure}). All results are in "
+                f"{out / 'metrics.json'}; `exactqat report {shell_word(out)}` draws it again"
+            ) from failure
+        if not quiet:
+            report_path = out / "report.html"
+            console.print(_line("\nThe story with pictures: ", (str(report_path), "bold")), soft_wrap=True)
+            verify = f"exactqat verify {shell_word(out)}"
+            console.print(_line("Compare again at any time: ", (verify, "bold")), soft_wrap=True)
     return results.values_differing
 
 
 def _print_skipped(console: "Console", skipped: Sequence[str]) -> None:
     shown = 20
     for sentence in skipped[:shown]:
-        console.print(f"skipped {sentence}", markup=False, highlight=False)
+        console.print(_line(f"skipped {sentence}"), soft_wrap=True)
     if len(skipped) > shown:
-        console.print(f"… and {len(skipped) - shown:,} more, all of them in metrics.json", highlight=False)
+        console.print(_line(f"… and {len(skipped) - shown:,} more, all of them in metrics.json"))
     if skipped:
-        console.print(f"[bold]images that could not be used: {len(skipped):,}[/]", highlight=False)
+        console.print(_line((f"images that could not be used: {len(skipped):,}", "bold")))
 
 
-def _report(directory: Path) -> None:
+def _report(directory: Path, model: str | None = None) -> None:
     import torch
-    from rich.console import Console
 
     from .job import pipeline, report
 
     torch.set_num_threads(1)
-    console = Console()
-    with _native_messages_kept_back(), console.status("reading") as status:
-        results = pipeline.finished(directory, pipeline.Progress(begin=status.update))
-        path = report.write_report(results)
+    console = _console()
+    with (
+        contextlib.ExitStack() as hold,
+        _native_messages_kept_back(),
+        console.status(_line("reading")) as status,
+    ):
+        progress = pipeline.Progress(begin=lambda text: status.update(_line(text)))
+        results = pipeline.finished(directory, progress, model=model, hold=hold)
         pipeline.write_metrics(results)
-    console.print(report.closing_sentence(results), highlight=False)
-    console.print(f"Written: [bold]{path}[/]", highlight=False)
+        path = report.write_report(results)
+    console.print(_line(report.closing_sentence(results)))
+    console.print(_line("Written: ", (str(path), "bold")), soft_wrap=True)
 
 
-def _export(directory: Path) -> None:
-    from rich.console import Console
-
+def _export(directory: Path, model: str | None = None) -> None:
     from .job import pipeline
 
+    console = _console()
     with _native_messages_kept_back():
-        paths = pipeline.export_directory(directory)
+        paths = pipeline.export_directory(directory, model)
     for path in paths:
-        Console().print(f"Written: [bold]{path}[/] ({path.stat().st_size:,} bytes)", highlight=False)
+        console.print(_line("Written: ", (str(path), "bold"), f" ({path.stat().st_size:,} bytes)"), soft_wrap=True)
     if not any(path.suffix == ".onnx" for path in paths):
-        Console().print("For .onnx files beside them: pip install 'exactqat\\[onnx]'", highlight=False)
+        console.print(_line("For .onnx files beside them: pip install 'exactqat[onnx]'"))
 
 
 def _print_results(console: "Console", results: "Results") -> None:
@@ -333,7 +446,7 @@ def _print_results(console: "Console", results: "Results") -> None:
     from .job import report
 
     table = Table(
-        title=f"{results.dataset.name}: accuracy on {len(results.dataset.test)} test images, integers compared",
+        title=_line(f"{results.dataset.name}: accuracy on {len(results.dataset.test)} test images, integers compared"),
         title_justify="left",
     )
     table.add_column("network")
@@ -344,7 +457,7 @@ def _print_results(console: "Console", results: "Results") -> None:
     for row in report.result_rows(results):
         if previous and row.network != previous:
             table.add_section()
-        differing = "–" if row.differing is None else f"[{'red' if row.differing else 'green'}]{row.differing:,}[/]"
+        differing = _line("–" if row.differing is None else _colored(row.differing))
         table.add_row(
             row.network if row.network != previous else "",
             row.method.removesuffix(" ranges") + (" ★" if row.delivered else ""),
@@ -357,55 +470,57 @@ def _print_results(console: "Console", results: "Results") -> None:
         )
         previous = row.network
     console.print(table)
-    console.print(
+    explained = (
         "PTQ: post-training quantization. QAT: quantization-aware training. Second word: where ranges come from. "
         "★ delivered (lower validation loss). "
         "Input and logits keep 8 bits; codes of fewer bits travel in 8-bit containers. "
-        f"The job took {results.seconds:.0f} seconds.",
-        style="dim",
-        highlight=False,
+        f"The job took {results.seconds:.0f} seconds."
     )
-    color = "bold red" if results.values_differing else "bold green"
-    console.print(report.closing_sentence(results), style=color, highlight=False)
+    console.print(_line((explained, "dim")))
+    console.print(_line(_verdict(report.closing_sentence(results), results.values_differing)))
 
 
-def _verify(directory: Path, quiet: bool) -> int:
-    from rich.console import Console
-    from rich.table import Table
+def _colored(differing: int) -> tuple[str, str]:
+    return f"{differing:,}", "red" if differing else "green"
 
-    console = Console()
+
+def _verdict(sentence: str, differing: int) -> tuple[str, str]:
+    return sentence, "bold red" if differing else "bold green"
+
+
+def _verify(directory: Path, quiet: bool, model: str | None = None) -> int:
     import torch
+    from rich.table import Table
 
     from .job import pipeline
 
+    console = _console()
     torch.set_num_threads(1)
-    with _native_messages_kept_back(), console.status("comparing") as status:
-        reports = pipeline.verify_directory(directory, pipeline.Progress(begin=status.update))
+    with _native_messages_kept_back(), console.status(_line("comparing")) as status:
+        progress = pipeline.Progress(begin=lambda text: status.update(_line(text)))
+        reports = pipeline.verify_directory(directory, progress, model=model)
     differing = sum(report.differing for report in reports.values())
     values = sum(report.values for report in reports.values())
     if not quiet:
         for precision, report in reports.items():
-            table = Table(title=f"{precision.upper()}: {directory / precision / 'model.tflite'}", title_justify="left")
+            title = _line(f"{precision.upper()}: {directory / precision / 'model.tflite'}")
+            table = Table(title=title, title_justify="left")
             table.add_column("tensor")
             table.add_column("operator")
             for header in ("values", "differing", "largest"):
                 table.add_column(header, justify="right")
             for row in report.table():
-                color = "red" if row["differing"] else "green"
                 table.add_row(
-                    str(row["tensor"]),
-                    str(row["operator"]),
+                    _line(str(row["tensor"])),
+                    _line(str(row["operator"])),
                     f"{row['values']:,}",
-                    f"[{color}]{row['differing']:,}[/]",
+                    _line(_colored(int(row["differing"] or 0))),
                     str(row["largest_difference"]),
                 )
             console.print(table)
     verdict = "every single one is equal" if differing == 0 else f"{differing:,} of them differ"
-    console.print(
-        f"{values:,} integers were compared between our simulation and the runtime: {verdict}.",
-        style="bold red" if differing else "bold green",
-        highlight=False,
-    )
+    sentence = f"{values:,} integers were compared between our simulation and the runtime: {verdict}."
+    console.print(_line(_verdict(sentence, differing)))
     return differing
 
 

@@ -212,15 +212,27 @@ def _indices(details: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str,
 
 
 def _with_outputs(content: bytes, names: tuple[str, ...]) -> bytes:
-    """The same model with the named tensors as its outputs."""
-    schema = import_deploy("ai_edge_litert.schema_py_generated")
-    model = schema.ModelT.InitFromPackedBuf(content)
-    subgraph = model.subgraphs[0]
-    positions = {tensor.name.decode(): position for position, tensor in enumerate(subgraph.tensors)}
-    missing = [name for name in names if name not in positions]
-    if missing:
-        raise ValueError(f"the file has no tensors {missing}; was it written from another graph?")
-    subgraph.outputs = [positions[name] for name in names]
-    builder = import_deploy("flatbuffers").Builder(len(content))
-    builder.Finish(model.Pack(builder), IDENTIFIER)
-    return bytes(builder.Output())
+    """The same model with the named tensors as its outputs.
+
+    Raises:
+        ValueError: it has no such tensors, or it is damaged.
+    """
+    schema, flatbuffers = import_deploy("ai_edge_litert.schema_py_generated"), import_deploy("flatbuffers")
+    try:
+        model = schema.ModelT.InitFromPackedBuf(content)
+        subgraph = model.subgraphs[0]
+        # A name may be missing in a damaged file, and a tensor without one may stay so.
+        positions = {
+            tensor.name.decode(): position
+            for position, tensor in enumerate(subgraph.tensors)
+            if tensor.name is not None
+        }
+        missing = [name for name in names if name not in positions]
+        if not missing:
+            subgraph.outputs = [positions[name] for name in names]
+            builder = flatbuffers.Builder(len(content))
+            builder.Finish(model.Pack(builder), IDENTIFIER)
+            return bytes(builder.Output())
+    except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
+        raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
+    raise ValueError(f"the file has no tensors {missing}; was it written from another graph?")

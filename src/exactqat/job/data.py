@@ -14,8 +14,6 @@ How images become numbers, whatever they come from:
 from __future__ import annotations
 
 import hashlib
-import zipfile
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +23,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .files import check_file
 
 # The split belongs to the data, not to a run: every seed is judged on the same test images.
 SPLIT_SEED = 0
@@ -111,18 +111,25 @@ def from_npz(path: Path, image_size: int | None = None) -> Dataset:
     Raises:
         ValueError: the file or its arrays cannot be used; the message says why.
     """
+    names = {part: [f"_{name}" for name in endings] for part, endings in PART_NAMES.items()} | {"": [""]}
+    wanted = {f"{axis}{ending}" for endings in names.values() for ending in endings for axis in "xy"}
     try:
+        check_file(path)
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("it holds a single array, not an archive of x and y")
         with archive:
-            arrays = {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
+            held = sorted(archive.files)
+            arrays = {key: archive[key] for key in held if key in wanted}
+    except Exception as error:  # noqa: BLE001 - archives and headers of arrays that are damaged raise nearly anything
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise ValueError(f"{path} cannot be read as an .npz file: {reason}") from error
+    for key, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"{path} cannot be read as an .npz file: {key} is no array")
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for part, endings in {"": ("",), **{k: tuple(f"_{n}" for n in v) for k, v in PART_NAMES.items()}}.items():
-        for ending in endings:
+    for part in ("", *PART_NAMES):
+        for ending in names[part]:
             if f"x{ending}" in arrays and f"y{ending}" in arrays:
                 found[part] = (arrays[f"x{ending}"], arrays[f"y{ending}"])
     if "" in found:
@@ -130,7 +137,7 @@ def from_npz(path: Path, image_size: int | None = None) -> Dataset:
     elif not {"train", "test"} <= set(found):
         raise ValueError(
             f"{path} must hold arrays named x and y, or x_train, y_train, x_test and y_test; it holds "
-            f"{', '.join(sorted(arrays)) or 'nothing'}"
+            f"{', '.join(held) or 'nothing'}"
         )
     skipped: list[str] = []
     parts = {}

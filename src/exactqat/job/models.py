@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import importlib
 import math
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from torch import Tensor, nn
 
 from ..qat import Conv2d, DepthwiseConv2d
+from .text import shell_word
 
 Shape = Sequence[int]
 
@@ -263,7 +266,8 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
     """The untrained network of that name.
 
     Args:
-        name: one of NETWORKS, or ``"package.module:function"`` for a function that takes `shape` and `classes`.
+        name: one of NETWORKS, or ``"package.module:function"`` for a function that takes `shape` and `classes`. That
+            runs the function: a name from a file has to go through `named_in` first.
         shape: of one input, without the batch: (channels, height, width) or (features,).
         classes: number of outputs.
 
@@ -275,15 +279,44 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise ValueError(f"model must be one of {', '.join(NETWORKS)} or 'package.module:function', got {name!r}")
+    if "" not in sys.path:
+        # Console scripts lack the working directory, where the user's module may stand. Only here, and last: what the
+        # libraries look for must not be found there.
+        sys.path.append("")
     try:
         function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"model {name!r} cannot be loaded: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"model {name!r} cannot be loaded: {_what(error)}") from error
     try:
         model = function(tuple(shape), classes)
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        raise ValueError(f"model {name!r} failed when called with {tuple(shape)}, {classes}: {what}") from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"model {name!r} failed when called with {tuple(shape)}, {classes}: {_what(error)}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name!r} must give a torch.nn.Module, got {type(model).__name__}")
     return model
+
+
+def _what(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def named_in(file: Path, name: str, given: str | None) -> str:
+    """The network that a file names, if that may be built.
+
+    A file must not decide what code runs: it names one of NETWORKS, or what the user named too.
+
+    Args:
+        given: by the user, who may leave out what is in NETWORKS.
+
+    Raises:
+        ValueError: the user has not named it, or has named another.
+    """
+    if given is not None and given != name:
+        raise ValueError(f"{file} names the network {name!r}, which is not --model {given}")
+    if given is None and name not in NETWORKS:
+        raise ValueError(
+            f"{file} names the network {name!r}, which is not one of exactqat's own ({', '.join(NETWORKS)}). "
+            f"Code that a file names is not run. If you know and trust it, name it yourself: "
+            f"--model {shell_word(name)}"
+        )
+    return name

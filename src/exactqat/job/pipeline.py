@@ -6,10 +6,16 @@ from __future__ import annotations
 import glob
 import importlib.util
 import json
+import os
 import platform
+import re
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
@@ -26,25 +32,26 @@ from ..deploy.onnx import onnx_bytes
 from ..deploy.simulate import quantize, simulate
 from ..deploy.tflite import tflite_bytes, write_tflite
 from ..deploy.verify import Report, verify
-from . import training
+from . import checkpoints, files, training
 from .data import Dataset, load
-from .models import network
+from .models import named_in, network
 from .processes import ALONE, Processes
+from .text import shell_word
 
 # Bits of weights and of activations, if the user names none.
 PRECISIONS = ((8, 8), (4, 4), (3, 4))
+PRECISION = re.compile("w[2-8]a[2-8]")
 JOB_FORMAT = 1
-# Everything a job writes, what marks it as finished first, what says that there is one last.
-WRITTEN = (
-    "metrics.json",
-    "report.html",
-    "training/*.pt",
-    "float/checkpoint.pt",
-    "w*a*/checkpoint.pt",
-    "w*a*/model.tflite",
-    "w*a*/model.onnx",
-    "job.json",
-)
+# What settings may be.
+INTEGERS = {
+    "seed": (0, 2**63 - 1),
+    "epochs_float": (1, 2**31 - 1),
+    "epochs_qat": (1, 2**31 - 1),
+    "weight_bits": (2, 8),
+    "activation_bits": (2, 8),
+    "batch_size": (2, 2**31 - 1),
+    "image_size": (1, 2**14),
+}
 # Quantization-aware trainings start from the calibrated float network; this many images at a time are shown to it.
 CALIBRATION_BATCH = 256
 # Images whose values are kept for all layers at once.
@@ -83,7 +90,7 @@ class Settings:
         image_size: height and width to which images are scaled; None leaves them.
 
     Raises:
-        ValueError: a value outside of what is allowed.
+        ValueError: a value outside of what is allowed, or of another type.
     """
 
     out: Path
@@ -98,15 +105,19 @@ class Settings:
     image_size: int | None = None
 
     def __post_init__(self) -> None:
-        least = {"seed": 0, "epochs_float": 1, "epochs_qat": 1, "batch_size": 2, "image_size": 1}
-        for name, low in least.items():
+        optional = ("weight_bits", "activation_bits", "image_size")
+        for name, (low, high) in INTEGERS.items():
             value = getattr(self, name)
-            if value is not None and value < low:
-                raise ValueError(f"{name} must be at least {low}, got {value}")
-        for name in ("weight_bits", "activation_bits"):
-            bits = getattr(self, name)
-            if bits is not None and not 2 <= bits <= 8:
-                raise ValueError(f"{name} must be from 2 to 8, got {bits}")
+            if value is None and name in optional:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"{name} must be an integer, got {value!r}")
+            if not low <= value <= high:
+                allowed = f"from {low} to {high}" if name.endswith("bits") or value > high else f"at least {low}"
+                raise ValueError(f"{name} must be {allowed}, got {value}")
+        for name in ("data", "model"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} must be a string, got {getattr(self, name)!r}")
 
     @property
     def precisions(self) -> dict[str, tuple[int, int]]:
@@ -187,10 +198,12 @@ class Results:
 
 @dataclass(frozen=True)
 class Progress:
-    """How the job tells what it does. begin(text): a new piece of work; advance(n): n more training steps are done."""
+    """How the job tells what it does. begin(text): a new piece of work; advance(n): n more training steps are done;
+    say(text): a sentence that the user should read."""
 
     begin: Callable[[str], None] = lambda text: None
     advance: Callable[[int], None] = lambda steps: None
+    say: Callable[[str], None] = lambda text: None
 
 
 def total_steps(settings: Settings, dataset: Dataset) -> int:
@@ -233,25 +246,52 @@ def new_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
     return network(name, input_shape, classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def start(settings: Settings, dataset: Dataset, resume: bool = False, restart: bool = False) -> bool:
+def check_free(out: Path, resume: bool, restart: bool) -> None:
+    """Refuses a directory in which something stands that a new job would write over.
+
+    Raises:
+        ValueError: it holds a job and neither option is given, or files of others that have the names of a job's.
+    """
+    taken = files.entries(out)
+    if "job.json" not in taken:
+        if taken:
+            raise ValueError(
+                f"{out} holds {', '.join(taken)} but no job.json, so others wrote that and a job would write over it. "
+                "Take another directory"
+            )
+        return
+    if not resume and not restart:
+        finished = "metrics.json" in taken
+        raise ValueError(
+            f"{out} holds {'a finished' if finished else 'an unfinished'} job: "
+            + ("take another directory" if finished else "continue it with --resume")
+            + ", or move it aside and begin anew with --restart"
+        )
+
+
+def start(
+    settings: Settings,
+    dataset: Dataset,
+    resume: bool = False,
+    restart: bool = False,
+    progress: Progress | None = None,
+) -> bool:
     """Makes `settings.out` ready: notes the settings in job.json, or compares them with those of the job to continue.
 
     Args:
         resume: continue the job in the directory, if there is one.
-        restart: replace an unfinished job. A finished one is replaced in any case.
+        restart: move a job that is there aside, finished or not; `progress` says where to.
 
     Returns:
         Whether there is something to continue.
 
     Raises:
-        ValueError: the directory holds a job with other settings, or an unfinished one and neither option is given.
+        ValueError: the directory is not free (see `check_free`), or holds a job with other settings. Nothing is changed
+            then.
     """
     out, job = settings.out, settings.out / "job.json"
+    check_free(out, resume, restart)
     fingerprint = dataset.fingerprint()
-    # Halves of files, from a job that was killed while it wrote.
-    for pattern in WRITTEN:
-        for half in out.glob(f"{pattern}?*.tmp"):
-            half.unlink()
     if resume and job.exists():
         given, (stored, stored_fingerprint) = settings.stored(), _read_job(out)
         for name, value in given.items():
@@ -262,14 +302,14 @@ def start(settings: Settings, dataset: Dataset, resume: bool = False, restart: b
                 )
         if stored_fingerprint != fingerprint:
             raise ValueError(f"the images in --data {settings.data} are not those with which the job in {out} began")
+        files.remove_halves(out)
         return True
-    if job.exists() and not restart and not (out / "metrics.json").exists():
-        raise ValueError(f"{out} holds an unfinished job: continue it with --resume, or replace it with --restart")
-    for pattern in WRITTEN:
-        for old in out.glob(pattern):
-            old.unlink()
+    if job.exists():
+        files.remove_halves(out)
+        aside = files.move_aside(out)
+        (progress or Progress()).say(f"The job that was in {out} is now in {aside}")
     content = {"format": JOB_FORMAT, "settings": settings.stored(), "images": fingerprint}
-    training.write_atomically(job, (json.dumps(content, indent=2) + "\n").encode())
+    files.write_atomically(job, (json.dumps(content, indent=2) + "\n").encode())
     return False
 
 
@@ -277,27 +317,36 @@ def _read_job(out: Path) -> tuple[dict[str, Any], str]:
     path = out / "job.json"
     if not path.exists():
         raise FileNotFoundError(f"{out} holds no job.json; run `exactqat train` first")
+    content = files.read_json(path)
     try:
-        content = json.loads(path.read_text())
         if content["format"] != JOB_FORMAT:
-            raise ValueError(f"it has format {content['format']}, this program reads {JOB_FORMAT}")
-        return dict(content["settings"]), str(content["images"])
-    except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"it has format {content['format']!r}, this program reads {JOB_FORMAT}")
+        if not isinstance(content["settings"], dict) or not isinstance(content["images"], str):
+            raise ValueError("settings must be an object and images a string")
+        return content["settings"], content["images"]
+    except KeyError as error:
+        raise ValueError(f"{path} cannot be read: it has no field {error}") from error
+    except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
 
-def stored_settings(out: Path) -> Settings:
+def stored_settings(out: Path, model: str | None = None) -> Settings:
     """The settings of the job in a directory.
+
+    Args:
+        model: the network as the user names it; needed if it is not one of exactqat's own, see `models.named_in`.
 
     Raises:
         FileNotFoundError: there is no job.
-        ValueError: job.json is damaged.
+        ValueError: job.json is damaged, or the network is not the user's.
     """
     stored, _ = _read_job(out)
     try:
-        return Settings(out, **stored)
-    except TypeError as error:
+        settings = Settings(out, **stored)
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{out / 'job.json'} cannot be read: {error}") from error
+    named_in(out / "job.json", settings.model, model)
+    return settings
 
 
 def run(
@@ -308,6 +357,7 @@ def run(
     resume: bool = False,
     restart: bool = False,
     device: torch.device = training.CPU,
+    hold: ExitStack | None = None,
 ) -> Results:
     """The whole job except metrics.json and the report. Writes checkpoints and .tflite files under `settings.out`.
 
@@ -316,18 +366,40 @@ def run(
         processes: those that work on the job together; all but the first only train.
         resume, restart: see `start`.
         device: where networks train; everything else, ranges and the device's integers included, is the CPU's.
+        hold: takes the lock on the directory, for a caller who goes on writing there; by default it ends with the call.
 
     Raises:
-        ValueError: several processes on a GPU.
+        ValueError: several processes on a GPU; another process is at work in the directory.
     """
     if device.type != "cpu" and processes.count > 1:
         raise ValueError(f"--device {device}: several processes train on the CPU only; leave out torchrun or --device")
     progress = progress or Progress()
-    started = time.perf_counter()
     dataset = dataset or load(settings.data, settings.image_size)
     # Before anything is written: whether there is such a network, and whether the device can run it.
     untrained = _untrained(settings, dataset)
-    resumed = processes.from_first(start(settings, dataset, resume, restart) if processes.writes else None)
+    with ExitStack() as own:
+
+        def begin() -> bool:
+            try:
+                settings.out.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise files.cannot_write(settings.out / "job.json", error) from error
+            (own if hold is None else hold).enter_context(files.locked(settings.out))
+            return start(settings, dataset, resume, restart, progress)
+
+        return _run(settings, progress, dataset, untrained, processes, processes.first_does(begin), device)
+
+
+def _run(
+    settings: Settings,
+    progress: Progress,
+    dataset: Dataset,
+    untrained: nn.Module,
+    processes: Processes,
+    resumed: bool,
+    device: torch.device,
+) -> Results:
+    started = time.perf_counter()
     results = _float_network(settings, dataset, untrained, progress, processes, resumed, device)
     for precision in settings.precisions:
         for method in METHODS:
@@ -345,21 +417,39 @@ def run(
     return results
 
 
-def finished(out: Path, progress: Progress | None = None, dataset: Dataset | None = None) -> Results:
+def finished(
+    out: Path,
+    progress: Progress | None = None,
+    dataset: Dataset | None = None,
+    model: str | None = None,
+    hold: ExitStack | None = None,
+) -> Results:
     """The results of the finished job in a directory: its networks are loaded, evaluated and compared again.
+
+    Args:
+        model: see `stored_settings`.
+        hold: see `run`.
 
     Raises:
         ValueError, FileNotFoundError: there is no job, or an unfinished one.
     """
-    settings = stored_settings(out)
+    settings = stored_settings(out, model)
     if not (out / "metrics.json").exists():
-        raise ValueError(f"{out} holds an unfinished job: continue it with `exactqat train --resume --out {out}`")
+        raise ValueError(
+            f"{out} holds an unfinished job: continue it with `exactqat train --resume --out {shell_word(out)}`"
+        )
+    metrics = files.read_json(out / "metrics.json")
+    seconds, resumed = metrics.get("seconds"), metrics.get("resumed")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not isinstance(resumed, bool):
+        raise ValueError(f"{out / 'metrics.json'} must hold seconds, a number, and resumed, true or false")
     trainings = ["float", *(f"{p}-{m.name}" for p in settings.precisions for m in METHODS if m.trained)]
     for name in trainings:
-        if not (out / "training" / f"{name}.pt").exists():
-            raise FileNotFoundError(f"{out / 'training' / name}.pt is missing; without it the job cannot be told again")
-    seconds, resumed = (json.loads((out / "metrics.json").read_text())[name] for name in ("seconds", "resumed"))
-    results = run(settings, progress, dataset, resume=True)
+        path = out / "training" / f"{name}.pt"
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is missing; without it the job cannot be told again")
+        if not training.finished(path):
+            raise ValueError(f"{path} is of a training that has not come to its end, in a job that is marked finished")
+    results = run(settings, progress, dataset, resume=True, hold=hold)
     results.seconds, results.resumed = seconds, resumed
     return results
 
@@ -402,7 +492,7 @@ def _float_network(
     )
     if processes.writes:
         description = _describe_network(settings, dataset) | {"state": model.state_dict()}
-        training.save_checkpoint(settings.out / "float" / "checkpoint.pt", description)
+        checkpoints.save_checkpoint(settings.out / "float" / "checkpoint.pt", description)
     return Results(
         settings,
         dataset,
@@ -469,7 +559,7 @@ def _quantized_network(
 
 def _describe_network(settings: Settings, dataset: Dataset) -> dict[str, Any]:
     return {
-        "format": training.CHECKPOINT_FORMAT,
+        "format": checkpoints.CHECKPOINT_FORMAT,
         "data": settings.data,
         "image_size": settings.image_size,
         "network": settings.model,
@@ -489,28 +579,33 @@ def describe_checkpoint(settings: Settings, dataset: Dataset, outcome: Outcome) 
     }
 
 
-def restore(path: Path) -> tuple[qat.PreparedModel, dict[str, Any]]:
-    """The network of a checkpoint, and the checkpoint. Needs no data.
+def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, dict[str, Any]]:
+    """The network of a checkpoint, and the checkpoint. Needs no data, and runs no code that the file names.
+
+    Args:
+        model: the network as the user names it; needed if it is not one of exactqat's own, see `models.named_in`.
 
     Raises:
-        ValueError: the file has another format, or names an unknown network.
+        ValueError: the file is damaged or of another format, or the network is not the user's.
     """
-    checkpoint = training.load_checkpoint(path)
-    if "rules" not in checkpoint:
-        raise ValueError(f"{path} is no checkpoint of a quantized network")
-    rules = [qat.Rule(**rule) for rule in checkpoint["rules"]]
+    checkpoint = checkpoints.load_checkpoint(path)
+    checkpoints.check_network(checkpoint, path)
     shape = checkpoint["input_shape"]
-    original = new_model(checkpoint["network"], shape, len(checkpoint["class_names"]))
-    model = qat.prepare(original, torch.zeros(2, *shape), rules)
-    model.load_state_dict(checkpoint["state"])
-    model.eval()
-    return model, checkpoint
+    original = new_model(named_in(path, checkpoint["network"], model), shape, len(checkpoint["class_names"]))
+    try:
+        rules = [qat.Rule(**rule) for rule in checkpoint["rules"]]
+        restored = qat.prepare(original, torch.zeros(2, *shape), rules)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{path}: its network cannot be prepared by its rules: {error}") from error
+    training.load_state(restored, checkpoint["state"], path)
+    restored.eval()
+    return restored, checkpoint
 
 
-def restore_graph(path: Path) -> tuple[Graph, dict[str, Any]]:
-    """The integer network of a checkpoint, and the checkpoint."""
-    model, checkpoint = restore(path)
-    return lower(model, torch.zeros(2, *checkpoint["input_shape"])), checkpoint
+def restore_graph(path: Path, model: str | None = None) -> tuple[Graph, dict[str, Any]]:
+    """The integer network of a checkpoint, and the checkpoint; see `restore`."""
+    restored, checkpoint = restore(path, model)
+    return lower(restored, torch.zeros(2, *checkpoint["input_shape"])), checkpoint
 
 
 def _deploy(outcome: Outcome, dataset: Dataset, path: Path) -> None:
@@ -543,7 +638,8 @@ def run_on_device(graph: Graph, path: Path, codes: np.ndarray) -> np.ndarray:
     """The plain file on the runtime: int8 codes of the logits, [n, classes]."""
     from ai_edge_litert.interpreter import Interpreter
 
-    interpreter = Interpreter(model_path=str(path), num_threads=1)
+    # Not by its path, which need not be UTF-8.
+    interpreter = Interpreter(model_content=path.read_bytes(), num_threads=1)
     (entry,), (exit_,) = interpreter.get_input_details(), interpreter.get_output_details()
     interpreter.resize_tensor_input(entry["index"], codes.shape)
     interpreter.allocate_tensors()
@@ -557,9 +653,9 @@ def _deliver(results: Results, precision: str) -> None:
     outcome = results.chosen(precision)
     checkpoint = describe_checkpoint(results.settings, results.dataset, outcome)
     folder = results.settings.out / precision
-    training.save_checkpoint(folder / "checkpoint.pt", checkpoint)
+    checkpoints.save_checkpoint(folder / "checkpoint.pt", checkpoint)
     content = tflite_bytes(outcome.graph, f"{precision} {outcome.method.name}")
-    training.write_atomically(folder / "model.tflite", content)
+    files.write_atomically(folder / "model.tflite", content)
 
 
 def _delivered(out: Path, *names: str) -> list[Path]:
@@ -568,7 +664,11 @@ def _delivered(out: Path, *names: str) -> list[Path]:
     Raises:
         FileNotFoundError: there is none.
     """
-    folders = [folder for folder in out.glob("w*a*") if all((folder / name).exists() for name in names)]
+    folders = [
+        out / name
+        for name in files.entries(out)
+        if PRECISION.fullmatch(name) and all((out / name / file).exists() for file in names)
+    ]
     if not folders:
         raise FileNotFoundError(
             f"no {' with a '.join(names)} beside it in a folder such as {out / 'w8a8'}; run `exactqat train` first"
@@ -578,41 +678,91 @@ def _delivered(out: Path, *names: str) -> list[Path]:
     return sorted(folders, reverse=True)
 
 
-def export_directory(out: Path) -> list[Path]:
+def export_directory(out: Path, model: str | None = None) -> list[Path]:
     """Writes the files of every delivered network again from its checkpoint, and gives their paths. Needs no data.
 
     model.tflite always, model.onnx if the package onnx is installed.
 
+    Args:
+        model: see `restore`.
+
     Raises:
         FileNotFoundError: the directory holds no checkpoint of a delivered network.
+        ValueError: a checkpoint cannot be read; nothing is written then.
     """
-    written = []
-    for folder in _delivered(out, "checkpoint.pt"):
-        graph, checkpoint = restore_graph(folder / "checkpoint.pt")
-        description = f"{checkpoint['precision']} {checkpoint['method']}"
-        contents = {"model.tflite": tflite_bytes(graph, description)}
-        if importlib.util.find_spec("onnx"):
-            contents["model.onnx"] = onnx_bytes(graph, description)
-        for name, content in contents.items():
-            training.write_atomically(folder / name, content)
-            written.append(folder / name)
-    return written
+    contents: dict[Path, bytes] = {}
+    folders = _delivered(out, "checkpoint.pt")
+    with files.locked(out):
+        for folder in folders:
+            graph, checkpoint = restore_graph(folder / "checkpoint.pt", model)
+            description = f"{checkpoint['precision']} {checkpoint['method']}"
+            contents[folder / "model.tflite"] = tflite_bytes(graph, description)
+            if importlib.util.find_spec("onnx"):
+                contents[folder / "model.onnx"] = onnx_bytes(graph, description)
+        for path, content in contents.items():
+            files.write_atomically(path, content)
+    return list(contents)
 
 
-def verify_directory(out: Path, progress: Progress | None = None, dataset: Dataset | None = None) -> dict[str, Report]:
+def verify_directory(
+    out: Path, progress: Progress | None = None, dataset: Dataset | None = None, model: str | None = None
+) -> dict[str, Report]:
     """Runs the delivered files again and compares them with the simulation of the networks in the checkpoints.
+
+    Args:
+        model: see `restore`.
 
     Raises:
         FileNotFoundError: the directory holds no delivered network.
     """
     progress = progress or Progress()
     reports = {}
-    for folder in _delivered(out, "checkpoint.pt", "model.tflite"):
-        progress.begin(f"{folder.name.upper()} on the runtime")
-        graph, checkpoint = restore_graph(folder / "checkpoint.pt")
-        dataset = dataset or load(checkpoint["data"], checkpoint["image_size"])
-        reports[folder.name] = verify(graph, folder / "model.tflite", input_codes(graph, dataset))
+    folders = _delivered(out, "checkpoint.pt", "model.tflite")
+    for folder in folders:
+        files.check_file(folder / "model.tflite")
+    with files.locked(out, writes=False):
+        _try_in_a_child([folder / "model.tflite" for folder in folders])
+        for folder in folders:
+            progress.begin(f"{folder.name.upper()} on the runtime")
+            graph, checkpoint = restore_graph(folder / "checkpoint.pt", model)
+            dataset = dataset or load(checkpoint["data"], checkpoint["image_size"])
+            path, codes = folder / "model.tflite", input_codes(graph, dataset)
+            try:
+                reports[folder.name] = verify(graph, path, codes)
+            except (ValueError, RuntimeError) as error:
+                raise ValueError(f"{path} cannot be compared: {error}") from error
     return reports
+
+
+TRIAL = """
+import sys
+from ai_edge_litert.interpreter import Interpreter
+for path in sys.argv[1:]:
+    print(path.encode(errors="surrogateescape").hex(), flush=True)
+    try:
+        with open(path, "rb") as file:
+            interpreter = Interpreter(model_content=file.read(), num_threads=1)
+        interpreter.allocate_tensors()
+        interpreter.invoke()
+    except Exception:
+        pass
+"""
+
+
+def _try_in_a_child(paths: Sequence[Path]) -> None:
+    """Lets another process run the files once: the runtime trusts what it reads, and a damaged file can be its death.
+
+    Raises:
+        ValueError: names the file that was. What it refuses in an orderly way is not told here.
+    """
+    # -P: nothing is imported from the working directory.
+    child = subprocess.run([sys.executable, "-P", "-c", TRIAL, *paths], capture_output=True, text=True)
+    if child.returncode < 0:
+        died_of = bytes.fromhex(child.stdout.split()[-1]) if child.stdout.split() else b"one of the files"
+        raise ValueError(
+            f"{os.fsdecode(died_of)} cannot be compared: the runtime died of it "
+            f"({signal.Signals(-child.returncode).name}), so it is damaged"
+        )
 
 
 def metrics(results: Results) -> dict[str, Any]:
@@ -673,5 +823,5 @@ def _outcome_metrics(outcome: Outcome) -> dict[str, Any]:
 def write_metrics(results: Results) -> Path:
     """Writes DIR/metrics.json and gives its path."""
     path = results.settings.out / "metrics.json"
-    training.write_atomically(path, (json.dumps(metrics(results), indent=2) + "\n").encode())
+    files.write_atomically(path, (json.dumps(metrics(results), indent=2) + "\n").encode())
     return path

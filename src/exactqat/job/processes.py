@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..qat.distributed import synchronized
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,27 @@ class Processes:
         values = [value]
         dist.broadcast_object_list(values, 0)
         return values[0]
+
+    def first_does(self, work: Callable[[], Result]) -> Result:
+        """What `work` gives in the process of rank 0.
+
+        Raises:
+            ValueError, OSError: `work` raised it there; so no process waits for one that has ended.
+        """
+        if self.count == 1:
+            return work()
+        value, failure = None, None
+        if self.writes:
+            try:
+                value = work()
+            except (ValueError, OSError) as error:
+                failure = error
+        value, message = self.from_first((value, failure and str(failure)))
+        if failure is not None:
+            raise failure
+        if message is not None:
+            raise ValueError(f"the first process says: {message}")
+        return value
 
     def synchronized(self, model: nn.Module) -> AbstractContextManager[None]:
         """While it lasts, batch norm and observed ranges of `model` are those of all processes."""

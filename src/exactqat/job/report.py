@@ -11,14 +11,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..deploy.verify import Comparison
 from ..qat import DepthwiseConv2d, WeightedLayer
-from . import training
+from . import files, training
+from .models import NETWORKS
 from .pipeline import Outcome, Results, Settings
+from .text import printable, shell_word, shortened
 
 FLOAT_COLOR, PTQ_COLORS, QAT_COLORS = "#6b7280", ("#f2b77c", "#e08a3c"), ("#6fa8dc", "#1f5fa8")
 METHOD_COLORS = dict(
@@ -26,6 +29,8 @@ METHOD_COLORS = dict(
 )
 # Beyond this many classes a table of mistakes replaces the matrix, which nobody could read.
 MATRIX_CLASSES = 20
+# Characters of a name in a picture, which has to hold the longest, and in a table, which can be scrolled.
+DRAWN_LENGTH, WRITTEN_LENGTH = 24, 120
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,11 @@ class Row:
     differing: int | None
     compared: int | None
     delivered: bool
+
+
+def _escape(text: object) -> str:
+    """Names that others chose, as text of the page and of its attributes."""
+    return html.escape(printable(text))
 
 
 def result_rows(results: Results) -> list[Row]:
@@ -76,7 +86,10 @@ def closing_sentence(results: Results) -> str:
 def write_report(results: Results) -> Path:
     """Writes DIR/report.html and gives its path."""
     path = results.settings.out / "report.html"
-    training.write_atomically(path, _page(results).encode())
+    # Names are names: dollars are no mathematics, and what a user's own style does with text is not tried.
+    with matplotlib.rc_context({"text.parse_math": False, "text.usetex": False}):
+        page = _page(results)
+    files.write_atomically(path, page.encode("utf-8", "backslashreplace"))
     return path
 
 
@@ -97,16 +110,19 @@ def _page(results: Results) -> str:
         for name, (weights, activations) in settings.precisions.items()
     )
     name, layer = _shown_layer(finest)
-    defaults = Settings(settings.out).stored()
-    command = "".join(
-        f" --{key.replace('_', '-')} {value}" for key, value in settings.stored().items() if value != defaults[key]
+    out, defaults = shell_word(settings.out), Settings(settings.out).stored()
+    options = "".join(
+        f" --{key.replace('_', '-')} {shell_word(value)}"
+        for key, value in settings.stored().items()
+        if value != defaults[key]
     )
+    commands = f"exactqat train --restart --out {out}{options}\nexactqat verify {out}{_word_on_model(settings)}"
     sections = [
         _section(
             "What happened",
-            f"<p>The network <em>{html.escape(settings.model)}</em> ({results.float_bytes // 4:,} parameters) learned "
+            f"<p>The network <em>{_escape(settings.model)}</em> ({results.float_bytes // 4:,} parameters) learned "
             f"to tell {len(dataset.class_names)} kinds of images apart, from the data set "
-            f"<em>{html.escape(dataset.name)}</em> ({len(dataset.train):,} images to train on, "
+            f"<em>{_escape(dataset.name)}</em> ({len(dataset.train):,} images to train on, "
             f"{len(dataset.validation):,} to choose by, {len(dataset.test):,} to test on). "
             "Phones and microcontrollers compute fastest in small integers, not in such real numbers, so the network "
             "was <strong>quantized</strong>: every weight and every stored activation becomes a code on a grid, "
@@ -124,8 +140,7 @@ def _page(results: Results) -> str:
         ),
         _section(
             "Results",
-            _result_table(results)
-            + f"<p class='{'good' if equal else 'bad'}'>{html.escape(closing_sentence(results))}</p>"
+            _result_table(results) + f"<p class='{'good' if equal else 'bad'}'>{_escape(closing_sentence(results))}</p>"
             "<p class='note'>★ marks what was delivered, chosen by the lower validation loss. Input and logits always "
             "have 8 bits. Weights and activations of fewer bits travel in 8-bit containers, so their files are not "
             "smaller; with weights packed, the parameters would take "
@@ -165,7 +180,7 @@ def _page(results: Results) -> str:
         ),
         _section(
             "Why each channel has its own scale",
-            f"<p>The {layer.operation.weight.shape[0]} channels of <code>{html.escape(name)}</code> need ranges of "
+            f"<p>The {layer.operation.weight.shape[0]} channels of <code>{_escape(name)}</code> need ranges of "
             "different width. One scale for the whole layer (dashed) would leave narrow channels only some of the "
             "codes. Folding batch norm multiplies every channel by its own factor; with per-channel scales that "
             "changes the scales and not one integer code.</p>"
@@ -189,33 +204,38 @@ def _page(results: Results) -> str:
         sections.append(
             _section(f"Layers of the delivered {outcome.precision.upper()} network", _layer_table(outcome), "layers")
         )
-    out = html.escape(str(settings.out))
     resumed = " in the last of its runs; it was continued from a checkpoint" if results.resumed else ""
     sections.append(
         _section(
             "Do it again",
-            f"<pre>exactqat train --out {out}{html.escape(command)}\nexactqat verify {out}</pre>"
-            f"<p class='note'>The whole job took {results.seconds:.0f} seconds{resumed}. The same seed on the same "
+            f"<pre>{_escape(commands)}</pre>"
+            "<p class='note'>The first command moves what is there aside before it begins. "
+            f"The whole job took {results.seconds:.0f} seconds{resumed}. The same seed on the same "
             "machine gives the same bits. Accuracies on a few hundred test images carry luck of about a percentage "
             "point; look at more than one seed before you conclude something from such a difference. All figures are "
             "in <code>metrics.json</code>.</p>",
         )
     )
-    shown = "".join(f"<div class='card'><b>{value}</b><span>{html.escape(text)}</span></div>" for value, text in cards)
+    shown = "".join(f"<div class='card'><b>{value}</b><span>{_escape(text)}</span></div>" for value, text in cards)
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-        f"<title>exactqat: {html.escape(dataset.name)}</title><style>{_STYLE}</style></head><body><main>"
+        f"<title>exactqat: {_escape(dataset.name)}</title><style>{_STYLE}</style></head><body><main>"
         "<h1>What was trained is what the device computes</h1>"
-        f"<p class='lead'>exactqat on <em>{html.escape(dataset.name)}</em>, seed {settings.seed}</p>"
+        f"<p class='lead'>exactqat on <em>{_escape(dataset.name)}</em>, seed {settings.seed}</p>"
         f"<div class='cards'>{shown}</div>{''.join(sections)}</main></body></html>\n"
     )
+
+
+def _word_on_model(settings: Settings) -> str:
+    """The option by which the user vouches for a network that is not one of exactqat's own."""
+    return "" if settings.model in NETWORKS else f" --model {shell_word(settings.model)}"
 
 
 def _skipped(sentences: Sequence[str]) -> str:
     """How many images were left out, and the first of them by name."""
     if not sentences:
         return ""
-    shown = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences[:20])
+    shown = "".join(f"<li>{_escape(sentence)}</li>" for sentence in sentences[:20])
     more = "<li>… all of them are in metrics.json</li>" if len(sentences) > 20 else ""
     return f"<p class='note'>Images that could not be used: {len(sentences):,}</p><ul class='note'>{shown}{more}</ul>"
 
@@ -242,7 +262,7 @@ pre{background:#f2f4f7;padding:12px;border-radius:6px;white-space:pre-wrap}
 
 
 def _section(title: str, body: str, kind: str = "") -> str:
-    return f"<section class='{kind}'><h2>{html.escape(title)}</h2>{body}</section>"
+    return f"<section class='{kind}'><h2>{_escape(title)}</h2>{body}</section>"
 
 
 def _table(header: Sequence[str], rows: Iterable[tuple[bool, Sequence[str]]], text_columns: int) -> str:
@@ -250,7 +270,7 @@ def _table(header: Sequence[str], rows: Iterable[tuple[bool, Sequence[str]]], te
 
     def line(cells: Sequence[str], tag: str) -> str:
         return "".join(
-            f"<{tag}{' class=t' if column < text_columns else ''}>{html.escape(cell)}</{tag}>"
+            f"<{tag}{' class=t' if column < text_columns else ''}>{_escape(cell)}</{tag}>"
             for column, cell in enumerate(cells)
         )
 
@@ -356,14 +376,14 @@ def _weakest(outcome: Outcome) -> str:
             falls[name] = before - ratios[name]
         else:
             ratios[name] = before
-    title = html.escape(outcome.precision.upper())
+    title = _escape(outcome.precision.upper())
     if not falls:
         return f"{title}: no layer has noise"
     worst = max(falls, key=lambda name: falls[name])
     last = rows.get(outcome.graph.outputs[0])
     logits = f"; the logits end at {last.device_sqnr:.1f} dB" if last is not None else ""
     return (
-        f"{title}: the largest fall is that of <code>{html.escape(worst)}</code>, by {falls[worst]:.1f} dB to "
+        f"{title}: the largest fall is that of <code>{_escape(worst)}</code>, by {falls[worst]:.1f} dB to "
         f"{ratios[worst]:.1f} dB{logits}"
     )
 
@@ -385,10 +405,18 @@ def _noise_figure(outcomes: Sequence[Outcome]) -> Figure:
         axes.plot(places, trained, color="#1c2430", linestyle="", marker="x", markersize=6, label=None)
     axes.plot([], [], color="#1c2430", linestyle="", marker="x", label="fake quantization of training")
     axes.set_ylabel("signal to noise in dB")
-    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8 if len(names) <= 40 else 5)
+    axes.set_xticks(
+        range(len(names)), [_tail(name) for name in names], rotation=90, fontsize=8 if len(names) <= 40 else 5
+    )
     axes.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     _clean(axes)
     return figure
+
+
+def _tail(name: str) -> str:
+    """The end of a layer's path, which tells it from its neighbours."""
+    name = shortened(name, len(name) * 10)
+    return name if len(name) <= 2 * DRAWN_LENGTH else "…" + name[1 - 2 * DRAWN_LENGTH :]
 
 
 def _packed_bytes(outcome: Outcome) -> int:
@@ -406,8 +434,8 @@ def _picture(figure: Figure, caption: str) -> str:
     figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
     encoded = base64.b64encode(buffer.getvalue()).decode()
     return (
-        f"<figure><img alt='{html.escape(caption, quote=True)}' src='data:image/png;base64,{encoded}'>"
-        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+        f"<figure><img alt='{_escape(caption)}' src='data:image/png;base64,{encoded}'>"
+        f"<figcaption>{_escape(caption)}</figcaption></figure>"
     )
 
 
@@ -584,6 +612,7 @@ def _confusion(results: Results, outcomes: Sequence[Outcome]) -> str:
     for outcome in outcomes:
         answers = outcome.device_predictions
         mistakes.update((int(a), int(b)) for a, b in zip(labels, answers, strict=True) if a != b)
+    names = tuple(shortened(name, WRITTEN_LENGTH) for name in names)
     rows = [(False, [names[shown], names[answer], f"{count}"]) for (shown, answer), count in mistakes.most_common(15)]
     return "<p>The most frequent mistakes of the delivered networks together, on the device.</p>" + _table(
         ["the image shows", "the network answers", "times"], rows, 2
@@ -592,7 +621,7 @@ def _confusion(results: Results, outcomes: Sequence[Outcome]) -> str:
 
 def _confusion_figure(results: Results, *outcomes: Outcome) -> Figure:
     labels = results.dataset.test.labels.numpy()
-    names = results.dataset.class_names
+    names = [shortened(name, DRAWN_LENGTH) for name in results.dataset.class_names]
     answers = [("float32", training.predictions(results.float_model, results.dataset.test).numpy())]
     answers += [(f"{outcome.precision.upper()}, device", outcome.device_predictions) for outcome in outcomes]
     # Two in a row: with ten classes, three are too small to read.

@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import math
 import os
-import pickle
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,10 +17,10 @@ from torch import Tensor, nn
 
 from .. import qat
 from ..qat.ranges import SMALLEST_WIDTH
+from .checkpoints import CHECKPOINT_FORMAT, check_alike, first_line, load_checkpoint, save_checkpoint
 from .data import Split
 from .processes import ALONE, Processes
 
-CHECKPOINT_FORMAT = 2
 CPU = torch.device("cpu")
 BATCH_SIZE = 64
 EVALUATION_BATCH = 512
@@ -82,47 +78,6 @@ def device_named(name: str) -> torch.device:
     return torch.device(name)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """The file appears whole or not at all, also through a power cut.
-
-    Raises:
-        OSError: it cannot be written, such as on a full disk; what stood at `path` before is untouched.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException as error:
-        os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise _cannot_write(path, error) from error
-        raise
-
-
-def _cannot_write(path: Path, error: OSError) -> OSError:
-    kept = "; the file that stood there before is whole" if path.exists() else ""
-    advice = ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        advice = ". Finished epochs are kept: make room, then continue with --resume"
-    return OSError(f"{path} cannot be written: {error.strerror or error}{kept}{advice}")
-
-
-def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
-    """Writes what `torch.load(path, weights_only=True)` gives back; equal content gives equal bytes."""
-    # Through memory: torch.save would put the temporary file's random name into the archive.
-    buffer = io.BytesIO()
-    torch.save(checkpoint, buffer)
-    write_atomically(path, buffer.getvalue())
-
-
 def _on_cpu(value: Any) -> Any:
     """A state dict, of whatever depth, with all tensors on the CPU: it can be read on any machine."""
     if isinstance(value, Tensor):
@@ -130,22 +85,6 @@ def _on_cpu(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _on_cpu(entry) for key, entry in value.items()}
     return [_on_cpu(entry) for entry in value] if isinstance(value, list) else value
-
-
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """What `save_checkpoint` wrote.
-
-    Raises:
-        ValueError: the file is damaged, or of another format.
-    """
-    content = io.BytesIO(path.read_bytes())
-    try:
-        checkpoint = torch.load(content, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError, OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as a checkpoint: {str(error).splitlines()[0]}") from error
-    if not isinstance(checkpoint, dict) or checkpoint.get("format") != CHECKPOINT_FORMAT:
-        raise ValueError(f"{path} is no checkpoint of format {CHECKPOINT_FORMAT}; it is of another program or version")
-    return checkpoint
 
 
 def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -273,13 +212,10 @@ def train(
     state = processes.from_first(_stored_state(state_path, name, epochs) if resume and processes.writes else None)
     if state is not None:
         first_epoch, best_loss, best_state = state["epoch"], state["best_loss"], state["best"]
-        history = History(**state["history"])
+        history = state["history"]
         on_step(first_epoch * steps)
         if first_epoch < epochs:
-            model.load_state_dict(state["model"])
-            optimizer.load_state_dict(state["optimizer"])
-            schedule.load_state_dict(state["schedule"])
-            generator.set_state(state["generator"])
+            _continue(state, state_path, model, optimizer, schedule, generator)
 
     def kept() -> str:
         return f"the last good checkpoint is kept in {state_path}" if history.loss else "no checkpoint was written yet"
@@ -347,9 +283,59 @@ def train(
                         "generator": generator.get_state(),
                     }
                 save_checkpoint(state_path, _on_cpu(checkpoint))
-    model.load_state_dict(best_state)
+    load_state(model, best_state, state_path)
     model.cpu().eval()
     return history
+
+
+def load_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
+    """Puts a state dict from the file at `path` into the model.
+
+    Raises:
+        ValueError: it is none of this model.
+    """
+    try:
+        model.load_state_dict(state)
+    except (ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} does not hold the state of this network: {first_line(error)}") from error
+
+
+def _continue(
+    state: dict[str, Any],
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    generator: torch.Generator,
+) -> None:
+    """Puts everything where it was after an epoch."""
+    load_state(model, state["model"], path)
+    try:
+        _check_optimizer(state["optimizer"], optimizer)
+        optimizer.load_state_dict(state["optimizer"])
+        # It takes any attribute; only those that it has are its state.
+        known = schedule.state_dict()
+        found = {name: entry for name, entry in state["schedule"].items() if name in known}
+        check_alike(found, {name: known[name] for name in found}, "its schedule")
+        schedule.load_state_dict(found)
+        generator.set_state(state["generator"])
+    except (ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} does not hold the state of this training: {first_line(error)}") from error
+
+
+def _check_optimizer(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Moments have the shapes of their parameters, which PyTorch leaves to the first step to find out."""
+    groups = optimizer.state_dict()["param_groups"]
+    check_alike([group["params"] for group in state["param_groups"]], [group["params"] for group in groups], "params")
+    for found, group in zip(state["param_groups"], groups, strict=True):
+        known = {name: entry for name, entry in group.items() if name in found}
+        check_alike({name: found[name] for name in known}, known, "its parameter groups")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for position, moments in state["state"].items():
+        for name, moment in moments.items():
+            shape = () if name == "step" else parameters[position].shape
+            if not isinstance(moment, Tensor) or moment.shape != shape:
+                raise ValueError(f"{name} of parameter {position} is no tensor of shape {list(shape)}")
 
 
 def _stored_state(path: Path, name: str, epochs: int) -> dict[str, Any] | None:
@@ -361,7 +347,41 @@ def _stored_state(path: Path, name: str, epochs: int) -> dict[str, Any] | None:
         raise ValueError(
             f"{path} belongs to the training {found[0]!r} of {found[1]} epochs, not to {name!r} of {epochs}"
         )
+    epoch = state.get("epoch")
+    if type(epoch) is not int or not 1 <= epoch <= epochs:
+        raise ValueError(f"{path}: epoch must be from 1 to {epochs}, got {epoch!r}")
+    whole = ("best", "best_loss", "history") + (
+        ("model", "optimizer", "schedule", "generator") if epoch < epochs else ()
+    )
+    lacking = [field for field in whole if field not in state]
+    if lacking:
+        raise ValueError(f"{path} has no field {lacking[0]!r}")
+    try:
+        state["history"] = _history(state["history"], epoch)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: its history cannot be read: {error}") from error
+    if not isinstance(state["best"], dict) or type(state["best_loss"]) is not float:
+        raise ValueError(f"{path}: best must be a state dict and best_loss a number")
     return state
+
+
+def _history(stored: Any, epochs: int) -> History:
+    history = History(**stored)
+    for curve in (history.loss, history.validation_accuracy):
+        check_alike(curve, [0.0] * epochs, "a curve")
+    if history.frozen_from is not None and type(history.frozen_from) is not int:
+        raise ValueError(f"frozen_from must be an epoch, got {history.frozen_from!r}")
+    return history
+
+
+def finished(path: Path) -> bool:
+    """Whether the file at `path` is that of a training that has come to its end.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    state = load_checkpoint(path)
+    return "epochs" in state and state.get("epoch") == state["epochs"]
 
 
 def frozen_epochs(epochs: int) -> int:

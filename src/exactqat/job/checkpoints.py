@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: what a training or a network needs to go on, as data. Reading one runs nothing that stands in it.
+
+The format is PyTorch's archive, read with ``weights_only=True``; what comes out is checked before it is used: plain
+numbers, strings, lists and dictionaries, and dense tensors that own what they show.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .files import check_file, write_atomically
+
+CHECKPOINT_FORMAT = 2
+# Numbers in an image of the largest size that a checkpoint may ask for: 4096 x 4096 grey ones.
+LARGEST_IMAGE = 2**24
+DEEPEST = 16
+DTYPES = {
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+}  # fmt: skip
+
+
+def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
+    """Writes what `load_checkpoint` gives back; equal content gives equal bytes."""
+    # Through memory: torch.save would put the temporary file's random name into the archive.
+    buffer = io.BytesIO()
+    torch.save(checkpoint, buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """What `save_checkpoint` wrote.
+
+    Raises:
+        ValueError: the file is damaged, or of another format, or holds anything but plain data.
+    """
+    check_file(path)
+    content = path.read_bytes()
+    try:
+        _check_archive(content)
+        checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        _check_plain(checkpoint, "it", 0)
+    except Exception as error:  # noqa: BLE001 - readers of pickles and archives raise nearly anything for damaged files
+        raise ValueError(f"{path} cannot be read as a checkpoint: {first_line(error)}") from error
+    if not isinstance(checkpoint, dict) or checkpoint.get("format") != CHECKPOINT_FORMAT:
+        raise ValueError(f"{path} is no checkpoint of format {CHECKPOINT_FORMAT}; it is of another program or version")
+    return checkpoint
+
+
+def first_line(error: Exception) -> str:
+    """Of its message, or its name if it has none."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _check_archive(content: bytes) -> None:
+    """PyTorch's reader skips checksums, and unpacks whatever was packed to fill all memory."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = archive.infolist()
+        packed = [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]
+        if packed:
+            raise ValueError(f"its part {packed[0]} is compressed")
+        if sum(member.file_size for member in members) > len(content):
+            raise ValueError("its parts are larger than the file")
+        damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"its part {damaged} is damaged")
+
+
+def _check_plain(value: Any, where: str, depth: int) -> None:
+    if depth > DEEPEST:
+        raise ValueError(f"{where} is nested too deeply")
+    kind = type(value)
+    if kind in (dict, OrderedDict):
+        for key, entry in value.items():
+            if type(key) not in (str, int):
+                raise ValueError(f"{where} has a key of type {type(key).__name__}")
+            _check_plain(entry, f"{where}[{key!r}]", depth + 1)
+    elif kind in (list, tuple):
+        for position, entry in enumerate(value):
+            _check_plain(entry, f"{where}[{position}]", depth + 1)
+    elif kind is Tensor:
+        if value.layout != torch.strided or value.device.type != "cpu" or value.dtype not in DTYPES or value.is_nested:
+            raise ValueError(f"{where} is no dense tensor of numbers")
+        if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise ValueError(f"{where} shows more numbers than it holds")
+    elif kind not in (type(None), bool, int, float, str):
+        raise ValueError(f"{where} is of type {kind.__name__}")
+
+
+def check_alike(found: Any, expected: Any, where: str) -> None:
+    """Refuses what differs from `expected` in structure: other keys, lengths, types or shapes of tensors.
+
+    Raises:
+        ValueError: says where.
+    """
+    if isinstance(expected, Mapping):
+        if not isinstance(found, Mapping) or set(found) != set(expected):
+            raise ValueError(f"{where} does not hold what is expected there")
+        for key, entry in expected.items():
+            check_alike(found[key], entry, f"{where}[{key!r}]")
+    elif isinstance(expected, list | tuple):
+        if not isinstance(found, list | tuple) or len(found) != len(expected):
+            raise ValueError(f"{where} is no list of {len(expected)}")
+        for position, (one, other) in enumerate(zip(found, expected, strict=True)):
+            check_alike(one, other, f"{where}[{position}]")
+    elif isinstance(expected, Tensor):
+        if not isinstance(found, Tensor) or (found.shape, found.dtype) != (expected.shape, expected.dtype):
+            raise ValueError(f"{where} is no {expected.dtype} tensor of shape {list(expected.shape)}")
+    elif isinstance(expected, float) and type(found) in (int, float):
+        return
+    elif type(found) is not type(expected):
+        raise ValueError(f"{where} is of type {type(found).__name__}, not {type(expected).__name__}")
+
+
+def check_network(checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Refuses a checkpoint that is not one of a quantized network, field by field.
+
+    Raises:
+        ValueError: names the field, and what it holds.
+    """
+    if "rules" not in checkpoint:
+        raise ValueError(f"{path} is no checkpoint of a quantized network")
+
+    def lengths(value: Any) -> bool:
+        # Channels, height and width, or features.
+        return (
+            isinstance(value, list)
+            and len(value) in (1, 3)
+            and all(type(length) is int and length > 0 for length in value)
+            and math.prod(value) <= LARGEST_IMAGE
+        )
+
+    def names(value: Any) -> bool:
+        return isinstance(value, list) and len(value) > 0 and all(type(name) is str for name in value)
+
+    def rules(value: Any) -> bool:
+        return isinstance(value, list) and all(
+            isinstance(rule, dict) and all(type(name) is str for name in rule) for rule in value
+        )
+
+    def side(value: Any) -> bool:
+        return value is None or (type(value) is int and checkpoint["input_shape"][1:] == [value, value])
+
+    def state(value: Any) -> bool:
+        return isinstance(value, dict) and all(type(name) is str for name in value)
+
+    text = ("a string", lambda value: type(value) is str)
+    for name, (what, fits) in {
+        "network": text,
+        "data": text,
+        "precision": text,
+        "method": text,
+        "input_shape": (f"1 or 3 positive integers whose product is at most {LARGEST_IMAGE:,}", lengths),
+        "image_size": ("None or the height and width in input_shape", side),
+        "class_names": ("a list of strings", names),
+        "rules": ("a list of rules", rules),
+        "state": ("a state dict", state),
+    }.items():
+        if name not in checkpoint:
+            raise ValueError(f"{path} has no field {name!r}")
+        if not fits(checkpoint[name]):
+            raise ValueError(f"{path}: {name} must be {what}, got {repr(checkpoint[name])[:100]}")
+    # A file of a few bytes must not ask for a network that fills all memory.
+    held = sum(entry.numel() for entry in checkpoint["state"].values() if isinstance(entry, Tensor))
+    if len(checkpoint["class_names"]) > held:
+        raise ValueError(f"{path} has {len(checkpoint['class_names']):,} class names, but only {held:,} weights")

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job's directory: written whole or not at all, by one process at a time, and never at the cost of what is there.
+
+What a job writes has the names in `entries`. Nothing is deleted or written over that another program or another job
+wrote: a job begins where none of these names is taken, and what has to make way moves to a folder beside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+# What marks a job as finished first, what says that there is one last: whatever is interrupted while it moves aside
+# can be continued or moved again.
+ENTRIES = ("metrics.json", "report.html", "training", "float", "w[2-8]a[2-8]", "job.json")
+# Files in them, for what `write_atomically` leaves of one if the process is killed.
+FILES = {
+    ".": r"(metrics|job)\.json|report\.html",
+    "training": r"[\w-]+\.pt",
+    "float": r"checkpoint\.pt",
+    "w[2-8]a[2-8]": r"checkpoint\.pt|model\.(tflite|onnx)",
+}
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """The file appears whole or not at all, also through a power cut.
+
+    Raises:
+        OSError: it cannot be written, such as on a full disk; what stood at `path` before is untouched.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException as error:
+        os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise cannot_write(path, error) from error
+        raise
+
+
+def cannot_write(path: Path, error: OSError) -> OSError:
+    """An error that says so, and what is kept."""
+    kept = "; the file that stood there before is whole" if path.is_file() else ""
+    advice = ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        advice = ". Finished epochs are kept: make room, then continue with --resume"
+    return OSError(f"{path} cannot be written: {error.strerror or error}{kept}{advice}")
+
+
+def check_file(path: Path) -> None:
+    """Refuses what would be read for ever, such as a pipe or a device.
+
+    Raises:
+        ValueError: it is there, but no plain file.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no file")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a file of JSON holds.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    check_file(path)
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} cannot be read: it holds a {type(content).__name__} where an object is expected")
+    return content
+
+
+@contextlib.contextmanager
+def locked(directory: Path, writes: bool = True) -> Iterator[None]:
+    """While it lasts, no other process writes in the directory, or none uses it if this one writes.
+
+    The lock is the operating system's: it ends with the process, however that ends, and leaves no file.
+
+    Raises:
+        ValueError: another process has it.
+    """
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_EX if writes else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another process is at work in {directory}: wait until it has ended, or take another directory"
+            ) from None
+        except OSError:
+            # There are file systems without locks; to refuse them would be worse.
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def entries(out: Path) -> list[str]:
+    """The names in a directory that a job uses for itself, whoever wrote them, in the order of ENTRIES."""
+    try:
+        names = os.listdir(out)
+    except FileNotFoundError:
+        return []
+    return [name for pattern in ENTRIES for name in sorted(names) if re.fullmatch(pattern, name)]
+
+
+def remove_halves(out: Path) -> None:
+    """Removes halves of a job's files, which a process leaves that is killed while it writes."""
+    for folder in (out, *(out / name for name in entries(out))):
+        if not folder.is_dir() or (folder != out and folder.is_symlink()):
+            continue
+        place = "." if folder == out else folder.name
+        (names,) = (names for pattern, names in FILES.items() if re.fullmatch(pattern, place))
+        for path in folder.iterdir():
+            if re.fullmatch(rf"({names})[a-z0-9_]+\.tmp", path.name):
+                path.unlink()
+
+
+def move_aside(out: Path) -> Path:
+    """Moves a job's entries to a new folder beside its directory, `out`.1 or the next that is free, and gives that.
+
+    Raises:
+        OSError: they cannot be moved; they are where they were.
+    """
+    home = out.resolve()
+    moved: list[tuple[Path, Path]] = []
+    aside = home
+    try:
+        for number in count(1):
+            aside = home.with_name(f"{home.name}.{number}")
+            try:
+                aside.mkdir()
+                break
+            except FileExistsError:
+                continue
+        for name in entries(home):
+            os.rename(home / name, aside / name)
+            moved.append((home / name, aside / name))
+    except OSError as error:
+        for before, after in reversed(moved):
+            os.rename(after, before)
+        if aside != home:
+            with contextlib.suppress(OSError):
+                aside.rmdir()
+        raise OSError(f"the job in {out} cannot be moved aside to {aside}: {error.strerror or error}") from error
+    return aside
