@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What it takes to declare an operator of the device: everything else in the kit follows from these declarations.
+
+A declaration is a subclass of `DeviceOperator` in the file of its family, registered by `@register`. It says which
+tensors the operator takes, what it computes in real numbers (for training) and in integers (for each profile of
+rounding), and how it stands in the files. Planning, training, lowering, validation, the simulator, both writers, the
+verifier and the sweep against the runtimes read it there; nowhere else is an operator told from another by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .tensor import Quantization, Tensor
+
+# Profiles of rounding, named for what computes so. `xnnpack-*`: LiteRT's default kernels on that processor; `reference`:
+# LiteRT's reference kernels; `micro`: TFLite-Micro's reference kernels and CMSIS-NN.
+PROFILES = ("xnnpack-x86", "xnnpack-arm64", "reference", "micro")
+# Short names that are taken too.
+PROFILE_ALIASES = {"xnnpack": "xnnpack-x86"}
+
+Attributes = Mapping[str, Any]
+Shape = tuple[int, ...]
+
+
+def profile_named(profile: str) -> str:
+    """The profile by its name or a short name.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    full = PROFILE_ALIASES.get(profile, profile)
+    if full not in PROFILES:
+        raise ValueError(f"profile must be one of {', '.join((*PROFILES, *PROFILE_ALIASES))}, got {profile!r}")
+    return full
+
+
+def is_xnnpack(profile: str) -> bool:
+    """Whether a profile is XNNPACK's arithmetic, on any processor."""
+    return profile.startswith("xnnpack")
+
+
+class Refusal(ValueError):
+    """The device cannot run an operator with these attributes, shapes or scales; the message says what it could."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the axes of the user's tensor lie on the device: `axes[k]` is the user's axis that device axis k holds.
+
+    -1 stands for an axis of size 1 that the user's tensor does not have. The batch comes first on the device.
+    """
+
+    axes: tuple[int, ...]
+
+
+class DeviceOperator:
+    """One operator of the device. Class attributes describe it, methods are its meanings.
+
+    Attributes:
+        kind: TensorFlow Lite's name.
+        attributes: names and defaults of its attributes on the device; `REQUIRED` where there is no default.
+        operands: smallest and largest number of operands (None: any number).
+        same_quantization: the device moves or compares codes without rescaling them: the result is stored on the grid of
+            its operands.
+        fixed_grid: (scale, int8 zero point) of the result where the device fixes it, as for LOGISTIC; else None.
+        version: the lowest version of the operator in a .tflite file that carries its int8 form.
+        options: the name of its options table in the .tflite schema, without the final T.
+    """
+
+    kind: ClassVar[str]
+    attributes: ClassVar[Mapping[str, Any]] = {}
+    operands: ClassVar[tuple[int, int | None]] = (1, 1)
+    same_quantization: ClassVar[bool] = False
+    fixed_grid: ClassVar[tuple[float, int] | None] = None
+    version: ClassVar[int] = 1
+    options: ClassVar[str] = ""
+
+    # --- what it is -------------------------------------------------------------------------------------------------
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        """Shape of the result on the device (batch 1) from those of all operands, constants included.
+
+        Raises:
+            Refusal: the operands do not fit.
+        """
+        return tuple(shapes[0])
+
+    def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
+        """Refuses what the runtimes refuse, or compute by other arithmetic than `integers`, once scales are known."""
+
+    def multiply_accumulates(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> int:
+        """Multiply-accumulates for one image."""
+        return 0
+
+    # --- what it computes -------------------------------------------------------------------------------------------
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        """The result in real numbers, differentiable, before it is stored on its grid.
+
+        `operands` are a framework's arrays in the user's order of axes, and so are the axes that `attributes` name here;
+        `primitives` are that framework's functions (see qat/primitives.md of the docs): `primitives.maximum`, ...
+        """
+        raise NotImplementedError(f"{self.kind} is not differentiated")
+
+    def integers(
+        self,
+        codes: Sequence[np.ndarray],
+        inputs: Sequence[Tensor],
+        output: Tensor,
+        attributes: Attributes,
+        profile: str,
+    ) -> np.ndarray:
+        """The codes of the result from the codes of all operands, under one profile of rounding."""
+        raise NotImplementedError(f"{self.kind} has no integers")
+
+    # --- how a step of the plan becomes operators of the device -----------------------------------------------------
+
+    def lower(self, context: Any, step: Any) -> Any:
+        """Puts the step of a plan into the graph (see `deploy.lower.Lowering`) and returns what is stored, and where its
+        axes lie. The base class serves operators whose operands all lie alike and that have no axes in their attributes.
+        """
+        return context.lower_alike(self, step)
+
+    # --- how it stands in files -------------------------------------------------------------------------------------
+
+    def tflite_options(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        """Fields of the options table; enumerations by the name of their value, as ("Padding", "SAME")."""
+        return {}
+
+    def tflite_operands(
+        self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes
+    ) -> Sequence[tuple[str, Any]]:
+        """Operands that the file holds and the graph holds as attributes: (name, int32 values), behind the others."""
+        return ()
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        """Adds its nodes in QDQ form (see `deploy.onnx`)."""
+        raise Refusal(f"{self.kind} has no form in ONNX here")
+
+
+REQUIRED = object()
+
+# By kind, in order of declaration.
+OPERATORS: dict[str, DeviceOperator] = {}
+
+
+def register(declaration: type[DeviceOperator]) -> type[DeviceOperator]:
+    """Enters a declaration into `OPERATORS`."""
+    if declaration.kind in OPERATORS:
+        raise ValueError(f"{declaration.kind} is declared twice")
+    OPERATORS[declaration.kind] = declaration()
+    return declaration
+
+
+def need(condition: bool, message: str) -> None:
+    """Raises `Refusal` with the message unless the condition holds."""
+    if not condition:
+        raise Refusal(message)
+
+
+__all__ = [
+    "OPERATORS",
+    "PROFILES",
+    "REQUIRED",
+    "Attributes",
+    "DeviceOperator",
+    "Layout",
+    "Quantization",
+    "Refusal",
+    "Shape",
+    "Tensor",
+    "is_xnnpack",
+    "need",
+    "profile_named",
+    "register",
+]
