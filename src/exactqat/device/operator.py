@@ -68,8 +68,19 @@ class DeviceOperator:
         same_quantization: the device moves or compares codes without rescaling them: the result is stored on the grid of
             its operands.
         fixed_grid: (scale, int8 zero point) of the result where the device fixes it, as for LOGISTIC; else None.
+        spatial: the first operand lies as [batch, height, width, channels]; a plan names its `channel_axis`.
+        axis_attributes: attributes that hold axes, one or several.
+        per_axis_attributes: attributes with one entry for each axis -> the entry of an axis of size 1 that the device adds.
+        per_window_attributes: attributes with one entry for each spatial axis -> likewise.
+        filter_axis: the filter's axis of output channels on the device, for operators with weights; else None.
+        weights_follow_features: the order of the last axis does not matter, because the weights can follow it.
         version: the lowest version of the operator in a .tflite file that carries its int8 form.
         options: the name of its options table in the .tflite schema, without the final T.
+        weights: positions of the operands that must be constants.
+        constants: whether other operands may be constants too (one at least is an activation).
+        any_batch: whether the file serves any batch; otherwise one example at a time.
+        order: positions in the file's list of operands, where it is not that of the graph's operands followed by
+            `tflite_operands`.
     """
 
     kind: ClassVar[str]
@@ -77,8 +88,18 @@ class DeviceOperator:
     operands: ClassVar[tuple[int, int | None]] = (1, 1)
     same_quantization: ClassVar[bool] = False
     fixed_grid: ClassVar[tuple[float, int] | None] = None
+    spatial: ClassVar[bool] = False
+    axis_attributes: ClassVar[tuple[str, ...]] = ()
+    per_axis_attributes: ClassVar[Mapping[str, Any]] = {}
+    per_window_attributes: ClassVar[Mapping[str, Any]] = {}
+    filter_axis: ClassVar[int | None] = None
+    weights_follow_features: ClassVar[bool] = False
     version: ClassVar[int] = 1
     options: ClassVar[str] = ""
+    weights: ClassVar[tuple[int, ...]] = ()
+    constants: ClassVar[bool] = False
+    any_batch: ClassVar[bool] = True
+    order: ClassVar[tuple[int, ...] | None] = None
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
@@ -89,6 +110,25 @@ class DeviceOperator:
             Refusal: the operands do not fit.
         """
         return tuple(shapes[0])
+
+    def dtype(self, attributes: Attributes) -> str:
+        """What the result is stored in."""
+        return "int8"
+
+    def check_attributes(self, attributes: Attributes) -> None:
+        """Refuses names and values that the device does not know.
+
+        Raises:
+            Refusal: naming the attribute, what was given and what is allowed.
+        """
+        expected = sorted(self.attributes)
+        need(sorted(attributes) == expected, f"attributes must be {expected}, got {sorted(attributes)}")
+        for name, value in attributes.items():
+            if name in WORDS:
+                need(value in WORDS[name], f"{name} must be one of {', '.join(WORDS[name])}, got {value!r}")
+            elif name in PAIRS:
+                fits = np.shape(value) == (2,) and min(value) >= 1
+                need(fits, f"{name} must be two positive integers, got {value}")
 
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
         """Refuses what the runtimes refuse, or compute by other arithmetic than `integers`, once scales are known."""
@@ -107,6 +147,14 @@ class DeviceOperator:
         """
         raise NotImplementedError(f"{self.kind} is not differentiated")
 
+    def real_on_grid(self, primitives: Any, operands: Sequence[Any], attributes: Attributes, grid: Any) -> Any:
+        """As `real`, but rounded as the device's codes are, where that is not the rounding of the grid itself; else None.
+
+        `grid` has the device's `scale` and int8 `zero_point` of the result. Its operands lie on their grids. Training
+        takes this value and the gradient of `real`.
+        """
+        return None
+
     def integers(
         self,
         codes: Sequence[np.ndarray],
@@ -118,13 +166,38 @@ class DeviceOperator:
         """The codes of the result from the codes of all operands, under one profile of rounding."""
         raise NotImplementedError(f"{self.kind} has no integers")
 
+    # --- how it enters a graph ---------------------------------------------------------------------------------------
+
+    def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
+        """What `Builder.<kind in lower case>` does: operands, then the result's Quantization unless the operator keeps
+        that of its operand or fixes it itself, then attributes in the order of their declaration."""
+        given = list(arguments)
+        operands = [given.pop(0) for _ in range(self.operands[0]) if given]
+        output = attributes.pop("output", None)
+        if output is None and not self.same_quantization and self.fixed_grid is None and given:
+            output = given.pop(0)
+        attributes |= dict(zip(self.attributes, given, strict=False))
+        return str(builder.operator(self.kind, operands, output, name=name, **attributes))
+
     # --- how a step of the plan becomes operators of the device -----------------------------------------------------
+
+    def trailing(self, rank: int, attributes: Attributes) -> tuple[int, ...]:
+        """The user's axes of an operand that must come last on the device, in this order."""
+        return ()
+
+    def removed_axes(self, attributes: Attributes) -> tuple[int, ...]:
+        """The user's axes of the operand that the result does not have."""
+        return ()
+
+    def device_filter(self, codes: np.ndarray) -> np.ndarray:
+        """A weight [out, in / groups, height, width] (or [out, in]) in the device's order of axes."""
+        return codes
 
     def lower(self, context: Any, step: Any) -> Any:
         """Puts the step of a plan into the graph (see `deploy.lower.Lowering`) and returns what is stored, and where its
-        axes lie. The base class serves operators whose operands all lie alike and that have no axes in their attributes.
+        axes lie. The base class serves all operators that the attributes above describe.
         """
-        return context.lower_alike(self, step)
+        return context.lower_described(self, step)
 
     # --- how it stands in files -------------------------------------------------------------------------------------
 
@@ -135,7 +208,10 @@ class DeviceOperator:
     def tflite_operands(
         self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes
     ) -> Sequence[tuple[str, Any]]:
-        """Operands that the file holds and the graph holds as attributes: (name, int32 values), behind the others."""
+        """Operands that the file holds and the graph holds as attributes: (name, int32 values), behind the others.
+
+        Integer arrays of another dtype keep it.
+        """
         return ()
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
@@ -143,7 +219,13 @@ class DeviceOperator:
         raise Refusal(f"{self.kind} has no form in ONNX here")
 
 
-REQUIRED = object()
+REQUIRED: Any = object()
+
+# Attributes that mean the same wherever they stand: words, and pairs of positive integers for height and width.
+ACTIVATIONS = ("NONE", "RELU", "RELU6")
+PADDINGS = ("SAME", "VALID")
+WORDS = {"activation": ACTIVATIONS, "padding": PADDINGS}
+PAIRS = ("strides", "dilations", "filter_size")
 
 # By kind, in order of declaration.
 OPERATORS: dict[str, DeviceOperator] = {}
@@ -164,8 +246,11 @@ def need(condition: bool, message: str) -> None:
 
 
 __all__ = [
+    "ACTIVATIONS",
     "OPERATORS",
+    "PADDINGS",
     "PROFILES",
+    "PROFILE_ALIASES",
     "REQUIRED",
     "Attributes",
     "DeviceOperator",
