@@ -74,6 +74,7 @@ class DeviceOperator:
         per_window_attributes: attributes with one entry for each spatial axis -> likewise.
         filter_axis: the filter's axis of output channels on the device, for operators with weights; else None.
         weights_follow_features: the order of the last axis does not matter, because the weights can follow it.
+        moves_axes: the user's axes are others behind it: permuted, split or joined.
         version: the lowest version of the operator in a .tflite file that carries its int8 form.
         options: the name of its options table in the .tflite schema, without the final T.
         weights: positions of the operands that must be constants.
@@ -94,6 +95,7 @@ class DeviceOperator:
     per_window_attributes: ClassVar[Mapping[str, Any]] = {}
     filter_axis: ClassVar[int | None] = None
     weights_follow_features: ClassVar[bool] = False
+    moves_axes: ClassVar[bool] = False
     version: ClassVar[int] = 1
     options: ClassVar[str] = ""
     weights: ClassVar[tuple[int, ...]] = ()
