@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lowers a trained plan to the graph of integer operators that the device runs.
 
-Nothing is decided here that training did not see: weight codes, scales and bias codes are what training left behind. What
-is decided is where axes lie. A plan counts axes in the user's order; on the device the batch comes first and convolutions
-want their channels last. Every tensor carries its `Layout`, so that a permutation costs nothing by itself, and a
-TRANSPOSE stands only where an operator needs axes elsewhere.
+Nothing is decided here that training did not see: weight codes, scales and bias codes are what training left behind.
+What is decided is where axes lie. A plan counts axes in the user's order; on the device the batch comes first and
+convolutions want their channels last. Every tensor carries its `Layout`, so that a permutation costs nothing by itself,
+and a TRANSPOSE stands only where an operator needs axes elsewhere.
 """
 
 from __future__ import annotations
@@ -378,6 +378,9 @@ class Lowering:
         source = self.results[pending.source]
         stored = self._first(pending.source)
         groups = _groups(source.shape, source.batch_axis, result.shape, result.batch_axis)
+        for taken, made in groups:
+            if source.batch_axis in taken and (taken[0], made[0]) != (source.batch_axis, result.batch_axis):
+                raise ValueError(f"{pending.path!r} joins other axes in front of the batch's, which must come first")
         place = {axis: position for position, axis in enumerate(stored.layout.axes) if axis >= 0}
         # Axes that are split or joined must be neighbours in the user's order; the groups stay where they are.
         ordered = sorted(groups, key=lambda g: (source.batch_axis not in g[0], min(place[axis] for axis in g[0])))
