@@ -10,15 +10,15 @@ verifier and the sweep against the runtimes read it there; nowhere else is an op
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
-from .tensor import Quantization, Tensor
+from .tensor import INDICES, Quantization, Tensor
 
-# Profiles of rounding, named for what computes so. `xnnpack-*`: LiteRT's default kernels on that processor; `reference`:
-# LiteRT's reference kernels; `micro`: TFLite-Micro's reference kernels and CMSIS-NN.
+# Profiles of rounding, named for what computes so. `xnnpack-*`: LiteRT's default kernels on that processor;
+# `reference`: LiteRT's reference kernels; `micro`: TFLite-Micro's reference kernels and CMSIS-NN.
 PROFILES = ("xnnpack-x86", "xnnpack-arm64", "reference", "micro")
 # Short names that are taken too.
 PROFILE_ALIASES = {"xnnpack": "xnnpack-x86"}
@@ -58,6 +58,27 @@ class Layout:
     axes: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class FileStep:
+    """One operator of a .tflite file.
+
+    Attributes:
+        kind, version: the operator's code.
+        operands: positions among the graph operator's inputs, names of earlier steps, or constants that only the file
+            has (of quantization `INDICES` where they stand for themselves).
+        options, fields: name of the options table without the final T, and its fields.
+        name, dtype: of the intermediate result that it makes; nothing for the last step.
+    """
+
+    kind: str
+    operands: tuple[int | str | Tensor, ...]
+    version: int = 1
+    options: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    dtype: str = ""
+
+
 class DeviceOperator:
     """One operator of the device. Class attributes describe it, methods are its meanings.
 
@@ -65,12 +86,13 @@ class DeviceOperator:
         kind: TensorFlow Lite's name.
         attributes: names and defaults of its attributes on the device; `REQUIRED` where there is no default.
         operands: smallest and largest number of operands (None: any number).
-        same_quantization: the device moves or compares codes without rescaling them: the result is stored on the grid of
-            its operands.
+        same_quantization: the device moves or compares codes without rescaling them: the result is stored on the grid
+            of its operands.
         fixed_grid: (scale, int8 zero point) of the result where the device fixes it, as for LOGISTIC; else None.
         spatial: the first operand lies as [batch, height, width, channels]; a plan names its `channel_axis`.
         axis_attributes: attributes that hold axes, one or several.
-        per_axis_attributes: attributes with one entry for each axis -> the entry of an axis of size 1 that the device adds.
+        per_axis_attributes: attributes with one entry for each axis -> the entry of an axis of size 1 that the device
+            adds.
         per_window_attributes: attributes with one entry for each spatial axis -> likewise.
         filter_axis: the filter's axis of output channels on the device, for operators with weights; else None.
         weights_follow_features: the order of the last axis does not matter, because the weights can follow it.
@@ -144,13 +166,13 @@ class DeviceOperator:
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         """The result in real numbers, differentiable, before it is stored on its grid.
 
-        `operands` are a framework's arrays in the user's order of axes, and so are the axes that `attributes` name here;
+        `operands` are a framework's arrays in the user's order of axes, and so are the axes that `attributes` name;
         `primitives` are that framework's functions (see qat/primitives.md of the docs): `primitives.maximum`, ...
         """
         raise NotImplementedError(f"{self.kind} is not differentiated")
 
     def real_on_grid(self, primitives: Any, operands: Sequence[Any], attributes: Attributes, grid: Any) -> Any:
-        """As `real`, but rounded as the device's codes are, where that is not the rounding of the grid itself; else None.
+        """As `real`, but rounded as the device's codes are, where the grid itself would round otherwise; else None.
 
         `grid` has the device's `scale` and int8 `zero_point` of the result. Its operands lie on their grids. Training
         takes this value and the gradient of `real`.
@@ -196,8 +218,8 @@ class DeviceOperator:
         return codes
 
     def lower(self, context: Any, step: Any) -> Any:
-        """Puts the step of a plan into the graph (see `deploy.lower.Lowering`) and returns what is stored, and where its
-        axes lie. The base class serves all operators that the attributes above describe.
+        """Puts the step of a plan into the graph (see `deploy.lower.Lowering`) and returns what is stored, and where
+        its axes lie. The base class serves all operators that the attributes above describe.
         """
         return context.lower_described(self, step)
 
@@ -215,6 +237,20 @@ class DeviceOperator:
         Integer arrays of another dtype keep it.
         """
         return ()
+
+    def tflite_steps(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
+        """The operators of the file that stand for it, in order; the last one makes the result.
+
+        One, unless the operator is the graph's own and the file has to say it in several.
+        """
+        operands: list[int | str | Tensor] = list(range(len(inputs)))
+        for name, values in self.tflite_operands(inputs, output, attributes):
+            data = values if isinstance(values, np.ndarray) else np.asarray(values, np.int32)
+            operands.append(Tensor(name, data.shape, str(data.dtype), INDICES, data))
+        if self.order is not None:
+            operands = [operands[position] for position in self.order]
+        fields = self.tflite_options(inputs, output, attributes)
+        return (FileStep(self.kind, tuple(operands), self.version, self.options, fields),)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         """Adds its nodes in QDQ form (see `deploy.onnx`)."""
@@ -256,6 +292,7 @@ __all__ = [
     "REQUIRED",
     "Attributes",
     "DeviceOperator",
+    "FileStep",
     "Layout",
     "Quantization",
     "Refusal",

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators of the device: one declaration each, in the file of its family. See `operator`."""
+
+from . import convolution, elementwise, matrix, movement, pooling, quantize, reduction
+from .operator import (
+    ACTIVATIONS,
+    OPERATORS,
+    PADDINGS,
+    PROFILE_ALIASES,
+    PROFILES,
+    DeviceOperator,
+    Refusal,
+    profile_named,
+)
+from .tensor import INT8_MAX, INT8_MIN, Quantization, Tensor, per_tensor
+
+__all__ = [
+    "ACTIVATIONS",
+    "INT8_MAX",
+    "INT8_MIN",
+    "OPERATORS",
+    "PADDINGS",
+    "PROFILES",
+    "PROFILE_ALIASES",
+    "DeviceOperator",
+    "Quantization",
+    "Refusal",
+    "Tensor",
+    "convolution",
+    "elementwise",
+    "matrix",
+    "movement",
+    "per_tensor",
+    "pooling",
+    "profile_named",
+    "quantize",
+    "reduction",
+]
