@@ -25,6 +25,7 @@ from device_cases import CASES, random_codes  # noqa: E402
 
 import exactqat.device  # noqa: E402
 from exactqat.deploy import Builder, Graph, profiles_here, verify, write_tflite  # noqa: E402
+from exactqat.deploy.verify import RuntimeRefusal  # noqa: E402
 from exactqat.device import OPERATORS, PROFILES  # noqa: E402
 
 MEASURED = Path(exactqat.device.__file__).parent / "measured.json"
@@ -32,12 +33,16 @@ MEASURED = Path(exactqat.device.__file__).parent / "measured.json"
 
 @dataclass
 class Outcome:
-    """Codes compared; of those that differ how many, by how much at most, and the first graphs with such."""
+    """Codes compared; of those that differ how many, by how much at most, and the first graphs with such.
+
+    refused: of the graphs, how many the runtime did not take.
+    """
 
     values: int = 0
     differing: int = 0
     largest: int = 0
     graphs: int = 0
+    refused: int = 0
     examples: list[tuple[Graph, dict[str, np.ndarray]]] = field(default_factory=list)
 
 
@@ -54,8 +59,12 @@ def sweep(kind: str, profile: str, count: int, folder: Path) -> Outcome:
     """Runs `count` random graphs on the profile's runtime and compares every result with the simulation."""
     outcome = Outcome()
     for graph, codes in graphs(kind, profile, count):
-        report = verify(graph, write_tflite(graph, folder / "model.tflite"), codes, profile)
         outcome.graphs += 1
+        try:
+            report = verify(graph, write_tflite(graph, folder / "model.tflite"), codes, profile)
+        except RuntimeRefusal:
+            outcome.refused += 1
+            continue
         rows = [row for row in report.operators if row.kind == kind]
         outcome.values += sum(row.values for row in rows)
         outcome.differing += sum(row.differing for row in rows)
@@ -89,11 +98,12 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as folder:
                 outcome = sweep(kind, profile, arguments.count, Path(folder))
             row = f"{outcome.values:>12,} compared, {outcome.differing:,} differ, by {outcome.largest} at most"
-            print(f"{kind:24} {profile:14} {row}", flush=True)
+            refused = f"; {outcome.refused} of {outcome.graphs} graphs refused" if outcome.refused else ""
+            print(f"{kind:24} {profile:14} {row}{refused}", flush=True)
             for graph, _ in outcome.examples:
                 print(f"    {graph.operators}", flush=True)
             failed += outcome.differing > 0
-            if arguments.write:
+            if arguments.write and outcome.values:
                 keep(kind, profile, [outcome.values, outcome.differing, outcome.largest])
     return int(failed > 0)
 

@@ -37,7 +37,12 @@ def test_every_operator_has_its_cases_and_its_counts() -> None:
 @pytest.mark.parametrize("kind", OPERATORS)
 def test_equals_the_runtime(kind: str, profile: str, tmp_path: Path) -> None:
     outcome = sweep(kind, profile, SWEEP, tmp_path)
-    assert outcome.values > 0
+    # TFLite-Micro lacks some operators, and some ranks of others.
+    assert outcome.values > 0 or (profile == "micro" and outcome.refused)
+    assert profile == "micro" or not outcome.refused
+    if (kind, profile) not in MEASURED:
+        assert not outcome.values
+        return
     print(f"{kind} {profile}: {outcome.values:,} compared, {outcome.differing} differ, by {outcome.largest} at most")
     values, differing, largest = MEASURED[kind, profile]
     assert outcome.largest <= largest, outcome.examples

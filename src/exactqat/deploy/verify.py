@@ -9,6 +9,7 @@ operator at fault instead of all that follow it; the untouched file is compared 
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 import os
@@ -24,6 +25,10 @@ from ..device import OPERATORS, PROFILE_ALIASES, profile_named
 from .graph import Graph
 from .simulate import EXACT, check_inputs, dequantize, simulate, simulate_operator
 from .tflite import IDENTIFIER, import_deploy
+
+
+class RuntimeRefusal(RuntimeError):
+    """The runtime does not take a file: an operator that it lacks, or has for other shapes only."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +99,8 @@ def verify(
     profile: one of `profiles_here`, or "xnnpack" for the runtime's default kernels on this processor. float_values and
     trained_values: what the float and the fake-quantized network make of the same images, or of the first of them, by
     tensor name, channels last (`deploy.lower.layer_values` gives both); the report then holds signal-to-noise ratios
-    for these tensors, over these images. Raises ValueError when the file has no tensor for a result of the graph. Needs
-    `pip install exactqat[deploy]`.
+    for these tensors, over these images. Raises ValueError when the file has no tensor for a result of the graph,
+    RuntimeRefusal when the runtime does not take the file. Needs `pip install exactqat[deploy]`.
     """
     profile = profile_here(profile)
     inputs = check_inputs(graph, x)
@@ -207,13 +212,22 @@ def profile_here(profile: str) -> str:
     profile = profile_named(profile)
     if profile in here:
         return profile
-    # Says which extra of the package brings the runtime, where that is what is missing.
-    import_deploy("tflite_micro.runtime" if profile == "micro" else "ai_edge_litert.interpreter")
+    if profile == "micro":
+        import_micro()
+    import_deploy("ai_edge_litert.interpreter")
     raise ValueError(f"profile {profile!r} cannot run on this machine; here: {', '.join(here)}")
 
 
 def _runtime(content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str) -> _Runtime | _Micro:
     return (_Micro if profile == "micro" else _Runtime)(content, inputs, outputs, profile)
+
+
+def import_micro() -> Any:
+    """TFLite-Micro's interpreter, which no extra brings: it is published before release only."""
+    try:
+        return importlib.import_module("tflite_micro").runtime
+    except ImportError as error:
+        raise ImportError(f"tflite_micro is needed here: pip install --pre tflite-micro ({error})") from error
 
 
 class _Runtime:
@@ -235,7 +249,10 @@ class _Runtime:
         if size != self.batch:
             for name, index in self.inputs.items():
                 self.interpreter.resize_tensor_input(index, batch[name].shape)
-            self.interpreter.allocate_tensors()
+            try:
+                self.interpreter.allocate_tensors()
+            except RuntimeError as error:
+                raise RuntimeRefusal(f"LiteRT does not take the file: {error}") from error
             self.batch = size
         for name, index in self.inputs.items():
             self.interpreter.set_tensor(index, batch[name])
@@ -247,13 +264,16 @@ class _Micro:
     """TFLite-Micro's interpreter, which takes one example at a time and knows tensors by their positions."""
 
     def __init__(self, content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str) -> None:
-        runtime = import_deploy("tflite_micro.runtime")
+        runtime = import_micro()
         schema = import_deploy("ai_edge_litert.schema_py_generated")
         subgraph = schema.ModelT.InitFromPackedBuf(content).subgraphs[0]
         names = [tensor.name.decode() for tensor in subgraph.tensors]
         self.inputs = _positions([names[index] for index in subgraph.inputs], inputs)
         self.outputs = _positions([names[index] for index in subgraph.outputs], outputs)
-        self.interpreter: Any = runtime.Interpreter.from_bytes(content, arena_size=_arena(subgraph))
+        try:
+            self.interpreter: Any = runtime.Interpreter.from_bytes(content, arena_size=_arena(subgraph))
+        except RuntimeError as error:
+            raise RuntimeRefusal(f"TFLite-Micro does not take the file: {error}") from error
 
     def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         parts: dict[str, list[np.ndarray]] = {name: [] for name in self.outputs}
