@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the device will run, and on which grids: a `Network` and the user's rules made into a `Plan`.
 
-A step of a plan is one operator of the device (`exactqat.device`) with the tensor that it stores. Axes stand in the user's
-order; where they lie on the device is decided when the plan is lowered. Nothing here knows a framework.
+A step of a plan is one operator of the device (`exactqat.device`) with the tensor that it stores. Axes stand in the
+user's order; where they lie on the device is decided when the plan is lowered. Nothing here knows a framework.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ class Grid:
         rule: decides bits and how the range comes about.
         nonnegative: no tensor on it has values below zero.
         writers: how many steps store tensors of their own on it.
-        fixed: (scale, int8 zero point) where the device fixes the grid (then of eight bits, whatever the rule), or None.
+        fixed: (scale, int8 zero point) where the device fixes the grid (of eight bits, whatever the rule), or None.
     """
 
     name: str
@@ -38,6 +38,18 @@ class Grid:
     @property
     def bits(self) -> int:
         return 8 if self.fixed is not None else self.rule.activation_bits
+
+
+@dataclass(frozen=True)
+class Derived:
+    """The `expression` of a constant that planning made from others: `function(*operands)`.
+
+    `function` takes and gives a framework's arrays and uses only what all frameworks' arrays have in common: arithmetic
+    operators, indexing, `reshape` and `clip(min=)`. So it can be differentiated where its operands are trained.
+    """
+
+    function: Callable[..., Any]
+    operands: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,7 @@ class PlanStep:
 
     Attributes:
         path: unique; name of the stored tensor. The user's module path where the step is a module's.
-        kind: the device operator.
+        kind: the device operator; "" of a step with an `expression`.
         operands: paths of steps or inputs, or names of constants (quantized per tensor as they are read, symmetric,
             narrow, by the step's rule). Weights are not among them.
         attributes: the operator's, with axes in the user's order.
@@ -121,6 +133,8 @@ class Plan:
     """All that is decided before training.
 
     Attributes:
+        steps: in order of execution. Pools pad by "SAME" or "VALID" only; other padding is a step of its own. A tensor
+            of rank 2 to 4 has 0, 1 or 2 spatial axes for convolutions (weight [out, in / groups, *window]).
         outputs: paths of what the model returns, flattened as in the network; with outside steps.
         device_outputs: paths of what the device returns in their place.
         constants: those of the network and those that planning made (with NumPy `data`), by name.
@@ -175,4 +189,15 @@ class Numbers:
     constants: Mapping[tuple[str, int], tuple[np.ndarray, np.float32]] = field(default_factory=dict)
 
 
-__all__ = ["BatchNorm", "Grid", "Numbers", "Plan", "PlanInput", "PlanStep", "Step", "WeightNumbers", "Weights"]
+__all__ = [
+    "BatchNorm",
+    "Derived",
+    "Grid",
+    "Numbers",
+    "Plan",
+    "PlanInput",
+    "PlanStep",
+    "Step",
+    "WeightNumbers",
+    "Weights",
+]
