@@ -398,12 +398,17 @@ class WeightedLayer(QuantizedLayer):
 class TrainingOnly(nn.Module):
     """What there is in training alone, such as dropout; what is stored stays stored."""
 
-    def __init__(self, expression: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, expression: Callable[..., Tensor], sources: Sequence[Source] = ()) -> None:
+        """
+        Args:
+            sources: give what the expression takes before the tensor itself.
+        """
         super().__init__()
         self.expression = expression
+        self._sources = tuple(sources)
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.expression(features) if self.training else features
+        return self.expression(*(source() for source in self._sources), features) if self.training else features
 
 
 class Outside(nn.Module):

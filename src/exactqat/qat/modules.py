@@ -267,6 +267,9 @@ class DepthwiseConv2d(Conv2d):
         self.channel_multiplier = channel_multiplier
 
     def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if torch.compiler.is_exporting():
+            # `capture_torch` reads what is computed; by which operator does not matter there.
+            return super().convolve(features, weight, bias)
         height, width = weight.shape[2:]
         filter_ = weight.permute(2, 3, 1, 0).reshape(height, width, self.in_channels, self.channel_multiplier)
         rows, columns = self.pads(features.shape[2], features.shape[3])
@@ -437,7 +440,8 @@ class FusedBatchNorm2d(FusedBatchNorm, nn.BatchNorm2d):
 
     def forward(self, features: Tensor) -> Tensor:
         self._check_input_dim(features)
-        return self.normalize(features)
+        # As in `DepthwiseConv2d.convolve`.
+        return nn.BatchNorm2d.forward(self, features) if torch.compiler.is_exporting() else self.normalize(features)
 
 
 def batch_norm_tensors(module: nn.BatchNorm1d | nn.BatchNorm2d) -> BatchNormTensors:

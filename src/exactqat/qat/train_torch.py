@@ -238,17 +238,6 @@ def _order(plan: Plan) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
     ]
 
 
-class _Evaluated:
-    """A constant that capture found to be computed from parameters and buffers."""
-
-    def __init__(self, expression: Any, sources: Mapping[str, Source]) -> None:
-        self.expression = expression
-        self.sources = dict(sources)
-
-    def __call__(self, *operands: Tensor) -> Tensor:
-        return cast(Tensor, self.expression({path: source() for path, source in self.sources.items()}, *operands))
-
-
 class _Building:
     """Makes the modules of a plan and puts them, and the tensors they need, at their places in a model."""
 
@@ -313,7 +302,9 @@ class _Building:
         if isinstance(expression, Derived):
             return Computed(expression.function, [self.source(operand) for operand in expression.operands])
         if expression is not None:
-            return _Evaluated(expression, {path: self.holder(path) for path in constant.sources})
+            # A module, whose numbers go where the model goes.
+            self.root._modules.setdefault(f"expression_{name}", expression)
+            return Computed(expression, [self.holder(path) for path in expression.sources])
         if name not in self.data:
             # A buffer, so that it goes where the model goes; not in the state, as `prepare` makes it again.
             buffer = f"constant_{len(self.data)}"
@@ -333,8 +324,7 @@ class _Building:
 
     def _layer(self, step: PlanStep) -> nn.Module:
         if step.expression is not None:
-            sources = {path: self.holder(path) for path in getattr(step.expression, "sources", ())}
-            return TrainingOnly(_Evaluated(step.expression, sources))
+            return TrainingOnly(step.expression, [self.holder(path) for path in step.expression.sources])
         if step.outside:
             return Outside(step.kind, step.attributes)
         operator = OPERATORS[step.kind]
