@@ -1,7 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators of the device: one declaration each, in the file of its family. See `operator`."""
 
-from . import convolution, elementwise, matrix, movement, pooling, quantize, reduction
+from . import (
+    activation,
+    convolution,
+    elementwise,
+    matrix,
+    movement,
+    normalization,
+    pooling,
+    quantize,
+    reduction,
+    resize,
+)
 from .operator import (
     ACTIVATIONS,
     OPERATORS,
@@ -26,13 +37,16 @@ __all__ = [
     "Quantization",
     "Refusal",
     "Tensor",
+    "activation",
     "convolution",
     "elementwise",
     "matrix",
     "movement",
+    "normalization",
     "per_tensor",
     "pooling",
     "profile_named",
     "quantize",
     "reduction",
+    "resize",
 ]

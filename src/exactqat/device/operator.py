@@ -101,6 +101,7 @@ class DeviceOperator:
         options: the name of its options table in the .tflite schema, without the final T.
         weights: positions of the operands that must be constants.
         constants: whether other operands may be constants too (one at least is an activation).
+        uses_operand_scale: `real` has use for the scale of its first operand, as the attribute `operand_scale`.
         any_batch: whether the file serves any batch; otherwise one example at a time.
         order: positions in the file's list of operands, where it is not that of the graph's operands followed by
             `tflite_operands`.
@@ -122,6 +123,7 @@ class DeviceOperator:
     options: ClassVar[str] = ""
     weights: ClassVar[tuple[int, ...]] = ()
     constants: ClassVar[bool] = False
+    uses_operand_scale: ClassVar[bool] = False
     any_batch: ClassVar[bool] = True
     order: ClassVar[tuple[int, ...] | None] = None
 
@@ -231,10 +233,10 @@ class DeviceOperator:
 
     def tflite_operands(
         self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes
-    ) -> Sequence[tuple[str, Any]]:
+    ) -> Sequence[tuple[str, Any] | Tensor]:
         """Operands that the file holds and the graph holds as attributes: (name, int32 values), behind the others.
 
-        Integer arrays of another dtype keep it.
+        Integer arrays of another dtype keep it; what is quantized is a constant Tensor.
         """
         return ()
 
@@ -244,7 +246,11 @@ class DeviceOperator:
         One, unless the operator is the graph's own and the file has to say it in several.
         """
         operands: list[int | str | Tensor] = list(range(len(inputs)))
-        for name, values in self.tflite_operands(inputs, output, attributes):
+        for entry in self.tflite_operands(inputs, output, attributes):
+            if isinstance(entry, Tensor):
+                operands.append(entry)
+                continue
+            name, values = entry
             data = values if isinstance(values, np.ndarray) else np.asarray(values, np.int32)
             operands.append(Tensor(name, data.shape, str(data.dtype), INDICES, data))
         if self.order is not None:

@@ -65,3 +65,27 @@ class Tensor:
     dtype: str
     quantization: Quantization
     data: np.ndarray | None = None
+
+
+def quantize(x: np.ndarray, quantization: Quantization, lowest: int = INT8_MIN, highest: int = INT8_MAX) -> np.ndarray:
+    """Real float32 values to int8 codes lowest..highest, in the steps and roundings of FakeQuantWithMinMaxVars.
+
+    A tensor of fewer bits names the codes it was placed at, for example 112..127. NaN raises ValueError.
+    """
+    x = np.asarray(x, np.float32)
+    if np.isnan(x).any():
+        raise ValueError("x contains NaN, which has no code")
+    scale, zero_point = quantization.scale[0], np.float32(quantization.zero_point[0])
+    nudged_min = (np.float32(lowest) - zero_point) * scale
+    nudged_max = (np.float32(highest) - zero_point) * scale
+    steps = (np.clip(x, nudged_min, nudged_max) - nudged_min) / scale
+    # FakeQuant rounds half up, in steps counted from real 0.
+    zero_code = zero_point - np.float32(lowest)
+    codes = np.floor((steps - zero_code) + np.float32(0.5)) + zero_point
+    return np.clip(codes, lowest, highest).astype(np.int8)
+
+
+def dequantize(codes: np.ndarray, quantization: Quantization) -> np.ndarray:
+    """int8 codes of a per-tensor quantized tensor to real float32 values."""
+    steps = np.asarray(codes, np.int32) - np.int32(quantization.zero_point[0])
+    return steps.astype(np.float32) * quantization.scale[0]
