@@ -30,10 +30,9 @@ def device_codes(model: Any, *inputs: Any, lowered: Lowered | None = None) -> di
         if path not in layouts:
             continue
         tensor = graph.tensors[path]
-        grid = model.plan.stored(path).grid
-        if grid in numbers.grids:
-            trained = trained - numbers.grids[grid][1] + int(tensor.quantization.zero_point[0])
-        codes[path] = on_device(trained, layouts[path]).astype(tensor.dtype)
+        _, zero = numbers.grids[model.plan.stored(path).grid]
+        shifted = trained - zero + int(tensor.quantization.zero_point[0])
+        codes[path] = on_device(shifted, layouts[path]).astype(tensor.dtype)
     return codes
 
 

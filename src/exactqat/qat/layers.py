@@ -159,7 +159,7 @@ class QuantizedLayer(nn.Module):
         activation: NONE, RELU or RELU6.
         bounds: what the function itself is clamped to, as a hard sigmoid is to (0, 1). The stored range is the same, so
             the device needs no operator for it; the float network that `calibrate` runs does.
-        output_quantizer: of the stored result; None if that is an index. Several layers may share one.
+        output_quantizer: of the stored result. Several layers may share one.
         frozen: whether the last phase of training has begun.
     """
 
@@ -167,7 +167,7 @@ class QuantizedLayer(nn.Module):
         self,
         kind: str,
         attributes: Mapping[str, Any],
-        output_quantizer: FakeQuantize | None,
+        output_quantizer: FakeQuantize,
         *,
         activation: str = "NONE",
         bounds: tuple[float, float] | None = None,
@@ -194,7 +194,7 @@ class QuantizedLayer(nn.Module):
 
     @property
     def output_quantizer(self) -> FakeQuantize:
-        return cast(FakeQuantize, self._output_quantizers[0])
+        return self._output_quantizers[0]
 
     @property
     def operator(self) -> DeviceOperator:
@@ -216,8 +216,6 @@ class QuantizedLayer(nn.Module):
     def forward(self, *features: Tensor) -> Tensor:
         operands = self.operands(features) if self.constants else features
         result = self.operator.real(primitives_torch, operands, self.attributes)
-        if self._output_quantizers[0] is None:
-            return cast(Tensor, result)
         return self.moved(operands, result) if self.operator.same_quantization else self.store(result)
 
     def moved(self, operands: Sequence[Tensor], result: Tensor) -> Tensor:

@@ -130,12 +130,10 @@ class PreparedModel(nn.Module):
     def stored_codes(self, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
         """Codes of every tensor that the device stores, by layer path, in the user's order of axes.
 
-        int64; 0..2**bits - 1 where zero stands at the code that `numbers` names. An index is itself.
+        int64, 0..2**bits - 1; zero stands at the code that `numbers` names.
         """
-        return {
-            path: values.cpu().numpy() if quantizer is None else quantizer.codes(values)
-            for path, (quantizer, values) in self.stored_tensors(*args, **kwargs).items()
-        }
+        stored = self.stored_tensors(*args, **kwargs)
+        return {path: quantizer.codes(values) for path, (quantizer, values) in stored.items()}
 
     @torch.no_grad()
     def numbers(self) -> Numbers:
@@ -149,7 +147,7 @@ class PreparedModel(nn.Module):
             if not isinstance(layer, QuantizedLayer):
                 continue
             stored = self.plan.stored(path)
-            if layer.output_quantizer is not None and stored.grid not in grids:
+            if stored.grid not in grids:
                 grids[stored.grid] = layer.output_quantizer.scale_and_zero_point()
             for position, constant in layer.constants.items():
                 constants[(path, position)] = constant.numbers()
@@ -338,8 +336,6 @@ class _Building:
             "high": step.high,
             "constants": self._constants(step),
         }
-        if step.grid not in self.quantizers:
-            return QuantizedLayer(step.kind, attributes, None, **common)
         quantizer = self.quantizers[step.grid] if operator.same_quantization else self._written(step.grid)
         if step.weights is None:
             return QuantizedLayer(step.kind, attributes, quantizer, **common)
