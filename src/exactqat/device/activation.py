@@ -151,10 +151,10 @@ def micro_table(
     significand, exponent = int(round_half_away(fraction * 2.0**31)), int(exponent)
     radius = math.floor(15 * 2**27 / 2.0**exponent)
     steps = centered(CODES, source)
-    inside = np.abs(steps) < radius
-    x = multiply_fixed_point(np.where(inside, steps, 0), significand, exponent)
+    low, high = steps <= -radius, steps >= radius
+    x = multiply_fixed_point(np.where(low | high, 0, steps), significand, exponent)
     codes = rounding_shift(function(x, 4), 31 - fractional_bits) + zero_point
-    return within_int8(np.where(inside, codes, np.where(steps < 0, INT8_MIN, INT8_MAX)))
+    return within_int8(np.where(low, INT8_MIN, np.where(high, INT8_MAX, codes)))
 
 
 @register
@@ -199,24 +199,6 @@ class Exp(Tabulated):
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         writer.result(operator, output, writer.node("Exp", writer.operands(operator), f"{output.name}/computed"))
-
-
-@register
-class Log(Tabulated):
-    """The natural logarithm; of what is not positive the lowest code, which training does not know: see TABLE."""
-
-    kind = "LOG"
-
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
-        return primitives.log(primitives.maximum(operands[0], TINY))
-
-    def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
-        lowest = np.float32(INT8_MIN - zero_point_of(output)) * scale_of(output)
-        return np.where(x <= 0, lowest, rounded(np.log, np.where(x <= 0, np.float32(1), x)))
-
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
-        source = writer.graph.tensors[operator.inputs[0]]
-        onnx_lookup(writer, operator, output, self.table(source, output, operator.attributes, "reference"))
 
 
 # --- tables of our own -----------------------------------------------------------------------------------------------
@@ -383,71 +365,26 @@ def rescaled(steps: np.ndarray, factor: Any) -> np.ndarray:
     return multiply_fixed_point(steps, *fixed_point(factor))
 
 
-class Rectifier(Unary):
-    """A clamp as an operator of its own. XNNPACK leaves it to the built-in kernel, which can change the grid.
-
-    Attributes:
-        low, high: what the clamp lets through, in real numbers.
-    """
-
-    low: ClassVar[float]
-    high: ClassVar[float] = math.inf
-
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
-        return primitives.clip(operands[0], self.low, self.high)
-
-    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
-        codes = rescaled(centered(CODES, source), scale_of(source) / scale_of(output)) + zero_point_of(output)
-        low, high = (
-            zero_point_of(output) + int(round_half_away(np.float32(bound) / scale_of(output)))
-            if math.isfinite(bound)
-            else INT8_MAX
-            for bound in (self.low, self.high)
-        )
-        # The kernel takes the lower bound last, and an upper one below int8 as it is.
-        return within_int8(np.maximum(np.minimum(codes, min(high, INT8_MAX)), max(low, INT8_MIN)))
-
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
-        name, operands = output.name, writer.operands(operator)
-        if math.isfinite(self.high):
-            bounds = (("low", self.low), ("high", self.high))
-            operands += [writer.constant(f"{name}/{word}", np.float32(bound)) for word, bound in bounds]
-        kind = "Clip" if math.isfinite(self.high) else "Relu"
-        writer.result(operator, output, writer.node(kind, operands, f"{name}/computed"))
-
-
 @register
-class Relu(Rectifier):
-    """max(x, 0), where it cannot be fused into what computes x."""
+class Relu(Unary):
+    """max(x, 0), where it cannot be fused into what computes x; the grid can change with it.
+
+    XNNPACK leaves it to the built-in kernel. RELU6 is not declared, as TFLite-Micro's ignores the grid of the result:
+    an upper bound is the upper end of a grid.
+    """
 
     kind = "RELU"
     version = 2
-    low = 0.0
 
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return FUNCTIONS["relu"](primitives, operands[0])
 
-@register
-class Relu6(Rectifier):
-    """min(max(x, 0), 6), where it cannot be fused into what computes x."""
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+        steps = rescaled(centered(CODES, source), scale_of(source) / scale_of(output))
+        return within_int8(np.maximum(steps, 0) + zero_point_of(output))
 
-    kind = "RELU6"
-    version = 2
-    low, high = 0.0, 6.0
-
-
-@register
-class ReluFromMinus1To1(Rectifier):
-    """min(max(x, -1), 1)."""
-
-    kind = "RELU_N1_TO_1"
-    low, high = -1.0, 1.0
-
-
-@register
-class ReluFrom0To1(Rectifier):
-    """min(max(x, 0), 1)."""
-
-    kind = "RELU_0_TO_1"
-    low, high = 0.0, 1.0
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        writer.result(operator, output, writer.node("Relu", writer.operands(operator), f"{output.name}/computed"))
 
 
 @register
@@ -461,7 +398,8 @@ class LeakyRelu(Unary):
 
     def check_attributes(self, attributes: Attributes) -> None:
         super().check_attributes(attributes)
-        need(math.isfinite(attributes["alpha"]), f"alpha must be finite, got {attributes['alpha']}")
+        fits = math.isfinite(attributes["alpha"]) and attributes["alpha"] >= 0
+        need(fits, f"alpha must be finite and not negative (TABLE takes any), got {attributes['alpha']}")
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return FUNCTIONS["leaky_relu"](primitives, operands[0], attributes["alpha"])
@@ -480,8 +418,7 @@ class LeakyRelu(Unary):
     @staticmethod
     def delegated(positive: np.float32, negative: np.float32) -> bool:
         """Whether XNNPACK takes it: eight fractional bits have to do for both factors."""
-        fits = 2**-8 <= positive <= 2**7 and -(2**7 - 2**-8) <= negative <= 2**7
-        return bool(fits and abs(negative) >= 2**-8)
+        return bool(2**-8 <= positive <= 2**7 and 2**-8 <= negative <= 2**7)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"alpha": float(attributes["alpha"])}
