@@ -74,7 +74,6 @@ def _floats(step: Step, *names: str) -> tuple[float | None, ...]:
 DIRECT: dict[str, tuple[str, Callable[[Step], Attributes]]] = {
     "tanh": ("TANH", lambda step: {}),
     "exp": ("EXP", lambda step: {}),
-    "log": ("LOG", lambda step: {}),
     "gelu": ("GELU", lambda step: {"approximate": step.attributes.get("approximate") == "tanh"}),
     "leaky_relu": ("LEAKY_RELU", lambda step: {"alpha": float(step.attributes.get("slope", 0.01))}),
 }
@@ -85,6 +84,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "elu": ("alpha", "scale", "input_scale"),
     "erf": (),
     "floor": (),
+    "log": (),
     "log_sigmoid": (),
     "mish": (),
     "reciprocal": (),
@@ -104,6 +104,9 @@ _POSITIVE = ("abs", "exp", "rsqrt", "softplus", "sqrt")
 def direct(planner: Planner, step: Step) -> Stored:
     """By an operator of the device that the runtimes are fast at."""
     x = planner.tensor(step)
+    if step.kind == "leaky_relu" and float(step.attributes["slope"]) < 0:
+        slope = float(step.attributes["slope"])
+        return Maker(planner, step, step.kind).function("leaky_relu", x, parameters=(slope,))
     kind, attributes = DIRECT[step.kind]
     maker = Maker(planner, step, step.kind)
     return maker.unary(kind, x, attributes=attributes(step), nonnegative=step.kind in _POSITIVE)

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ..network import Constant, Step
-from .planner import Maker, Operand, Planner, Stored, handles
+from .planner import Coefficient, Maker, Operand, Planner, Stored, handles
 from .refusals import Refused, word
 
 # Behind this, softmax gives less than half a step of its grid, whatever stands beside it.
@@ -21,90 +22,139 @@ def operands(planner: Planner, step: Step) -> tuple[Operand, Operand]:
     return first, second
 
 
-@handles("add")
-def add(planner: Planner, step: Step) -> Stored:
-    first, second = operands(planner, step)
-    if isinstance(first, float):
-        first, second = second, first
-    if isinstance(first, Stored) and isinstance(second, float):
-        return shifted_and_scaled(planner, step, "add", first, 1.0, second)
+Line = tuple[float | Coefficient, float | Coefficient]
+
+
+def _coefficient(planner: Planner, operand: Operand, x: Stored) -> float | Coefficient | None:
+    """The operand as one number for each channel of x, or one for all; None if it is more than that."""
+    if isinstance(operand, float):
+        return operand
+    if not isinstance(operand, Constant) or x.channels is None or x.rank > 4 or len(operand.shape) > x.rank:
+        return None
+    sizes = (1,) * (x.rank - len(operand.shape)) + operand.shape
+    only_channels = all(size == 1 or axis == x.channels for axis, size in enumerate(sizes))
+    return Coefficient.of(operand.name) if only_channels and sizes[x.channels] in (1, x.shape[x.channels]) else None
+
+
+def _inverse(value: float | Coefficient) -> float | Coefficient:
+    return value.inverse() if isinstance(value, Coefficient) else 1.0 / value
+
+
+# Kinds of steps that may be a line: (weight, bias) from the other operand, and whether that stands first.
+_LINES: dict[str, Callable[[float | Coefficient, bool], Line | None]] = {
+    "add": lambda other, first: (1.0, other),
+    "sub": lambda other, first: (-1.0, other) if first else (1.0, -other),
+    "mul": lambda other, first: (other, 0.0),
+    "div": lambda other, first: None if first or other == 0 else (_inverse(other), 0.0),
+    "neg": lambda other, first: (-1.0, 0.0),
+}
+
+
+def _line(planner: Planner, step: Step, x: Stored, at: int) -> Line | None:
+    """(weight, bias) if the step is ``weight * x + bias``; `at`: which operand is x."""
+    if step.kind not in _LINES or (step.kind != "neg" and planner.shape(step) != x.shape):
+        return None
+    if step.kind == "neg":
+        return _LINES["neg"](0.0, False)
+    other = step.inputs[1 - at]
+    if other is None or (isinstance(other, str) and other not in planner.constants):
+        return None
+    value = _coefficient(planner, planner.read(other), x)
+    return None if value is None else _LINES[step.kind](value, at == 1)
+
+
+@handles("add", "sub", "mul", "div", "neg")
+def arithmetic(planner: Planner, step: Step) -> Stored:
+    """A line of one tensor, with all that follows of the kind, or an operator on two."""
+    tensors = [at for at, each in enumerate(step.inputs) if each in planner.network.values]
+    if not tensors:
+        raise Refused(f"{word(step)} of what does not depend on the input; compute it beforehand")
+    x = planner.tensor(step, tensors[0])
+    line = _line(planner, step, x, tensors[0]) if len(tensors) == 1 else None
+    if line is None:
+        return _BINARY[step.kind](planner, step)
+    weight, bias = line
+    more = planner.following()
+    while more is not None:
+        at = [position for position, each in enumerate(more.inputs) if each == planner.end]
+        line = _line(planner, more, x, at[0]) if at else None
+        if line is None:
+            break
+        planner.absorb(more)
+        weight, bias = weight * line[0], bias * line[0] + line[1]
+        more = planner.following()
+    if not all(isinstance(each, Coefficient) or math.isfinite(each) for each in (weight, bias)):
+        raise Refused(f"{word(step)} by a number that is not finite")
+    activation = planner.take_activation()
+    if (weight, bias, activation) == (1.0, 0.0, "NONE"):
+        return x
+    return Maker(planner, step, step.kind).affine(x, weight, bias, activation=activation)
+
+
+def _add(planner: Planner, step: Step) -> Stored:
     maker = Maker(planner, step, "add")
-    names = [_masked(planner, maker, step, each) for each in (first, second)]
-    return maker.add(names[0], names[1], activation=planner.take_activation())
+    first, second = (_masked(planner, maker, step, each) for each in operands(planner, step))
+    return maker.add(first, second, activation=planner.take_activation())
 
 
 def _masked(planner: Planner, maker: Maker, step: Step, operand: Operand) -> Stored | str:
     """The operand; of a mask in front of a softmax no more than what matters, so that the grid is not all mask."""
-    if not isinstance(operand, Constant):
-        assert isinstance(operand, Stored)
-        return operand
-    readers = planner.readers(step)
-    if operand.trainable or not readers or any(reader.kind != "softmax" for reader in readers):
-        return operand.name
+    named = as_operand(maker, operand)
+    if not isinstance(operand, Constant) or operand.trainable or not _only_for_softmax(planner, step):
+        return named
     return maker.derived("mask", operand.shape, lambda mask: mask.clip(min=SURELY_MASKED), operand.name)
 
 
-def shifted_and_scaled(planner: Planner, step: Step, name: str, x: Stored, weight: float, bias: float) -> Stored:
-    """``weight * x + bias`` with an activation that follows; x itself where that is all there is."""
-    if not (math.isfinite(weight) and math.isfinite(bias)):
-        raise Refused(f"{word(step)} by a number that is not finite")
-    activation = planner.take_activation()
-    if weight == 1 and bias == 0 and activation == "NONE":
-        return x
-    return Maker(planner, step, name).affine(x, weight, bias, activation=activation)
+def _only_for_softmax(planner: Planner, step: Step) -> bool:
+    """Whether nothing but softmax sees a step's result."""
+    readers = planner.readers(step)
+    return bool(readers) and all(
+        reader.kind == "softmax"
+        or (reader.kind in ("reshape", "permute", "identity", "dropout") and _only_for_softmax(planner, reader))
+        for reader in readers
+    )
 
 
-@handles("sub")
-def subtract(planner: Planner, step: Step) -> Stored:
-    first, second = operands(planner, step)
-    if isinstance(first, Stored) and isinstance(second, float):
-        return shifted_and_scaled(planner, step, "sub", first, 1.0, -second)
-    if isinstance(first, float) and isinstance(second, Stored):
-        return shifted_and_scaled(planner, step, "sub", second, -1.0, first)
+def _subtract(planner: Planner, step: Step) -> Stored:
     maker = Maker(planner, step, "sub")
-    return maker.subtract(_named(first), _named(second), activation=planner.take_activation())
+    first, second = (as_operand(maker, each) for each in operands(planner, step))
+    return maker.subtract(first, second, activation=planner.take_activation())
 
 
-@handles("mul")
-def multiply(planner: Planner, step: Step) -> Stored:
+def _multiply(planner: Planner, step: Step) -> Stored:
+    maker = Maker(planner, step, "mul")
+    first, second = (as_operand(maker, each) for each in operands(planner, step))
+    return maker.multiply(first, second, activation=planner.take_activation())
+
+
+def _divide(planner: Planner, step: Step) -> Stored:
     first, second = operands(planner, step)
-    if isinstance(first, float):
-        first, second = second, first
-    if isinstance(first, Stored) and isinstance(second, float):
-        return shifted_and_scaled(planner, step, "mul", first, second, 0.0)
-    return Maker(planner, step, "mul").multiply(_named(first), _named(second), activation=planner.take_activation())
-
-
-@handles("div")
-def divide(planner: Planner, step: Step) -> Stored:
-    first, second = operands(planner, step)
-    if isinstance(second, float):
-        if second == 0:
-            raise Refused(f"{word(step)} by 0")
-        assert isinstance(first, Stored)
-        return shifted_and_scaled(planner, step, "div", first, 1.0 / second, 0.0)
+    if second == 0:
+        raise Refused(f"{word(step)} by 0")
     maker = Maker(planner, step, "div")
-    if isinstance(second, Constant):
-        constant = maker.derived("inverse", second.shape, lambda array: 1.0 / array, second.name)
-        return maker.multiply(_named(first), constant, activation=planner.take_activation())
-    assert isinstance(second, Stored)
-    numerator = first if isinstance(first, Stored) else first.name if isinstance(first, Constant) else None
-    activation = planner.take_activation()
-    if numerator is not None:
+    if not isinstance(second, Stored):
+        name = as_operand(maker, second)
+        assert isinstance(name, str)
+        inverse: Stored | str = maker.derived("inverse", maker.shape_of(name), lambda array: 1.0 / array, name)
+    else:
+        activation = planner.take_activation()
+        if first == 1 and activation == "NONE":
+            return maker.function("reciprocal", second, nonnegative=second.nonnegative)
         inverse = maker.function("reciprocal", second, "inverse", nonnegative=second.nonnegative)
-        return maker.multiply(numerator, inverse, activation=activation)
-    assert isinstance(first, float)
-    if first == 1 and activation == "NONE":
-        return maker.function("reciprocal", second, nonnegative=second.nonnegative)
-    inverse = maker.function("reciprocal", second, "inverse", nonnegative=second.nonnegative)
-    return maker.affine(inverse, float(first), 0.0, activation=activation)
+        if isinstance(first, float):
+            return maker.affine(inverse, first, 0.0, activation=activation)
+        return maker.multiply(as_operand(maker, first), inverse, activation=activation)
+    return maker.multiply(as_operand(maker, first), inverse, activation=planner.take_activation())
 
 
-def _named(operand: Operand) -> Stored | str:
-    if isinstance(operand, Constant):
-        return operand.name
-    assert isinstance(operand, Stored)
-    return operand
+_BINARY = {"add": _add, "sub": _subtract, "mul": _multiply, "div": _divide}
+
+
+def as_operand(maker: Maker, operand: Operand) -> Stored | str:
+    """A tensor, or the name of a constant."""
+    if isinstance(operand, float):
+        return maker.array(operand, "number")
+    return operand.name if isinstance(operand, Constant) else operand
 
 
 @handles("maximum", "minimum")
@@ -161,8 +211,3 @@ def power(planner: Planner, step: Step) -> Stored:
     if exponent == 2:
         return maker.multiply(x, x)
     return maker.function("pow", x, parameters=(exponent,), nonnegative=x.nonnegative)
-
-
-@handles("neg")
-def negate(planner: Planner, step: Step) -> Stored:
-    return shifted_and_scaled(planner, step, "neg", planner.tensor(step), -1.0, 0.0)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..network import Step
-from .planner import Maker, Planner, Stored, handles
+from .planner import Coefficient, Maker, Planner, Stored, handles
 from .reduction import sum_of
 from .refusals import Refused, word
 
@@ -38,8 +38,15 @@ def _normalized(
     return maker.multiply(x, _inverse_deviation(maker, squared, axes, epsilon), part, **how)
 
 
-def _scaled(maker: Maker, x: Stored, weight: str | None, bias: str | None, activation: str) -> Stored:
-    """The last two steps: weight * x + bias."""
+def _scaled(maker: Maker, x: Stored, weight: str | None, bias: str | None, activation: str, axis: int | None) -> Stored:
+    """The last step: weight * x + bias, with one number for each channel of an axis, or for each value of some axes."""
+    if axis is not None and x.rank <= 4:
+        factor = 1.0 if weight is None else Coefficient.of(weight)
+        offset = 0.0 if bias is None else Coefficient.of(bias)
+        return maker.affine(x, factor, offset, activation=activation, channel_axis=axis)
+    if axis is not None:
+        sizes = [size if at == axis else 1 for at, size in enumerate(x.shape)]
+        weight, bias = (None if each is None else maker.reshaped(each, sizes) for each in (weight, bias))
     if weight is not None:
         last = {"activation": activation} if bias is None else {}
         x = maker.multiply(x, weight, None if bias is None else "scaled", **last)
@@ -59,7 +66,9 @@ def layer_norm(planner: Planner, step: Step) -> Stored:
     part = None if plain else "normalized"
     epsilon = float(step.attributes.get("epsilon") or 0.0)
     result = _normalized(maker, x, axes, epsilon, part, step.kind == "layer_norm", **how)
-    return _scaled(maker, result, weight, bias, activation)
+    if plain:
+        return result
+    return _scaled(maker, result, weight, bias, activation, axes[0] if len(axes) == 1 else None)
 
 
 @handles("group_norm")
@@ -88,9 +97,7 @@ def group_norm(planner: Planner, step: Step) -> Stored:
         by_group = _normalized(maker, split, (2, 3), epsilon, "by_group", **how)
         result = maker.reshape(by_group, x.shape, 0, part)
         result.channels = axis
-    sizes = [channels if at == axis else 1 for at in range(x.rank)][1 if x.batch_axis == 0 else 0 :]
-    weight, bias = (None if each is None else maker.reshaped(each, sizes) for each in (weight, bias))
-    return _scaled(maker, result, weight, bias, activation)
+    return result if plain else _scaled(maker, result, weight, bias, activation, axis)
 
 
 @handles("normalize")

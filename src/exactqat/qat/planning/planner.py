@@ -90,6 +90,47 @@ def replace_stored(x: Stored, path: str, shape: tuple[int, ...], batch_axis: int
     return Stored(path, shape, batch_axis, x.grid, x.channels if len(shape) == x.rank else None, x.high)
 
 
+@dataclass(frozen=True)
+class Coefficient:
+    """A number for each channel (or one for all) that is computed from constants."""
+
+    names: tuple[str, ...]
+    value: Callable[..., Any]
+
+    @staticmethod
+    def of(name: str) -> Coefficient:
+        """The constant itself."""
+        return Coefficient((name,), lambda array: array.reshape(-1))
+
+    def combined(self, other: float | Coefficient, function: Callable[[Any, Any], Any]) -> Coefficient:
+        """``function(self, other)``"""
+        if not isinstance(other, Coefficient):
+            return Coefficient(self.names, lambda *arrays: function(self.value(*arrays), other))
+        count = len(self.names)
+        return Coefficient(
+            self.names + other.names,
+            lambda *arrays: function(self.value(*arrays[:count]), other.value(*arrays[count:])),
+        )
+
+    def __mul__(self, other: float | Coefficient) -> Coefficient:
+        return self.combined(other, lambda a, b: a * b)
+
+    def __rmul__(self, other: float) -> Coefficient:
+        return self * other
+
+    def __add__(self, other: float | Coefficient) -> Coefficient:
+        return self.combined(other, lambda a, b: a + b)
+
+    def __radd__(self, other: float) -> Coefficient:
+        return self + other
+
+    def __neg__(self) -> Coefficient:
+        return self * -1.0
+
+    def inverse(self) -> Coefficient:
+        return self.combined(1.0, lambda a, b: b / a)
+
+
 Operand = Stored | Constant | float
 Handler = Callable[["Planner", Step], Stored]
 # By float kind, filled by `handles`.
@@ -127,9 +168,8 @@ class Planner:
         self.deployable = deployable
         self.constants: dict[str, Constant] = dict(network.constants)
         self.stored: dict[str, Stored] = {}
-        # Recurrent layers that were unrolled, by what they read; pieces of constants.
-        self.unrolled: dict[Any, Any] = {}
-        self.cut: dict[Any, str] = {}
+        # Recurrent layers that were unrolled, by what they read.
+        self.unrolled: dict[tuple[Any, ...], Any] = {}
         self.problems = Problems()
         self._drafts: list[_Draft] = []
         self._live = _live_steps(network)
@@ -139,7 +179,7 @@ class Planner:
                 self._readers.setdefault(name, []).append(step)
         self._taken: set[str] = set()
         self._modules = {step.module for step in self._live if step.module}
-        self._end = ""
+        self.end = ""
         self._absorbed: list[str] = []
         self._between: list[str] = []
 
@@ -156,7 +196,7 @@ class Planner:
         return self._finish(inputs)
 
     def _visit(self, step: Step) -> None:
-        self._end, self._absorbed, self._between = step.output, [], []
+        self.end, self._absorbed, self._between = step.output, [], []
         try:
             if step.kind not in HANDLERS:
                 raise no_operator(step)
@@ -339,20 +379,20 @@ class Planner:
     def following(self) -> Step | None:
         """The only reader of what the current step and those absorbed so far make, identities aside; else None."""
         self._between = []
-        value = self._end
+        value = self.end
         while True:
             readers = self._readers.get(value, [])
             if len(readers) != 1 or value in self.network.outputs:
                 return None
             if readers[0].kind != "identity":
-                return readers[0] if readers[0].inputs[0] == value else None
+                return readers[0] if readers[0].inputs.count(value) == 1 else None
             value = readers[0].output
             self._between.append(value)
 
     def absorb(self, step: Step) -> None:
         """Makes a step that `following` gave a part of the current one."""
         self._absorbed += [*self._between, step.output]
-        self._end = step.output
+        self.end = step.output
 
     def take_activation(self) -> str:
         """Absorbs the activation that follows, if there is one that the device fuses."""
@@ -555,8 +595,8 @@ class Maker:
     def affine(
         self,
         x: Stored,
-        weight: float,
-        bias: float,
+        weight: float | Coefficient,
+        bias: float | Coefficient,
         part: str | None = None,
         *,
         activation: str = "NONE",
@@ -579,9 +619,9 @@ class Maker:
             count, spatial = x.shape[axis], x.rank - 2
             rule = rule or self.rule(path)
             constant = replace(rule, ranges="ema", fixed_range=None, fold_batch_norm=False)
-            name = "weight" if part is None else f"{part}/weight"
-            filter_ = self.array(np.full((count, *[1] * (x.rank - 1)), weight), name)
-            offset = self.array(np.full(count, bias), name.replace("weight", "bias")) if bias else None
+            start = "" if part is None else f"{part}/"
+            filter_ = self._of_channels(weight, (count, *[1] * (x.rank - 1)), f"{start}weight")
+            offset = None if bias == 0 else self._of_channels(bias, (count,), f"{start}bias")
             attributes = {
                 "strides": (1,) * spatial,
                 "padding": ((0, 0),) * spatial,
@@ -603,11 +643,27 @@ class Maker:
             )
         if batch_norm is not None:
             raise Refused(f"batch norm on a tensor of shape {list(x.shape)}; use it on at most two spatial axes")
+        if isinstance(weight, Coefficient) or isinstance(bias, Coefficient):
+            raise AssertionError("coefficients of channels need an axis of channels")
         if not bias:
             return self.multiply(x, self.array(weight, "factor"), part, rule=rule, **last)
         if weight != 1:
             x = self.multiply(x, self.array(weight, "factor"), f"{part}_scaled" if part else "scaled")
         return self.add(x, self.array(bias, "offset"), part, rule=rule, **last)
+
+    def _of_channels(self, value: float | Coefficient, shape: tuple[int, ...], name: str) -> str:
+        """A constant with one number for each channel, [channels, 1, ...]."""
+        if not isinstance(value, Coefficient):
+            return self.array(np.full(shape, value), name)
+        ones = self.array(np.ones(shape[0]), f"{name}/ones")
+        count = len(value.names)
+        return self.derived(
+            name,
+            shape,
+            lambda *arrays: (value.value(*arrays[:count]) * arrays[count]).reshape(shape),
+            *value.names,
+            ones,
+        )
 
     def fixed_linear(self, x: Stored, matrix: np.ndarray, part: str | None = None) -> Stored:
         """A product with a matrix [out, in] of fixed numbers, over the last axis."""
@@ -623,7 +679,7 @@ class Maker:
         self, kind: str, first: Stored | str, second: Stored | str, part: str | None = None, **how: Any
     ) -> Stored:
         """An operator on two operands that broadcast."""
-        shapes = [self._shape_of(each) for each in (first, second)]
+        shapes = [self.shape_of(each) for each in (first, second)]
         shape = np.broadcast_shapes(*shapes)
         stored = [each for each in (first, second) if isinstance(each, Stored)]
         main = max(stored, key=lambda each: (each.rank, math.prod(each.shape)))
@@ -638,7 +694,7 @@ class Maker:
         return self.binary("ADD", first, second, part, **how)
 
     def multiply(self, first: Stored | str, second: Stored | str, part: str | None = None, **how: Any) -> Stored:
-        if isinstance(first, Stored) and math.prod(first.shape) < math.prod(self._shape_of(second)):
+        if isinstance(first, Stored) and math.prod(first.shape) < math.prod(self.shape_of(second)):
             # The runtimes are at their best where the second operand is the one that is repeated.
             first, second = second, first
         if isinstance(first, str):
@@ -653,7 +709,7 @@ class Maker:
         word_ = f"{part}_negated" if part else "negated"
         if isinstance(second, str):
             return self.add(
-                first, self.derived(word_, self._shape_of(second), lambda array: -array, second), part, **how
+                first, self.derived(word_, self.shape_of(second), lambda array: -array, second), part, **how
             )
         return self.add(first, self.affine(second, -1.0, 0.0, word_), part, **how)
 
@@ -667,7 +723,8 @@ class Maker:
         """A function of one value that the device looks up in a table; `name` is a kind of a network's step."""
         return self.unary("TABLE", x, part, attributes={"function": name, "parameters": tuple(parameters)}, **how)
 
-    def _shape_of(self, operand: Stored | str) -> tuple[int, ...]:
+    def shape_of(self, operand: Stored | str) -> tuple[int, ...]:
+        """Shape of a tensor or of a constant by its name."""
         return operand.shape if isinstance(operand, Stored) else self.planner.constants[operand].shape
 
     def aligned(self, x: Stored, rank: int, batch_axis: int) -> Stored:
@@ -765,7 +822,7 @@ def fused_activation(step: Step) -> str:
         unbounded = high is None or high == math.inf
         return "NONE" if low != 0 else "RELU" if unbounded else "RELU6" if high == 6 else "NONE"
     if step.kind == "maximum":
-        return "RELU" if step.inputs[1] == 0 and not isinstance(step.inputs[1], str) else "NONE"
+        return "RELU" if any(each == 0 for each in step.inputs if not isinstance(each, str)) else "NONE"
     return {"relu": "RELU", "relu6": "RELU6"}.get(step.kind, "NONE")
 
 

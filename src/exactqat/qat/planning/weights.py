@@ -164,11 +164,9 @@ def linear(planner: Planner, step: Step) -> Stored:
 def matrix_product(planner: Planner, step: Step) -> Stored:
     first, second = (planner.read(each) for each in step.inputs)
     if isinstance(first, Stored) and isinstance(second, Constant) and len(second.shape) == 2:
-        # The weight is [in, out] here.
-        last = first.rank - 1
         maker = Maker(planner, step, "matmul")
-        bias = _take_bias(planner, second.shape[1])
-        return put(maker, "FULLY_CONNECTED", first, second.name, bias, {}, last, weight_axis=1)
+        weight = maker.derived("weight", second.shape[::-1], lambda array: array.T, second.name)
+        return put(maker, "FULLY_CONNECTED", first, weight, _take_bias(planner, second.shape[1]), {}, first.rank - 1)
     if not isinstance(first, Stored) and not isinstance(second, Stored):
         raise Refused(f"{word(step)} of two operands that do not depend on the input; compute it beforehand")
     if isinstance(first, float) or isinstance(second, float):
