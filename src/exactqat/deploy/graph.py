@@ -23,7 +23,7 @@ from ..device.tensor import INDICES
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """One step: `kind` is TensorFlow Lite's name, inputs and outputs are tensor names, attributes as it is declared."""
+    """One step: `kind` is TensorFlow Lite's name, inputs and outputs are tensor names, attributes those declared."""
 
     kind: str
     inputs: tuple[str, ...]
@@ -36,8 +36,8 @@ class Graph:
     """A fully quantized network: tensors by name, operators in order of execution, names of inputs and outputs.
 
     Activations are int8 per tensor (indices: int32 or int64). Filters are int8 in -127..127, zero point 0, per channel
-    or per tensor; biases int32 [out], zero point 0, scale exactly float32(input scale * filter scale). Other constants are
-    int8 per tensor.
+    or per tensor; biases int32 [out], zero point 0, scale exactly float32(input scale * filter scale). Other constants
+    are int8 per tensor.
 
     Activations of fewer than eight bits live in int8 containers, placed so that the device's own saturation is the
     clamp of training (`place_codes` gives the placement, `Builder` follows it). Take 4 bits, codes 0..15:

@@ -167,15 +167,28 @@ class _Writer:
             self.node("DequantizeLinear", [codes, *parameters], tensor.name, **attributes)
         return tensor.name
 
-    def result(self, operator: Operator, output: Tensor, computed: str) -> None:
-        """The fused activation, then the codes of the result."""
+    def activated(self, operator: Operator, output: Tensor, computed: str) -> str:
+        """Behind the fused activation."""
         activation = operator.attributes.get("activation", "NONE")
         if activation == "RELU":
-            computed = self.node("Relu", [computed], f"{output.name}/activated")
-        elif activation == "RELU6":
+            return self.node("Relu", [computed], f"{output.name}/activated")
+        if activation == "RELU6":
             bounds = [self.constant(name, np.float32(value)) for name, value in (("zero", 0), ("six", 6))]
-            computed = self.node("Clip", [computed, *bounds], f"{output.name}/activated")
+            return self.node("Clip", [computed, *bounds], f"{output.name}/activated")
+        return computed
+
+    def result(self, operator: Operator, output: Tensor, computed: str) -> None:
+        """The fused activation, then the codes of the result."""
+        computed = self.activated(operator, output, computed)
         self.store(output.name, computed, output.quantization, output.name)
+
+    def store_indices(self, output: Tensor, computed: str) -> None:
+        """Integers that stand for themselves and lie as in the graph."""
+        dtype = self.onnx.helper.np_dtype_to_tensor_dtype(np.dtype(output.dtype))
+        if len(output.shape) == 4:
+            computed = self.node("Transpose", [computed], f"{output.name}/turned", perm=[0, 3, 1, 2])
+        codes = self.node("Cast", [computed], f"{output.name}/codes", to=dtype)
+        self.node("Identity", [codes], output.name)
 
     def order(self, rank: int) -> tuple[int, ...]:
         """The graph's axis that each of ONNX's axes holds."""
@@ -189,13 +202,37 @@ class _Writer:
         """One entry for each of the graph's axes, in ONNX's order."""
         return channels_first(tuple(entries))
 
-    def channels_last(self, real: str, rank: int, name: str) -> str:
-        """A tensor with its axes as in the graph."""
-        return self.node("Transpose", [real], name, perm=[0, 2, 3, 1]) if rank == 4 else real
+    def codes_in_graph_order(self, name: str, label: str) -> str:
+        """The codes of a tensor with its axes as in the graph."""
+        codes, rank = f"{name}/codes", len(self.graph.tensors[name].shape)
+        return self.node("Transpose", [codes], f"{label}/codes", perm=[0, 2, 3, 1]) if rank == 4 else codes
 
-    def channels_first(self, real: str, rank: int, name: str) -> str:
-        """A tensor that lies as in the graph, with its axes where ONNX has them."""
-        return self.node("Transpose", [real], name, perm=[0, 3, 1, 2]) if rank == 4 else real
+    def in_graph_order(self, name: str, label: str) -> str:
+        """A tensor as real numbers with its axes as in the graph.
+
+        Codes are moved, not real numbers: runtimes that move a Transpose of these lose zero points on the way.
+        """
+        if len(self.graph.tensors[name].shape) != 4:
+            return self.real(name)
+        parameters = self.parameters(name, self.graph.tensors[name].quantization)
+        return self.node("DequantizeLinear", [self.codes_in_graph_order(name, label), *parameters], label)
+
+    def result_in_graph_order(self, operator: Operator, output: Tensor, computed: str) -> None:
+        """As `result`, of what lies as in the graph."""
+        if len(output.shape) != 4:
+            self.result(operator, output, computed)
+            return
+        parameters = self.parameters(output.name, output.quantization)
+        computed = self.activated(operator, output, computed)
+        self.codes_to_result(output, self.node("QuantizeLinear", [computed, *parameters], f"{output.name}/unturned"))
+
+    def codes_to_result(self, output: Tensor, codes: str) -> None:
+        """Codes that lie as in the graph are the result's."""
+        if len(output.shape) == 4:
+            codes = self.node("Transpose", [codes], f"{output.name}/codes", perm=[0, 3, 1, 2])
+        else:
+            codes = self.node("Identity", [codes], f"{output.name}/codes")
+        self.node("DequantizeLinear", [codes, *self.parameters(output.name, output.quantization)], output.name)
 
 
 def channels_first(axes: Any) -> tuple[Any, ...]:

@@ -280,7 +280,10 @@ class _Micro:
         for example in range(next(iter(batch.values())).shape[0]):
             for name, position in self.inputs.items():
                 self.interpreter.set_input(np.ascontiguousarray(batch[name][example : example + 1]), position)
-            self.interpreter.invoke()
+            try:
+                self.interpreter.invoke()
+            except RuntimeError as error:
+                raise RuntimeRefusal(f"TFLite-Micro does not run the file: {error}") from error
             for name, position in self.outputs.items():
                 parts[name].append(np.array(self.interpreter.get_output(position)))
         return {name: np.concatenate(part) for name, part in parts.items()}

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from .arithmetic import Arrays, Tensors, activate, centered, same_padding, window_shape, windows
-from .operator import Attributes, Shape, need, register
+from .operator import REQUIRED, Attributes, Shape, need, register
 from .tensor import Tensor
 from .weighted import Weighted
 
@@ -125,6 +126,133 @@ class DepthwiseConv2D(Convolution):
         self.convolve_in_onnx(writer, operator, output, weights, groups)
 
 
+@register
+class TransposeConv(Weighted):
+    """Every value of the image spreads over a window of the result: filter [out, height, width, in].
+
+    output_size: height and width of the result. With VALID they are at least (size - 1) * stride + filter size; with
+    SAME, what lies beyond them is cut off as TensorFlow's SAME would pad the convolution the other way round.
+    """
+
+    kind = "TRANSPOSE_CONV"
+    attributes = {"strides": (1, 1), "padding": "VALID", "output_size": REQUIRED, "activation": "NONE"}
+    spatial = True
+    per_window_attributes = {"strides": 1, "output_size": 1}
+    version = 4
+    options = "TransposeConvOptions"
+    any_batch = False
+    order = (3, 1, 0, 2)
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        first, filter, bias = shapes
+        need(len(first) == 4 and len(filter) == 4, f"input and filter must be rank 4, got {[first, filter]}")
+        need(filter[3] == first[3], f"filter {filter} does not fit {first[3]} input channels")
+        need(bias == (filter[0],), f"bias must have shape ({filter[0]},), got {bias}")
+        sizes = tuple(attributes["output_size"])
+        need(len(sizes) == 2 and min(sizes) >= 1, f"output_size must be two positive integers, got {sizes}")
+        for size, result, window, stride in zip(first[1:3], sizes, filter[1:3], attributes["strides"], strict=True):
+            whole = (size - 1) * stride + window
+            if attributes["padding"] == "VALID":
+                fits = whole <= result < whole + stride
+                allowed = f"{whole}..{whole + stride - 1}"
+            else:
+                fits = -(-result // stride) == size
+                allowed = f"{(size - 1) * stride + 1}..{size * stride}"
+            word = attributes["padding"]
+            need(fits, f"output_size of an axis of {size} must be in {allowed} with {word}, got {result}")
+            # XNNPACK leaves it to a kernel that rounds otherwise, and VALID says the same.
+            need(whole >= result or word == "VALID", f"output_size {result} is beyond all windows: use VALID")
+        return (first[0], *sizes, filter[0])
+
+    def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
+        return math.prod(inputs[0].shape[:-1]) * math.prod(inputs[1].shape)
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        """attributes: strides, padding in pairs, output_padding, channel_axis; weight [in, out, *window]."""
+        x, weight, bias = operands
+        strides, dilations = attributes["strides"], (1,) * len(attributes["strides"])
+        padding, output_padding = attributes["padding"], attributes["output_padding"]
+        axis = attributes["channel_axis"]
+        result = primitives.conv_transpose(x, weight, bias, strides, padding, output_padding, dilations, 1, axis)
+        return activate(primitives, result, attributes)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        x, filter = centered(codes[0], inputs[0]).astype(np.float64), codes[1].astype(np.float64)
+        rows, height, width, _ = x.shape
+        (down, right), window = attributes["strides"], filter.shape[1:3]
+        whole = [
+            (size - 1) * stride + side
+            for size, stride, side in zip((height, width), (down, right), window, strict=True)
+        ]
+        spread = np.zeros((rows, *whole, filter.shape[0]))
+        for i in range(window[0]):
+            for j in range(window[1]):
+                place = spread[:, i : i + (height - 1) * down + 1 : down, j : j + (width - 1) * right + 1 : right]
+                place += x @ filter[:, i, j, :].T
+        accumulator = np.zeros((rows, *output.shape[1:]))
+        cut = [max(before - after, 0) // 2 for before, after in zip(whole, output.shape[1:3], strict=True)]
+        kept = spread[:, cut[0] : cut[0] + output.shape[1], cut[1] : cut[1] + output.shape[2]]
+        accumulator[:, : kept.shape[1], : kept.shape[2]] = kept
+        return self.requantize(accumulator, codes[2], inputs, output, attributes, profile)
+
+    def lower(self, context: Any, step: Any) -> Any:
+        """What a plan cuts off before and after is what SAME cuts off, or a slice behind VALID."""
+        path, axis = step.operands[0], step.attributes["channel_axis"]
+        codes = context.numbers.weights[step.path].codes
+        spatial = [a for a in range(len(step.shape)) if a not in (step.batch_axis, axis)]
+        unit = [1] * (2 - len(spatial))
+        strides = (*unit, *step.attributes["strides"])
+        results = (*unit, *(step.shape[a] for a in spatial))
+        cut = (*[0] * len(unit), *(before for before, _ in step.attributes["padding"]))
+        sizes = (*unit, *(context.shape(path)[a] for a in spatial))
+        windows = (*unit, *codes.shape[2:])
+        whole = tuple((n - 1) * s + w for n, s, w in zip(sizes, strides, windows, strict=True))
+        if all(
+            -(-result // stride) == size and full >= result and (full - result) // 2 == before
+            for result, stride, size, full, before in zip(results, strides, sizes, whole, cut, strict=True)
+        ):
+            return context.weighted(self, step, {"strides": strides, "padding": "SAME", "output_size": results})
+        reached = tuple(max(full, before + result) for full, before, result in zip(whole, cut, results, strict=True))
+        attributes = {"strides": strides, "padding": "VALID", "output_size": reached}
+        if reached == results:
+            return context.weighted(self, step, attributes)
+        stored = context.weighted(self, step, attributes, f"{step.path}/whole")
+        end = (before + result for before, result in zip(cut, results, strict=True))
+        name = context.builder.strided_slice(
+            stored.name, name=context.name(step.path), begin=(0, *cut, 0), end=(None, *end, None), steps=(1,) * 4
+        )
+        return type(stored)(str(name), stored.layout)
+
+    def device_filter(self, codes: np.ndarray) -> np.ndarray:
+        return codes.transpose(0, 2, 3, 1)
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {**window_options(attributes), "fusedActivationFunction": activation_option(attributes)}
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("output_shape", list(output.shape)),)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        outputs, height, width, inputs = writer.graph.tensors[operator.inputs[1]].shape
+        filter, bias = self.onnx_weights(writer, operator, (3, 0, 1, 2), (inputs, outputs, height, width), 1)
+        source, strides = writer.graph.tensors[operator.inputs[0]].shape, operator.attributes["strides"]
+        pads, more = [], []
+        for size, result, window, stride in zip(source[1:3], output.shape[1:3], (height, width), strides, strict=True):
+            total = (size - 1) * stride + window - result
+            pads.append((max(total, 0) // 2, max(total, 0) - max(total, 0) // 2))
+            more.append(max(-total, 0))
+        window = {
+            "kernel_shape": [height, width],
+            "strides": list(strides),
+            "pads": [before for before, _ in pads] + [after for _, after in pads],
+            "output_padding": more,
+        }
+        operands = [*writer.operands(operator), filter, bias]
+        writer.result(operator, output, writer.node("ConvTranspose", operands, f"{output.name}/computed", **window))
+
+
 def activation_option(attributes: Attributes) -> tuple[str, str]:
     """The fused activation for an options table."""
     return "ActivationFunctionType", attributes["activation"]
@@ -143,12 +271,14 @@ def onnx_window(input_shape: Shape, filter_size: Sequence[int], attributes: Attr
     """ONNX's attributes for filter size, strides, dilations and padding."""
     dilations = attributes.get("dilations", (1, 1))
     window: dict[str, Any] = {"kernel_shape": list(filter_size), "strides": list(attributes["strides"])}
-    if tuple(dilations) == (1, 1):
+    axes = list(zip(input_shape[1:3], filter_size, attributes["strides"], dilations, strict=True))
+    # In numbers: runtimes refuse the word beside dilations, and where a stride is larger than the window.
+    if tuple(dilations) == (1, 1) and all(stride <= side for _, side, stride, _ in axes):
         window["auto_pad"] = "SAME_UPPER" if attributes["padding"] == "SAME" else "VALID"
         return window
-    window["dilations"] = list(dilations)
-    if attributes["padding"] == "SAME":  # in numbers: runtimes refuse the word beside dilations
-        axes = zip(input_shape[1:3], filter_size, attributes["strides"], dilations, strict=True)
+    if max(dilations) > 1:
+        window["dilations"] = list(dilations)
+    if attributes["padding"] == "SAME":
         pads = [same_padding(*axis) for axis in axes]
         window["pads"] = [before for before, _ in pads] + [after for _, after in pads]
     return window

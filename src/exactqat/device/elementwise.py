@@ -137,3 +137,117 @@ class Multiply(FusedBinary):
             exact = float(scale_of(inputs[0])) * float(scale_of(inputs[1])) / float(scale_of(output))
             steps = multiply_fixed_point(product, *fixed_point(exact))
         return finish(steps, output, attributes, profile)
+
+
+@register
+class Subtract(Add):
+    """The difference; scales may differ."""
+
+    kind = "SUB"
+    options = "SubOptions"
+    onnx_kind = "Sub"
+    sign = -1
+
+
+class Extreme(Binary):
+    """The larger or the smaller of two codes on one grid."""
+
+    same_quantization = True
+    version = 2
+    options = "MaximumMinimumOptions"
+
+
+@register
+class Maximum(Extreme):
+    """The larger."""
+
+    kind = "MAXIMUM"
+    onnx_kind = "Max"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.maximum(*operands)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return np.maximum(*codes)
+
+
+@register
+class Minimum(Extreme):
+    """The smaller."""
+
+    kind = "MINIMUM"
+    onnx_kind = "Min"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.minimum(*operands)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return np.minimum(*codes)
+
+
+@register
+class SquaredDifference(Binary):
+    """The square of the difference."""
+
+    kind = "SQUARED_DIFFERENCE"
+    version = 2
+    options = "SquaredDifferenceOptions"
+    onnx_kind = "Sub"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        difference = operands[0] - operands[1]
+        return difference * difference
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        scales = [float(scale_of(tensor)) for tensor in inputs]
+        twice_larger = 2 * max(scales)
+        first, second = (
+            multiply_fixed_point(centered(code, tensor) << 7, *fixed_point(scale / twice_larger))
+            for code, tensor, scale in zip(codes, inputs, scales, strict=True)
+        )
+        square = (first - second) * (first - second)
+        multiplier = (twice_larger * twice_larger) / ((1 << 14) * float(scale_of(output)))
+        return finish(multiply_fixed_point(square, *fixed_point(multiplier)), output, attributes, "reference")
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        operands = writer.aligned(operator, len(output.shape))
+        difference = writer.node("Sub", operands, f"{output.name}/difference")
+        writer.result(operator, output, writer.node("Mul", [difference, difference], f"{output.name}/computed"))
+
+
+class Unary(DeviceOperator):
+    """One operand, its result on a grid of its own."""
+
+    onnx_kind: ClassVar[str]
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        computed = writer.node(self.onnx_kind, writer.operands(operator), f"{output.name}/computed")
+        writer.result(operator, output, computed)
+
+
+@register
+class Absolute(Unary):
+    """The magnitude."""
+
+    kind = "ABS"
+    version = 2
+    options = "AbsOptions"
+    onnx_kind = "Abs"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.abs(operands[0])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        magnitude = np.abs(centered(codes[0], inputs[0]))
+        if scale_of(inputs[0]) == scale_of(output):
+            return finish(magnitude, output, attributes, profile)
+        multiplier = float(scale_of(inputs[0]) / scale_of(output))
+        return finish(multiply_fixed_point(magnitude, *fixed_point(multiplier)), output, attributes, profile)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors, zero_point_of
+from .arithmetic import Arrays, Tensors, scale_of, zero_point_of
 from .operator import REQUIRED, Attributes, DeviceOperator, Shape, need, register
-from .tensor import Quantization, Tensor
+from .tensor import INT8_MAX, INT8_MIN, Quantization, Tensor
 
 
 class Movement(DeviceOperator):
@@ -167,16 +167,10 @@ class Reshape(Movement):
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         # The graph's order of elements is that of channels last.
-        name, (real,) = output.name, writer.operands(operator)
-        before, after = writer.graph.tensors[operator.inputs[0]].shape, output.shape
-        if len(before) == 4 and before[1:3] != (1, 1):
-            real = writer.channels_last(real, 4, f"{name}/channels_last")
-        turned = len(after) == 4 and after[1:3] != (1, 1)
-        shape = np.array([-1, *(after if turned else writer.in_order(after))[1:]], np.int64)
-        real = writer.node("Reshape", [real, writer.constant(f"{name}/shape", shape)], f"{name}/computed")
-        if turned:
-            real = writer.channels_first(real, 4, f"{name}/channels_first")
-        writer.result(operator, output, real)
+        name = output.name
+        codes = writer.codes_in_graph_order(operator.inputs[0], f"{name}/channels_last")
+        shape = writer.constant(f"{name}/shape", np.array([-1, *output.shape[1:]], np.int64))
+        writer.codes_to_result(output, writer.node("Reshape", [codes, shape], f"{name}/reshaped"))
 
 
 @register
@@ -212,12 +206,11 @@ class Transpose(Movement):
         return (("permutation", list(attributes["permutation"])),)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
-        rank = len(output.shape)
-        order = writer.order(rank)
+        order = writer.order(len(output.shape))
         # ONNX's axis k is the graph's axis order[k].
         permutation = [order.index(operator.attributes["permutation"][axis]) for axis in order]
-        computed = writer.node("Transpose", writer.operands(operator), f"{output.name}/computed", perm=permutation)
-        writer.result(operator, output, computed)
+        codes = writer.node("Transpose", [f"{operator.inputs[0]}/codes"], f"{output.name}/codes", perm=permutation)
+        writer.node("DequantizeLinear", [codes, *writer.parameters(output.name, output.quantization)], output.name)
 
 
 @register
@@ -274,3 +267,222 @@ class StridedSlice(Movement):
         constants = [writer.constant(f"{output.name}/{name}", np.array(value)) for name, value in values.items()]
         operands = [*writer.operands(operator), *constants]
         writer.result(operator, output, writer.node("Slice", operands, f"{output.name}/computed"))
+
+
+@register
+class PadV2(Movement):
+    """A constant around the tensor: the real number `value`, or None for the grid's smallest; stored on the grid."""
+
+    kind = "PADV2"
+    attributes = {"paddings": REQUIRED, "value": None}
+    per_axis_attributes = {"paddings": (0, 0)}
+    version = 2
+    options = "PadV2Options"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        return padded_shape(shapes[0], attributes["paddings"])
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        value = -math.inf if attributes["value"] is None else attributes["value"]
+        return primitives.pad(operands[0], attributes["paddings"], value)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return np.pad(codes[0], attributes["paddings"], constant_values=self.code(output, attributes))
+
+    @staticmethod
+    def code(output: Tensor, attributes: Attributes) -> int:
+        """The code of `value`: the nearest, half up as FakeQuant rounds."""
+        if attributes["value"] is None:
+            return INT8_MIN
+        steps = math.floor(np.float32(attributes["value"]) / scale_of(output) + np.float32(0.5))
+        return min(max(steps + zero_point_of(output), INT8_MIN), INT8_MAX)
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[Any]:
+        code = np.array([self.code(output, attributes)], np.int8)
+        return ("paddings", attributes["paddings"]), Tensor("value", (1,), "int8", output.quantization, code)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        amounts = onnx_paddings(writer, operator, output)
+        real = np.float32(self.code(output, operator.attributes) - zero_point_of(output)) * scale_of(output)
+        operands = [*writer.operands(operator), amounts, writer.constant(f"{output.name}/value", real)]
+        writer.result(operator, output, writer.node("Pad", operands, f"{output.name}/computed"))
+
+
+@register
+class MirrorPad(Movement):
+    """The tensor's own values around it; mode REFLECT leaves out the edge, SYMMETRIC repeats it."""
+
+    kind = "MIRROR_PAD"
+    attributes = {"paddings": REQUIRED, "mode": "REFLECT"}
+    per_axis_attributes = {"paddings": (0, 0)}
+    version = 2
+    options = "MirrorPadOptions"
+
+    def check_attributes(self, attributes: Attributes) -> None:
+        super().check_attributes(attributes)
+        mode = attributes["mode"]
+        need(mode in ("REFLECT", "SYMMETRIC"), f"mode must be REFLECT or SYMMETRIC, got {mode!r}")
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,) = shapes
+        padded = padded_shape(first, attributes["paddings"])
+        for size, pair in zip(first, attributes["paddings"], strict=True):
+            most = size - (attributes["mode"] == "REFLECT")
+            need(max(pair) <= most, f"an axis of {size} can be mirrored by {most} at most, got {pair}")
+        return padded
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.pad_reflect(operands[0], attributes["paddings"], attributes["mode"])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return mirrored(codes[0], attributes["paddings"], attributes["mode"])
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"mode": ("MirrorPadMode", attributes["mode"])}
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("paddings", attributes["paddings"]),)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        # ONNX has no SYMMETRIC: rows are gathered, which serves both.
+        real, name, source = writer.operands(operator)[0], output.name, writer.graph.tensors[operator.inputs[0]]
+        mode = operator.attributes["mode"]
+        for axis, pair in enumerate(operator.attributes["paddings"]):
+            if any(pair):
+                indices = mirrored(np.arange(source.shape[axis]), [pair], mode)
+                places = writer.constant(f"{name}/places_{axis}", indices)
+                at = writer.axis(axis, len(output.shape))
+                real = writer.node("Gather", [real, places], f"{name}/mirrored_{axis}", axis=at)
+        writer.result(operator, output, real)
+
+
+def mirrored(x: np.ndarray, paddings: Sequence[Sequence[int]], mode: str) -> np.ndarray:
+    """An array with its own values around it."""
+    return np.pad(x, paddings, mode="reflect" if mode == "REFLECT" else "symmetric")
+
+
+class Blocks(Movement):
+    """Squares of block_size * block_size values between the channels and the image, NHWC."""
+
+    attributes = {"block_size": REQUIRED}
+    spatial = True
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"blockSize": attributes["block_size"]}
+
+
+@register
+class SpaceToDepth(Blocks):
+    """Channel (row, column, c) of the result is channel c of that place in the block."""
+
+    kind = "SPACE_TO_DEPTH"
+    version = 2
+    options = "SpaceToDepthOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,), block = shapes, attributes["block_size"]
+        fits = len(first) == 4 and block >= 2 and not first[1] % block and not first[2] % block
+        need(fits, f"height and width of {first} must be multiples of a block_size of 2 or more, got {block}")
+        return first[0], first[1] // block, first[2] // block, first[3] * block * block
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        """attributes: block_size, channel_axis 1 (images [batch, channels, height, width])."""
+        (x,), block = operands, attributes["block_size"]
+        _, channels, height, width = x.shape
+        split = primitives.reshape(x, (-1, channels, height // block, block, width // block, block))
+        turned = primitives.transpose(split, (0, 3, 5, 1, 2, 4))
+        return primitives.reshape(turned, (-1, channels * block * block, height // block, width // block))
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        (x,), block = codes, attributes["block_size"]
+        rows, height, width, channels = x.shape
+        split = x.reshape(rows, height // block, block, width // block, block, channels)
+        return split.transpose(0, 1, 3, 2, 4, 5).reshape(rows, *output.shape[1:])
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        block = operator.attributes["block_size"]
+        operands = writer.operands(operator)
+        writer.result(
+            operator, output, writer.node("SpaceToDepth", operands, f"{output.name}/computed", blocksize=block)
+        )
+
+
+@register
+class DepthToSpace(Blocks):
+    """The other way round; the place in the block is the slower part of a channel's number."""
+
+    kind = "DEPTH_TO_SPACE"
+    options = "DepthToSpaceOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,), block = shapes, attributes["block_size"]
+        fits = len(first) == 4 and block >= 2 and first[3] % (block * block) == 0
+        need(fits, f"channels of {first} must be a multiple of the square of a block_size of 2 or more, got {block}")
+        return first[0], first[1] * block, first[2] * block, first[3] // (block * block)
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        """attributes: block_size, channel_axis 1 (images [batch, channels, height, width])."""
+        (x,), block = operands, attributes["block_size"]
+        _, channels, height, width = x.shape
+        kept = channels // (block * block)
+        split = primitives.reshape(x, (-1, block, block, kept, height, width))
+        turned = primitives.transpose(split, (0, 3, 4, 1, 5, 2))
+        return primitives.reshape(turned, (-1, kept, height * block, width * block))
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        (x,), block = codes, attributes["block_size"]
+        rows, height, width, channels = x.shape
+        split = x.reshape(rows, height, width, block, block, channels // (block * block))
+        return split.transpose(0, 1, 3, 2, 4, 5).reshape(rows, *output.shape[1:])
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        block = operator.attributes["block_size"]
+        operands = writer.operands(operator)
+        computed = writer.node("DepthToSpace", operands, f"{output.name}/computed", blocksize=block, mode="DCR")
+        writer.result(operator, output, computed)
+
+
+@register
+class Gather(Movement):
+    """Slices of `axis` in the order of the constant `indices`."""
+
+    kind = "GATHER"
+    attributes = {"axis": REQUIRED, "indices": REQUIRED}
+    axis_attributes = ("axis",)
+    version = 2
+    options = "GatherOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,), axis, indices = shapes, attributes["axis"], attributes["indices"]
+        need(1 <= axis < len(first), f"axis must be in 1..{len(first) - 1}, got {axis}")
+        fits = len(indices) > 0 and min(indices) >= 0 and max(indices) < first[axis]
+        need(fits, f"indices must lie in 0..{first[axis] - 1}, got {indices[:8]}")
+        return (*first[:axis], len(indices), *first[axis + 1 :])
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.gather(operands[0], attributes["indices"], attributes["axis"])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return codes[0].take(attributes["indices"], attributes["axis"])
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"axis": attributes["axis"]}
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("indices", list(attributes["indices"])),)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        places = writer.constant(f"{output.name}/places", np.array(operator.attributes["indices"], np.int64))
+        axis = writer.axis(operator.attributes["axis"], len(output.shape))
+        operands = [*writer.operands(operator), places]
+        writer.result(operator, output, writer.node("Gather", operands, f"{output.name}/computed", axis=axis))

@@ -82,7 +82,8 @@ class AveragePool2D(Pool):
 
     def counts(self, primitives: Any, x: Any, attributes: Attributes) -> Any:
         """How many values every window counts, with an axis of 1 for the batch and the channels."""
-        if attributes["padding"] != "SAME":
+        padded = any(map(any, window_arguments(x, attributes)[2]))
+        if attributes["padding"] != "SAME" or not padded:
             return float(math.prod(attributes["filter_size"]))
         spatial = spatial_axes(x, attributes)
         shape = tuple(x.shape[axis] if axis in spatial else 1 for axis in range(x.ndim))

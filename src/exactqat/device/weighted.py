@@ -106,13 +106,15 @@ class Weighted(DeviceOperator):
             steps = multiply_fixed_point(accumulator, *fixed_point(real_multiplier(inputs, output)))
         return finish(steps, output, attributes, profile)
 
-    def onnx_weights(self, writer: Any, operator: Any, axes: Sequence[int], shape: Sequence[int]) -> list[str]:
-        """The constants as real numbers, the filter's axes in ONNX's order."""
+    def onnx_weights(
+        self, writer: Any, operator: Any, axes: Sequence[int], shape: Sequence[int], channel_axis: int = 0
+    ) -> list[str]:
+        """The constants as real numbers, the filter's axes in ONNX's order, its channels at `channel_axis`."""
         filter, bias = (writer.graph.tensors[name] for name in operator.inputs[1:])
-        axis = None if filter.quantization.axis is None else 0
+        single = filter.quantization.axis is None
         return [
-            writer.dequantized(filter, filter.data.transpose(axes).reshape(shape), axis),
-            writer.dequantized(bias, bias.data, axis),
+            writer.dequantized(filter, filter.data.transpose(axes).reshape(shape), None if single else channel_axis),
+            writer.dequantized(bias, bias.data, None if single else 0),
         ]
 
 
