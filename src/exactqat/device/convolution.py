@@ -137,7 +137,7 @@ class TransposeConv(Weighted):
     kind = "TRANSPOSE_CONV"
     attributes = {"strides": (1, 1), "padding": "VALID", "output_size": REQUIRED, "activation": "NONE"}
     spatial = True
-    per_window_attributes = {"strides": 1, "output_size": 1}
+    per_window_attributes = {"strides": 1}
     version = 4
     options = "TransposeConvOptions"
     any_batch = False
