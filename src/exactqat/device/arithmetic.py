@@ -150,6 +150,16 @@ def windows(
             yield i, j, x[:, rows, columns]
 
 
+def windows_of(x: np.ndarray, filter_size: Sequence[int], attributes: Attributes, fill: int) -> np.ndarray:
+    """A view [batch, out height, out width, window height, window width, channels] of what every window meets."""
+    (height, width), (down, right) = filter_size, attributes["strides"]
+    between, beside = attributes.get("dilations", (1, 1))
+    x = padded_for_window(x, filter_size, attributes, fill)
+    reach = ((height - 1) * between + 1, (width - 1) * beside + 1)
+    met = np.lib.stride_tricks.sliding_window_view(x, reach, (1, 2))
+    return met[:, ::down, ::right, :, ::between, ::beside].transpose(0, 1, 2, 4, 5, 3)
+
+
 def broadcast_shape(shapes: Sequence[Shape]) -> Shape:
     """The shape to which all broadcast, as NumPy does it."""
     try:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors, activate, centered, same_padding, window_shape, windows
+from .arithmetic import Arrays, Tensors, activate, same_padding, window_shape, windows_of, zero_point_of
 from .operator import REQUIRED, Attributes, Shape, need, register
 from .tensor import Tensor
-from .weighted import Weighted
+from .weighted import Weighted, sums_of_products
 
 
 class Convolution(Weighted):
@@ -61,20 +61,29 @@ class Conv2D(Convolution):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
-        # float64 products and sums of these integers are exact, and BLAS is the fast way to form them.
-        x, filter = centered(codes[0], inputs[0]).astype(np.float64), codes[1].astype(np.float64)
-        accumulator = np.zeros((x.shape[0], *output.shape[1:]))
-        size = filter.shape[3]
-        groups = x.shape[3] // size
-        outputs = filter.shape[0] // groups
-        for i, j, values in windows(x, output, filter.shape[1:3], attributes, 0):
-            for group in range(groups):
-                sources, results = (
-                    slice(group * size, (group + 1) * size),
-                    slice(group * outputs, (group + 1) * outputs),
-                )
-                accumulator[..., results] += values[..., sources] @ filter[results, i, j, :].T
-        return self.requantize(accumulator, codes[2], inputs, output, attributes, profile)
+        x, filter, size = codes[0], codes[1], codes[1].shape[3]
+        outputs = filter.shape[0] * size // x.shape[3]  # of one group
+        parts = []
+        for start in range(0, x.shape[3], size):
+            first = start // size * outputs
+            matrix = filter[first : first + outputs].reshape(outputs, -1)
+            parts.append(self.sums(x[..., start : start + size], matrix, inputs, output, attributes))
+        sums = parts[0] if len(parts) == 1 else np.concatenate(parts, 3)
+        return self.requantize(sums, codes, inputs, output, attributes, profile)
+
+    @staticmethod
+    def sums(x: np.ndarray, matrix: np.ndarray, inputs: Tensors, output: Tensor, attributes: Attributes) -> np.ndarray:
+        """[batch, height, width, channels] of one group: all values that a window meets as one row of a matrix."""
+        window = inputs[1].shape[1:3]
+        rows, (height, width), channels = x.shape[0], output.shape[1:3], len(matrix)
+        if window == (1, 1) and attributes["strides"] == (1, 1):
+            return sums_of_products(x.reshape(-1, x.shape[3]), matrix).reshape(rows, height, width, channels)
+        met = windows_of(x, window, attributes, zero_point_of(inputs[0]))
+        # One image at a time: the matrix has every value as often as windows meet it.
+        results = [sums_of_products(met[row].reshape(height * width, -1), matrix) for row in range(rows)]
+        return (
+            np.stack(results).reshape(rows, height, width, channels) if rows else np.zeros((0, height, width, channels))
+        )
 
     def device_filter(self, codes: np.ndarray) -> np.ndarray:
         return codes.transpose(0, 2, 3, 1)
@@ -105,12 +114,22 @@ class DepthwiseConv2D(Convolution):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
-        x, filter = centered(codes[0], inputs[0]).astype(np.float64), codes[1].astype(np.float64)
-        x = np.repeat(x, filter.shape[3] // x.shape[3], axis=3)
-        accumulator = np.zeros((x.shape[0], *output.shape[1:]))
-        for i, j, values in windows(x, output, filter.shape[1:3], attributes, 0):
-            accumulator += values * filter[0, i, j]
-        return self.requantize(accumulator, codes[2], inputs, output, attributes, profile)
+        x, filter = codes[0], codes[1][0]
+        multiplier = filter.shape[2] // x.shape[3]
+        dtype = np.float32 if int(np.abs(filter.astype(np.int64)).sum((0, 1)).max()) < 2**17 else np.float64
+        met = windows_of(x, filter.shape[:2], attributes, zero_point_of(inputs[0]))
+        sums = np.zeros((x.shape[0], *output.shape[1:]), dtype)
+        taps = filter.astype(dtype).reshape(*filter.shape[:2], x.shape[3], multiplier)
+        # Rows of the result that stay in the core's own cache while all taps are added.
+        rows = max((1 << 15) // max(math.prod(output.shape[2:]), 1), 1)
+        for image in range(x.shape[0]):
+            for start in range(0, output.shape[1], rows):
+                total = sums[image, start : start + rows]
+                total = total.reshape(*total.shape[:2], x.shape[3], multiplier)
+                for i in range(filter.shape[0]):
+                    for j in range(filter.shape[1]):
+                        total += met[image, start : start + rows, :, i, j, :, None].astype(dtype) * taps[i, j]
+        return self.requantize(sums, codes, inputs, output, attributes, profile)
 
     def device_filter(self, codes: np.ndarray) -> np.ndarray:
         return codes.transpose(1, 2, 3, 0)
@@ -179,7 +198,9 @@ class TransposeConv(Weighted):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
-        x, filter = centered(codes[0], inputs[0]).astype(np.float64), codes[1].astype(np.float64)
+        x, filter = codes[0], codes[1]
+        # Beyond the image there is nothing, not even the zero point that sums of codes would have to be rid of.
+        offset = zero_point_of(inputs[0]) * filter.astype(np.int64).sum(3)
         rows, height, width, _ = x.shape
         (down, right), window = attributes["strides"], filter.shape[1:3]
         whole = [
@@ -187,15 +208,17 @@ class TransposeConv(Weighted):
             for size, stride, side in zip((height, width), (down, right), window, strict=True)
         ]
         spread = np.zeros((rows, *whole, filter.shape[0]))
+        flat = x.reshape(-1, x.shape[3])
         for i in range(window[0]):
             for j in range(window[1]):
                 place = spread[:, i : i + (height - 1) * down + 1 : down, j : j + (width - 1) * right + 1 : right]
-                place += x @ filter[:, i, j, :].T
-        accumulator = np.zeros((rows, *output.shape[1:]))
+                place += sums_of_products(flat, filter[:, i, j]).reshape(place.shape) - offset[:, i, j]
+        sums = np.zeros((rows, *output.shape[1:]))
         cut = [max(before - after, 0) // 2 for before, after in zip(whole, output.shape[1:3], strict=True)]
         kept = spread[:, cut[0] : cut[0] + output.shape[1], cut[1] : cut[1] + output.shape[2]]
-        accumulator[:, : kept.shape[1], : kept.shape[2]] = kept
-        return self.requantize(accumulator, codes[2], inputs, output, attributes, profile)
+        sums[:, : kept.shape[1], : kept.shape[2]] = kept + offset.sum((1, 2))
+        sums[:, kept.shape[1] :] = sums[:, :, kept.shape[2] :] = offset.sum((1, 2))
+        return self.requantize(sums, codes, inputs, output, attributes, profile)
 
     def lower(self, context: Any, step: Any) -> Any:
         """What a plan cuts off before and after is what SAME cuts off, or a slice behind VALID."""

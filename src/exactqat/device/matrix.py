@@ -24,7 +24,7 @@ from .arithmetic import (
 )
 from .operator import Attributes, DeviceOperator, Shape, is_xnnpack, need, register
 from .tensor import Tensor
-from .weighted import Weighted, real_multiplier
+from .weighted import Weighted, real_multiplier, sums_of_products
 
 
 @register
@@ -50,12 +50,15 @@ class FullyConnected(Weighted):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
-        accumulator = centered(codes[0], inputs[0]).astype(np.float64) @ codes[1].astype(np.float64).T
+        x = codes[0]
+        sums = sums_of_products(x.reshape(-1, x.shape[-1]), codes[1]).reshape(*x.shape[:-1], -1)
+        return self.requantize(sums, codes, inputs, output, attributes, profile)
+
+    def fixed_point_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
         if profile != "reference":
-            return self.requantize(accumulator, codes[2], inputs, output, attributes, profile)
+            return super().fixed_point_steps(accumulator, inputs, output, profile)
         # LiteRT's reference kernel multiplies in float64 and rounds once, unlike that of the convolutions.
-        steps = round_half_away((accumulator + codes[2]) * real_multiplier(inputs, output)).astype(np.int64)
-        return finish(steps, output, attributes, profile)
+        return round_half_away(accumulator * real_multiplier(inputs, output)).astype(np.int64)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         options = {"fusedActivationFunction": ("ActivationFunctionType", attributes["activation"])}

@@ -9,7 +9,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors, finish, fixed_point, multiply_fixed_point, scale_of, zero_point_of
+from .arithmetic import (
+    Arrays,
+    Tensors,
+    bounds,
+    finish,
+    fixed_point,
+    multiply_fixed_point,
+    scale_of,
+    zero_point_of,
+)
 from .operator import Attributes, DeviceOperator, is_xnnpack, need
 from .tensor import INT8_MAX, INT8_MIN, Quantization, Tensor
 
@@ -89,22 +98,57 @@ class Weighted(DeviceOperator):
 
     def requantize(
         self,
-        accumulator: np.ndarray,
-        bias: np.ndarray,
+        sums: np.ndarray,
+        codes: Arrays,
         inputs: Tensors,
         output: Tensor,
         attributes: Attributes,
         profile: str,
     ) -> np.ndarray:
-        """Sum of products plus bias -> codes of the result."""
-        accumulator = accumulator.astype(np.int64) + bias
-        if is_xnnpack(profile):
-            input_scale, filter_scale = (tensor.quantization.scale for tensor in inputs[:2])
-            multiplier = input_scale * filter_scale / scale_of(output)
-            steps = np.rint(accumulator.astype(np.float32) * multiplier).astype(np.int64)
+        """Codes of the result from the sums of products of *codes*: the input's zero point is still in them."""
+        filter, bias = (code.astype(np.int64) for code in codes[1:])
+        axes = tuple(axis for axis in range(filter.ndim) if axis != self.filter_axis)
+        offset = bias - zero_point_of(inputs[0]) * filter.sum(axes)
+        result = np.empty(sums.shape, np.int8)
+        flat, into = sums.reshape(-1, sums.shape[-1]), result.reshape(-1, sums.shape[-1])
+        # Few enough values at a time to stay in the core's own cache from the first step to the last.
+        rows = max(_CACHED_VALUES // max(sums.shape[-1], 1), 1)
+        exact_in_float32 = bool((filter_reach(filter, self.filter_axis, inputs[0]) + np.abs(bias)).max() < 2**24)
+        for start in range(0, len(flat), rows):
+            block = flat[start : start + rows]
+            into[start : start + rows] = self._requantized(
+                block, offset, inputs, output, attributes, profile, exact_in_float32
+            )
+        return result
+
+    def _requantized(
+        self,
+        sums: np.ndarray,
+        offset: np.ndarray,
+        inputs: Tensors,
+        output: Tensor,
+        attributes: Attributes,
+        profile: str,
+        exact_in_float32: bool,
+    ) -> np.ndarray:
+        if not is_xnnpack(profile):
+            accumulator = sums.astype(np.int64) + offset
+            return finish(self.fixed_point_steps(accumulator, inputs, output, profile), output, attributes, profile)
+        input_scale, filter_scale = (tensor.quantization.scale for tensor in inputs[:2])
+        multiplier = input_scale * filter_scale / scale_of(output)
+        if exact_in_float32 and sums.dtype == np.float32:
+            steps = sums + offset.astype(np.float32)
         else:
-            steps = multiply_fixed_point(accumulator, *fixed_point(real_multiplier(inputs, output)))
-        return finish(steps, output, attributes, profile)
+            steps = (sums.astype(np.int64) + offset).astype(np.float32)
+        steps *= multiplier
+        np.rint(steps, out=steps)
+        steps += np.float32(zero_point_of(output))
+        lowest, highest = bounds(output, attributes, profile)
+        return np.clip(steps, lowest, highest, out=steps).astype(np.int8)
+
+    def fixed_point_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
+        """Steps from the zero point where multipliers are 32-bit fixed-point numbers."""
+        return multiply_fixed_point(accumulator, *fixed_point(real_multiplier(inputs, output)))
 
     def onnx_weights(
         self, writer: Any, operator: Any, axes: Sequence[int], shape: Sequence[int], channel_axis: int = 0
@@ -116,6 +160,28 @@ class Weighted(DeviceOperator):
             writer.dequantized(filter, filter.data.transpose(axes).reshape(shape), None if single else channel_axis),
             writer.dequantized(bias, bias.data, None if single else 0),
         ]
+
+
+# Of float32, what a core's second-level cache holds beside the other things.
+_CACHED_VALUES = 1 << 15
+
+
+def sums_of_products(codes: np.ndarray, filter: np.ndarray) -> np.ndarray:
+    """Codes [rows, k] times a filter [channels, k], summed exactly: float32 where it holds every sum, else float64.
+
+    Products and sums of these integers are exact in either, in any order, and BLAS is the fast way to form them.
+    """
+    reach = int(np.abs(filter.astype(np.int64)).sum(1).max(initial=0)) * -INT8_MIN
+    if reach < 2**24:
+        return codes.astype(np.float32) @ filter.astype(np.float32).T
+    # Halves of the sum are as fast as the whole in float32, and twice as fast as the whole in float64.
+    half = filter.shape[1] // 2
+    if half == 0 or reach >= 2**31:
+        return codes.astype(np.float64) @ filter.astype(np.float64).T
+    first = sums_of_products(codes[:, :half], filter[:, :half])
+    total: np.ndarray = first.astype(np.float64)
+    total += sums_of_products(codes[:, half:], filter[:, half:])
+    return total
 
 
 def filter_reach(filter: np.ndarray, axis: int, input: Tensor) -> np.ndarray:
@@ -134,4 +200,4 @@ def real_multiplier(inputs: Tensors, output: Tensor) -> np.ndarray:
     return multiplier
 
 
-__all__ = ["Arrays", "Weighted", "filter_reach", "real_multiplier"]
+__all__ = ["Weighted", "filter_reach", "real_multiplier", "sums_of_products"]
