@@ -207,6 +207,8 @@ def square(planner: Planner, step: Step) -> Stored:
 @handles("pow")
 def power(planner: Planner, step: Step) -> Stored:
     x, exponent = planner.tensor(step), float(step.attributes["exponent"])
+    if not math.isfinite(exponent):
+        raise Refused(f"{word(step)} by a number that is not finite")
     maker = Maker(planner, step, "pow")
     if exponent == 2:
         return maker.multiply(x, x)

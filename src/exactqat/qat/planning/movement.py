@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,16 @@ MOST_PARTS = 64
 
 @handles("identity")
 def identity(planner: Planner, step: Step) -> Stored:
-    return planner.tensor(step)
+    x = planner.tensor(step)
+    if step.attributes.get("stop_gradient"):
+        return Maker(planner, step, "detach").only_in_training(x, stop_gradient=True)
+    return x
 
 
 @handles("dropout")
 def dropout(planner: Planner, step: Step) -> Stored:
     x = planner.tensor(step)
-    return Maker(planner, step, "dropout").only_in_training(x, step.attributes.get("expression"))
+    return Maker(planner, step, "dropout").only_in_training(x, expression=step.attributes.get("expression"))
 
 
 @handles("reshape")
@@ -140,14 +143,28 @@ def _runs(indices: Sequence[int]) -> list[tuple[int, int, int]]:
 @handles("slice")
 def slice_(planner: Planner, step: Step) -> Stored:
     x, attributes = planner.tensor(step), step.attributes
-    axis = int(attributes["axis"])
-    size = x.shape[axis]
-    start, stop, stride = int(attributes["start"]), min(int(attributes["stop"]), size), int(attributes["step"])
-    if (start, stop, stride) == (0, size, 1):
+    cuts = [_cut(attributes, x)]
+    more = planner.following()
+    while more is not None and more.kind == "slice":
+        cut = _cut(more.attributes, x)
+        if cut[0] in [axis for axis, *_ in cuts]:
+            break
+        planner.absorb(more)
+        cuts.append(cut)
+        more = planner.following()
+    cuts = [cut for cut in cuts if cut[1:] != (0, x.shape[cut[0]], 1)]
+    if not cuts:
         return x
-    if axis == x.batch_axis:
+    if x.batch_axis in [axis for axis, *_ in cuts]:
         raise Refused(f"{word(step)} along the batch; every example is computed by itself")
-    return Maker(planner, step, "slice").slice(x, [(axis, start, stop, stride)])
+    return Maker(planner, step, "slice").slice(x, sorted(cuts))
+
+
+def _cut(attributes: Mapping[str, Any], x: Stored) -> tuple[int, int, int, int]:
+    """(axis, start, stop, step)"""
+    axis = int(attributes["axis"])
+    stop = min(int(attributes["stop"]), x.shape[axis])
+    return axis, int(attributes["start"]), stop, int(attributes["step"])
 
 
 @handles("gather")

@@ -384,7 +384,7 @@ class Planner:
             readers = self._readers.get(value, [])
             if len(readers) != 1 or value in self.network.outputs:
                 return None
-            if readers[0].kind != "identity":
+            if readers[0].kind != "identity" or readers[0].attributes.get("stop_gradient"):
                 return readers[0] if readers[0].inputs.count(value) == 1 else None
             value = readers[0].output
             self._between.append(value)
@@ -529,12 +529,16 @@ class Maker:
         )
         return self.planner.draft(stored, step, [x])
 
-    def only_in_training(self, x: Stored, expression: Any) -> Stored:
-        """What training makes of a tensor and the device leaves as it is."""
-        path = self.name(None)
+    def only_in_training(self, x: Stored, part: str | None = None, expression: Any = None, **attributes: Any) -> Stored:
+        """What training makes of a tensor and the device leaves as it is.
+
+        Args:
+            attributes: in the place of an expression: `dropout`, a probability, or `stop_gradient`.
+        """
+        path = self.name(part)
         stored = replace_stored(x, path, x.shape, x.batch_axis)
         step = PlanStep(
-            path, "", (), {}, "", x.shape, x.batch_axis, high=x.high, expression=expression, place=self.step.place
+            path, "", (), attributes, "", x.shape, x.batch_axis, expression=expression, place=self.step.place
         )
         return self.planner.draft(stored, step, [x])
 

@@ -73,5 +73,8 @@ def word(step: Step) -> str:
 def no_operator(step: Step) -> Refused:
     """The refusal of a step for which the device has nothing."""
     name = word(step).rsplit(".", 1)[-1].lower().replace("_", "")
-    advice = _INSTEAD.get(name, "replace it by a supported one or leave it out")
-    return Refused(f"{word(step)} has no int8 operator in this library; {advice}")
+    reason = step.attributes.get("reason")
+    what = f"{word(step)}: {reason}" if reason else f"{word(step)} has no int8 operator in this library"
+    if reason and "batch" in reason:
+        return Refused(f"{what}; the device computes every example by itself")
+    return Refused(f"{what}; {_INSTEAD.get(name, 'replace it by a supported one or leave it out')}")

@@ -47,9 +47,12 @@ def attention(planner: Planner, step: Step) -> Stored:
         elif not isinstance(operand, float):
             added = maker.derived("mask", operand.shape, lambda array: array.clip(min=SURELY_MASKED), operand.name)
             scores = maker.add(scores, added, "masked")
+    dropout = float(step.attributes.get("dropout") or 0.0)
     weights = maker.unary(
         "SOFTMAX", scores, "weights", attributes={"axis": scores.rank - 1, "beta": beta}, nonnegative=True
     )
+    if dropout:
+        weights = maker.only_in_training(weights, "dropout", dropout=dropout)
     return product(maker, weights, value)
 
 
@@ -241,6 +244,8 @@ def _unroll(planner: Planner, step: Step) -> _Unrolled:
             sequence = [maker.concatenate(list(pair), 2, f"layer_{layer}_{at}_both") for at, pair in enumerate(pairs)]
         if layer + 1 < layers:
             x = sequence[0] if count == 1 else maker.concatenate(sequence, time, f"layer_{layer}")
+            if attributes.get("dropout"):
+                x = maker.only_in_training(x, f"dropout_{layer}", dropout=float(attributes["dropout"]))
     return _Unrolled(maker, time, sequence, states, memories)
 
 
