@@ -193,7 +193,7 @@ class Lowering:
     def lower_described(self, operator: DeviceOperator, step: PlanStep) -> Stored:
         """What the attributes of a declaration say: see `DeviceOperator`."""
         if step.weights is not None:
-            return self._weighted(operator, step)
+            return self.weighted(operator, step)
         if operator.spatial:
             return self._spatial(operator, step)
         return self._alike(operator, step)
@@ -283,7 +283,19 @@ class Lowering:
             source, attributes["padding"] = self._padding(source, step, attributes)
         return Stored(self.emit(operator, step, [source], attributes), layout)
 
-    def _weighted(self, operator: DeviceOperator, step: PlanStep) -> Stored:
+    def weighted(
+        self,
+        operator: DeviceOperator,
+        step: PlanStep,
+        attributes: Mapping[str, Any] | None = None,
+        name: str | None = None,
+    ) -> Stored:
+        """A step with weights.
+
+        Args:
+            attributes: those on the device, where the operator makes them of the step's in its own way.
+            name: of the result, if that is not yet what the step stores.
+        """
         weights = self.numbers.weights[step.path]
         assert step.weights is not None
         codes = np.moveaxis(weights.codes, step.weights.channel_axis, 0)
@@ -291,27 +303,28 @@ class Lowering:
         if operator.weights_follow_features:
             source, order, layout = self.features(path)
             codes = codes if order is None else codes[:, order]
-            attributes = self._device_attributes(operator, step, layout)
         else:
             layout = self.channels_last(path, step.attributes["channel_axis"])
             source = self.operand(path, layout)
             window = codes.shape[2:]
             codes = codes.reshape(*codes.shape[:2], *[1] * (2 - len(window)), *window)
-            attributes = self._device_attributes(operator, step, layout)
+        if attributes is None:
+            found = self._device_attributes(operator, step, layout)
             if "padding" in operator.attributes:
-                source, attributes["padding"] = self._padding(source, step, attributes, codes.shape[2:])
-        name = self.builder.weighted(
+                source, found["padding"] = self._padding(source, step, found, codes.shape[2:])
+            attributes = found
+        result = self.builder.weighted(
             operator.kind,
             source,
             operator.device_filter(codes),
             weights.scale,
             weights.bias,
             self.placements(step),
-            name=self.name(step.path),
+            name=self.name(name or step.path),
             **attributes,
             **({"activation": step.activation} if "activation" in operator.attributes else {}),
         )
-        return Stored(name, layout)
+        return Stored(result, layout)
 
     def _device_attributes(self, operator: DeviceOperator, step: PlanStep, layout: Layout) -> dict[str, Any]:
         """The attributes of a step with axes as they lie on the device."""
@@ -343,7 +356,7 @@ class Lowering:
         padding = attributes["padding"]
         if isinstance(padding, str):
             return source, padding
-        pads = tuple((int(before), int(after)) for before, after in padding)
+        pads = (*[(0, 0)] * (2 - len(padding)), *((int(before), int(after)) for before, after in padding))
         if not any(before or after for before, after in pads):
             return source, "VALID"
         if window is not None:

@@ -269,18 +269,18 @@ def conv_transpose(
     bias: Tensor | None,
     strides: Sequence[int],
     padding: Pairs,
+    output_padding: Sequence[int],
     dilations: Sequence[int],
-    output_padding: Sequence[int] | None = None,
     groups: int = 1,
     channel_axis: int = 1,
 ) -> Tensor:
     """weight [in, out / groups, *window]; padding: what is cut off the result before and after."""
     if channel_axis != 1:
         x = x.movedim(channel_axis, 1)
-        moved = conv_transpose(x, weight, bias, strides, padding, dilations, output_padding, groups, 1)
+        moved = conv_transpose(x, weight, bias, strides, padding, output_padding, dilations, groups, 1)
         return moved.movedim(1, channel_axis)
     pairs = [(int(before), int(after)) for before, after in padding]
-    extra = tuple(output_padding or [0] * len(pairs))
+    extra = tuple(output_padding)
     convolve = cast(Any, _TRANSPOSED[len(pairs)])
     if all(before == after for before, after in pairs):
         amounts = tuple(before for before, _ in pairs)
