@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from exactqat import cpu, reference
+from exactqat import cpu, device, reference
 from exactqat.operators import OPERATORS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -136,6 +136,56 @@ def test_the_kit_uses_public_operators_only() -> None:
     ]:
         used = inside(imports_of(path))
         assert not used & {"cpu", "triton", "reference", "operators"}, f"{path.relative_to(ROOT)} reaches into {used}"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "device").glob("*.py")), ids=lambda p: p.name)
+def test_device_operators_know_numpy_only(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            assert roots({alias.name for alias in node.names}) <= set(sys.stdlib_module_names) | {"numpy"}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level < 2, f"{path.name} reaches out of its room"
+            allowed = set(sys.stdlib_module_names) | {"numpy"}
+            assert node.level == 1 or (node.module or "").split(".")[0] in allowed, f"{path.name} imports {node.module}"
+
+
+def kinds_named(tree: ast.AST) -> set[int]:
+    """Lines on which an operator of the device is named; words for fused activations are no operators there."""
+    kinds = set(device.OPERATORS) - set(device.ACTIVATIONS)
+    return {
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in kinds
+    }
+
+
+def kinds_compared(tree: ast.AST, among: set[int] | None = None) -> set[int]:
+    """Lines on which something called `kind` is compared with anything but the table of all declarations.
+
+    among: only comparisons with something named there.
+    """
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
+            asks = any(side.split(".")[-1] == "kind" for side in sides) and sides[-1] != "OPERATORS"
+            if asks if among is None else kinds_named(node) & among:
+                found.add(node.lineno)
+    return found
+
+
+def test_device_operators_are_told_apart_in_their_declarations_only() -> None:
+    sample = ast.parse('a = step.kind == "CONV_2D"\nb = kind in TABLE\nc = kind in OPERATORS\nd = "CONV_2D"')
+    assert kinds_named(sample) == {1, 4} and kinds_compared(sample) == {1, 2}
+    assert kinds_compared(sample, kinds_named(sample)) == {1}
+    for path in [*(PACKAGE / "qat").rglob("*.py"), *(PACKAGE / "deploy").rglob("*.py")]:
+        where, tree = path.relative_to(PACKAGE), ast.parse(path.read_text())
+        told = kinds_named(tree)
+        if "planning" in where.parts:  # says which operators a step becomes, and asks nothing of them
+            told = kinds_compared(tree, told)
+        elif "deploy" in where.parts:
+            told |= kinds_compared(tree)
+        assert not told, f"{where} tells operators of the device apart on lines {sorted(told)}; ask the declaration"
 
 
 def tracked_files() -> list[Path]:

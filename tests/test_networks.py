@@ -19,17 +19,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 import torch.nn.functional as F  # noqa: E402
+from agreement import assert_exact, trained  # noqa: E402
 from torch import nn  # noqa: E402
 
 import exactqat  # noqa: E402
 from exactqat import qat  # noqa: E402
-from exactqat.deploy import EXACT, PROFILES, Graph, simulate, verify, write_tflite  # noqa: E402
-from exactqat.deploy.lower import device_codes, lower  # noqa: E402
 from exactqat.job import models  # noqa: E402
-
-# Codes of trained tensors, computed in float, that may miss those of the integers, by one: float sums in another order.
-OFF_BY_ONE = 0.005
-
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
@@ -38,70 +33,6 @@ def one_thread() -> None:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def trained(model: nn.Module, batch: torch.Tensor, *rules: qat.Rule, steps: int = 3) -> qat.PreparedModel:
-    """A few steps towards random targets, the last of them frozen."""
-    prepared = qat.prepare(model, batch, rules or [qat.Rule()])
-    qat.calibrate(prepared, [batch])
-    parameters = [parameter for parameter in prepared.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.SGD(parameters, 1e-3)
-    prepared.train()
-    for step in range(steps):
-        if step == steps - 1:
-            qat.freeze(prepared)
-        result = prepared(batch)
-        optimizer.zero_grad()
-        (result - torch.randn_like(result)).square().mean().backward()
-        optimizer.step()
-    return prepared.eval()
-
-
-def assert_exact(model: qat.PreparedModel, batch: torch.Tensor, folder: Path) -> Graph:
-    """Writes the network, runs it under every profile, compares every operator, and training with the integers."""
-    graph = lower(model, batch)
-    stored = model.stored_tensors(batch)
-    codes = device_codes(*stored["input"], graph.tensors["input"].quantization)
-    path = write_tflite(graph, folder / "model.tflite")
-    for profile in PROFILES:
-        assert all((operator.kind, profile) in EXACT for operator in graph.operators)
-        report = verify(graph, path, codes, profile)
-        assert report.differing == 0, (profile, [row for row in report.table() if row["differing"]])
-        assert [row.name for row in report.operators] == list(graph.results())
-        assert report.values >= sum(np.prod(graph.tensors[name].shape) for name in graph.results()) * len(batch)
-    assert_training_computed_it(model, batch, graph, codes)
-    return graph
-
-
-def assert_training_computed_it(model: qat.PreparedModel, batch: torch.Tensor, graph: Graph, codes: np.ndarray) -> None:
-    """Every layer of the trained network, fed with the device's own operands, gives the device's codes."""
-    layers = dict(model.layers())
-    integers = simulate(graph, codes, tensors=["input", *(name for name in layers if name != "input")])
-    real: dict[torch.fx.Node, torch.Tensor] = {}
-    with torch.no_grad():
-        for node in model.network.graph.nodes:
-            if node.op in ("placeholder", "output"):
-                continue
-            operands = [real[source] for source in node.args if isinstance(source, torch.fx.Node) and source in real]
-            if node.target in layers and node.target != "input":
-                layer = layers[node.target]
-                quantization = graph.tensors[node.target].quantization
-                computed = device_codes(layer.output_quantizer, layer(*operands), quantization).astype(np.int64)
-                difference = np.abs(computed - integers[node.target])
-                assert difference.max() <= 1, node.target
-                assert np.count_nonzero(difference) <= max(1, OFF_BY_ONE * difference.size), node.target
-            if node.target in layers:
-                real[node] = as_tensor(integers[node.target], graph.tensors[node.target].quantization)
-            elif node.op == "call_module":
-                real[node] = model.network.get_submodule(node.target)(*operands)
-            elif node.op == "call_function":
-                real[node] = node.target(*operands, *node.args[1:], **node.kwargs)
-
-
-def as_tensor(codes: np.ndarray, quantization: object) -> torch.Tensor:
-    steps = codes.astype(np.float32) - np.float32(quantization.zero_point[0])  # type: ignore[attr-defined]
-    values = torch.from_numpy(steps * quantization.scale[0])  # type: ignore[attr-defined]
-    return values.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last) if values.dim() == 4 else values
 
 
 def images(count: int, channels: int, height: int, width: int | None = None) -> torch.Tensor:

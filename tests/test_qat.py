@@ -15,9 +15,10 @@ from torch import nn  # noqa: E402
 
 from exactqat import qat  # noqa: E402
 from exactqat.deploy.graph import Graph  # noqa: E402
-from exactqat.deploy.lower import device_codes, lower  # noqa: E402
+from exactqat.deploy.lower import lower, lower_with_layouts  # noqa: E402
 from exactqat.deploy.simulate import simulate  # noqa: E402
-from exactqat.qat.layers import WeightedLayer, channel_grid  # noqa: E402
+from exactqat.deploy.values import device_codes, layer_values  # noqa: E402
+from exactqat.qat.layers import TrainingOnly, WeightedLayer, channel_grid  # noqa: E402
 from exactqat.qat.ranges import ActivationRange  # noqa: E402
 
 FIXED_INPUT = qat.Rule("input", ranges="fixed", fixed_range=(-1.0, 1.0))
@@ -69,18 +70,15 @@ def assert_device_agrees(model: qat.PreparedModel, batch: torch.Tensor, folder: 
     from exactqat.deploy.verify import verify
 
     model.eval()
-    graph = lower(model, batch)
-    stored = model.stored_tensors(batch)
-    quantizer, values = stored["input"]
-    codes = device_codes(quantizer, values, graph.tensors["input"].quantization)
-    report = verify(graph, write_tflite(graph, folder / "model.tflite"), codes)
+    lowered = lower_with_layouts(model)
+    graph, _ = lowered
+    trained = device_codes(model, batch, lowered=lowered)
+    report = verify(graph, write_tflite(graph, folder / "model.tflite"), trained["input"])
     assert report.differing == 0, report.table()
     assert report.values > 0
-    names = [name for name in stored if name != "input"]
-    integers = simulate(graph, codes, tensors=names)
-    for name in names:
-        trained = device_codes(*stored[name], graph.tensors[name].quantization).astype(int)
-        difference = np.abs(trained - integers[name])
+    integers = simulate(graph, trained["input"], tensors=[name for name in trained if name != "input"])
+    for name, codes in integers.items():
+        difference = np.abs(trained[name].astype(int) - codes)
         assert difference.max() <= 1, name
         assert (difference > 0).mean() < 0.005, name
     return graph
@@ -362,7 +360,7 @@ def test_prepare_leaves_the_model_alone_and_takes_its_weights_over() -> None:
     result.train()
     result(images()).sum().backward()
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
-    torch.testing.assert_close(result.network.stem.operation.weight, model.stem.weight, rtol=0, atol=0)
+    torch.testing.assert_close(result.stem.weight, model.stem.weight, rtol=0, atol=0)
     assert type(model.stem) is nn.Conv2d
 
 
@@ -376,7 +374,6 @@ def test_eight_bits_stay_close_to_float() -> None:
 def test_the_report_tells_noise_by_layer(tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert")
     from exactqat.deploy import verify, write_tflite
-    from exactqat.deploy.lower import layer_values
 
     batch = images(40)
     ratios = {}
@@ -384,7 +381,7 @@ def test_the_report_tells_noise_by_layer(tmp_path: Path) -> None:
         model = prepared(Residual(), batch, qat.Rule(weight_bits=bits, activation_bits=bits, ranges="min_max")).eval()
         qat.freeze(model)
         graph = lower(model, batch)
-        codes = device_codes(*model.stored_tensors(batch)["input"], graph.tensors["input"].quantization)
+        codes = device_codes(model, batch)["input"]
         before = model(batch)
         float_values, trained_values = layer_values(model, batch)
         assert torch.equal(model(batch), before), "looking at the float network must not change the quantized one"
@@ -437,9 +434,9 @@ def test_freezing_fixes_statistics_and_ranges_and_leaves_weights_to_train() -> N
     assert all(torch.equal(entry, fixed[name]) for name, entry in model.named_buffers())
     trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert {
-        "network.stem.operation.weight",
-        "network.stem.batch_norm.weight",
-        "network.stem.batch_norm.bias",
+        "stem.weight",
+        "stem_norm.weight",
+        "stem_norm.bias",
     } <= trained
     assert not any(".range." in name for name in trained)
     with pytest.raises(ValueError, match="calibrate before freeze"):
@@ -493,7 +490,7 @@ def test_folded_batch_norm_leaves_one_scale_for_each_layer(ranges: str, tmp_path
     rule = qat.Rule(weight_bits=6, per_channel=False, fold_batch_norm=True, ranges=ranges)
     model = prepared(Residual(multiplier=2), batch, rule)
     with torch.no_grad():
-        model.network.stem.batch_norm.weight[:2] = torch.tensor([0.0, -1.0])
+        model.stem_norm.weight[:2] = torch.tensor([0.0, -1.0])
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     model.train()
     for step in range(8):
@@ -518,7 +515,9 @@ def test_folded_batch_norm_is_batch_norm_but_for_the_quantized_weight() -> None:
             if isinstance(module, qat.FakeQuantize | qat.WeightFakeQuantize):
                 module.quantizing = False
         model.train()
-        model.network.dropout.eval()
+        for module in model.modules():
+            if isinstance(module, TrainingOnly):
+                module.eval()
         results.append([model(batch + shift) for shift in (0.0, 0.3)])
         results[-1].append(model.eval()(batch))
         results[-1][0].square().sum().backward()
@@ -557,7 +556,7 @@ def test_negative_zero_and_dead_channels(bits: int, tmp_path: Path) -> None:
         channel_axis = 3 if name == "filter" else 0
         by_channel = np.moveaxis(filter_.data, channel_axis, 0)
         assert not by_channel[[0, 2]].any(), "a channel with gamma = 0 holds its bias only"
-        raw = np.asarray(quantized.network.get_submodule(name).operation.weight.detach())[1]
+        raw = np.asarray(quantized.get_submodule(name).weight.detach())[1]
         codes = by_channel[1].transpose(2, 0, 1) if name != "filter" else by_channel[1]
         moved = np.abs(codes.ravel()) > 0
         assert moved.any() and np.all(np.sign(codes.ravel()[moved]) == -np.sign(raw.ravel()[moved]))
@@ -610,6 +609,6 @@ def test_lowering_asks_for_a_frozen_model_and_a_bias_that_fits() -> None:
         lower(quantized, batch)
     qat.freeze(quantized)
     with torch.no_grad():
-        quantized.network.classifier.operation.bias.fill_(1e9)
+        quantized.classifier.bias.fill_(1e9)
     with pytest.raises(ValueError, match="classifier"):
         lower(quantized, batch)

@@ -2,18 +2,19 @@
 """From a trained network to the device: a graph of integer operators, its file, its exact simulation and its proof.
 
 `graph` describes a fully quantized network, `simulate` computes it in exact integers, `tflite` writes it, `verify` runs
-the real runtime beside the simulation. Importing this package needs NumPy only; writing and running files needs
-`pip install exactqat[deploy]`.
+the real runtime beside the simulation; all are generic over the operators that `exactqat.device` declares. Importing
+this package needs NumPy only; writing and running files needs `pip install exactqat[deploy]`.
 """
 
 from .graph import Builder, Graph, Operator, Quantization, Tensor, per_tensor, place_codes
 from .onnx import verify_onnx, write_onnx
-from .simulate import EXACT, PROFILES, dequantize, quantize, simulate
+from .simulate import EXACT, MEASURED, PROFILES, dequantize, quantize, simulate
 from .tflite import write_tflite
-from .verify import Report, verify
+from .verify import Report, profiles_here, verify
 
 __all__ = [
     "EXACT",
+    "MEASURED",
     "PROFILES",
     "Builder",
     "Graph",
@@ -24,6 +25,7 @@ __all__ = [
     "dequantize",
     "per_tensor",
     "place_codes",
+    "profiles_here",
     "quantize",
     "simulate",
     "verify",

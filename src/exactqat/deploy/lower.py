@@ -1,220 +1,539 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lowers a prepared and frozen PyTorch model to the graph of integer operators that the device runs.
+"""Lowers a trained plan to the graph of integer operators that the device runs.
 
-Nothing is decided here that training did not see: weight codes, scales and bias codes are read from the layers' own
-grids.
+Nothing is decided here that training did not see: weight codes, scales and bias codes are what training left behind.
+What is decided is where axes lie. A plan counts axes in the user's order; on the device the batch comes first and
+convolutions want their channels last. Every tensor carries its `Layout`, so that a permutation costs nothing by itself,
+and a TRANSPOSE stands only where an operator needs axes elsewhere.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, fx
 
-from ..qat.layers import (
-    Pads,
-    QuantizedAdd,
-    QuantizedConcatenation,
-    QuantizedInput,
-    QuantizedLayer,
-    QuantizedMaxPool,
-    QuantizedMean,
-    QuantizedMultiply,
-    QuantizedPool,
-    WeightedLayer,
-)
-from ..qat.modules import Conv2d, DepthwiseConv2d, FakeQuantize
-from ..qat.prepare import PreparedModel
-from .graph import Builder, Graph, Quantization, place_codes, same_padding
+from ..device import OPERATORS
+from ..device.operator import DeviceOperator, Layout
+from ..qat.plan import Numbers, Plan, PlanInput, PlanStep
+from .graph import Builder, Graph, Quantization, per_tensor, place_codes, same_padding
+
+# A factor that no size has, for the axis of the batch: sizes alone do not tell it from others.
+_BATCH = 1_000_003
 
 
-def placements(quantizer: FakeQuantize, activation: str = "NONE") -> tuple[Quantization, ...]:
-    """Where the device stores the codes of a quantizer; the last one is how readers see the tensor."""
-    scale, zero_point = quantizer.scale_and_zero_point()
-    return place_codes(scale, zero_point, quantizer.bits, activation)
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of the graph and where the user's axes lie in it."""
+
+    name: str
+    layout: Layout
 
 
-def device_codes(quantizer: FakeQuantize, values: Tensor, quantization: Quantization) -> np.ndarray:
-    """int8 codes, channels last, of what a quantizer's forward gave in PyTorch's layout."""
-    _, zero_point = quantizer.scale_and_zero_point()
-    codes = quantizer.codes(values) - zero_point + int(quantization.zero_point[0])
-    return (codes.transpose(0, 2, 3, 1) if codes.ndim == 4 else codes).astype(np.int8)
+@dataclass
+class _Result:
+    """What one step stores, in all the forms that readers asked for."""
+
+    shape: tuple[int, ...]
+    batch_axis: int
+    first: Stored | None = None
+    forms: dict[tuple[int, ...], str] = field(default_factory=dict)
+    # What was only reshaped is made when a reader asks for it: some take its features in the device's order.
+    pending: _Reshape | None = None
 
 
-def layer_values(model: PreparedModel, features: Tensor) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """What the float and the fake-quantized network store, by tensor name, channels last: for `verify`.
-
-    The float network is the one with the same weights, without quantization.
-    """
-
-    def channels_last(values: Tensor) -> np.ndarray:
-        array = values.detach().cpu().numpy()
-        return array.transpose(0, 2, 3, 1) if array.ndim == 4 else array
-
-    trained = {name: channels_last(values) for name, (_, values) in model.stored_tensors(features).items()}
-    return {name: channels_last(values) for name, values in model.float_tensors(features).items()}, trained
+@dataclass(frozen=True)
+class _Reshape:
+    source: str
+    path: str
 
 
-def lower(model: PreparedModel, example_input: Tensor) -> Graph:
+def lower(model: Any, example_input: Any = None) -> Graph:
     """The integer graph of a frozen model.
 
     Args:
         model: prepared and frozen.
-        example_input: a batch of the shape the device will get; its values do not matter.
+        example_input: not needed any more; taken for callers that still give it.
 
     Returns:
         The graph. Every layer's stored tensor carries the layer's path as its name, "input" the network's input.
 
     Raises:
+        TypeError: the model was not prepared.
         ValueError: the model is not frozen, or a layer does not fit the device's integers (the message names it).
     """
-    if not isinstance(model, PreparedModel):
+    return lower_with_layouts(model)[0]
+
+
+def lower_with_layouts(model: Any) -> tuple[Graph, dict[str, Layout]]:
+    """As `lower`, and by path of the plan where the axes of each stored tensor lie."""
+    plan = getattr(model, "plan", None)
+    if not isinstance(plan, Plan):
         raise TypeError(f"model must come from exactqat.qat.prepare, got {type(model).__name__}")
     if not model.frozen:
         raise ValueError("model must be frozen before it is lowered: call exactqat.qat.freeze and train its last phase")
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            fx.passes.shape_prop.ShapeProp(model.network).propagate(example_input)
-            return _Lowering(model).run()
-    finally:
-        model.train(was_training)
+    lowering = Lowering(plan, model.numbers())
+    graph = lowering.run()
+    return graph, lowering.layouts()
 
 
-class _Lowering:
-    def __init__(self, model: PreparedModel) -> None:
-        self.network = model.network
+def on_device(values: np.ndarray, layout: Layout) -> np.ndarray:
+    """An array in the user's order of axes as it lies on the device."""
+    present = [axis for axis in layout.axes if axis >= 0]
+    turned = np.transpose(values, present)
+    units = tuple(position for position, axis in enumerate(layout.axes) if axis < 0)
+    return np.expand_dims(turned, units)
+
+
+class Lowering:
+    """One walk over the plan. Declarations with a `lower` of their own use the methods without underscore."""
+
+    def __init__(self, plan: Plan, numbers: Numbers) -> None:
+        self.plan = plan
+        self.numbers = numbers
         self.builder = Builder()
-        self.names: dict[fx.Node, str] = {}
-        # [channels, height, width] before a flatten: the next Linear's columns must follow the device's order.
-        self.flattened: dict[fx.Node, tuple[int, ...]] = {}
+        self.results: dict[str, _Result] = {}
+        self._names: set[str] = set()
+        self._reshapes: dict[tuple[str, tuple[int, ...]], str] = {}
+        self._reshaped_from: dict[str, str] = {}
 
     def run(self) -> Graph:
-        for node in self.network.graph.nodes:
-            if node.op == "output":
-                return self.builder.graph([self.names[cast(fx.Node, node.args[0])]])
-            if node.op == "call_module":
-                module = self.network.get_submodule(str(node.target))
-                if isinstance(module, QuantizedLayer):
-                    self.names[node] = self._layer(node, module)
-                else:
-                    self._pass_through(node)
-            elif node.op == "call_function" and node.target is torch.flatten:
-                self._flatten(node)
-            elif node.op in ("call_function", "call_method"):
-                self._pass_through(node)
-        raise AssertionError("a traced graph ends with an output")
+        for each in self.plan.inputs:
+            self._input(each)
+        for step in self.plan.steps:
+            if step.outside:
+                continue
+            if step.expression is not None or not step.kind:
+                self.results[step.path] = self.results[step.operands[0]]
+            elif step.batch_axis is not None:
+                stored = OPERATORS[step.kind].lower(self, step)
+                if stored is not None:
+                    self._enter(step.path, step.shape, step.batch_axis, stored)
+        return self.builder.graph([self._output(path) for path in self.plan.device_outputs])
 
-    def _source(self, node: fx.Node, position: int = 0) -> fx.Node:
-        return cast(fx.Node, node.args[position])
+    def layouts(self) -> dict[str, Layout]:
+        """Where the axes of all tensors lie that carry the name of their path."""
+        found = {}
+        for path, result in self.results.items():
+            if result.first is not None and result.first.name == path:
+                found[path] = result.first.layout
+        return found
 
-    def _shape(self, node: fx.Node) -> tuple[int, ...]:
-        return tuple(node.meta["tensor_meta"].shape)
+    # --- what a step reads ------------------------------------------------------------------------------------------
 
-    def _pass_through(self, node: fx.Node) -> None:
-        source = self._source(node)
-        self.names[node] = self.names[source]
-        if source in self.flattened:
-            self.flattened[node] = self.flattened[source]
+    def layout(self, path: str) -> Layout:
+        """Where the axes of a stored tensor lie."""
+        return self._first(path).layout
 
-    def _flatten(self, node: fx.Node) -> None:
-        source = self._source(node)
-        shape = self._shape(source)
-        if len(shape) == 2:
-            self._pass_through(node)
-            return
-        features = int(np.prod(shape[1:]))
-        self.names[node] = self.builder.reshape(
-            self.names[source], (1, features), name=f"{self.names[source]}/{node.name}"
-        )
-        self.flattened[node] = shape[1:]
+    def shape(self, path: str) -> tuple[int, ...]:
+        """The user's shape of a stored tensor, for a batch of one."""
+        return self.results[path].shape
 
-    def _layer(self, node: fx.Node, layer: QuantizedLayer) -> str:
-        path = str(node.target)
-        output = placements(layer.output_quantizer, layer.activation)
-        if isinstance(layer, QuantizedInput):
-            shape = self._shape(node)
-            device_shape = (1, *shape[2:], shape[1]) if len(shape) == 4 else (1, *shape[1:])
-            return self.builder.input(path, device_shape, output[-1])
-        sources = [self.names[cast(fx.Node, source)] for source in node.args]
-        if isinstance(layer, QuantizedAdd):
-            return self.builder.add(sources[0], sources[1], output, name=path, activation=layer.activation)
-        if isinstance(layer, QuantizedMean):
-            return self.builder.mean(sources[0], output, name=path, keep_dims=layer.keep_dims)
-        if isinstance(layer, QuantizedMultiply):
-            return self.builder.mul(sources[0], sources[1], output, name=path, activation=layer.activation)
-        if isinstance(layer, QuantizedConcatenation):
-            stored = self.builder.tensor(sources[0]).quantization
-            return self.builder.concatenation(sources, stored, name=path, axis=len(self._shape(node)) - 1)
-        if isinstance(layer, QuantizedPool):
-            return self._pool(path, layer, sources[0])
-        assert isinstance(layer, WeightedLayer)
-        return self._weighted(node, path, layer, sources[0], output)
+    def operand(self, path: str, layout: Layout) -> str:
+        """Name of the tensor with its axes where they are wanted; moves them if need be."""
+        result = self.results[path]
+        first = self._first(path)
+        name = result.forms.get(layout.axes)
+        if name is None:
+            name = self._move(result, first, layout)
+            result.forms[layout.axes] = name
+        return name
 
-    def _pool(self, path: str, layer: QuantizedPool, source: str) -> str:
-        padding = layer.padding
-        if not isinstance(padding, str):
-            source, padding = self._pad(path, source, padding), "VALID"
-        method = self.builder.max_pool_2d if isinstance(layer, QuantizedMaxPool) else self.builder.average_pool_2d
-        return method(source, name=path, filter_size=layer.window, strides=layer.strides, padding=padding)
+    def features(self, path: str) -> tuple[str, np.ndarray | None, Layout]:
+        """A tensor with its features last, in any order, and that order (None: the user's).
 
-    def _pad(self, path: str, source: str, pads: Pads) -> str:
-        return self.builder.pad(source, ((0, 0), *pads, (0, 0)), name=f"{path}/padded")
+        What was flattened need not be moved for a reader whose weights can follow the device's order.
+        """
+        result = self.results[path]
+        rank = len(result.shape)
+        if result.pending is not None:
+            source, stored = self.results[result.pending.source], self._first(result.pending.source)
+            *groups, (joined, made) = _groups(source.shape, source.batch_axis, result.shape, result.batch_axis)
+            now = _without_units(stored.layout.axes, source.shape, source.batch_axis)
+            head = [axis for group, _ in groups for axis in group]
+            if made == (rank - 1,) and result.batch_axis == 0 and now[: len(head)] == head and len(joined) > 1:
+                sizes = [source.shape[axis] for axis in joined]
+                order = np.arange(math.prod(sizes)).reshape(sizes)
+                order = order.transpose([joined.index(axis) for axis in now[len(head) :]]).reshape(-1)
+                name = self._reshape(stored.name, result.shape, f"{stored.name}/{_last(result.pending.path)}")
+                return name, order, Layout(tuple(range(rank)))
+        layout = _with_last(self._first(path).layout, rank, (rank - 1,))
+        return self.operand(path, layout), None, layout
 
-    def _weighted(
-        self, node: fx.Node, path: str, layer: WeightedLayer, source: str, output: tuple[Quantization, ...]
+    def channels_last(self, path: str, channel_axis: int) -> Layout:
+        """[batch, height, width, channels] of a tensor of the user; absent spatial axes are of size 1."""
+        result = self.results[path]
+        rank = len(result.shape)
+        spatial = [axis for axis in range(rank) if axis not in (result.batch_axis, channel_axis)]
+        if len(spatial) > 2:
+            raise ValueError(f"{path!r} has {len(spatial)} spatial axes; the device's operators take at most 2")
+        return Layout((result.batch_axis, *[-1] * (2 - len(spatial)), *spatial, channel_axis))
+
+    # --- what a step stores -----------------------------------------------------------------------------------------
+
+    def placements(self, step: PlanStep | PlanInput) -> tuple[Quantization, ...]:
+        """Where the codes of a tensor stand; the last placement is how readers see it."""
+        grid = self.plan.grids[step.grid]
+        if grid.fixed is not None:
+            return (per_tensor(*grid.fixed),)
+        scale, zero_point = self.numbers.grids[step.grid]
+        return place_codes(scale, zero_point, grid.bits, getattr(step, "activation", "NONE"))
+
+    def stored_placement(self, step: PlanStep) -> Quantization:
+        """Where the codes of a tensor stand that takes over codes of its operands."""
+        grid = self.plan.grids[step.grid]
+        if grid.fixed is not None:
+            return per_tensor(*grid.fixed)
+        scale, zero_point = self.numbers.grids[step.grid]
+        return place_codes(scale, zero_point, grid.bits, "RELU" if step.high else "NONE")[-1]
+
+    def lower_described(self, operator: DeviceOperator, step: PlanStep) -> Stored:
+        """What the attributes of a declaration say: see `DeviceOperator`."""
+        if step.weights is not None:
+            return self.weighted(operator, step)
+        if operator.spatial:
+            return self._spatial(operator, step)
+        return self._alike(operator, step)
+
+    def name(self, wanted: str) -> str:
+        """A free name for a tensor."""
+        number, name = 1, wanted
+        while name in self._names:
+            number += 1
+            name = f"{wanted}_{number}"
+        self._names.add(name)
+        return name
+
+    def emit(
+        self, operator: DeviceOperator, step: PlanStep, operands: Sequence[str], attributes: Mapping[str, Any]
     ) -> str:
-        grid = layer.grid()
-        codes = layer.weight_quantizer.codes(layer.stored_weight())
-        signs = np.sign(grid.factor.detach().cpu().numpy()).astype(np.int64)
-        codes = codes * signs.reshape(-1, *[1] * (codes.ndim - 1))
-        scales = grid.weight_scale.detach().cpu().numpy()
-        one_scale = not layer.weight_quantizer.rule.per_channel and bool(np.all(scales == scales[0]))
-        common: dict[str, Any] = {
-            "filter_scale": scales[:1] if one_scale else scales,
-            "bias": grid.bias_code.detach().cpu().numpy().astype(np.float64),
-            "output": output,
-            "name": path,
-            "activation": layer.activation,
-        }
-        if not isinstance(layer.operation, Conv2d):
-            filter_ = self._device_columns(node, codes)
-            return self.builder.fully_connected(source, filter_, **common)
-        source, padding = self._padding(node, path, layer.operation, source)
-        common.update(strides=layer.operation.stride, padding=padding, dilations=layer.operation.dilation)
-        if isinstance(layer.operation, DepthwiseConv2d):
-            # [channels * multiplier, 1, height, width] to [1, height, width, channels * multiplier]
-            filter_ = codes.transpose(1, 2, 3, 0)
-            if len(self._shape(node)) == 4:
-                return self.builder.depthwise_conv_2d(source, filter_, **common)
-            features = filter_.shape[3]
-            image = self.builder.reshape(source, (1, 1, 1, features), name=f"{path}/as_image")
-            common["name"] = f"{path}/of_image"
-            result = self.builder.depthwise_conv_2d(image, filter_, **common)
-            return self.builder.reshape(result, (1, features), name=path)
-        return self.builder.conv_2d(source, codes.transpose(0, 2, 3, 1), **common)
+        """Adds the operator of a step; its result is stored as the plan says."""
+        if operator.same_quantization:
+            target = self.stored_placement(step)
+            operands = [self.on_grid(name, target, f"{step.path}/requantized_{i}") for i, name in enumerate(operands)]
+            output: Any = target
+        else:
+            output = self.placements(step)
+        if "activation" in operator.attributes:
+            attributes = {**attributes, "activation": step.activation}
+        name = self.name(step.path)
+        return str(self.builder.operator(operator.kind, tuple(operands), output, name=name, **attributes))
 
-    def _device_columns(self, node: fx.Node, codes: np.ndarray) -> np.ndarray:
-        shape = self.flattened.get(self._source(node))
-        if shape is None or len(shape) != 3:
-            return codes
-        return codes.reshape(-1, *shape).transpose(0, 2, 3, 1).reshape(codes.shape)
+    def on_grid(self, name: str, quantization: Quantization, wanted_name: str) -> str:
+        """The tensor with other placed codes, shifted if need be; constants and equal ones stay."""
+        tensor = self.builder.tensor(name)
+        if tensor.data is not None or tensor.quantization.equals(quantization):
+            return name
+        return str(self.builder.quantize(name, quantization, name=self.name(wanted_name)))
 
-    def _padding(self, node: fx.Node, path: str, operation: Conv2d, source: str) -> tuple[str, str]:
-        """The input (padded if need be) and the device's padding word that give the convolution's own zeros."""
-        height, width = self._shape(self._source(node))[2:] or (1, 1)
-        pads = operation.pads(height, width)
-        if not any(pads[0] + pads[1]):
-            return source, "VALID"
-        same = tuple(
-            same_padding(size, kernel, stride, dilation)
-            for size, kernel, stride, dilation in zip(
-                (height, width), operation.kernel_size, operation.stride, operation.dilation, strict=True
-            )
+    def constant(self, step: PlanStep, position: int, layout: Layout, rank: int) -> str:
+        """A constant operand with its axes where those of the result lie."""
+        codes, scale = self.numbers.constants[(step.path, position)]
+        codes = codes.reshape((1,) * (rank - codes.ndim) + codes.shape)
+        quantization = per_tensor(scale, 0)
+        if OPERATORS[step.kind].same_quantization:
+            quantization = self.stored_placement(step)
+            codes = codes + int(quantization.zero_point[0])
+        name = self.name(f"{step.path}/{step.operands[position]}")
+        return self.builder.constant(name, on_device(codes, layout).astype(np.int8), quantization)
+
+    # --- the ways of describing an operator -------------------------------------------------------------------------
+
+    def _alike(self, operator: DeviceOperator, step: PlanStep) -> Stored:
+        """Operands broadcast, or lie alike; axes stand in the attributes."""
+        computed = [path for path in step.operands if path in self.results]
+        rank = max(
+            len(self.shape(path)) if path in self.results else self.numbers.constants[(step.path, position)][0].ndim
+            for position, path in enumerate(step.operands)
         )
-        if pads == same:
-            return source, "SAME"
-        return self._pad(path, source, pads), "VALID"
+        main = max(computed, key=lambda path: (len(self.shape(path)) == rank, math.prod(self.shape(path))))
+        layout = self._whole(self.layout(main), self.results[main], rank)
+        trailing = operator.trailing(rank, step.attributes)
+        if trailing:
+            layout = _with_last(layout, rank, trailing)
+        names = []
+        for position, path in enumerate(step.operands):
+            if path in self.results:
+                names.append(self.operand(path, _restricted(layout, rank, len(self.shape(path)))))
+            else:
+                names.append(self.constant(step, position, layout, rank))
+        attributes = self._device_attributes(operator, step, layout)
+        name = self.emit(operator, step, names, attributes)
+        removed = operator.removed_axes(step.attributes)
+        kept = [axis for axis in layout.axes if axis not in removed]
+        return Stored(name, Layout(tuple(axis - sum(gone < axis for gone in removed) for axis in kept)))
+
+    def _whole(self, layout: Layout, result: _Result, rank: int) -> Layout:
+        """The layout in terms of the axes of a result of `rank` axes, to which the operand's are aligned at the end."""
+        shift = rank - len(result.shape)
+        if not shift:
+            return layout
+        axes = [axis + shift if axis >= 0 else -1 for axis in layout.axes]
+        return Layout((axes[0], *range(shift), *axes[1:]))
+
+    def _spatial(self, operator: DeviceOperator, step: PlanStep) -> Stored:
+        path = step.operands[0]
+        layout = self.channels_last(path, step.attributes["channel_axis"])
+        source = self.operand(path, layout)
+        attributes = self._device_attributes(operator, step, layout)
+        if "padding" in attributes:
+            source, attributes["padding"] = self._padding(source, step, attributes)
+        return Stored(self.emit(operator, step, [source], attributes), layout)
+
+    def weighted(
+        self,
+        operator: DeviceOperator,
+        step: PlanStep,
+        attributes: Mapping[str, Any] | None = None,
+        name: str | None = None,
+    ) -> Stored:
+        """A step with weights.
+
+        Args:
+            attributes: those on the device, where the operator makes them of the step's in its own way.
+            name: of the result, if that is not yet what the step stores.
+        """
+        weights = self.numbers.weights[step.path]
+        assert step.weights is not None
+        codes = np.moveaxis(weights.codes, step.weights.channel_axis, 0)
+        path = step.operands[0]
+        if operator.weights_follow_features:
+            source, order, layout = self.features(path)
+            codes = codes if order is None else codes[:, order]
+        else:
+            layout = self.channels_last(path, step.attributes["channel_axis"])
+            source = self.operand(path, layout)
+            window = codes.shape[2:]
+            codes = codes.reshape(*codes.shape[:2], *[1] * (2 - len(window)), *window)
+        if attributes is None:
+            found = self._device_attributes(operator, step, layout)
+            if "padding" in operator.attributes:
+                source, found["padding"] = self._padding(source, step, found, codes.shape[2:])
+            attributes = found
+        result = self.builder.weighted(
+            operator.kind,
+            source,
+            operator.device_filter(codes),
+            weights.scale,
+            weights.bias,
+            self.placements(step),
+            name=self.name(name or step.path),
+            **attributes,
+            **({"activation": step.activation} if "activation" in operator.attributes else {}),
+        )
+        return Stored(result, layout)
+
+    def _device_attributes(self, operator: DeviceOperator, step: PlanStep, layout: Layout) -> dict[str, Any]:
+        """The attributes of a step with axes as they lie on the device."""
+        attributes: dict[str, Any] = {}
+        for key in operator.attributes:
+            if key not in step.attributes or key == "activation":
+                continue
+            value = step.attributes[key]
+            if key in operator.axis_attributes:
+                several = isinstance(value, Sequence)
+                places = tuple(layout.axes.index(axis) for axis in (value if several else (value,)))
+                value = tuple(sorted(places)) if several else places[0]
+            elif key in operator.per_axis_attributes:
+                unit = operator.per_axis_attributes[key]
+                value = tuple(value[axis] if axis >= 0 else unit for axis in layout.axes)
+            elif key in operator.per_window_attributes and not isinstance(value, str):
+                unit = operator.per_window_attributes[key]
+                value = (*[unit] * (2 - len(value)), *value)
+            attributes[key] = value
+        return attributes
+
+    def _padding(
+        self, source: str, step: PlanStep, attributes: Mapping[str, Any], window: Sequence[int] | None = None
+    ) -> tuple[str, str]:
+        """The operand (padded if need be) and the device's word for the padding that a step asks for.
+
+        With the `window` of a filter, SAME is as good as zeros; without one these zeros are values like any other.
+        """
+        padding = attributes["padding"]
+        if isinstance(padding, str):
+            return source, padding
+        pads = (*[(0, 0)] * (2 - len(padding)), *((int(before), int(after)) for before, after in padding))
+        if not any(before or after for before, after in pads):
+            return source, "VALID"
+        if window is not None:
+            sizes = self.builder.tensor(source).shape[1:3]
+            axes = zip(sizes, window, attributes["strides"], attributes.get("dilations", (1, 1)), strict=True)
+            if pads == tuple(same_padding(*axis) for axis in axes):
+                return source, "SAME"
+        return self.builder.pad(source, ((0, 0), *pads, (0, 0)), name=self.name(f"{step.path}/padded")), "VALID"
+
+    # --- moving axes ------------------------------------------------------------------------------------------------
+
+    def rename_axes(self, step: PlanStep, axes: Sequence[int]) -> Stored:
+        """A permutation: nothing moves, the user only counts the axes of the same tensor otherwise."""
+        first = self._first(step.operands[0])
+        moved = tuple(axes.index(axis) if axis >= 0 else -1 for axis in first.layout.axes)
+        return Stored(first.name, Layout(moved))
+
+    def reshape(self, step: PlanStep) -> None:
+        """Another shape of the same elements, made when somebody reads it."""
+        pending = _Reshape(step.operands[0], step.path)
+        self.results[step.path] = _Result(step.shape, step.batch_axis, pending=pending)
+
+    def _first(self, path: str) -> Stored:
+        result = self.results[path]
+        if result.first is None:
+            assert result.pending is not None
+            result.first = self._reshaped(result, result.pending)
+            result.forms[result.first.layout.axes] = result.first.name
+        return result.first
+
+    def _reshaped(self, result: _Result, pending: _Reshape) -> Stored:
+        source = self.results[pending.source]
+        stored = self._first(pending.source)
+        groups = _groups(source.shape, source.batch_axis, result.shape, result.batch_axis)
+        for taken, made in groups:
+            if source.batch_axis in taken and (taken[0], made[0]) != (source.batch_axis, result.batch_axis):
+                raise ValueError(f"{pending.path!r} joins other axes in front of the batch's, which must come first")
+        place = {axis: position for position, axis in enumerate(stored.layout.axes) if axis >= 0}
+        # Axes that are split or joined must be neighbours in the user's order; the groups stay where they are.
+        ordered = sorted(groups, key=lambda g: (source.batch_axis not in g[0], min(place[axis] for axis in g[0])))
+        wanted = [axis for group in ordered for axis in group[0]]
+        now = _without_units(stored.layout.axes, source.shape, source.batch_axis)
+        name = stored.name
+        if now != wanted:
+            name = self.operand(pending.source, Layout(tuple(wanted)))
+        axes = [axis for group in ordered for axis in group[1]]
+        for axis in range(len(result.shape)):
+            if axis not in axes:  # of size 1: before the axis that follows it
+                following = [position for position, other in enumerate(axes) if other > axis and position > 0]
+                axes.insert(min(following, default=len(axes)), axis)
+        layout = Layout(tuple(axes))
+        shape = tuple(result.shape[axis] for axis in axes)
+        return Stored(self._reshape(name, shape, f"{name}/{_last(pending.path)}"), layout)
+
+    def _move(self, result: _Result, first: Stored, layout: Layout) -> str:
+        """TRANSPOSE where axes of more than one element change places, RESHAPE where only others do."""
+
+        def sizes(axes: Sequence[int]) -> tuple[int, ...]:
+            return tuple(result.shape[axis] if axis >= 0 else 1 for axis in axes)
+
+        now = _without_units(first.layout.axes, result.shape, result.batch_axis)
+        wanted = _without_units(layout.axes, result.shape, result.batch_axis)
+        name = first.name
+        if now != wanted:
+            if sorted(first.layout.axes) == sorted(layout.axes) and len(set(layout.axes)) == len(layout.axes):
+                return self._transpose(name, [first.layout.axes.index(axis) for axis in layout.axes])
+            name = self._reshape(name, sizes(now), f"{first.name}/as_{'x'.join(map(str, sizes(now)))}")
+            name = self._transpose(name, [now.index(axis) for axis in wanted])
+        return self._reshape(name, sizes(layout.axes), f"{name}/as_{'x'.join(map(str, sizes(layout.axes)))}")
+
+    def _transpose(self, name: str, permutation: Sequence[int]) -> str:
+        return str(self.builder.transpose(name, tuple(permutation), name=self.name(f"{name}/transposed")))
+
+    def _reshape(self, name: str, shape: tuple[int, ...], wanted: str) -> str:
+        # A second reshape of what was only reshaped takes the place of the first.
+        name = name if self.builder.tensor(name).shape == shape else self._reshaped_from.get(name, name)
+        if self.builder.tensor(name).shape == shape:
+            return name
+        made = self._reshapes.get((name, shape))
+        if made is None:
+            made = str(self.builder.reshape(name, shape, name=self.name(wanted)))
+            self._reshapes[(name, shape)] = made
+            self._reshaped_from[made] = name
+        return made
+
+    # --- inputs and outputs -----------------------------------------------------------------------------------------
+
+    def _input(self, given: PlanInput) -> None:
+        layout = self._input_layout(given)
+        shape = tuple(given.shape[axis] if axis >= 0 else 1 for axis in layout.axes)
+        name = self.builder.input(self.name(given.path), shape, self.placements(given)[-1])
+        self._enter(given.path, given.shape, given.batch_axis, Stored(name, layout))
+
+    def _input_layout(self, given: PlanInput) -> Layout:
+        """Channels last where the first operator that cares wants them there, and for images; else the user's order."""
+        rank = len(given.shape)
+        plain = Layout((given.batch_axis, *[axis for axis in range(rank) if axis != given.batch_axis]))
+        channel_axis = self._asked_channel_axis(given.path, rank)
+        if channel_axis is None:
+            channel_axis = 1 if rank == 4 and given.batch_axis == 0 else None
+        if channel_axis is None or rank not in (3, 4):
+            return plain
+        spatial = [axis for axis in range(rank) if axis not in (given.batch_axis, channel_axis)]
+        return Layout((given.batch_axis, *spatial, channel_axis))
+
+    def _asked_channel_axis(self, path: str, rank: int) -> int | None:
+        reached = {path}
+        for step in self.plan.steps:
+            if step.outside or not reached.intersection(step.operands):
+                continue
+            operator = OPERATORS.get(step.kind)
+            if operator is not None and operator.spatial:
+                axis = step.attributes.get("channel_axis")
+                return axis if isinstance(axis, int) else None
+            if len(step.shape) == rank and (operator is None or not operator.moves_axes):
+                reached.add(step.path)
+        return None
+
+    def _output(self, path: str) -> str:
+        """As the network's user sees it; feature maps stay with their channels last."""
+        result = self.results[path]
+        layout = self._first(path).layout
+        rank = len(result.shape)
+        plain = Layout((result.batch_axis, *[axis for axis in range(rank) if axis != result.batch_axis]))
+        if rank == 4 and result.batch_axis == 0 and layout.axes == (0, 2, 3, 1):
+            return self.operand(path, layout)
+        return self.operand(path, plain)
+
+    def _enter(self, path: str, shape: tuple[int, ...], batch_axis: int, stored: Stored) -> None:
+        result = _Result(shape, batch_axis, stored)
+        result.forms[stored.layout.axes] = stored.name
+        self.results[path] = result
+
+
+def _without_units(axes: Sequence[int], shape: Sequence[int], batch_axis: int = -1) -> list[int]:
+    return [axis for axis in axes if axis >= 0 and (shape[axis] != 1 or axis == batch_axis)]
+
+
+def _restricted(layout: Layout, rank: int, own_rank: int) -> Layout:
+    """A result's layout for an operand of fewer axes, which are the result's last ones."""
+    shift = rank - own_rank
+    return Layout(tuple(axis - shift if axis >= shift else -1 for axis in layout.axes))
+
+
+def _with_last(layout: Layout, rank: int, last: tuple[int, ...]) -> Layout:
+    """The layout with some axes moved to its end, and without axes that the user does not have."""
+    rest = [axis for axis in layout.axes if axis >= 0 and axis not in last]
+    missing = [axis for axis in range(rank) if axis not in rest and axis not in last]
+    return Layout((*rest, *missing, *last))
+
+
+def _groups(
+    before: Sequence[int], batch_before: int, after: Sequence[int], batch_after: int
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The smallest runs of neighbouring axes that a reshape takes into one another; axes of size 1 are left out."""
+
+    def sizes(shape: Sequence[int], batch: int) -> list[tuple[int, int]]:
+        marked = [(axis, size * _BATCH if axis == batch else size) for axis, size in enumerate(shape)]
+        return [(axis, size) for axis, size in marked if size != 1]
+
+    old, new = sizes(before, batch_before), sizes(after, batch_after)
+    groups = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        first, second = [old[i]], [new[j]]
+        i, j = i + 1, j + 1
+        left, right = first[0][1], second[0][1]
+        while left != right:
+            if left < right:
+                first.append(old[i])
+                left, i = left * old[i][1], i + 1
+            else:
+                second.append(new[j])
+                right, j = right * new[j][1], j + 1
+        groups.append((tuple(axis for axis, _ in first), tuple(axis for axis, _ in second)))
+    return groups
+
+
+def _last(path: str) -> str:
+    return path.rsplit(".", 1)[-1]

@@ -2,8 +2,9 @@
 """Writes a Graph as an .onnx file in QDQ form, and compares it with the simulation on onnxruntime.
 
 Every tensor passes through QuantizeLinear and DequantizeLinear, and the operators between them are ONNX's float ones
-(opset 21); runtimes with integer kernels fuse the three. Inputs and outputs are float32, [batch, channels, height,
-width] with any batch. What the file means is fixed by float arithmetic, rounded half to even, so results that lie
+(opset 21), as each operator's declaration in `exactqat.device` says; runtimes with integer kernels fuse the three.
+Inputs and outputs are float32 (indices: integers) with any batch; tensors of four axes have their channels second, the
+others lie as in the graph. What the file means is fixed by float arithmetic, rounded half to even, so results that lie
 exactly between two codes may differ from the integers of `simulate`; `verify_onnx` counts them.
 
 Runtimes on x86 without VNNI instructions add products of uint8 and int8 in 16 bits, which can saturate. Activations
@@ -21,15 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from .graph import Graph, Operator, Quantization, Tensor, same_padding
+from ..device import OPERATORS
+from .graph import Graph, Operator, Quantization, Tensor
 from .simulate import check_inputs, dequantize, simulate, simulate_operator
 from .tflite import import_deploy, write_whole
 from .verify import Comparison, Report, Tally
 
 OPSET = 21
-# Averages that lie exactly between two codes go away from zero on the device. QuantizeLinear rounds them to even;
-# a scale this much below 1 carries them over, and is too close to 1 to move an average of fewer than 2**17 values.
-BELOW_ONE = np.float32(1 - 2**-20)
 
 
 def write_onnx(graph: Graph, path: str | os.PathLike[str], description: str = "") -> Path:
@@ -86,7 +85,7 @@ def verify_onnx(
 
 
 class _Writer:
-    """Collects nodes and constants; one method for each kind of operator, found by its name."""
+    """Collects nodes and constants; what declarations say of their form in ONNX, they say to this."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -98,7 +97,7 @@ class _Writer:
         for name in self.graph.inputs:
             self.store(name, name, self.graph.tensors[name].quantization, f"{name}/stored")
         for operator in self.graph.operators:
-            getattr(self, operator.kind.lower())(operator, self.graph.tensors[operator.outputs[0]])
+            OPERATORS[operator.kind].onnx(self, operator, self.graph.tensors[operator.outputs[0]])
         helper = self.onnx.helper
         body = helper.make_graph(
             self.nodes,
@@ -116,8 +115,7 @@ class _Writer:
         return bytes(model.SerializeToString(deterministic=True))
 
     def description(self, name: str) -> Any:
-        shape = channels_first(self.graph.tensors[name].shape)
-        return self.onnx.helper.make_tensor_value_info(name, self.onnx.TensorProto.FLOAT, ["batch", *shape[1:]])
+        return tensor_description(self.onnx, self.graph.tensors[name], name, self.onnx.TensorProto.FLOAT)
 
     def constant(self, name: str, values: Any) -> str:
         self.constants[name] = self.onnx.numpy_helper.from_array(np.asarray(values, order="C"), name)
@@ -145,127 +143,111 @@ class _Writer:
         return f"{name}/stored" if name in self.graph.inputs else name
 
     def operands(self, operator: Operator) -> list[str]:
+        """The activations among the operands, as real numbers."""
         return [self.real(name) for name in operator.inputs if self.graph.tensors[name].data is None]
+
+    def aligned(self, operator: Operator, rank: int) -> list[str]:
+        """All operands as real numbers, constants with their axes where those of a result of `rank` axes lie."""
+        results = []
+        for name in operator.inputs:
+            tensor = self.graph.tensors[name]
+            if tensor.data is None:
+                results.append(self.real(name))
+            else:
+                data = tensor.data.reshape([1] * (rank - tensor.data.ndim) + list(tensor.data.shape))
+                results.append(self.dequantized(tensor, data.transpose(self.order(rank)), None))
+        return results
+
+    def dequantized(self, tensor: Tensor, data: np.ndarray, axis: int | None) -> str:
+        """A constant as real numbers; `axis` is that of its channels in `data`."""
+        if tensor.name not in {node.output[0] for node in self.nodes}:
+            codes = self.constant(f"{tensor.name}/codes", data)
+            parameters = self.parameters(tensor.name, tensor.quantization, data.dtype.type)
+            attributes = {} if axis is None else {"axis": axis}
+            self.node("DequantizeLinear", [codes, *parameters], tensor.name, **attributes)
+        return tensor.name
+
+    def activated(self, operator: Operator, output: Tensor, computed: str) -> str:
+        """Behind the fused activation."""
+        activation = operator.attributes.get("activation", "NONE")
+        if activation == "RELU":
+            return self.node("Relu", [computed], f"{output.name}/activated")
+        if activation == "RELU6":
+            bounds = [self.constant(name, np.float32(value)) for name, value in (("zero", 0), ("six", 6))]
+            return self.node("Clip", [computed, *bounds], f"{output.name}/activated")
+        return computed
 
     def result(self, operator: Operator, output: Tensor, computed: str) -> None:
         """The fused activation, then the codes of the result."""
-        activation = operator.attributes.get("activation", "NONE")
-        if activation == "RELU":
-            computed = self.node("Relu", [computed], f"{output.name}/activated")
-        elif activation == "RELU6":
-            bounds = [self.constant(name, np.float32(value)) for name, value in (("zero", 0), ("six", 6))]
-            computed = self.node("Clip", [computed, *bounds], f"{output.name}/activated")
+        computed = self.activated(operator, output, computed)
         self.store(output.name, computed, output.quantization, output.name)
 
-    def weights(self, operator: Operator, axes: tuple[int, ...], shape: tuple[int, ...]) -> list[str]:
-        """The constants of a layer as real numbers, the filter's axes in ONNX's order."""
-        results = []
-        for name, order in zip(operator.inputs[1:], (axes, (0,)), strict=True):
-            tensor = self.graph.tensors[name]
-            assert tensor.data is not None
-            data = tensor.data.transpose(order)
-            codes = self.constant(f"{name}/codes", data if order == (0,) else data.reshape(shape))
-            parameters = self.parameters(name, tensor.quantization, tensor.data.dtype.type)
-            axis = {} if tensor.quantization.axis is None else {"axis": 0}
-            results.append(self.node("DequantizeLinear", [codes, *parameters], name, **axis))
-        return results
+    def store_indices(self, output: Tensor, computed: str) -> None:
+        """Integers that stand for themselves and lie as in the graph."""
+        dtype = self.onnx.helper.np_dtype_to_tensor_dtype(np.dtype(output.dtype))
+        if len(output.shape) == 4:
+            computed = self.node("Transpose", [computed], f"{output.name}/turned", perm=[0, 3, 1, 2])
+        codes = self.node("Cast", [computed], f"{output.name}/codes", to=dtype)
+        self.node("Identity", [codes], output.name)
 
-    def window(self, operator: Operator, filter_size: tuple[int, ...]) -> dict[str, Any]:
-        """ONNX's attributes for filter size, strides, dilations and padding."""
-        attributes = operator.attributes
-        dilations = attributes.get("dilations", (1, 1))
-        window: dict[str, Any] = {"kernel_shape": list(filter_size), "strides": list(attributes["strides"])}
-        if tuple(dilations) == (1, 1):
-            window["auto_pad"] = "SAME_UPPER" if attributes["padding"] == "SAME" else "VALID"
-            return window
-        window["dilations"] = list(dilations)
-        if attributes["padding"] == "SAME":  # in numbers: runtimes refuse the word beside dilations
-            sizes = self.graph.tensors[operator.inputs[0]].shape[1:3]
-            axes = zip(sizes, filter_size, attributes["strides"], dilations, strict=True)
-            pads = [same_padding(*axis) for axis in axes]
-            window["pads"] = [before for before, _ in pads] + [after for _, after in pads]
-        return window
+    def order(self, rank: int) -> tuple[int, ...]:
+        """The graph's axis that each of ONNX's axes holds."""
+        return channels_first(tuple(range(rank)))
 
-    def conv_2d(self, operator: Operator, output: Tensor) -> None:
-        outputs, height, width, inputs = self.graph.tensors[operator.inputs[1]].shape
-        weights = self.weights(operator, (0, 3, 1, 2), (outputs, inputs, height, width))
-        self.convolve(operator, output, weights, (height, width), 1)
+    def axis(self, axis: int, rank: int) -> int:
+        """Where one of the graph's axes lies in ONNX."""
+        return self.order(rank).index(axis)
 
-    def depthwise_conv_2d(self, operator: Operator, output: Tensor) -> None:
-        _, height, width, outputs = self.graph.tensors[operator.inputs[1]].shape
-        weights = self.weights(operator, (3, 0, 1, 2), (outputs, 1, height, width))
-        self.convolve(operator, output, weights, (height, width), self.graph.tensors[operator.inputs[0]].shape[3])
+    def in_order(self, entries: Any) -> tuple[Any, ...]:
+        """One entry for each of the graph's axes, in ONNX's order."""
+        return channels_first(tuple(entries))
 
-    def convolve(
-        self, operator: Operator, output: Tensor, weights: list[str], filter_size: tuple[int, int], group: int
-    ) -> None:
-        operands = [*self.operands(operator), *weights]
-        window = self.window(operator, filter_size)
-        self.result(operator, output, self.node("Conv", operands, f"{output.name}/computed", group=group, **window))
+    def codes_in_graph_order(self, name: str, label: str) -> str:
+        """The codes of a tensor with its axes as in the graph."""
+        codes, rank = f"{name}/codes", len(self.graph.tensors[name].shape)
+        return self.node("Transpose", [codes], f"{label}/codes", perm=[0, 2, 3, 1]) if rank == 4 else codes
 
-    def fully_connected(self, operator: Operator, output: Tensor) -> None:
-        weights = self.weights(operator, (0, 1), self.graph.tensors[operator.inputs[1]].shape)
-        operands = [*self.operands(operator), *weights]
-        self.result(operator, output, self.node("Gemm", operands, f"{output.name}/computed", transB=1))
+    def in_graph_order(self, name: str, label: str) -> str:
+        """A tensor as real numbers with its axes as in the graph.
 
-    def add(self, operator: Operator, output: Tensor) -> None:
-        self.result(operator, output, self.node("Add", self.operands(operator), f"{output.name}/computed"))
+        Codes are moved, not real numbers: runtimes that move a Transpose of these lose zero points on the way.
+        """
+        if len(self.graph.tensors[name].shape) != 4:
+            return self.real(name)
+        parameters = self.parameters(name, self.graph.tensors[name].quantization)
+        return self.node("DequantizeLinear", [self.codes_in_graph_order(name, label), *parameters], label)
 
-    def mul(self, operator: Operator, output: Tensor) -> None:
-        self.result(operator, output, self.node("Mul", self.operands(operator), f"{output.name}/computed"))
+    def result_in_graph_order(self, operator: Operator, output: Tensor, computed: str) -> None:
+        """As `result`, of what lies as in the graph."""
+        if len(output.shape) != 4:
+            self.result(operator, output, computed)
+            return
+        parameters = self.parameters(output.name, output.quantization)
+        computed = self.activated(operator, output, computed)
+        self.codes_to_result(output, self.node("QuantizeLinear", [computed, *parameters], f"{output.name}/unturned"))
 
-    def mean(self, operator: Operator, output: Tensor) -> None:
-        axes = self.constant("height_and_width", np.array([2, 3]))
-        keep = int(operator.attributes["keep_dims"])
-        operands = [*self.operands(operator), axes]
-        self.result(operator, output, self.node("ReduceMean", operands, f"{output.name}/computed", keepdims=keep))
-
-    def average_pool_2d(self, operator: Operator, output: Tensor) -> None:
-        # The codes themselves are averaged: it is in codes that the device rounds away from zero.
-        name, window = output.name, self.window(operator, operator.attributes["filter_size"])
-        one = [self.constant("one", np.float32(1)), self.constant("no_shift", np.int8(0))]
-        below_one = [self.constant("below_one", BELOW_ONE), one[1]]
-        counted = self.node("DequantizeLinear", [f"{operator.inputs[0]}/codes", *one], f"{name}/counted")
-        averaged = self.node("AveragePool", [counted], f"{name}/computed", count_include_pad=0, **window)
-        codes = self.node("QuantizeLinear", [averaged, *below_one], f"{name}/codes")
-        self.node("DequantizeLinear", [codes, *self.parameters(name, output.quantization)], name)
-
-    def max_pool_2d(self, operator: Operator, output: Tensor) -> None:
-        window = self.window(operator, operator.attributes["filter_size"])
-        computed = self.node("MaxPool", self.operands(operator), f"{output.name}/computed", **window)
-        self.result(operator, output, computed)
-
-    def pad(self, operator: Operator, output: Tensor) -> None:
-        pairs = channels_first(operator.attributes["paddings"])
-        amounts = [before for before, _ in pairs] + [after for _, after in pairs]
-        operands = [*self.operands(operator), self.constant(f"{output.name}/paddings", np.array(amounts, np.int64))]
-        self.result(operator, output, self.node("Pad", operands, f"{output.name}/computed"))
-
-    def concatenation(self, operator: Operator, output: Tensor) -> None:
-        axis = channels_first(tuple(range(len(output.shape)))).index(operator.attributes["axis"])
-        computed = self.node("Concat", self.operands(operator), f"{output.name}/computed", axis=axis)
-        self.result(operator, output, computed)
-
-    def reshape(self, operator: Operator, output: Tensor) -> None:
-        # The graph's order of elements is that of channels last.
-        name, (real,) = output.name, self.operands(operator)
-        before, after = self.graph.tensors[operator.inputs[0]].shape, output.shape
-        if len(before) == 4 and before[1:3] != (1, 1):
-            real = self.node("Transpose", [real], f"{name}/channels_last", perm=[0, 2, 3, 1])
-        turned = len(after) == 4 and after[1:3] != (1, 1)
-        shape = np.array([-1, *(after if turned else channels_first(after))[1:]], np.int64)
-        real = self.node("Reshape", [real, self.constant(f"{name}/shape", shape)], f"{name}/computed")
-        if turned:
-            real = self.node("Transpose", [real], f"{name}/channels_first", perm=[0, 3, 1, 2])
-        self.result(operator, output, real)
-
-    def quantize(self, operator: Operator, output: Tensor) -> None:
-        self.result(operator, output, self.operands(operator)[0])
+    def codes_to_result(self, output: Tensor, codes: str) -> None:
+        """Codes that lie as in the graph are the result's."""
+        if len(output.shape) == 4:
+            codes = self.node("Transpose", [codes], f"{output.name}/codes", perm=[0, 3, 1, 2])
+        else:
+            codes = self.node("Identity", [codes], f"{output.name}/codes")
+        self.node("DequantizeLinear", [codes, *self.parameters(output.name, output.quantization)], output.name)
 
 
 def channels_first(axes: Any) -> tuple[Any, ...]:
-    """Anything that names four axes as [batch, height, width, channels] in ONNX's order; two stay as they are."""
+    """Anything that names four axes as [batch, height, width, channels] in ONNX's order; others stay as they are."""
     return (axes[0], axes[3], axes[1], axes[2]) if len(axes) == 4 else tuple(axes)
+
+
+def tensor_description(onnx: Any, tensor: Tensor, name: str, dtype: int) -> Any:
+    """A tensor of the graph for the list of inputs or outputs; indices keep their own type."""
+    if tensor.dtype != "int8":
+        dtype = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
+    shape = channels_first(tensor.shape)
+    # Rows that the network folds into the batch make it a multiple of the inputs' batch.
+    batch = "batch" if shape[0] == 1 else f"{shape[0]}*batch"
+    return onnx.helper.make_tensor_value_info(name, dtype, [batch, *shape[1:]])
 
 
 class _Runtime:
@@ -298,7 +280,6 @@ def _with_codes_as_outputs(graph: Graph, content: bytes) -> bytes:
         raise ValueError(f"the file has no tensors {missing}; was it written from another graph?")
     del model.graph.output[:]
     for name in graph.results():
-        shape = channels_first(graph.tensors[name].shape)
-        codes = onnx.helper.make_tensor_value_info(f"{name}/codes", onnx.TensorProto.INT8, ["batch", *shape[1:]])
+        codes = tensor_description(onnx, graph.tensors[name], f"{name}/codes", onnx.TensorProto.INT8)
         model.graph.output.append(codes)
     return bytes(model.SerializeToString())

@@ -11,29 +11,18 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from ..device import OPERATORS
+from ..device.operator import FileStep
+from ..device.tensor import INDICES
 from .graph import Graph, Operator, Quantization, Tensor
 
-# Lowest versions that carry the int8 form of each operator.
-VERSIONS = {
-    "CONV_2D": 3,
-    "DEPTHWISE_CONV_2D": 3,
-    "FULLY_CONNECTED": 4,
-    "ADD": 2,
-    "MUL": 2,
-    "MEAN": 2,
-    "AVERAGE_POOL_2D": 2,
-    "MAX_POOL_2D": 2,
-    "PAD": 2,
-    "CONCATENATION": 2,
-    "RESHAPE": 1,
-    "QUANTIZE": 2,
-}
 IDENTIFIER = b"TFL3"
 
 
@@ -84,12 +73,12 @@ class _Writer:
         self.schema: ModuleType = import_deploy("ai_edge_litert.schema_py_generated")
         self.buffers = [self.schema.BufferT()]  # by convention buffer 0 is the empty one
         self.tensors: list[Any] = []
-        self.codes: dict[str, int] = {}
+        self.codes: dict[tuple[str, int], int] = {}
         self.indices = {name: self.add_tensor(tensor) for name, tensor in graph.tensors.items()}
 
     def finish(self, description: str) -> bytes:
         schema = self.schema
-        operators = [self.operator(operator) for operator in self.graph.operators]
+        operators = [entry for operator in self.graph.operators for entry in self.operator(operator)]
         subgraph = schema.SubGraphT(
             name="main",
             tensors=self.tensors,
@@ -102,7 +91,7 @@ class _Writer:
             description=description,
             subgraphs=[subgraph],
             buffers=self.buffers,
-            operatorCodes=[self.operator_code(kind) for kind in self.codes],
+            operatorCodes=[self.operator_code(*code) for code in self.codes],
         )
         builder = import_deploy("flatbuffers").Builder(1 << 16)
         builder.Finish(model.Pack(builder), IDENTIFIER)
@@ -110,25 +99,19 @@ class _Writer:
 
     def add_tensor(self, tensor: Tensor) -> int:
         schema = self.schema
+        # A bias may have this scale by chance, so it is the object that tells.
+        plain = tensor.quantization is INDICES or (tensor.data is None and tensor.dtype != "int8")
         entry = schema.TensorT(
             name=tensor.name,
             shape=list(tensor.shape),
             type=getattr(schema.TensorType, tensor.dtype.upper()),
-            quantization=self.quantization(tensor.quantization),
+            quantization=None if plain else self.quantization(tensor.quantization),
             hasRank=True,
         )
         if tensor.data is None:
             entry.shapeSignature = [-1, *tensor.shape[1:]]
         else:
             entry.buffer = self.add_buffer(tensor.data)
-        return self.append(entry)
-
-    def add_integers(self, name: str, values: Any) -> int:
-        """An int32 constant that the graph holds as an attribute and the file as an operand."""
-        data = np.asarray(values, np.int32)
-        schema = self.schema
-        entry = schema.TensorT(name=name, shape=list(data.shape), type=schema.TensorType.INT32, hasRank=True)
-        entry.buffer = self.add_buffer(data)
         return self.append(entry)
 
     def append(self, entry: Any) -> int:
@@ -147,63 +130,43 @@ class _Writer:
             quantizedDimension=quantization.axis or 0,
         )
 
-    def operator_code(self, kind: str) -> Any:
+    def operator_code(self, kind: str, version: int) -> Any:
         code = getattr(self.schema.BuiltinOperator, kind)
         # Readers from before the 32-bit field look at the deprecated byte, which stops at 127.
-        return self.schema.OperatorCodeT(builtinCode=code, deprecatedBuiltinCode=min(code, 127), version=VERSIONS[kind])
+        return self.schema.OperatorCodeT(builtinCode=code, deprecatedBuiltinCode=min(code, 127), version=version)
 
-    def operator(self, operator: Operator) -> Any:
-        inputs = [self.indices[name] for name in operator.inputs]
-        attributes, name = operator.attributes, operator.outputs[0]
-        if operator.kind == "MEAN":
-            inputs.append(self.add_integers(f"{name}/axes", [1, 2]))
-        elif operator.kind == "PAD":
-            inputs.append(self.add_integers(f"{name}/paddings", attributes["paddings"]))
-        elif operator.kind == "RESHAPE":
-            inputs.append(self.add_integers(f"{name}/new_shape", [-1, *attributes["new_shape"][1:]]))
-        kind, options = self.options(operator)
-        return self.schema.OperatorT(
-            opcodeIndex=self.codes.setdefault(operator.kind, len(self.codes)),
+    def operator(self, operator: Operator) -> list[Any]:
+        """The operators of the file that stand for one of the graph."""
+        tensors = [self.graph.tensors[name] for name in operator.inputs]
+        output = self.graph.tensors[operator.outputs[0]]
+        steps = OPERATORS[operator.kind].tflite_steps(tensors, output, operator.attributes)
+        made: dict[str, int] = {}
+        return [self.step(operator, step, output, made) for step in steps]
+
+    def step(self, operator: Operator, step: FileStep, output: Tensor, made: dict[str, int]) -> Any:
+        schema, inputs = self.schema, []
+        for operand in step.operands:
+            if isinstance(operand, int):
+                inputs.append(self.indices[operator.inputs[operand]])
+            elif isinstance(operand, str):
+                inputs.append(made[operand])
+            else:
+                inputs.append(self.add_tensor(replace(operand, name=f"{output.name}/{operand.name}")))
+        if step.name:
+            between = Tensor(f"{output.name}/{step.name}", output.shape, step.dtype, INDICES)
+            result = made[step.name] = self.add_tensor(between)
+        else:
+            result = self.indices[output.name]
+        fields = {}
+        for name, value in step.fields.items():
+            enumeration = isinstance(value, tuple)
+            fields[name] = getattr(getattr(schema, value[0]), value[1]) if enumeration else value
+        entry = schema.OperatorT(
+            opcodeIndex=self.codes.setdefault((step.kind, step.version), len(self.codes)),
             inputs=inputs,
-            outputs=[self.indices[output] for output in operator.outputs],
-            builtinOptionsType=getattr(self.schema.BuiltinOptions, kind),
-            builtinOptions=options,
+            outputs=[result],
         )
-
-    def options(self, operator: Operator) -> tuple[str, Any]:
-        """Name of the options table and the table itself."""
-        schema, attributes = self.schema, operator.attributes
-        values: dict[str, Any] = {}
-        if "activation" in attributes:
-            values["fusedActivationFunction"] = getattr(schema.ActivationFunctionType, attributes["activation"])
-        if "padding" in attributes:
-            values["padding"] = getattr(schema.Padding, attributes["padding"])
-            values["strideH"], values["strideW"] = attributes["strides"]
-        if "dilations" in attributes:
-            values["dilationHFactor"], values["dilationWFactor"] = attributes["dilations"]
-        if "filter_size" in attributes:
-            values["filterHeight"], values["filterWidth"] = attributes["filter_size"]
-        if operator.kind == "DEPTHWISE_CONV_2D":
-            channels = [self.graph.tensors[name].shape[3] for name in operator.inputs[:2]]
-            values["depthMultiplier"] = channels[1] // channels[0]
-        if operator.kind == "MEAN":
-            values["keepDims"] = attributes["keep_dims"]
-        if operator.kind == "CONCATENATION":
-            values["axis"] = attributes["axis"]
-        if operator.kind == "RESHAPE":
-            values["newShape"] = [-1, *attributes["new_shape"][1:]]
-        table = {
-            "CONV_2D": "Conv2DOptions",
-            "DEPTHWISE_CONV_2D": "DepthwiseConv2DOptions",
-            "FULLY_CONNECTED": "FullyConnectedOptions",
-            "ADD": "AddOptions",
-            "MUL": "MulOptions",
-            "MEAN": "ReducerOptions",
-            "AVERAGE_POOL_2D": "Pool2DOptions",
-            "MAX_POOL_2D": "Pool2DOptions",
-            "PAD": "PadOptions",
-            "CONCATENATION": "ConcatenationOptions",
-            "RESHAPE": "ReshapeOptions",
-            "QUANTIZE": "QuantizeOptions",
-        }[operator.kind]
-        return table, getattr(schema, f"{table}T")(**values)
+        if step.options:
+            entry.builtinOptionsType = getattr(schema.BuiltinOptions, step.options)
+            entry.builtinOptions = getattr(schema, f"{step.options}T")(**fields)
+        return entry

@@ -9,8 +9,11 @@ operator at fault instead of all that follow it; the untouched file is compared 
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from ..device import OPERATORS, PROFILE_ALIASES, profile_named
 from .graph import Graph
-from .simulate import EXACT, PROFILES, check_inputs, dequantize, simulate, simulate_operator
+from .simulate import EXACT, check_inputs, dequantize, simulate, simulate_operator
 from .tflite import IDENTIFIER, import_deploy
+
+
+class RuntimeRefusal(RuntimeError):
+    """The runtime does not take a file: an operator that it lacks, or has for other shapes only."""
 
 
 @dataclass(frozen=True)
@@ -88,22 +96,23 @@ def verify(
 ) -> Report:
     """Compares the file at `path` with `graph` on int8 input codes x [batch, ...] (or one array per input name).
 
-    profile: "xnnpack" runs the runtime's default kernels, "reference" its reference kernels. float_values and
+    profile: one of `profiles_here`, or "xnnpack" for the runtime's default kernels on this processor. float_values and
     trained_values: what the float and the fake-quantized network make of the same images, or of the first of them, by
     tensor name, channels last (`deploy.lower.layer_values` gives both); the report then holds signal-to-noise ratios
-    for these tensors, over these images. Raises ValueError when the file has no tensor for a result of the graph. Needs
-    `pip install exactqat[deploy]`.
+    for these tensors, over these images. Raises ValueError when the file has no tensor for a result of the graph,
+    RuntimeRefusal when the runtime does not take the file. Needs `pip install exactqat[deploy]`.
     """
-    if profile not in PROFILES:
-        raise ValueError(f"profile must be one of {', '.join(PROFILES)}, got {profile!r}")
+    profile = profile_here(profile)
     inputs = check_inputs(graph, x)
     total = next(iter(inputs.values())).shape[0]
     if total == 0:
         raise ValueError("x holds no images, so nothing would be compared")
     content = Path(path).read_bytes()
     names = graph.results()
-    plain = _Runtime(content, graph.inputs, graph.outputs, profile)
-    opened = _Runtime(_with_outputs(content, names), graph.inputs, names, profile)
+    if not all(OPERATORS[operator.kind].any_batch for operator in graph.operators):
+        batch_size = 1
+    plain = _runtime(content, graph.inputs, graph.outputs, profile)
+    opened = _runtime(_with_outputs(content, names), graph.inputs, names, profile)
     operators = {name: Tally() for name in names}
     noises = {name: (_Noise(), _Noise()) for name in float_values or () if name in operators}
     outputs = {name: Tally() for name in graph.outputs}
@@ -114,7 +123,8 @@ def verify(
             name = operator.outputs[0]
             operators[name].add(device[name], simulate_operator(graph, operator, device, profile))
             if float_values is not None and name in noises:
-                images = slice(start, start + batch_size)
+                per_example = graph.tensors[name].shape[0]
+                images = slice(start * per_example, (start + batch_size) * per_example)
                 trained_noise, device_noise = noises[name]
                 signal = float_values[name][images]
                 quantization = graph.tensors[name].quantization
@@ -177,14 +187,58 @@ class _Noise:
         return 10 * math.log10(self.signal / self.noise)
 
 
+def profiles_here() -> tuple[str, ...]:
+    """The profiles whose runtime this machine has."""
+    default = {"x86_64": "xnnpack-x86", "amd64": "xnnpack-x86", "aarch64": "xnnpack-arm64", "arm64": "xnnpack-arm64"}
+    found = []
+    if importlib.util.find_spec("ai_edge_litert") is not None:
+        found += [default[machine] for machine in [platform.machine().lower()] if machine in default]
+        found.append("reference")
+    if importlib.util.find_spec("tflite_micro") is not None:
+        found.append("micro")
+    return tuple(found)
+
+
+def profile_here(profile: str) -> str:
+    """The profile by its name, or the one that "xnnpack" stands for on this machine.
+
+    Raises:
+        ValueError: there is none of that name, or this machine cannot run it.
+        ImportError: what runs it is not installed.
+    """
+    here = profiles_here()
+    if profile in PROFILE_ALIASES:
+        profile = next((name for name in here if name.startswith(profile)), profile)
+    profile = profile_named(profile)
+    if profile in here:
+        return profile
+    if profile == "micro":
+        import_micro()
+    import_deploy("ai_edge_litert.interpreter")
+    raise ValueError(f"profile {profile!r} cannot run on this machine; here: {', '.join(here)}")
+
+
+def _runtime(content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str) -> _Runtime | _Micro:
+    return (_Micro if profile == "micro" else _Runtime)(content, inputs, outputs, profile)
+
+
+def import_micro() -> Any:
+    """TFLite-Micro's interpreter, which no extra brings: it is published before release only."""
+    try:
+        return importlib.import_module("tflite_micro").runtime
+    except ImportError as error:
+        raise ImportError(f"tflite_micro is needed here: pip install --pre tflite-micro ({error})") from error
+
+
 class _Runtime:
     """The interpreter on one model, addressed by tensor names and resized to the batch at hand."""
 
     def __init__(self, content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str) -> None:
         runtime = import_deploy("ai_edge_litert.interpreter")
-        resolvers = {"xnnpack": runtime.OpResolverType.AUTO, "reference": runtime.OpResolverType.BUILTIN_REF}
+        resolvers = runtime.OpResolverType
+        resolver = resolvers.BUILTIN_REF if profile == "reference" else resolvers.AUTO
         self.interpreter: Any = runtime.Interpreter(
-            model_content=content, experimental_op_resolver_type=resolvers[profile], num_threads=1
+            model_content=content, experimental_op_resolver_type=resolver, num_threads=1
         )
         self.inputs = _indices(self.interpreter.get_input_details(), inputs)
         self.outputs = _indices(self.interpreter.get_output_details(), outputs)
@@ -195,12 +249,54 @@ class _Runtime:
         if size != self.batch:
             for name, index in self.inputs.items():
                 self.interpreter.resize_tensor_input(index, batch[name].shape)
-            self.interpreter.allocate_tensors()
+            try:
+                self.interpreter.allocate_tensors()
+            except RuntimeError as error:
+                raise RuntimeRefusal(f"LiteRT does not take the file: {error}") from error
             self.batch = size
         for name, index in self.inputs.items():
             self.interpreter.set_tensor(index, batch[name])
         self.interpreter.invoke()
         return {name: self.interpreter.get_tensor(index) for name, index in self.outputs.items()}
+
+
+class _Micro:
+    """TFLite-Micro's interpreter, which takes one example at a time and knows tensors by their positions."""
+
+    def __init__(self, content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str) -> None:
+        runtime = import_micro()
+        schema = import_deploy("ai_edge_litert.schema_py_generated")
+        subgraph = schema.ModelT.InitFromPackedBuf(content).subgraphs[0]
+        names = [tensor.name.decode() for tensor in subgraph.tensors]
+        self.inputs = _positions([names[index] for index in subgraph.inputs], inputs)
+        self.outputs = _positions([names[index] for index in subgraph.outputs], outputs)
+        try:
+            self.interpreter: Any = runtime.Interpreter.from_bytes(content, arena_size=_arena(subgraph))
+        except RuntimeError as error:
+            raise RuntimeRefusal(f"TFLite-Micro does not take the file: {error}") from error
+
+    def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in self.outputs}
+        for example in range(next(iter(batch.values())).shape[0]):
+            for name, position in self.inputs.items():
+                self.interpreter.set_input(np.ascontiguousarray(batch[name][example : example + 1]), position)
+            try:
+                self.interpreter.invoke()
+            except RuntimeError as error:
+                raise RuntimeRefusal(f"TFLite-Micro does not run the file: {error}") from error
+            for name, position in self.outputs.items():
+                parts[name].append(np.array(self.interpreter.get_output(position)))
+        return {name: np.concatenate(part) for name, part in parts.items()}
+
+
+def _arena(subgraph: Any) -> int:
+    """Bytes that hold all tensors at once, and what goes with them."""
+    sizes = [math.prod(tensor.shape) * 8 if tensor.shape is not None else 8 for tensor in subgraph.tensors]
+    return int(sum(sizes)) + 1024 * len(sizes) + (1 << 20)
+
+
+def _positions(present: list[str], names: tuple[str, ...]) -> dict[str, int]:
+    return _indices([{"name": name, "index": position} for position, name in enumerate(present)], names)
 
 
 def _indices(details: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, int]:

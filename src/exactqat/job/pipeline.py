@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 from .. import qat
 from ..deploy.graph import Graph
-from ..deploy.lower import device_codes, layer_values, lower
+from ..deploy.lower import lower, lower_with_layouts
+from ..deploy.values import device_codes, layer_values
 from ..deploy.onnx import onnx_bytes
 from ..deploy.simulate import quantize, simulate
 from ..deploy.tflite import tflite_bytes, write_tflite
@@ -614,18 +615,18 @@ def _deploy(outcome: Outcome, dataset: Dataset, path: Path) -> None:
     write_tflite(graph, path, f"{outcome.precision} {outcome.method.name}")
     outcome.file_bytes = path.stat().st_size
     codes = input_codes(graph, dataset)
-    float_values, trained_values = layer_values(outcome.model, dataset.test.images[:LAYER_IMAGES])
+    lowered = lower_with_layouts(outcome.model)
+    float_values, trained_values = layer_values(outcome.model, dataset.test.images[:LAYER_IMAGES], lowered=lowered)
     outcome.report = verify(graph, path, codes, float_values=float_values, trained_values=trained_values)
     outcome.device_predictions = run_on_device(graph, path, codes).argmax(1)
     outcome.device_accuracy = float((outcome.device_predictions == dataset.test.labels.numpy()).mean())
     for start in range(0, len(codes), LAYER_IMAGES):
         images = slice(start, start + LAYER_IMAGES)
-        stored = outcome.model.stored_tensors(dataset.test.images[images])
-        integers = simulate(graph, codes[images], tensors=list(stored))
-        for name, (quantizer, values) in stored.items():
-            trained = device_codes(quantizer, values, graph.tensors[name].quantization)
-            outcome.fake_quant_values += trained.size
-            outcome.fake_quant_differing += int(np.count_nonzero(trained != integers[name]))
+        trained = device_codes(outcome.model, dataset.test.images[images], lowered=lowered)
+        integers = simulate(graph, codes[images], tensors=list(trained))
+        for name, own in trained.items():
+            outcome.fake_quant_values += own.size
+            outcome.fake_quant_differing += int(np.count_nonzero(own != integers[name]))
 
 
 def input_codes(graph: Graph, dataset: Dataset) -> np.ndarray:

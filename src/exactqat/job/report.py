@@ -15,9 +15,10 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from ..deploy.verify import Comparison
-from ..qat import DepthwiseConv2d, WeightedLayer
+from ..qat import WeightedLayer
 from . import files, training
 from .models import NETWORKS
 from .pipeline import Outcome, Results, Settings
@@ -180,7 +181,8 @@ def _page(results: Results) -> str:
         ),
         _section(
             "Why each channel has its own scale",
-            f"<p>The {layer.operation.weight.shape[0]} channels of <code>{_escape(name)}</code> need ranges of "
+            f"<p>The {layer.weight_source().shape[layer.weight_axis]} channels of <code>{_escape(name)}</code> need "
+            "ranges of "
             "different width. One scale for the whole layer (dashed) would leave narrow channels only some of the "
             "codes. Folding batch norm multiplies every channel by its own factor; with per-channel scales that "
             "changes the scales and not one integer code.</p>"
@@ -424,8 +426,8 @@ def _packed_bytes(outcome: Outcome) -> int:
     bits = 0
     for _, layer in outcome.model.layers():
         if isinstance(layer, WeightedLayer):
-            weight = layer.operation.weight
-            bits += weight.numel() * layer.weight_quantizer.rule.weight_bits + 32 * weight.shape[0]
+            weight = layer.weight_source()
+            bits += weight.numel() * layer.weight_quantizer.rule.weight_bits + 32 * weight.shape[layer.weight_axis]
     return -(-bits // 8)
 
 
@@ -530,13 +532,24 @@ def _shown_layer(outcome: Outcome) -> tuple[str, WeightedLayer]:
     layers = [(name, layer) for name, layer in outcome.model.layers() if isinstance(layer, WeightedLayer)]
     return max(
         layers,
-        key=lambda named: (isinstance(named[1].operation, DepthwiseConv2d), named[1].operation.weight.shape[0]),
+        key=lambda named: _depthwise_and_channels(named[1]),
     )
+
+
+def _depthwise_and_channels(layer: WeightedLayer) -> tuple[bool, int]:
+    weight = layer.weight_source()
+    depthwise = weight.dim() == 4 and weight.shape[1] == 1 and int(layer.attributes.get("groups", 1)) > 1
+    return depthwise, weight.shape[layer.weight_axis]
+
+
+def _channels_first(layer: WeightedLayer, weight: Tensor) -> Tensor:
+    """A layer's weight as [channels, the rest]."""
+    return weight.detach().movedim(layer.weight_axis, 0).flatten(1)
 
 
 def _ranges_figure(outcome: Outcome) -> Figure:
     _, layer = _shown_layer(outcome)
-    weight = layer.operation.weight.detach().flatten(1)
+    weight = _channels_first(layer, layer.weight_source())
     factor = layer.grid().factor.detach()
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     for axes, title, rows in zip(
@@ -563,11 +576,11 @@ def _histogram_figure(*outcomes: Outcome) -> Figure:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     for axes, outcome in zip(figure.subplots(1, len(outcomes), squeeze=False)[0], outcomes, strict=True):
         _, layer = _shown_layer(outcome)
-        weight = layer.operation.weight.detach()
+        weight = layer.weight_source().detach()
         scale = layer.weight_quantizer.scale(weight).detach().numpy()
         alive = scale > 0
-        steps = weight.flatten(1).numpy()[alive] / scale[alive, None]
-        codes = layer.weight_quantizer.codes(weight).reshape(len(alive), -1)[alive]
+        steps = _channels_first(layer, weight).numpy()[alive] / scale[alive, None]
+        codes = np.moveaxis(layer.weight_quantizer.codes(weight), layer.weight_axis, 0).reshape(len(alive), -1)[alive]
         bits = layer.weight_quantizer.rule.weight_bits
         limit = 2 ** (bits - 1) - 1
         # 15 codes one by one; of 255 codes always 15 together, so that the bars can be told apart.

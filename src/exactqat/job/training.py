@@ -155,7 +155,7 @@ def check_ranges(model: nn.Module, when: str) -> None:
             )
         if (
             isinstance(layer, qat.WeightedLayer)
-            and not (layer.weight_quantizer.scale(layer.operation.weight) > 0).any()
+            and not (layer.weight_quantizer.scale(layer.weight_source()) > 0).any()
         ):
             raise RangeCollapsed(f"{when}: the range of the weights of '{path}' collapsed to zero for all channels")
 

@@ -1,21 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantization-aware training for PyTorch: `prepare` a plain model by rules, train, `freeze`, train on, deploy."""
 
-from .layers import (
-    QuantizedAdd,
-    QuantizedAveragePool,
-    QuantizedConcatenation,
-    QuantizedInput,
-    QuantizedLayer,
-    QuantizedMaxPool,
-    QuantizedMean,
-    QuantizedMultiply,
-    WeightedLayer,
-)
-from .modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
-from .prepare import PreparedModel, UnsupportedOperator, calibrate, freeze, prepare
-from .ranges import ActivationRange, WeightRange
-from .rules import Rule, UnusedRuleWarning
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .layers import QuantizedInput, QuantizedLayer, WeightedLayer
+    from .modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
+    from .planning import UnsupportedOperator
+    from .ranges import ActivationRange, WeightRange
+    from .rules import Rule, UnusedRuleWarning
+    from .train_torch import PreparedModel, calibrate, freeze, prepare
+
+# Where the names are, loaded when first asked for: rules, networks and plans need no PyTorch.
+_ROOMS = {
+    "layers": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
+    "modules": ("Conv2d", "DepthwiseConv2d", "FakeQuantize", "FusedBatchNorm2d", "WeightFakeQuantize"),
+    "planning": ("UnsupportedOperator",),
+    "ranges": ("ActivationRange", "WeightRange"),
+    "rules": ("Rule", "UnusedRuleWarning"),
+    "train_torch": ("PreparedModel", "calibrate", "freeze", "prepare"),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
     "ActivationRange",
@@ -24,14 +32,8 @@ __all__ = [
     "FakeQuantize",
     "FusedBatchNorm2d",
     "PreparedModel",
-    "QuantizedAdd",
-    "QuantizedAveragePool",
-    "QuantizedConcatenation",
     "QuantizedInput",
     "QuantizedLayer",
-    "QuantizedMaxPool",
-    "QuantizedMean",
-    "QuantizedMultiply",
     "Rule",
     "UnsupportedOperator",
     "UnusedRuleWarning",
@@ -42,3 +44,15 @@ __all__ = [
     "freeze",
     "prepare",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f".{_ROOM_OF[name]}", __name__), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

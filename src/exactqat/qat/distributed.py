@@ -19,7 +19,15 @@ from torch import Tensor, nn
 import exactqat as eq
 
 from .layers import WeightedLayer
-from .modules import FusedBatchNorm2d, channels_first_view, channels_last_view
+from .modules import (
+    BatchNormTensors,
+    FusedBatchNorm2d,
+    LayerBatchNorm,
+    batch_norm_tensors,
+    channels_first_view,
+    channels_last_view,
+    per_channel,
+)
 from .ranges import ActivationRange
 
 
@@ -55,6 +63,8 @@ def _replacement(module: nn.Module) -> type[nn.Module] | None:
         if not module.track_running_stats:
             raise ValueError("track_running_stats must be True: inference uses the running statistics")
         return CrossReplicaBatchNorm2d if isinstance(module, nn.BatchNorm2d) else CrossReplicaBatchNorm1d
+    if isinstance(module, LayerBatchNorm):
+        return CrossReplicaLayerBatchNorm
     if isinstance(module, ActivationRange):
         return CrossReplicaRange
     return CrossReplicaWeightedLayer if isinstance(module, WeightedLayer) and module.folded else None
@@ -95,11 +105,11 @@ class CrossReplicaWeightedLayer(WeightedLayer):
     """A `WeightedLayer` that folds its batch norm (`Rule.fold_batch_norm`), with the statistics of all processes."""
 
     def statistics(self, raw: Tensor) -> tuple[Tensor, Tensor]:
-        axes = [axis for axis in range(raw.dim()) if axis != 1]
-        count = raw.new_tensor(raw.numel() // raw.shape[1], dtype=torch.float64)
+        axes = self.other_axes(raw)
+        count = raw.new_tensor(raw.numel() // raw.shape[self.channel_axis], dtype=torch.float64)
         dist.all_reduce(count)
         mean = (_SumOverReplicas.apply(raw.sum(axes, dtype=torch.float64)) / count).to(raw.dtype)
-        squares = (raw - mean.reshape(1, -1, *[1] * (raw.dim() - 2))).square().sum(axes, dtype=torch.float64)
+        squares = (raw - per_channel(mean, raw.dim(), self.channel_axis)).square().sum(axes, dtype=torch.float64)
         return mean, (_SumOverReplicas.apply(squares) / count).to(raw.dtype)
 
 
@@ -131,7 +141,8 @@ class CrossReplicaBatchNorm2d(FusedBatchNorm2d):
         if not self.training:
             return super().forward(features)
         self._check_input_dim(features)
-        return channels_first_view(_normalized(self, channels_last_view(features)))
+        x = channels_last_view(features)
+        return channels_first_view(_normalized(x, self.tensors(), self.eps, self.momentum))
 
 
 class CrossReplicaBatchNorm1d(nn.BatchNorm1d):
@@ -143,21 +154,33 @@ class CrossReplicaBatchNorm1d(nn.BatchNorm1d):
         self._check_input_dim(features)
         if features.dim() != 2:
             raise ValueError(f"features must be [batch, features], got shape {list(features.shape)}")
-        return _normalized(self, features[:, None, None, :].contiguous())[:, 0, 0, :]
+        x = features[:, None, None, :].contiguous()
+        return _normalized(x, batch_norm_tensors(self), self.eps, self.momentum)[:, 0, 0, :]
 
 
-def _normalized(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor:
+class CrossReplicaLayerBatchNorm(LayerBatchNorm):
+    """Likewise for the batch norm of a prepared model's layer."""
+
+    def normalize(self, features: Tensor, channel_axis: int = 1) -> Tensor:
+        if not self.training:
+            return super().normalize(features, channel_axis)
+        moved = features.movedim(channel_axis, -1)
+        image = moved if moved.dim() == 4 else moved.reshape(-1, 1, 1, moved.shape[-1])
+        y = _normalized(image.contiguous(), self.tensors(), self.eps, self.momentum)
+        return y.reshape(moved.shape).movedim(-1, channel_axis)
+
+
+def _normalized(x: Tensor, tensors: BatchNormTensors, epsilon: float, momentum: float | None) -> Tensor:
     """Training forward for x [n, height, width, channels]; moves the running statistics."""
-    scale = module.weight if module.affine else torch.ones_like(cast(Tensor, module.running_mean))
-    offset = module.bias if module.affine else torch.zeros_like(scale)
-    y, mean, variance, count = _Normalize.apply(x, scale, offset, module.eps)
+    scale = torch.ones_like(tensors.mean) if tensors.weight is None else tensors.weight
+    offset = torch.zeros_like(tensors.mean) if tensors.bias is None else tensors.bias
+    y, mean, variance, count = _Normalize.apply(x, scale, offset, epsilon)
     with torch.no_grad():
-        batches = cast(Tensor, module.num_batches_tracked)
-        batches += 1
-        share = 1.0 / float(batches) if module.momentum is None else module.momentum
+        if tensors.batches is not None:
+            tensors.batches.add_(1)
+        share = 1.0 / float(cast(Tensor, tensors.batches)) if momentum is None else momentum
         unbiased = variance * (count / (count - 1))
-        for running, new in ((module.running_mean, mean), (module.running_var, unbiased)):
-            statistic = cast(Tensor, running)
+        for statistic, new in ((tensors.mean, mean), (tensors.variance, unbiased)):
             statistic.copy_((1.0 - share) * statistic.double() + share * new)
     return y
 

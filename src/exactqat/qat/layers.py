@@ -1,25 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layers of a prepared network, each one operator of the device with the tensor that it stores.
 
-`prepare` builds them. Until `frozen`, batch norm runs on the batch's statistics; once frozen, a layer computes what the
-device computes: batch norm folded into the weights, the bias on the int32 grid of ``input scale * weight scale``.
+What an operator computes is said by its declaration (`exactqat.device`); here stand the grids: of the result, of weights,
+of constants. Until `frozen`, batch norm runs on the batch's statistics; once frozen, a layer computes what the device
+computes: batch norm folded into the weights, the bias on the int32 grid of ``input scale * weight scale``.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .modules import Conv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize, same_padding
+from ..device import OPERATORS, DeviceOperator
+from . import primitives_torch
+from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize, per_channel
 
-Pads = tuple[tuple[int, int], tuple[int, int]]
 LARGEST_BIAS_CODE = 2.0**30
 # Sums are below 2**31; twice the smallest multiplier that the device takes.
 SMALLEST_MULTIPLIER = 2.0**-31
+
+# A tensor that does not depend on the input, as it is at this moment.
+Source = Callable[[], Tensor]
+
+
+class Held:
+    """The parameter or buffer that a module holds under a name."""
+
+    def __init__(self, owner: nn.Module, name: str) -> None:
+        self.owner = owner
+        self.name = name
+
+    def __call__(self) -> Tensor:
+        held = self.owner._parameters.get(self.name)
+        return cast(Tensor, self.owner._buffers[self.name] if held is None else held)
+
+
+class Computed:
+    """What a function makes of other such tensors, anew at every call: gradients reach them."""
+
+    def __init__(self, function: Callable[..., Tensor], sources: Sequence[Source]) -> None:
+        self.function = function
+        self.sources = tuple(sources)
+
+    def __call__(self) -> Tensor:
+        return self.function(*(source() for source in self.sources))
 
 
 class ChannelGrid(NamedTuple):
@@ -58,10 +88,10 @@ def channel_grid(
     return ChannelGrid(torch.where(alive, factor, 0.0), scale, code, on_grid)
 
 
-def fold(weight: Tensor, batch_norm: FusedBatchNorm2d) -> Tensor:
+def fold(weight: Tensor, batch_norm: LayerBatchNorm, channel_axis: int = 0) -> Tensor:
     """The weight times batch norm's factor for each output channel."""
     factor, _ = batch_norm.factor_and_offset()
-    return weight * factor.reshape(-1, *[1] * (weight.dim() - 1))
+    return weight * per_channel(factor, weight.dim(), channel_axis)
 
 
 def activate(features: Tensor, activation: str) -> Tensor:
@@ -71,84 +101,220 @@ def activate(features: Tensor, activation: str) -> Tensor:
     return F.relu(features) if activation == "RELU" else features
 
 
+class DeviceGrid(NamedTuple):
+    """A result's grid as the device knows it, for operators that round in its codes."""
+
+    scale: Tensor
+    zero_point: int
+
+
+class ConstantOperand(nn.Module):
+    """An operand that does not depend on the input, on a grid of its own: symmetric, narrow, one scale."""
+
+    def __init__(self, source: Source, quantizer: WeightFakeQuantize) -> None:
+        super().__init__()
+        self.source = source
+        self.quantizer = quantizer
+
+    def forward(self) -> Tensor:
+        return cast(Tensor, self.quantizer(self.source()))
+
+    @torch.no_grad()
+    def numbers(self) -> tuple[np.ndarray, np.float32]:
+        """Codes around zero and their scale."""
+        values = self.source()
+        scale = np.float32(self.quantizer.scale(values)[0].item())
+        # All zero: any scale will do.
+        return self.quantizer.codes(values), scale if scale > 0 else np.float32(1)
+
+
+class SharedConstant(nn.Module):
+    """An operand that does not depend on the input, of an operator that moves codes: it lies on the result's grid."""
+
+    def __init__(self, source: Source, output_quantizer: FakeQuantize) -> None:
+        super().__init__()
+        self.source = source
+        # In a tuple, so that the quantizer is not registered as a child a second time.
+        self._quantizers = (output_quantizer,)
+
+    def forward(self) -> Tensor:
+        return cast(Tensor, self._quantizers[0](self.source()))
+
+    @torch.no_grad()
+    def numbers(self) -> tuple[np.ndarray, np.float32]:
+        """Codes around that of zero, and the scale."""
+        (quantizer,) = self._quantizers
+        minimum, maximum = quantizer.range()
+        scale, zero_point = quantizer.scale_and_zero_point()
+        quantized = quantizer.quantized(self.source(), minimum, maximum)
+        return quantizer.codes(quantized) - zero_point, scale
+
+
 class QuantizedLayer(nn.Module):
-    """What all layers share: the name of their activation and the quantizer of the stored result.
+    """A layer without weights: an operator of the device, its constant operands and the quantizer of its result.
 
     Attributes:
+        kind: the operator.
+        attributes: the operator's, with axes in the user's order; -1 for sizes that follow from the batch.
+        activation: NONE, RELU or RELU6.
         bounds: what the function itself is clamped to, as a hard sigmoid is to (0, 1). The stored range is the same, so
             the device needs no operator for it; the float network that `calibrate` runs does.
+        output_quantizer: of the stored result. Several layers may share one.
+        frozen: whether the last phase of training has begun.
     """
 
-    def __init__(self, output_quantizer: FakeQuantize, activation: str = "NONE") -> None:
+    def __init__(
+        self,
+        kind: str,
+        attributes: Mapping[str, Any],
+        output_quantizer: FakeQuantize,
+        *,
+        activation: str = "NONE",
+        bounds: tuple[float, float] | None = None,
+        high: bool = False,
+        constants: Mapping[int, ConstantOperand | SharedConstant] | None = None,
+    ) -> None:
+        """
+        Args:
+            high: codes of fewer than eight bits stand at the top of int8, not at its bottom.
+            constants: by their position among the operands.
+        """
         super().__init__()
-        self.output_quantizer = output_quantizer
+        self.kind = kind
+        self.attributes = dict(attributes)
         self.activation = activation
-        self.bounds: tuple[float, float] | None = None
+        self.bounds = bounds
+        self.high = high
         self.frozen = False
+        self.constants = dict(constants or {})
+        for position, constant in self.constants.items():
+            self.add_module(f"operand_{position}", constant)
+        # In a tuple, as only one of the layers that share a quantizer has it as its child.
+        self._output_quantizers = (output_quantizer,)
 
-    def replace_quantizers(self, old: list[FakeQuantize], new: FakeQuantize) -> None:
-        """Takes `new` wherever the layer now has one of `old`."""
-        if self.output_quantizer in old:
-            self.output_quantizer = new
+    @property
+    def output_quantizer(self) -> FakeQuantize:
+        return self._output_quantizers[0]
+
+    @property
+    def operator(self) -> DeviceOperator:
+        """What the device knows of it."""
+        return OPERATORS[self.kind]
 
     def store(self, features: Tensor) -> Tensor:
         """Activation, then the grid of the stored tensor."""
         features = activate(features, self.activation)
-        return self.output_quantizer(features if self.bounds is None else features.clamp(*self.bounds))
+        return cast(Tensor, self.output_quantizer(features if self.bounds is None else features.clamp(*self.bounds)))
+
+    def operands(self, features: Sequence[Tensor]) -> list[Tensor]:
+        """What the operator gets: the constants in their places among the computed operands."""
+        operands = list(features)
+        for position in sorted(self.constants):
+            operands.insert(position, self.constants[position]())
+        return operands
+
+    def forward(self, *features: Tensor) -> Tensor:
+        operands = self.operands(features) if self.constants else features
+        result = self.operator.real(primitives_torch, operands, self.attributes)
+        return self.moved(operands, result) if self.operator.same_quantization else self.store(result)
+
+    def moved(self, operands: Sequence[Tensor], result: Tensor) -> Tensor:
+        """The result of an operator that stores on the grid of its operands; some round in its codes."""
+        quantizer = self.output_quantizer
+        if not quantizer.quantizing or type(self.operator).real_on_grid is DeviceOperator.real_on_grid:
+            return result
+        with torch.no_grad():
+            bottom = -128 + self.high * (256 - 2**quantizer.bits)
+            grid = DeviceGrid(quantizer.scale(), quantizer.scale_and_zero_point()[1] + bottom)
+            rounded = self.operator.real_on_grid(primitives_torch, operands, self.attributes, grid)
+        return result if rounded is None else rounded + (result - result.detach())
+
+    def extra_repr(self) -> str:
+        return self.kind + (f", {self.activation}" if self.activation != "NONE" else "")
 
 
 class QuantizedInput(QuantizedLayer):
-    """The network's input as the device gets it."""
+    """An input of the network as the device gets it."""
 
-    def forward(self, features: Tensor) -> Tensor:
-        if features.dim() == 4:
-            features = features.contiguous(memory_format=torch.channels_last)
-        return self.store(features)
+    def __init__(self, output_quantizer: FakeQuantize) -> None:
+        super().__init__("", {}, output_quantizer)
+
+    def forward(self, *features: Tensor) -> Tensor:
+        (given,) = features
+        if given.dim() == 4:
+            given = given.contiguous(memory_format=torch.channels_last)
+        return self.store(given)
 
 
 class WeightedLayer(QuantizedLayer):
-    """A layer with weights."""
+    """A layer with weights.
+
+    Attributes:
+        weight_source, bias_source: give the weight and the bias of this moment; they stand elsewhere in the model, under
+            the user's names, and may serve several layers.
+        weight_axis: the weight's axis of output channels.
+        weight_quantizer: layers with the same weight share one.
+        batch_norm: what is folded into the weights, or None.
+        folded: whether the weight is quantized with batch norm in it (`Rule.fold_batch_norm`).
+        source: the quantizer of the tensor that this layer reads.
+    """
 
     def __init__(
         self,
-        operation: Conv2d | nn.Linear,
-        weight_quantizer: WeightFakeQuantize,
+        kind: str,
+        attributes: Mapping[str, Any],
         output_quantizer: FakeQuantize,
-        activation: str,
+        *,
         source: FakeQuantize,
-        batch_norm: FusedBatchNorm2d | None = None,
+        weight: Source,
+        bias: Source | None,
+        weight_quantizer: WeightFakeQuantize,
+        batch_norm: LayerBatchNorm | None = None,
+        folded: bool = False,
+        **rest: Any,
     ) -> None:
-        """
-        Args:
-            source: the quantizer of the tensor this layer reads; it stays another layer's child.
-        """
-        super().__init__(output_quantizer, activation)
-        self.operation = operation
-        self.weight_quantizer = weight_quantizer
+        super().__init__(kind, attributes, output_quantizer, **rest)
+        self.weight_source = weight
+        self.bias_source = bias
         self.batch_norm = batch_norm
-        self.folded = batch_norm is not None and weight_quantizer.rule.fold_batch_norm
-        # In a tuple, so that the quantizer is not registered as a child a second time.
-        self._source = (source,)
+        self.folded = folded
+        self._weight_quantizers = (weight_quantizer,)
+        self._input_quantizers = (source,)
 
-    def replace_quantizers(self, old: list[FakeQuantize], new: FakeQuantize) -> None:
-        super().replace_quantizers(old, new)
-        if self.source in old:
-            self._source = (new,)
+    @property
+    def weight_quantizer(self) -> WeightFakeQuantize:
+        return self._weight_quantizers[0]
+
+    @property
+    def weight_axis(self) -> int:
+        return self.weight_quantizer.channel_axis
 
     @property
     def source(self) -> FakeQuantize:
-        """The quantizer of the tensor this layer reads."""
-        return self._source[0]
+        return self._input_quantizers[0]
+
+    @property
+    def channel_axis(self) -> int:
+        """The result's axis of output channels."""
+        return int(self.attributes.get("channel_axis", -1))
+
+    def bias(self) -> Tensor | None:
+        """The bias, [out_channels], without batch norm."""
+        return None if self.bias_source is None else self.bias_source()
 
     def stored_weight(self) -> Tensor:
         """What is quantized: the weight, under `Rule.fold_batch_norm` times batch norm's factor."""
-        weight = self.operation.weight
-        return fold(weight, self.batch_norm) if self.folded and self.batch_norm is not None else weight
+        weight = self.weight_source()
+        folded = self.folded and self.batch_norm is not None
+        return fold(weight, cast(LayerBatchNorm, self.batch_norm), self.weight_axis) if folded else weight
 
     def grid(self) -> ChannelGrid:
         """The layer on the device, from the weights, ranges and statistics of this moment."""
-        weight = self.stored_weight()
-        bias = self.operation.bias if self.operation.bias is not None else weight.new_zeros(weight.shape[0])
+        return self._grid(self.stored_weight())
+
+    def _grid(self, weight: Tensor) -> ChannelGrid:
+        bias = self.bias()
+        bias = weight.new_zeros(weight.shape[self.weight_axis]) if bias is None else bias
         factor = torch.ones_like(bias)
         if self.batch_norm is not None:
             factor, offset = self.batch_norm.factor_and_offset()
@@ -160,19 +326,11 @@ class WeightedLayer(QuantizedLayer):
 
     def compute(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The linear operation with a given weight and bias."""
-        if not isinstance(self.operation, Conv2d):
-            return F.linear(features, weight, bias)
-        if features.dim() == 2:
-            return self.operation.convolve(features[:, :, None, None], weight, bias)[:, :, 0, 0]
-        return self.operation.convolve(features, weight, bias)
+        return cast(Tensor, self.operator.real(primitives_torch, (features, weight, bias), self.attributes))
 
     def normalize(self, features: Tensor) -> Tensor:
         """Batch norm, if the layer has one."""
-        if self.batch_norm is None:
-            return features
-        if features.dim() == 2:
-            return self.batch_norm(features[:, :, None, None])[:, :, 0, 0]
-        return self.batch_norm(features)
+        return features if self.batch_norm is None else self.batch_norm(features, self.channel_axis)
 
     def statistics(self, raw: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and biased variance of each channel of a batch, for a folded batch norm."""
@@ -180,174 +338,87 @@ class WeightedLayer(QuantizedLayer):
             raise RuntimeError(
                 "Rule.fold_batch_norm needs the statistics of all processes: train inside qat.distributed.synchronized"
             )
-        variance, mean = torch.var_mean(raw, [axis for axis in range(raw.dim()) if axis != 1], unbiased=False)
+        variance, mean = torch.var_mean(raw, self.other_axes(raw), unbiased=False)
         return mean, variance
 
-    def compute_folded(self, features: Tensor, weight: Tensor, batch_norm: FusedBatchNorm2d) -> Tensor:
+    def other_axes(self, raw: Tensor) -> list[int]:
+        """All axes of a result but that of its channels."""
+        return [axis for axis in range(raw.dim()) if axis != self.channel_axis % raw.dim()]
+
+    def compute_folded(self, features: Tensor, weight: Tensor, batch_norm: LayerBatchNorm) -> Tensor:
         """Convolution and batch norm in one, before `freeze`: TensorFlow's fold with correction.
 
         The quantized weight holds the running deviation, which is steady; in training the result is brought to the
         batch's own.
         """
         factor, offset = batch_norm.factor_and_offset()
-        bias = self.operation.bias
-        if not self.training:
+        bias = self.bias()
+        if not batch_norm.training:
             return self.compute(features, weight, offset if bias is None else bias * factor + offset)
-        raw = self.compute(features, self.operation.weight, bias)
+        raw = self.compute(features, self.weight_source(), bias)
         mean, variance = self.statistics(raw)
-        running = torch.sqrt(cast(Tensor, batch_norm.running_var) + batch_norm.eps)
+        _, beta, _, running_variance, _ = batch_norm.tensors()
+        running = torch.sqrt(running_variance + batch_norm.eps)
         correction = running / torch.sqrt(variance + batch_norm.eps)
-        beta = batch_norm.bias if batch_norm.affine else torch.zeros_like(mean)
         # A bias of the convolution is part of the mean, and batch norm takes it away.
-        shift = beta - factor * correction * (mean if bias is None else mean - bias)
-        shape = (1, -1, *[1] * (raw.dim() - 2))
-        result = self.compute(features, weight, None) * correction.reshape(shape) + shift.reshape(shape)
+        shift = factor * correction * (mean if bias is None else mean - bias)
+        shift = -shift if beta is None else beta - shift
+        correction, shift = (per_channel(vector, raw.dim(), self.channel_axis) for vector in (correction, shift))
+        result = self.compute(features, weight, None) * correction + shift
         # Last, so that all of the above has seen the statistics of before.
         with torch.no_grad():
             self.normalize(raw)
         return result
 
-    def forward(self, features: Tensor) -> Tensor:
-        weight = self.weight_quantizer(self.stored_weight())
+    def forward(self, *features: Tensor) -> Tensor:
+        (given,) = features
+        stored = self.stored_weight()
+        weight = self.weight_quantizer(stored)
         if self.frozen:
-            grid = self.grid()
-            shape = (-1, *[1] * (weight.dim() - 1))
-            return self.store(self.compute(features, weight * grid.factor.reshape(shape), grid.bias))
+            grid = self._grid(stored)
+            return self.store(
+                self.compute(given, weight * per_channel(grid.factor, weight.dim(), self.weight_axis), grid.bias)
+            )
         if self.folded and self.batch_norm is not None:
-            return self.store(self.compute_folded(features, weight, self.batch_norm))
-        computed = self.compute(features, weight, self.operation.bias)
+            return self.store(self.compute_folded(given, weight, self.batch_norm))
+        computed = self.compute(given, weight, self.bias())
         if (
             self.batch_norm is not None
             and self.bounds is None
             and self.batch_norm.can_forward_quantized(computed, self.output_quantizer)
         ):
-            return self.batch_norm.forward_quantized(computed, self.activation, self.output_quantizer)
+            return self.batch_norm.forward_quantized(
+                computed, self.activation, self.output_quantizer, self.channel_axis
+            )
         return self.store(self.normalize(computed))
 
 
-class QuantizedAdd(QuantizedLayer):
-    """The sum of two stored tensors."""
+class TrainingOnly(nn.Module):
+    """What there is in training alone, such as dropout; what is stored stays stored."""
 
-    def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        return self.store(first + second)
-
-
-class QuantizedMultiply(QuantizedLayer):
-    """The product of two stored tensors; the second may be [batch, channels, 1, 1]."""
-
-    def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        return self.store(first * second)
-
-
-class QuantizedConcatenation(QuantizedLayer):
-    """Stored tensors joined along the channels. They share one quantizer, so that the device copies codes."""
-
-    def forward(self, *features: Tensor) -> Tensor:
-        return torch.cat(features, 1)
-
-
-class QuantizedPool(QuantizedLayer):
-    """What pooling layers share: they keep the quantizer of the tensor they read.
-
-    Attributes:
-        window, strides: (rows, columns).
-        pads: zeros (before, after) the rows and the columns that the layer itself puts round its input.
-    """
-
-    def __init__(
-        self,
-        output_quantizer: FakeQuantize,
-        window: tuple[int, int],
-        strides: tuple[int, int],
-        padding: str | Pads,
-    ) -> None:
+    def __init__(self, expression: Callable[..., Tensor], sources: Sequence[Source] = ()) -> None:
         """
         Args:
-            padding: ``"VALID"``, ``"SAME"`` (only real values take part; the surplus goes after), or the zeros to put
-                round the input.
+            sources: give what the expression takes before the tensor itself.
         """
-        super().__init__(output_quantizer)
-        self.window = window
-        self.strides = strides
-        self.padding = padding
-
-    def pads(self, features: Tensor) -> Pads:
-        """Positions (before, after) the rows and the columns that the windows reach beyond `features`."""
-        if not isinstance(self.padding, str):
-            return self.padding
-        if self.padding == "VALID":
-            return (0, 0), (0, 0)
-        rows, columns = (
-            same_padding(size, window, stride, 1)
-            for size, window, stride in zip(features.shape[2:], self.window, self.strides, strict=True)
-        )
-        return rows, columns
-
-    def pad(self, features: Tensor, value: float) -> Tensor:
-        """`features` with `value` wherever the windows reach beyond it."""
-        rows, columns = self.pads(features)
-        return F.pad(features, (*columns, *rows), value=value) if any(rows + columns) else features
-
-
-class QuantizedMaxPool(QuantizedPool):
-    """The largest value of every window: always one of the stored values, so nothing is rounded."""
+        super().__init__()
+        self.expression = expression
+        self._sources = tuple(sources)
 
     def forward(self, features: Tensor) -> Tensor:
-        fill = -torch.inf if self.padding == "SAME" else 0.0
-        return F.max_pool2d(self.pad(features, fill), self.window, self.strides)
+        return self.expression(*(source() for source in self._sources), features) if self.training else features
 
 
-class QuantizedAveragePool(QuantizedPool):
-    """The mean of every window, rounded as the device rounds it: half away from zero in int8 codes.
+class Outside(nn.Module):
+    """A last function of the device's results: computed in training, left to the program that runs the device."""
 
-    Averages of small windows are often exactly between two codes, so another rounding would show.
-    """
-
-    def __init__(
-        self,
-        output_quantizer: FakeQuantize,
-        window: tuple[int, int],
-        strides: tuple[int, int],
-        padding: str | Pads,
-        stored_high: bool,
-    ) -> None:
-        """
-        Args:
-            stored_high: codes of fewer than eight bits stand at the top of int8, not at its bottom.
-        """
-        super().__init__(output_quantizer, window, strides, padding)
-        self.stored_high = stored_high
-
-    def sums(self, features: Tensor) -> Tensor:
-        """The sum of every window; what is beyond the features counts as 0."""
-        return F.avg_pool2d(self.pad(features, 0.0), self.window, self.strides, divisor_override=1)
+    def __init__(self, kind: str, attributes: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.kind = kind
+        self.attributes = dict(attributes)
 
     def forward(self, features: Tensor) -> Tensor:
-        # Zeros that are really put there are values as good as any other.
-        counted = features.new_ones((1, 1, *features.shape[2:]))
-        count = self.sums(counted) if self.padding == "SAME" else float(self.window[0] * self.window[1])
-        mean = self.sums(features) / count
-        quantizer = self.output_quantizer
-        if not quantizer.quantizing:
-            return mean
-        with torch.no_grad():
-            scale = quantizer.scale()
-            zero_point = quantizer.scale_and_zero_point()[1] - 128 + self.stored_high * (256 - 2**quantizer.bits)
-            steps = self.sums(torch.round(features / scale))
-            # Sums of fewer than 2**16 codes: every number below is a whole one that float32 holds.
-            total = steps + zero_point * count
-            half = torch.floor(count / 2) if isinstance(count, Tensor) else count // 2
-            codes = total.sign() * torch.div(total.abs() + half, count, rounding_mode="floor")
-            on_grid = (codes - zero_point) * scale
-        return on_grid + (mean - mean.detach())
+        return primitives_torch.FUNCTIONS[self.kind](features, **self.attributes)
 
-
-class QuantizedMean(QuantizedLayer):
-    """The mean over height and width."""
-
-    def __init__(self, output_quantizer: FakeQuantize, keep_dims: bool) -> None:
-        super().__init__(output_quantizer)
-        self.keep_dims = keep_dims
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.store(features.mean((2, 3), keepdim=self.keep_dims))
+    def extra_repr(self) -> str:
+        return self.kind

@@ -8,7 +8,8 @@ channels]: for a tensor in ``torch.channels_last`` that is the same memory under
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -32,6 +33,13 @@ def channels_last_view(tensor: Tensor) -> Tensor:
 def channels_first_view(tensor: Tensor) -> Tensor:
     """[n, h, w, c] as [n, c, h, w], without a copy."""
     return tensor.permute(0, 3, 1, 2)
+
+
+def per_channel(vector: Tensor, rank: int, axis: int) -> Tensor:
+    """A vector [channels] as a tensor of `rank` axes that broadcasts along all but `axis`."""
+    shape = [1] * rank
+    shape[axis] = -1
+    return vector.reshape(shape)
 
 
 def same_padding(size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
@@ -66,7 +74,10 @@ class FakeQuantize(nn.Module):
         if not self.quantizing:
             return activation
         minimum, maximum = self.range()
-        if activation.dim() == 4:
+        # Images stay in channels_last; what an operator left in the user's order is not turned round for this.
+        if activation.dim() == 4 and not (
+            activation.is_contiguous() and not activation.is_contiguous(memory_format=torch.channels_last)
+        ):
             quantized = fake_quantize(channels_last_view(activation), minimum, maximum, self.bits, narrow_range=False)
             return channels_first_view(quantized)
         return fake_quantize(activation, minimum, maximum, self.bits, narrow_range=False)
@@ -96,18 +107,23 @@ class FakeQuantize(nn.Module):
 class WeightFakeQuantize(nn.Module):
     """Rounds a weight to its grid, one scale per output channel (or one in all, by the rule)."""
 
-    def __init__(self, rule: Rule, weight: Tensor) -> None:
+    def __init__(self, rule: Rule, weight: Tensor, channel_axis: int = 0) -> None:
         """
         Args:
             weight: as `forward` will get it; learned ranges start from it.
+            channel_axis: the weight's axis of output channels.
         """
         super().__init__()
         self.rule = rule
-        self.range = WeightRange(rule, weight.detach().movedim(0, -1))
+        self.channel_axis = channel_axis
+        self.range = WeightRange(rule, self._channels_last(weight.detach()))
         self.quantizing = True
 
+    def _channels_last(self, weight: Tensor) -> Tensor:
+        return weight.movedim(self.channel_axis, -1) if weight.dim() else weight
+
     def forward(self, weight: Tensor) -> Tensor:
-        """weight: [out_channels, ...]."""
+        """weight: with its output channels along `channel_axis`, [out_channels, ...] if that is 0."""
         if not self.quantizing:
             return weight
         if self._by_rows(weight):
@@ -116,15 +132,18 @@ class WeightFakeQuantize(nn.Module):
             dense = weight if weight.is_contiguous() else rows.contiguous()
             quantized = torch.ops.exactqat.fake_quant_rows(dense, self.rule.weight_bits, self.rule.narrow_range)
             return quantized if dense is weight or dense.dim() != 4 else channels_first_view(quantized)
-        channels_last = weight.movedim(0, -1).contiguous()
+        channels_last = self._channels_last(weight).contiguous()
         low, high = self.range(channels_last)
-        return fake_quantize(channels_last, low, high, self.rule.weight_bits, self.rule.narrow_range).movedim(-1, 0)
+        quantized = fake_quantize(channels_last, low, high, self.rule.weight_bits, self.rule.narrow_range)
+        return quantized.movedim(-1, self.channel_axis) if weight.dim() else quantized
 
     def _by_rows(self, weight: Tensor) -> bool:
         """Whether one operator on the CPU knows the range: each channel's largest magnitude."""
         range_ = self.range
         return (
-            weight.device.type == "cpu"
+            self.channel_axis == 0
+            and weight.dim() > 0
+            and weight.device.type == "cpu"
             and weight.dtype == torch.float32
             and weight.numel() > 0
             and type(range_) is WeightRange
@@ -135,16 +154,18 @@ class WeightFakeQuantize(nn.Module):
 
     def scale(self, weight: Tensor) -> Tensor:
         """The width of one step for every output channel, [out_channels]; 0 for a channel whose range is zero."""
-        minimum, maximum = self.range(weight.movedim(0, -1))
+        minimum, maximum = self.range(self._channels_last(weight))
         scale = (maximum - minimum) / grid_steps(self.rule.weight_bits, self.rule.narrow_range)
-        return scale.expand(weight.shape[0])
+        return scale.expand(weight.shape[self.channel_axis] if weight.dim() else 1)
 
     @torch.no_grad()
     def codes(self, weight: Tensor) -> np.ndarray:
         """Integer codes around zero, int64, shape of `weight`; for symmetric narrow rules only."""
-        scale = self.scale(weight).reshape(-1, *[1] * (weight.dim() - 1))
+        scale = self.scale(weight)
         safe_scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-        return np.rint((self(weight) / safe_scale).cpu().numpy()).astype(np.int64)
+        if weight.dim():
+            safe_scale = per_channel(safe_scale, weight.dim(), self.channel_axis)
+        return np.rint((self(weight) / safe_scale).reshape(weight.shape).cpu().numpy()).astype(np.int64)
 
 
 class Conv2d(nn.Conv2d):
@@ -246,6 +267,9 @@ class DepthwiseConv2d(Conv2d):
         self.channel_multiplier = channel_multiplier
 
     def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if torch.compiler.is_exporting():
+            # `capture_torch` reads what is computed; by which operator does not matter there.
+            return super().convolve(features, weight, bias)
         height, width = weight.shape[2:]
         filter_ = weight.permute(2, 3, 1, 0).reshape(height, width, self.in_channels, self.channel_multiplier)
         rows, columns = self.pads(features.shape[2], features.shape[3])
@@ -261,43 +285,50 @@ class DepthwiseConv2d(Conv2d):
         return channels_first_view(convolved)
 
 
-class FusedBatchNorm2d(nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d` computed by TensorFlow's fused batch norm; same parameters and state.
+class BatchNormTensors(NamedTuple):
+    """What batch norm works with: all [channels], but for `batches`, which counts training batches."""
 
-    As in both frameworks, a training batch is normalized with its biased variance and the running variance takes the
-    unbiased one. `momentum` is PyTorch's: the share of the new batch (``None``: the mean of all batches), which is
-    TensorFlow's ``exponential_avg_factor``.
+    weight: Tensor | None
+    bias: Tensor | None
+    mean: Tensor
+    variance: Tensor
+    batches: Tensor | None
 
-    Raises:
-        ValueError: `track_running_stats` is off; the device needs the statistics.
-    """
 
-    def __init__(self, num_features: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__(num_features, *args, **kwargs)
-        if not self.track_running_stats:
-            raise ValueError("track_running_stats must be True: inference uses the running statistics")
+class FusedBatchNorm(nn.Module):
+    """Batch norm by TensorFlow's fused operator, for tensors of any rank; where its tensors are, `tensors` says."""
 
-    def _scale_and_offset(self) -> tuple[Tensor, Tensor]:
-        mean = cast(Tensor, self.running_mean)
-        return (self.weight, self.bias) if self.affine else (torch.ones_like(mean), torch.zeros_like(mean))
+    eps: float
+    momentum: float | None
 
-    def _count_batch(self, features: Tensor) -> float:
+    def tensors(self) -> BatchNormTensors:
+        """The parameters and statistics of this moment."""
+        raise NotImplementedError
+
+    def _scale_and_offset(self, tensors: BatchNormTensors) -> tuple[Tensor, Tensor]:
+        weight, bias, mean, *_ = tensors
+        return torch.ones_like(mean) if weight is None else weight, torch.zeros_like(mean) if bias is None else bias
+
+    def _count_batch(self, features: Tensor, tensors: BatchNormTensors) -> float:
         """The share of this training batch in the running statistics."""
-        if features.numel() == features.shape[1]:
+        if features.numel() == tensors.mean.numel():
             raise ValueError(
                 f"a training batch needs more than one value per channel, got shape {list(features.shape)}"
             )
-        batches = cast(Tensor, self.num_batches_tracked)
-        batches += 1
-        return 1.0 / float(batches) if self.momentum is None else self.momentum
+        if tensors.batches is not None:
+            tensors.batches.add_(1)
+        return 1.0 / float(cast(Tensor, tensors.batches)) if self.momentum is None else self.momentum
 
-    def forward(self, features: Tensor) -> Tensor:
-        self._check_input_dim(features)
-        mean, variance = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
-        scale, offset = self._scale_and_offset()
-        factor = self._count_batch(features) if self.training else 1.0
+    def normalize(self, features: Tensor, channel_axis: int = 1) -> Tensor:
+        """Batch norm along `channel_axis`; moves the running statistics in training."""
+        tensors = self.tensors()
+        scale, offset = self._scale_and_offset(tensors)
+        factor = self._count_batch(features, tensors) if self.training else 1.0
+        mean, variance = tensors.mean, tensors.variance
+        image = features.dim() == 4 and channel_axis == 1
+        moved = features if image else features.movedim(channel_axis, -1)
         result = eq.raw_ops.FusedBatchNormV3(
-            x=channels_last_view(features),
+            x=channels_last_view(features) if image else moved.reshape(-1, 1, 1, mean.numel()),
             scale=scale,
             offset=offset,
             # Copies in training: the operator keeps its operands for the backward pass, and the statistics change
@@ -312,21 +343,25 @@ class FusedBatchNorm2d(nn.BatchNorm2d):
             with torch.no_grad():
                 mean.copy_(result.batch_mean)
                 variance.copy_(result.batch_variance)
-        return channels_first_view(result.y)
+        return channels_first_view(result.y) if image else result.y.reshape(moved.shape).movedim(-1, channel_axis)
 
-    def forward_quantized(self, features: Tensor, activation: str, quantizer: FakeQuantize) -> Tensor:
+    def forward_quantized(
+        self, features: Tensor, activation: str, quantizer: FakeQuantize, channel_axis: int = 1
+    ) -> Tensor:
         """Batch norm in training, the activation and `quantizer` in two passes over memory instead of six.
 
         The same bits as one by one; where `can_forward_quantized`.
 
         Args:
-            features: [batch, channels, height, width] or [batch, channels].
+            features: channels along `channel_axis`.
             activation: NONE, RELU or RELU6.
         """
-        mean, variance = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
-        scale, offset = self._scale_and_offset()
-        factor = self._count_batch(features)
-        x = channels_last_view(features) if features.dim() == 4 else features
+        tensors = self.tensors()
+        mean, variance = tensors.mean, tensors.variance
+        scale, offset = self._scale_and_offset(tensors)
+        factor = self._count_batch(features, tensors)
+        image = features.dim() == 4 and channel_axis == 1
+        x = channels_last_view(features) if image else features.movedim(channel_axis, -1).contiguous()
         with torch.no_grad():
             new_mean, new_variance, precise_mean, precise_variance, low, high = (
                 torch.ops.exactqat.batch_norm_statistics(x, scale, offset, mean, variance, self.eps, factor, activation)
@@ -350,7 +385,7 @@ class FusedBatchNorm2d(nn.BatchNorm2d):
             False,
             minimum.requires_grad or maximum.requires_grad,
         )
-        return channels_first_view(outputs) if features.dim() == 4 else outputs
+        return channels_first_view(outputs) if image else outputs.movedim(-1, channel_axis)
 
     def can_forward_quantized(self, features: Tensor, quantizer: FakeQuantize) -> bool:
         """Whether `forward_quantized` does what the modules would: in training on the CPU in float32, while nothing
@@ -361,7 +396,8 @@ class FusedBatchNorm2d(nn.BatchNorm2d):
             and features.device.type == "cpu"
             and features.dtype == torch.float32
             # Subclasses, such as those that share statistics between processes, do something else.
-            and (type(self), type(quantizer), type(range_)) == (FusedBatchNorm2d, FakeQuantize, ActivationRange)
+            and type(self) in (FusedBatchNorm2d, LayerBatchNorm)
+            and (type(quantizer), type(range_)) == (FakeQuantize, ActivationRange)
             and quantizer.quantizing
             and not quantizer.observing
             # Percentiles are not those of the ends.
@@ -375,7 +411,78 @@ class FusedBatchNorm2d(nn.BatchNorm2d):
 
     def factor_and_offset(self) -> tuple[Tensor, Tensor]:
         """Inference as ``factor * x + offset`` for each channel, both [channels]; a gamma of 0 gives factor 0."""
-        mean, variance = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
+        weight, bias, mean, variance, _ = self.tensors()
         deviation = torch.sqrt(variance + self.eps)
-        factor = self.weight / deviation if self.affine else 1.0 / deviation
-        return factor, (self.bias if self.affine else 0.0) - mean * factor
+        factor = 1.0 / deviation if weight is None else weight / deviation
+        # A copy in training, where the statistics change before the backward pass.
+        mean = mean.clone() if self.training else mean
+        return factor, (0.0 if bias is None else bias) - mean * factor
+
+
+class FusedBatchNorm2d(FusedBatchNorm, nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d` computed by TensorFlow's fused batch norm; same parameters and state.
+
+    As in both frameworks, a training batch is normalized with its biased variance and the running variance takes the
+    unbiased one. `momentum` is PyTorch's: the share of the new batch (``None``: the mean of all batches), which is
+    TensorFlow's ``exponential_avg_factor``.
+
+    Raises:
+        ValueError: `track_running_stats` is off; the device needs the statistics.
+    """
+
+    def __init__(self, num_features: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(num_features, *args, **kwargs)
+        if not self.track_running_stats:
+            raise ValueError("track_running_stats must be True: inference uses the running statistics")
+
+    def tensors(self) -> BatchNormTensors:
+        return batch_norm_tensors(self)
+
+    def forward(self, features: Tensor) -> Tensor:
+        self._check_input_dim(features)
+        # As in `DepthwiseConv2d.convolve`.
+        return nn.BatchNorm2d.forward(self, features) if torch.compiler.is_exporting() else self.normalize(features)
+
+
+def batch_norm_tensors(module: nn.BatchNorm1d | nn.BatchNorm2d) -> BatchNormTensors:
+    """What a batch norm of PyTorch's holds."""
+    mean, variance = cast(Tensor, module.running_mean), cast(Tensor, module.running_var)
+    return BatchNormTensors(module.weight, module.bias, mean, variance, module.num_batches_tracked)
+
+
+class LayerBatchNorm(FusedBatchNorm):
+    """The batch norm of a layer. Its tensors stand elsewhere, as those of the user's model, and may serve other layers.
+
+    Args:
+        weight, bias, mean, variance, batches: give the tensors of `BatchNormTensors`, or None.
+        follows: whether the statistics follow training batches; otherwise the user has frozen them.
+    """
+
+    def __init__(
+        self,
+        weight: Callable[[], Tensor] | None,
+        bias: Callable[[], Tensor] | None,
+        mean: Callable[[], Tensor],
+        variance: Callable[[], Tensor],
+        batches: Callable[[], Tensor] | None,
+        epsilon: float,
+        momentum: float | None,
+        follows: bool = True,
+    ) -> None:
+        super().__init__()
+        self._sources = (weight, bias, mean, variance, batches)
+        self.eps = epsilon
+        self.momentum = momentum
+        self.follows = follows
+
+    def tensors(self) -> BatchNormTensors:
+        return BatchNormTensors(*(None if source is None else source() for source in self._sources))  # type: ignore[arg-type]
+
+    def train(self, mode: bool = True) -> LayerBatchNorm:
+        return super().train(mode and self.follows)
+
+    def forward(self, features: Tensor, channel_axis: int = 1) -> Tensor:
+        return self.normalize(features, channel_axis)
+
+    def extra_repr(self) -> str:
+        return f"eps={self.eps}, momentum={self.momentum}"

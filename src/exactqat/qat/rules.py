@@ -109,15 +109,15 @@ class RuleBook:
         self._decided: dict[int, list[str]] = {position: [] for position in range(len(self.rules))}
         self._shadowed: dict[int, set[str]] = {position: set() for position in range(len(self.rules))}
 
-    def find(self, path: str) -> Rule:
-        """The first rule that matches `path`.
+    def find(self, path: str, owner: str = "") -> Rule:
+        """The first rule that matches `path`, or its `owner`: the layer that `path` is a part or another call of.
 
         Raises:
             ValueError: no rule matches; a layer without settings cannot be quantized.
         """
         chosen: int | None = None
         for position, rule in enumerate(self.rules):
-            if fnmatchcase(path, rule.match):
+            if fnmatchcase(path, rule.match) or (owner and fnmatchcase(owner, rule.match)):
                 if chosen is None:
                     chosen = position
                     self._decided[position].append(path)

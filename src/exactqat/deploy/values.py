@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trained network stores, tensor by tensor, as the device would hold it: beside the device's own integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..device.operator import Layout
+from .graph import Graph
+from .lower import lower_with_layouts, on_device
+
+Lowered = tuple[Graph, Mapping[str, Layout]]
+
+
+def device_codes(model: Any, *inputs: Any, lowered: Lowered | None = None) -> dict[str, np.ndarray]:
+    """Codes of all that a trained network stores, by tensor name, as they lie on the device.
+
+    Args:
+        model: prepared and frozen; in evaluation mode.
+        inputs: what the model is called with; the network's own inputs are among the results.
+        lowered: what `lower_with_layouts` made of the model, for callers that have it.
+    """
+    graph, layouts = lowered or lower_with_layouts(model)
+    numbers = model.numbers()
+    codes = {}
+    for path, trained in model.stored_codes(*inputs).items():
+        if path not in layouts:
+            continue
+        tensor = graph.tensors[path]
+        _, zero = numbers.grids[model.plan.stored(path).grid]
+        shifted = trained - zero + int(tensor.quantization.zero_point[0])
+        codes[path] = on_device(shifted, layouts[path]).astype(tensor.dtype)
+    return codes
+
+
+def layer_values(
+    model: Any, *inputs: Any, lowered: Lowered | None = None
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Real numbers that the float and the fake-quantized network store, by tensor name, as they lie on the device: for
+    `verify`.
+
+    The float network is the one with the same weights, without quantization. Arguments as in `device_codes`.
+    """
+    _, layouts = lowered or lower_with_layouts(model)
+    plain, trained = (
+        {path: on_device(array, layouts[path]) for path, array in values.items() if path in layouts}
+        for values in model.layer_values(*inputs)
+    )
+    return plain, trained
+
+
+def in_users_order(array: np.ndarray, layout: Layout) -> np.ndarray:
+    """An array of the device in the user's order of axes: the way back from `lower.on_device`."""
+    units = tuple(position for position, axis in enumerate(layout.axes) if axis < 0)
+    present = [axis for axis in layout.axes if axis >= 0]
+    return array.squeeze(units).transpose(np.argsort(present))

@@ -1,0 +1,536 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of one value: sigmoid, tanh, the ReLUs, and any other as a table of 256 codes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from . import fixed_point_functions as fixed
+from .arithmetic import (
+    Arrays,
+    Tensors,
+    broadcast_shape,
+    centered,
+    fixed_point,
+    multiply_fixed_point,
+    round_half_away,
+    rounding_shift,
+    scale_of,
+    zero_point_of,
+)
+from .operator import REQUIRED, Attributes, DeviceOperator, FileStep, Refusal, Shape, is_xnnpack, need, register
+from .tensor import INDICES, INT8_MAX, INT8_MIN, Tensor, dequantize, quantize
+
+CODES = np.arange(INT8_MIN, INT8_MAX + 1).astype(np.int8)
+
+
+class Unary(DeviceOperator):
+    """One operand, value by value: what there is to know of it are the results of 256 codes."""
+
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+        """The results of the codes -128..127, in this order; int8 or wider."""
+        raise NotImplementedError
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return self.table(inputs[0], output, attributes, profile).astype(np.int8)[codes[0].astype(np.intp) - INT8_MIN]
+
+
+def within_int8(codes: np.ndarray) -> np.ndarray:
+    """Saturated."""
+    return np.clip(codes, INT8_MIN, INT8_MAX).astype(np.int8)
+
+
+def onnx_lookup(writer: Any, operator: Any, output: Tensor, table: np.ndarray) -> None:
+    """A table of 256 codes in ONNX: exact, because nothing in it is rounded."""
+    name = output.name
+    kind = {"to": writer.onnx.TensorProto.INT32}
+    indices = writer.node("Cast", [f"{operator.inputs[0]}/codes"], f"{name}/cast", **kind)
+    shift = writer.constant("table_shift", np.int32(-INT8_MIN))
+    indices = writer.node("Add", [indices, shift], f"{name}/indices")
+    codes = writer.node("Gather", [writer.constant(f"{name}/table", table), indices], f"{name}/codes", axis=0)
+    writer.node("DequantizeLinear", [codes, *writer.parameters(name, output.quantization)], name)
+
+
+# --- tables that the runtimes make of a function ---------------------------------------------------------------------
+
+
+class Tabulated(Unary):
+    """LiteRT evaluates the function in float32 for all 256 codes before the first image and looks results up."""
+
+    version = 2
+    # XNNPACK has a kernel of its own, which rounds to even after it has added the zero point.
+    delegated: ClassVar[bool] = False
+
+    def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+        """float32 to float32, as the kernel computes it."""
+        raise NotImplementedError
+
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+        x = dequantize(CODES, source.quantization)
+        with np.errstate(over="ignore"):
+            real = self.function(x, output, attributes, profile).astype(np.float32)
+            steps = real * (np.float32(1) / scale_of(output))
+        zero_point = zero_point_of(output)
+        if self.delegated and is_xnnpack(profile):
+            return within_int8(np.rint(steps + np.float32(zero_point)))
+        return within_int8(round_half_away(steps.astype(np.float64)) + zero_point)
+
+
+def rounded(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
+    """A float32 function of the C library, whose results are the float64 ones rounded, or next to them."""
+    with np.errstate(over="ignore", divide="ignore"):
+        return function(x.astype(np.float64)).astype(np.float32)
+
+
+erf = np.vectorize(math.erf, otypes=[np.float64])
+erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+@register
+class Logistic(Tabulated):
+    """1 / (1 + exp(-x))."""
+
+    kind = "LOGISTIC"
+    fixed_grid = (1 / 256, -128)
+    delegated = True
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.sigmoid(operands[0])
+
+    def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+        power = rounded(np.exp, -x)
+        if is_xnnpack(profile):  # in float64, rounded at the end
+            with np.errstate(over="ignore"):
+                return 1 / (1 + np.exp(-x.astype(np.float64)))
+        return np.float32(1) / (np.float32(1) + power)
+
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+        if profile != "micro":
+            return super().table(source, output, attributes, profile)
+        return micro_table(source, fixed.logistic, 8, INT8_MIN)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        computed = writer.node("Sigmoid", writer.operands(operator), f"{output.name}/computed")
+        writer.result(operator, output, computed)
+
+
+@register
+class Tanh(Tabulated):
+    """The hyperbolic tangent."""
+
+    kind = "TANH"
+    fixed_grid = (1 / 128, 0)
+    delegated = True
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.tanh(operands[0])
+
+    def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+        return rounded(np.tanh, x)
+
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+        if profile != "micro":
+            return super().table(source, output, attributes, profile)
+        return micro_table(source, fixed.tanh, 7, 0)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        writer.result(operator, output, writer.node("Tanh", writer.operands(operator), f"{output.name}/computed"))
+
+
+def micro_table(
+    source: Tensor, function: Callable[[np.ndarray, int], np.ndarray], fractional_bits: int, zero_point: int
+) -> np.ndarray:
+    """TFLite-Micro's LOGISTIC and TANH: in fixed point with four integer bits, inputs beyond them saturate."""
+    fraction, exponent = np.frexp(float(scale_of(source)) * 2**27)
+    significand, exponent = int(round_half_away(fraction * 2.0**31)), int(exponent)
+    radius = math.floor(15 * 2**27 / 2.0**exponent)
+    steps = centered(CODES, source)
+    low, high = steps <= -radius, steps >= radius
+    x = multiply_fixed_point(np.where(low | high, 0, steps), significand, exponent)
+    codes = rounding_shift(function(x, 4), 31 - fractional_bits) + zero_point
+    return within_int8(np.where(low, INT8_MIN, np.where(high, INT8_MAX, codes)))
+
+
+@register
+class Gelu(Tabulated):
+    """x times the normal distribution function of x, or the approximation of it by a tanh."""
+
+    kind = "GELU"
+    attributes = {"approximate": False}
+    options = "GeluOptions"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return FUNCTIONS["gelu"](primitives, operands[0], attributes.get("approximate", False))
+
+    def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+        half = np.float32(0.5)
+        if not attributes["approximate"]:
+            return half * x * rounded(erfc, x * np.float32(-math.sqrt(0.5)))
+        inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+        return half * x * (np.float32(1) + rounded(np.tanh, inner))
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"approximate": bool(attributes["approximate"])}
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        words = {"approximate": "tanh" if operator.attributes["approximate"] else "none"}
+        computed = writer.node("Gelu", writer.operands(operator), f"{output.name}/computed", **words)
+        writer.result(operator, output, computed)
+
+
+@register
+class Exp(Tabulated):
+    """The exponential."""
+
+    kind = "EXP"
+    options = "ExpOptions"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return FUNCTIONS["exp"](primitives, operands[0])
+
+    def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+        return rounded(np.exp, x)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        writer.result(operator, output, writer.node("Exp", writer.operands(operator), f"{output.name}/computed"))
+
+
+# --- tables of our own -----------------------------------------------------------------------------------------------
+
+# The smallest magnitude at which functions with a pole are evaluated while no grid is known.
+TINY = 1e-12
+
+
+def _softplus(primitives: Any, x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
+    scaled = beta * x
+    smooth = primitives.maximum(x, 0.0) + primitives.log1p(primitives.exp(-primitives.abs(scaled))) / beta
+    return primitives.where(scaled > threshold, x, smooth)
+
+
+def _elu(primitives: Any, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
+    negative = primitives.expm1(primitives.where(x > 0, 0.0, x) * input_scale) * (alpha * scale)
+    return primitives.where(x > 0, x * scale, negative)
+
+
+def _gelu(primitives: Any, x: Any, approximate: bool = False) -> Any:
+    if approximate:
+        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
+        return 0.5 * x * (1 + primitives.tanh(inner))
+    return 0.5 * x * (1 + primitives.erf(x * math.sqrt(0.5)))
+
+
+def _pow(primitives: Any, x: Any, exponent: float) -> Any:
+    if exponent != int(exponent):
+        return primitives.exp(exponent * primitives.log(primitives.maximum(x, TINY)))
+    return x ** int(exponent) if exponent >= 0 else (1.0 / x) ** int(-exponent)
+
+
+def _clamp(primitives: Any, x: Any, low: float | None = None, high: float | None = None) -> Any:
+    return primitives.clip(x, -math.inf if low is None else low, math.inf if high is None else high)
+
+
+# Functions of one operand in real numbers, by their names in `qat.network.KINDS`: of (primitives, x, *parameters).
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": lambda primitives, x: primitives.abs(x),
+    "clamp": _clamp,
+    "cos": lambda primitives, x: primitives.cos(x),
+    "elu": _elu,
+    "erf": lambda primitives, x: primitives.erf(x),
+    "exp": lambda primitives, x: primitives.exp(primitives.minimum(x, 80.0)),  # in float32 infinity is not far
+    "floor": lambda primitives, x: primitives.floor(x),
+    "gelu": _gelu,
+    "hardsigmoid": lambda primitives, x: primitives.clip(x / 6 + 0.5, 0.0, 1.0),
+    "hardswish": lambda primitives, x: x * primitives.clip(x / 6 + 0.5, 0.0, 1.0),
+    "leaky_relu": lambda primitives, x, slope: primitives.where(x >= 0, x, x * slope),
+    "log": lambda primitives, x: primitives.log(x),
+    "log_sigmoid": lambda primitives, x: -_softplus(primitives, -x),
+    "mish": lambda primitives, x: x * primitives.tanh(_softplus(primitives, x)),
+    "neg": lambda primitives, x: -x,
+    "pow": _pow,
+    "reciprocal": lambda primitives, x: 1.0 / x,
+    "relu": lambda primitives, x: primitives.clip(x, 0.0, math.inf),
+    "relu6": lambda primitives, x: primitives.clip(x, 0.0, 6.0),
+    "round": lambda primitives, x: primitives.round(x),
+    "rsqrt": lambda primitives, x, epsilon=0.0: primitives.rsqrt(x + epsilon),
+    "selu": lambda primitives, x: _elu(primitives, x, 1.6732632423543772, 1.0507009873554805),
+    "sigmoid": lambda primitives, x: primitives.sigmoid(x),
+    "sign": lambda primitives, x: primitives.sign(x),
+    "silu": lambda primitives, x: x * primitives.sigmoid(x),
+    "sin": lambda primitives, x: primitives.sin(x),
+    "softplus": _softplus,
+    "softsign": lambda primitives, x: x / (1.0 + primitives.abs(x)),
+    "sqrt": lambda primitives, x: primitives.sqrt(primitives.maximum(x, TINY)),  # its slope at 0 is infinite
+    "square": lambda primitives, x: x * x,
+    "tanh": lambda primitives, x: primitives.tanh(x),
+}
+
+
+def off_the_pole(primitives: Any, x: Any, least: Any, function: str, parameters: Sequence[Any]) -> Any:
+    """x, but at least `least` away from where the function is infinite; there it has no slope either.
+
+    Code 0 of a grid stands for all that is below half a step, so `least` is half a step: what is closer to the pole
+    would be one value that takes the whole range of the result.
+    """
+    exponent = {"reciprocal": -1.0, "rsqrt": -0.5, "log": -0.5}.get(function, 0.0)
+    if function == "pow":
+        exponent = float(parameters[0])
+    if exponent >= 0:
+        return x
+    if exponent == int(exponent):  # defined on both sides
+        return primitives.where(primitives.abs(x) < least, least, x)
+    return primitives.maximum(x, least)
+
+
+class NumPyPrimitives:
+    """The functions of one operand among the primitives, in NumPy."""
+
+    abs, exp, expm1, log, log1p, sqrt = np.abs, np.exp, np.expm1, np.log, np.log1p, np.sqrt
+    sin, cos, tanh, floor, round, sign = np.sin, np.cos, np.tanh, np.floor, np.rint, np.sign
+    maximum, minimum, where, clip = np.maximum, np.minimum, np.where, np.clip
+    erf = staticmethod(erf)
+
+    @staticmethod
+    def rsqrt(x: np.ndarray) -> np.ndarray:
+        return 1 / np.sqrt(x)
+
+    @staticmethod
+    def sigmoid(x: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-x))
+
+
+@register
+class Table(Unary):
+    """Any function of one operand: the results of all codes stand in the file, so that device and training round alike.
+
+    In the file it is CAST, ADD and GATHER, the only way that all runtimes take; TensorFlow Lite has no word for it.
+    `function` is a name of `FUNCTIONS`, `parameters` its further arguments.
+    """
+
+    kind = "TABLE"
+    attributes = {"function": REQUIRED, "parameters": ()}
+    uses_operand_scale = True
+
+    def check_attributes(self, attributes: Attributes) -> None:
+        super().check_attributes(attributes)
+        known = attributes["function"] in FUNCTIONS
+        need(known, f"function must be one of {', '.join(FUNCTIONS)}, got {attributes['function']!r}")
+        try:
+            with np.errstate(all="ignore"):
+                FUNCTIONS[attributes["function"]](NumPyPrimitives, np.ones(1), *attributes["parameters"])
+        except TypeError:
+            message = f"parameters do not fit the function {attributes['function']!r}: {attributes['parameters']}"
+            raise Refusal(message) from None
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        """attributes: also `operand_scale`, where training knows it."""
+        (x,), function, parameters = operands, attributes["function"], attributes.get("parameters", ())
+        scale = attributes.get("operand_scale")
+        x = off_the_pole(primitives, x, TINY if scale is None else scale * 0.5, function, parameters)
+        return FUNCTIONS[function](primitives, x, *parameters)
+
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+        x = dequantize(CODES, source.quantization).astype(np.float64)
+        with np.errstate(over="ignore"):
+            scaled = {**attributes, "operand_scale": float(scale_of(source))}
+            return quantize(self.real(NumPyPrimitives, [x], scaled), output.quantization)
+
+    def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
+        # GATHER takes no int8 indices; MICRO's CAST takes no uint8, and its GATHER no int16.
+        types = {"inDataType": ("TensorType", "INT8"), "outDataType": ("TensorType", "INT32")}
+        shift = Tensor("shift", (), "int32", INDICES, np.array(-INT8_MIN, np.int32))
+        codes = self.table(inputs[0], output, attributes, "reference")
+        table = Tensor("table", codes.shape, "int8", output.quantization, codes)
+        return (
+            FileStep("CAST", (0,), 1, "CastOptions", types, "cast", "int32"),
+            FileStep("ADD", ("cast", shift), 1, "AddOptions", {}, "indices", "int32"),
+            FileStep("GATHER", (table, "indices"), 2, "GatherOptions", {"axis": 0}),
+        )
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        source = writer.graph.tensors[operator.inputs[0]]
+        onnx_lookup(writer, operator, output, self.table(source, output, operator.attributes, "reference"))
+
+
+# --- pieces of straight lines ----------------------------------------------------------------------------------------
+
+
+def rescaled(steps: np.ndarray, factor: Any) -> np.ndarray:
+    """Times a real factor in Q31: how LiteRT's built-in kernels go from one grid to another."""
+    return multiply_fixed_point(steps, *fixed_point(factor))
+
+
+@register
+class Relu(Unary):
+    """max(x, 0), where it cannot be fused into what computes x; the grid can change with it.
+
+    XNNPACK leaves it to the built-in kernel. RELU6 is not declared, as TFLite-Micro's ignores the grid of the result:
+    an upper bound is the upper end of a grid.
+    """
+
+    kind = "RELU"
+    version = 2
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return FUNCTIONS["relu"](primitives, operands[0])
+
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+        steps = rescaled(centered(CODES, source), scale_of(source) / scale_of(output))
+        return within_int8(np.maximum(steps, 0) + zero_point_of(output))
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        writer.result(operator, output, writer.node("Relu", writer.operands(operator), f"{output.name}/computed"))
+
+
+@register
+class LeakyRelu(Unary):
+    """x, or alpha * x where x is negative."""
+
+    kind = "LEAKY_RELU"
+    attributes = {"alpha": REQUIRED}
+    uses_operand_scale = True
+    version = 2
+    options = "LeakyReluOptions"
+
+    def check_attributes(self, attributes: Attributes) -> None:
+        super().check_attributes(attributes)
+        fits = math.isfinite(attributes["alpha"]) and attributes["alpha"] >= 0
+        need(fits, f"alpha must be finite and not negative (TABLE takes any), got {attributes['alpha']}")
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return FUNCTIONS["leaky_relu"](primitives, operands[0], attributes["alpha"])
+
+    def real_on_grid(self, primitives: Any, operands: Sequence[Any], attributes: Attributes, grid: Any) -> Any:
+        # The factors' eight fractional bits would show in one result of thirty. Every number here is a whole one that
+        # float32 holds.
+        if "operand_scale" not in attributes:
+            return None
+        (x,), scale = operands, attributes["operand_scale"]
+        positive = scale / grid.scale
+        negative = positive * attributes["alpha"]
+        factors = [primitives.round(256 * factor) for factor in (positive, negative)]
+        steps = primitives.round(x / scale)
+        codes = primitives.floor((steps * primitives.where(steps < 0, factors[1], factors[0]) + 128) / 256)
+        fits = (positive >= 2**-8) & (positive <= 2**7) & (negative >= 2**-8) & (negative <= 2**7)
+        return primitives.where(fits, codes * grid.scale, self.real(primitives, operands, attributes))
+
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+        steps, alpha = centered(CODES, source), np.float32(attributes["alpha"])
+        positive = scale_of(source) / scale_of(output)
+        negative = positive * alpha
+        if is_xnnpack(profile) and self.delegated(positive, negative):
+            factors = np.rint(np.float32(256) * np.where(steps < 0, negative, positive)).astype(np.int64)
+            return within_int8(((steps * factors + 128) >> 8) + zero_point_of(output))
+        below = scale_of(source) * alpha / scale_of(output)
+        codes = np.where(steps >= 0, rescaled(steps, positive), rescaled(steps, below))
+        return within_int8(codes + zero_point_of(output))
+
+    @staticmethod
+    def delegated(positive: np.float32, negative: np.float32) -> bool:
+        """Whether XNNPACK takes it: eight fractional bits have to do for both factors."""
+        return bool(2**-8 <= positive <= 2**7 and 2**-8 <= negative <= 2**7)
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"alpha": float(attributes["alpha"])}
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        slope = {"alpha": float(operator.attributes["alpha"])}
+        computed = writer.node("LeakyRelu", writer.operands(operator), f"{output.name}/computed", **slope)
+        writer.result(operator, output, computed)
+
+
+@register
+class PRelu(DeviceOperator):
+    """x, or slope * x where x is negative; the slopes are a constant that broadcasts to x. XNNPACK leaves it alone."""
+
+    kind = "PRELU"
+    operands = (2, 2)
+    weights = (1,)
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        need(broadcast_shape(shapes) == tuple(shapes[0]), f"slopes must broadcast to {shapes[0]}, got {shapes[1]}")
+        return tuple(shapes[0])
+
+    def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
+        slopes = inputs[1]
+        fits = slopes.dtype == "int8" and slopes.quantization.axis is None
+        need(fits, f"slopes must be int8 per tensor, got {slopes.dtype} {slopes.name!r}")
+        fits = len(slopes.shape) < len(output.shape) or slopes.shape[0] == 1
+        need(fits, f"slopes must not differ along the batch, got {slopes.shape}")
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        x, slope = operands
+        return primitives.where(x >= 0, x, x * slope)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        steps, slopes = (centered(code, tensor) for code, tensor in zip(codes, inputs, strict=True))
+        positive = scale_of(inputs[0]) / scale_of(output)
+        negative = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
+        result = np.where(steps >= 0, rescaled(steps, positive), rescaled(steps * slopes, negative))
+        return within_int8(result + zero_point_of(output))
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        operands = writer.aligned(operator, len(output.shape))
+        writer.result(operator, output, writer.node("PRelu", operands, f"{output.name}/computed"))
+
+
+@register
+class HardSwish(Unary):
+    """x * min(max(x + 3, 0), 6) / 6, in 16-bit fixed point."""
+
+    kind = "HARD_SWISH"
+    options = "HardSwishOptions"
+
+    def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
+        ratio = scale_of(inputs[0]) / scale_of(output)
+        _, exponent = fixed_point(scale_of(inputs[0]) / np.float32(128) / scale_of(output))
+        need(bool(-15 <= exponent <= 0), f"input scale / output scale must be in [2**-9, 2**7), got {ratio:g}")
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return FUNCTIONS["hardswish"](primitives, operands[0])
+
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+        fine = np.float32(1 / 128) * scale_of(source)
+        factor, exponent = short_fixed_point(fine / scale_of(output))
+        gate_factor, gate_exponent = short_fixed_point(fine / np.float32(3 / 32768))
+        x = centered(CODES, source) * 128
+        scaled = short_high_multiply(x, factor)
+        gate = x
+        if gate_exponent > 0:
+            gate = within_int16(gate << (gate_exponent - 1))
+        gate = short_high_multiply(gate, gate_factor)
+        if gate_exponent > 0:
+            gate = within_int16(gate << 1)
+        gate = rounding_shift(gate, max(-gate_exponent, 0))
+        gate = (gate + 2**15) >> 1
+        product = gate * scaled
+        product = np.where(product >= 0, product >> 15, -(-product >> 15))
+        return within_int8(rounding_shift(product, -exponent) + zero_point_of(output))
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        writer.result(operator, output, writer.node("HardSwish", writer.operands(operator), f"{output.name}/computed"))
+
+
+def within_int16(x: np.ndarray) -> np.ndarray:
+    """Saturated."""
+    return np.clip(x, -(2**15), 2**15 - 1)
+
+
+def short_fixed_point(multiplier: np.floating) -> tuple[int, int]:
+    """(significand in Q15, exponent) of a real multiplier."""
+    significand, exponent = (int(part) for part in fixed_point(multiplier))
+    return (significand + 2**15) >> 16 if significand < 2**31 - 1 - 2**15 else 2**15 - 1, exponent
+
+
+def short_high_multiply(x: np.ndarray, factor: int) -> np.ndarray:
+    """The doubled product's upper 16 bits, rounded."""
+    product = x * factor
+    nudged = product + np.where(product >= 0, 2**14, 1 - 2**14)
+    return np.where(nudged >= 0, nudged >> 15, -(-nudged >> 15))

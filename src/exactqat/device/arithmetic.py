@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Integer arithmetic that several operators share: fixed-point multipliers, roundings, sliding windows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .operator import Attributes, Refusal, Shape, is_xnnpack, need
+from .tensor import INT8_MAX, INT8_MIN, Tensor
+
+Arrays = Sequence[np.ndarray]
+Tensors = Sequence[Tensor]
+
+
+def finish(steps: np.ndarray, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+    """Adds the zero point and applies the fused activation and int8 saturation."""
+    lowest, highest = bounds(output, attributes, profile)
+    return np.clip(steps + zero_point_of(output), lowest, highest).astype(np.int8)
+
+
+def bounds(output: Tensor, attributes: Attributes, profile: str) -> tuple[int, int]:
+    """The lowest and highest code that the fused activation and int8 let through."""
+    zero_point, scale = zero_point_of(output), scale_of(output)
+    lowest, highest = INT8_MIN, INT8_MAX
+    if attributes.get("activation", "NONE") != "NONE":
+        lowest = max(lowest, zero_point)
+    if attributes.get("activation") == "RELU6":
+        steps_of_six = np.float32(6) / scale
+        if is_xnnpack(profile):  # rounds to even after adding the zero point
+            highest = min(highest, int(np.rint(steps_of_six + np.float32(zero_point))))
+        else:
+            highest = min(highest, zero_point + int(round_half_away(steps_of_six)))
+    return lowest, highest
+
+
+def round_half_away(x: Any) -> Any:
+    """Rounded to the nearest integer, ties away from zero."""
+    return np.trunc(x + np.copysign(0.5, x))
+
+
+def fixed_point(multiplier: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(significand in Q31, exponent) of real multipliers: TensorFlow Lite's QuantizeMultiplier."""
+    fraction, exponent = np.frexp(np.asarray(multiplier, np.float64))
+    significand = round_half_away(fraction * 2.0**31).astype(np.int64)
+    carry = significand == 2**31
+    significand, exponent = np.where(carry, 2**30, significand), np.where(carry, exponent + 1, exponent)
+    return np.where(exponent < -31, 0, significand), np.where(exponent < -31, 0, exponent)
+
+
+def multiply_fixed_point(accumulator: np.ndarray, significand: Any, exponent: Any) -> np.ndarray:
+    """TensorFlow Lite's MultiplyByQuantizedMultiplier: doubling high multiply with rounding, then a rounding shift."""
+    # The kernels shift left in int32 and wrap, which matters for multipliers of 1 and more only.
+    shifted = (accumulator << np.maximum(exponent, 0)).astype(np.int32).astype(np.int64)
+    product = shifted * significand
+    nudged = product + np.where(product >= 0, 2**30, 1 - 2**30)
+    high = np.where(nudged >= 0, nudged >> 31, -(-nudged >> 31))
+    return rounding_shift(high, np.maximum(-exponent, 0))
+
+
+def rounding_shift(x: np.ndarray, shift: Any) -> np.ndarray:
+    """x / 2**shift, rounded half away from zero."""
+    mask = (np.int64(1) << shift) - 1
+    return (x >> shift) + ((x & mask) > (mask >> 1) + (x < 0))
+
+
+def multiply_round_half_up(product: np.ndarray, factor: np.floating) -> np.ndarray:
+    """product times a float32 factor, exactly, rounded once, half up: XNNPACK's `rndnu` on ARM."""
+    fraction, exponent = np.frexp(np.float64(factor))
+    significand, shift = int(fraction * 2**24), 24 - int(exponent)
+    return (product * significand + (1 << (shift - 1))) >> shift
+
+
+def fused_multiply_add(a: Any, b: Any, c: Any) -> np.ndarray:
+    """float32 a * b + c, rounded once."""
+    a, b, c = (np.asarray(value, np.float32).astype(np.float64) for value in (a, b, c))
+    product = a * b  # exact: 24 + 24 bits
+    total = np.atleast_1d(product + c)
+    # The error of the float64 sum decides its last bit (round to odd), so that rounding to float32 is the only one.
+    part = total - product
+    error = np.broadcast_to((product - (total - part)) + (c - part), total.shape)
+    bits = total.view(np.int64).copy()
+    odd = (error != 0) & (bits & 1 == 0)
+    bits += np.where(odd, np.where((error > 0) == (total > 0), 1, -1), 0)
+    return bits.view(np.float64).reshape(np.shape(product + c)).astype(np.float32)
+
+
+def centered(codes: np.ndarray, tensor: Tensor) -> np.ndarray:
+    """int64 steps from real 0."""
+    return codes.astype(np.int64) - tensor.quantization.zero_point[0]
+
+
+def scale_of(tensor: Tensor) -> np.float32:
+    """The scale of a tensor that has one."""
+    return np.float32(tensor.quantization.scale[0])
+
+
+def zero_point_of(tensor: Tensor) -> int:
+    """The zero point of a tensor that has one."""
+    return int(tensor.quantization.zero_point[0])
+
+
+def same_padding(size: int, filter_size: int, stride: int, dilation: int = 1) -> tuple[int, int]:
+    """(before, after) zero padding of TensorFlow's SAME along one axis."""
+    total = max((-(-size // stride) - 1) * stride + (filter_size - 1) * dilation + 1 - size, 0)
+    return total // 2, total - total // 2
+
+
+def window_shape(input_shape: Shape, filter_size: Sequence[int], attributes: Attributes) -> Shape:
+    """[batch, height, width] of what a sliding window gives."""
+    sizes = []
+    dilations = attributes.get("dilations", (1, 1))
+    for size, window, stride, dilation in zip(
+        input_shape[1:3], filter_size, attributes["strides"], dilations, strict=True
+    ):
+        reach = (window - 1) * dilation + 1
+        if attributes["padding"] == "VALID":
+            need(size >= reach, f"a window of {reach} does not fit into {size} with VALID padding")
+            sizes.append((size - reach) // stride + 1)
+        else:
+            sizes.append(-(-size // stride))
+    return (input_shape[0], *sizes)
+
+
+def padded_for_window(x: np.ndarray, filter_size: Sequence[int], attributes: Attributes, fill: float) -> np.ndarray:
+    """[batch, height, width, channels] with what SAME puts around it."""
+    if attributes["padding"] != "SAME":
+        return x
+    dilations = attributes.get("dilations", (1, 1))
+    axes = zip(x.shape[1:3], filter_size, attributes["strides"], dilations, strict=True)
+    pads = [same_padding(*axis) for axis in axes]
+    return np.pad(x, [(0, 0), *pads, (0, 0)], constant_values=fill) if np.any(pads) else x
+
+
+def windows(
+    x: np.ndarray, output: Tensor, filter_size: Sequence[int], attributes: Attributes, fill: float
+) -> Iterator[tuple[int, int, np.ndarray]]:
+    """For every tap (i, j) of a sliding window the values [batch, out height, out width, channels] it meets."""
+    strides, dilations = attributes["strides"], attributes.get("dilations", (1, 1))
+    x = padded_for_window(x, filter_size, attributes, fill)
+    height, width = output.shape[1:3]
+    for i in range(filter_size[0]):
+        for j in range(filter_size[1]):
+            top, left = i * dilations[0], j * dilations[1]
+            rows = slice(top, top + (height - 1) * strides[0] + 1, strides[0])
+            columns = slice(left, left + (width - 1) * strides[1] + 1, strides[1])
+            yield i, j, x[:, rows, columns]
+
+
+def windows_of(x: np.ndarray, filter_size: Sequence[int], attributes: Attributes, fill: int) -> np.ndarray:
+    """A view [batch, out height, out width, window height, window width, channels] of what every window meets."""
+    (height, width), (down, right) = filter_size, attributes["strides"]
+    between, beside = attributes.get("dilations", (1, 1))
+    x = padded_for_window(x, filter_size, attributes, fill)
+    reach = ((height - 1) * between + 1, (width - 1) * beside + 1)
+    met = np.lib.stride_tricks.sliding_window_view(x, reach, (1, 2))
+    return met[:, ::down, ::right, :, ::between, ::beside].transpose(0, 1, 2, 4, 5, 3)
+
+
+def broadcast_shape(shapes: Sequence[Shape]) -> Shape:
+    """The shape to which all broadcast, as NumPy does it."""
+    try:
+        return tuple(np.broadcast_shapes(*shapes))
+    except ValueError:
+        raise Refusal(f"operands must broadcast to one shape, got {' and '.join(map(str, shapes))}") from None
+
+
+def activate(primitives: Any, x: Any, attributes: Attributes) -> Any:
+    """The fused activation in real numbers."""
+    activation = attributes.get("activation", "NONE")
+    if activation == "NONE":
+        return x
+    return primitives.clip(x, 0.0, 6.0 if activation == "RELU6" else math.inf)

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions of images with constant filters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .arithmetic import Arrays, Tensors, activate, same_padding, window_shape, windows_of, zero_point_of
+from .operator import REQUIRED, Attributes, Shape, need, register
+from .tensor import Tensor
+from .weighted import Weighted, sums_of_products
+
+
+class Convolution(Weighted):
+    """A filter that slides over height and width."""
+
+    attributes = {"strides": (1, 1), "padding": "SAME", "dilations": (1, 1), "activation": "NONE"}
+    spatial = True
+    per_window_attributes = {"strides": 1, "dilations": 1}
+    version = 3
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        """attributes: strides, padding in pairs, dilations, groups, channel_axis; weight [out, in / groups, ...]."""
+        x, weight, bias = operands
+        names = ("strides", "padding", "dilations", "groups", "channel_axis")
+        result = primitives.conv(x, weight, bias, **{name: attributes[name] for name in names})
+        return activate(primitives, result, attributes)
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {**window_options(attributes), "fusedActivationFunction": activation_option(attributes)}
+
+    def convolve_in_onnx(self, writer: Any, operator: Any, output: Tensor, weights: list[str], groups: int) -> None:
+        filter_size = writer.graph.tensors[operator.inputs[1]].shape[1:3]
+        input_shape = writer.graph.tensors[operator.inputs[0]].shape
+        window = onnx_window(input_shape, filter_size, operator.attributes)
+        operands = [*writer.operands(operator), *weights]
+        writer.result(
+            operator, output, writer.node("Conv", operands, f"{output.name}/computed", group=groups, **window)
+        )
+
+
+@register
+class Conv2D(Convolution):
+    """filter [out, height, width, in / groups]; groups follow from its shape."""
+
+    kind = "CONV_2D"
+    options = "Conv2DOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        first, filter, bias = shapes
+        need(len(first) == 4 and len(filter) == 4, f"input and filter must be rank 4, got {[first, filter]}")
+        fits = first[3] % filter[3] == 0 and filter[0] % (first[3] // filter[3]) == 0
+        need(fits, f"filter {filter} does not fit {first[3]} input channels")
+        need(bias == (filter[0],), f"bias must have shape ({filter[0]},), got {bias}")
+        return (*window_shape(first, filter[1:3], attributes), filter[0])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        x, filter, size = codes[0], codes[1], codes[1].shape[3]
+        outputs = filter.shape[0] * size // x.shape[3]  # of one group
+        parts = []
+        for start in range(0, x.shape[3], size):
+            first = start // size * outputs
+            matrix = filter[first : first + outputs].reshape(outputs, -1)
+            parts.append(self.sums(x[..., start : start + size], matrix, inputs, output, attributes))
+        sums = parts[0] if len(parts) == 1 else np.concatenate(parts, 3)
+        return self.requantize(sums, codes, inputs, output, attributes, profile)
+
+    @staticmethod
+    def sums(x: np.ndarray, matrix: np.ndarray, inputs: Tensors, output: Tensor, attributes: Attributes) -> np.ndarray:
+        """[batch, height, width, channels] of one group: all values that a window meets as one row of a matrix."""
+        window = inputs[1].shape[1:3]
+        rows, (height, width), channels = x.shape[0], output.shape[1:3], len(matrix)
+        if window == (1, 1) and attributes["strides"] == (1, 1):
+            return sums_of_products(x.reshape(-1, x.shape[3]), matrix).reshape(rows, height, width, channels)
+        met = windows_of(x, window, attributes, zero_point_of(inputs[0]))
+        # One image at a time: the matrix has every value as often as windows meet it.
+        results = [sums_of_products(met[row].reshape(height * width, -1), matrix) for row in range(rows)]
+        return (
+            np.stack(results).reshape(rows, height, width, channels) if rows else np.zeros((0, height, width, channels))
+        )
+
+    def device_filter(self, codes: np.ndarray) -> np.ndarray:
+        return codes.transpose(0, 2, 3, 1)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        outputs, height, width, inputs = writer.graph.tensors[operator.inputs[1]].shape
+        weights = self.onnx_weights(writer, operator, (0, 3, 1, 2), (outputs, inputs, height, width))
+        groups = writer.graph.tensors[operator.inputs[0]].shape[3] // inputs
+        self.convolve_in_onnx(writer, operator, output, weights, groups)
+
+
+@register
+class DepthwiseConv2D(Convolution):
+    """filter [1, height, width, in * multiplier], input channel major."""
+
+    kind = "DEPTHWISE_CONV_2D"
+    options = "DepthwiseConv2DOptions"
+    filter_axis = 3
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        first, filter, bias = shapes
+        need(len(first) == 4 and len(filter) == 4, f"input and filter must be rank 4, got {[first, filter]}")
+        fits = filter[0] == 1 and filter[3] % first[3] == 0
+        need(fits, f"filter {filter} must be [1, height, width, {first[3]} * multiplier]")
+        need(bias == (filter[3],), f"bias must have shape ({filter[3]},), got {bias}")
+        return (*window_shape(first, filter[1:3], attributes), filter[3])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        x, filter = codes[0], codes[1][0]
+        multiplier = filter.shape[2] // x.shape[3]
+        dtype = np.float32 if int(np.abs(filter.astype(np.int64)).sum((0, 1)).max()) < 2**17 else np.float64
+        met = windows_of(x, filter.shape[:2], attributes, zero_point_of(inputs[0]))
+        sums = np.zeros((x.shape[0], *output.shape[1:]), dtype)
+        taps = filter.astype(dtype).reshape(*filter.shape[:2], x.shape[3], multiplier)
+        # Rows of the result that stay in the core's own cache while all taps are added.
+        rows = max((1 << 15) // max(math.prod(output.shape[2:]), 1), 1)
+        for image in range(x.shape[0]):
+            for start in range(0, output.shape[1], rows):
+                total = sums[image, start : start + rows]
+                total = total.reshape(*total.shape[:2], x.shape[3], multiplier)
+                for i in range(filter.shape[0]):
+                    for j in range(filter.shape[1]):
+                        total += met[image, start : start + rows, :, i, j, :, None].astype(dtype) * taps[i, j]
+        return self.requantize(sums, codes, inputs, output, attributes, profile)
+
+    def device_filter(self, codes: np.ndarray) -> np.ndarray:
+        return codes.transpose(1, 2, 3, 0)
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        options = super().tflite_options(inputs, output, attributes)
+        return {**options, "depthMultiplier": inputs[1].shape[3] // inputs[0].shape[3]}
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        _, height, width, outputs = writer.graph.tensors[operator.inputs[1]].shape
+        weights = self.onnx_weights(writer, operator, (3, 0, 1, 2), (outputs, 1, height, width))
+        groups = writer.graph.tensors[operator.inputs[0]].shape[3]
+        self.convolve_in_onnx(writer, operator, output, weights, groups)
+
+
+@register
+class TransposeConv(Weighted):
+    """Every value of the image spreads over a window of the result: filter [out, height, width, in].
+
+    output_size: height and width of the result. With VALID they are at least (size - 1) * stride + filter size; with
+    SAME, what lies beyond them is cut off as TensorFlow's SAME would pad the convolution the other way round.
+    """
+
+    kind = "TRANSPOSE_CONV"
+    attributes = {"strides": (1, 1), "padding": "VALID", "output_size": REQUIRED, "activation": "NONE"}
+    spatial = True
+    per_window_attributes = {"strides": 1}
+    version = 4
+    options = "TransposeConvOptions"
+    any_batch = False
+    order = (3, 1, 0, 2)
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        first, filter, bias = shapes
+        need(len(first) == 4 and len(filter) == 4, f"input and filter must be rank 4, got {[first, filter]}")
+        need(filter[3] == first[3], f"filter {filter} does not fit {first[3]} input channels")
+        need(bias == (filter[0],), f"bias must have shape ({filter[0]},), got {bias}")
+        sizes = tuple(attributes["output_size"])
+        need(len(sizes) == 2 and min(sizes) >= 1, f"output_size must be two positive integers, got {sizes}")
+        for size, result, window, stride in zip(first[1:3], sizes, filter[1:3], attributes["strides"], strict=True):
+            whole = (size - 1) * stride + window
+            if attributes["padding"] == "VALID":
+                fits = whole <= result < whole + stride
+                allowed = f"{whole}..{whole + stride - 1}"
+            else:
+                fits = -(-result // stride) == size
+                allowed = f"{(size - 1) * stride + 1}..{size * stride}"
+            word = attributes["padding"]
+            need(fits, f"output_size of an axis of {size} must be in {allowed} with {word}, got {result}")
+            # XNNPACK leaves it to a kernel that rounds otherwise, and VALID says the same.
+            need(whole >= result or word == "VALID", f"output_size {result} is beyond all windows: use VALID")
+        return (first[0], *sizes, filter[0])
+
+    def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
+        return math.prod(inputs[0].shape[:-1]) * math.prod(inputs[1].shape)
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        """attributes: strides, padding in pairs, output_padding, channel_axis; weight [in, out, *window]."""
+        x, weight, bias = operands
+        strides, dilations = attributes["strides"], (1,) * len(attributes["strides"])
+        padding, output_padding = attributes["padding"], attributes["output_padding"]
+        axis = attributes["channel_axis"]
+        result = primitives.conv_transpose(x, weight, bias, strides, padding, output_padding, dilations, 1, axis)
+        return activate(primitives, result, attributes)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        x, filter = codes[0], codes[1]
+        # Beyond the image there is nothing, not even the zero point that sums of codes would have to be rid of.
+        offset = zero_point_of(inputs[0]) * filter.astype(np.int64).sum(3)
+        rows, height, width, _ = x.shape
+        (down, right), window = attributes["strides"], filter.shape[1:3]
+        whole = [
+            (size - 1) * stride + side
+            for size, stride, side in zip((height, width), (down, right), window, strict=True)
+        ]
+        spread = np.zeros((rows, *whole, filter.shape[0]))
+        flat = x.reshape(-1, x.shape[3])
+        for i in range(window[0]):
+            for j in range(window[1]):
+                place = spread[:, i : i + (height - 1) * down + 1 : down, j : j + (width - 1) * right + 1 : right]
+                place += sums_of_products(flat, filter[:, i, j]).reshape(place.shape) - offset[:, i, j]
+        sums = np.zeros((rows, *output.shape[1:]))
+        cut = [max(before - after, 0) // 2 for before, after in zip(whole, output.shape[1:3], strict=True)]
+        kept = spread[:, cut[0] : cut[0] + output.shape[1], cut[1] : cut[1] + output.shape[2]]
+        sums[:, : kept.shape[1], : kept.shape[2]] = kept + offset.sum((1, 2))
+        sums[:, kept.shape[1] :] = sums[:, :, kept.shape[2] :] = offset.sum((1, 2))
+        return self.requantize(sums, codes, inputs, output, attributes, profile)
+
+    def lower(self, context: Any, step: Any) -> Any:
+        """What a plan cuts off before and after is what SAME cuts off, or a slice behind VALID."""
+        path, axis = step.operands[0], step.attributes["channel_axis"]
+        codes = context.numbers.weights[step.path].codes
+        spatial = [a for a in range(len(step.shape)) if a not in (step.batch_axis, axis)]
+        unit = [1] * (2 - len(spatial))
+        strides = (*unit, *step.attributes["strides"])
+        results = (*unit, *(step.shape[a] for a in spatial))
+        cut = (*[0] * len(unit), *(before for before, _ in step.attributes["padding"]))
+        sizes = (*unit, *(context.shape(path)[a] for a in spatial))
+        windows = (*unit, *codes.shape[2:])
+        whole = tuple((n - 1) * s + w for n, s, w in zip(sizes, strides, windows, strict=True))
+        if all(
+            -(-result // stride) == size and full >= result and (full - result) // 2 == before
+            for result, stride, size, full, before in zip(results, strides, sizes, whole, cut, strict=True)
+        ):
+            return context.weighted(self, step, {"strides": strides, "padding": "SAME", "output_size": results})
+        reached = tuple(max(full, before + result) for full, before, result in zip(whole, cut, results, strict=True))
+        attributes = {"strides": strides, "padding": "VALID", "output_size": reached}
+        if reached == results:
+            return context.weighted(self, step, attributes)
+        stored = context.weighted(self, step, attributes, f"{step.path}/whole")
+        end = (before + result for before, result in zip(cut, results, strict=True))
+        name = context.builder.strided_slice(
+            stored.name, name=context.name(step.path), begin=(0, *cut, 0), end=(None, *end, None), steps=(1,) * 4
+        )
+        return type(stored)(str(name), stored.layout)
+
+    def device_filter(self, codes: np.ndarray) -> np.ndarray:
+        return codes.transpose(0, 2, 3, 1)
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {**window_options(attributes), "fusedActivationFunction": activation_option(attributes)}
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("output_shape", list(output.shape)),)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        outputs, height, width, inputs = writer.graph.tensors[operator.inputs[1]].shape
+        filter, bias = self.onnx_weights(writer, operator, (3, 0, 1, 2), (inputs, outputs, height, width), 1)
+        source, strides = writer.graph.tensors[operator.inputs[0]].shape, operator.attributes["strides"]
+        pads, more = [], []
+        for size, result, window, stride in zip(source[1:3], output.shape[1:3], (height, width), strides, strict=True):
+            total = (size - 1) * stride + window - result
+            pads.append((max(total, 0) // 2, max(total, 0) - max(total, 0) // 2))
+            more.append(max(-total, 0))
+        window = {
+            "kernel_shape": [height, width],
+            "strides": list(strides),
+            "pads": [before for before, _ in pads] + [after for _, after in pads],
+            "output_padding": more,
+        }
+        operands = [*writer.operands(operator), filter, bias]
+        writer.result(operator, output, writer.node("ConvTranspose", operands, f"{output.name}/computed", **window))
+
+
+def activation_option(attributes: Attributes) -> tuple[str, str]:
+    """The fused activation for an options table."""
+    return "ActivationFunctionType", attributes["activation"]
+
+
+def window_options(attributes: Attributes) -> dict[str, Any]:
+    """Padding, strides and dilations for an options table."""
+    options = {"padding": ("Padding", attributes["padding"])}
+    options["strideH"], options["strideW"] = attributes["strides"]
+    if "dilations" in attributes:
+        options["dilationHFactor"], options["dilationWFactor"] = attributes["dilations"]
+    return options
+
+
+def onnx_window(input_shape: Shape, filter_size: Sequence[int], attributes: Attributes) -> dict[str, Any]:
+    """ONNX's attributes for filter size, strides, dilations and padding."""
+    dilations = attributes.get("dilations", (1, 1))
+    window: dict[str, Any] = {"kernel_shape": list(filter_size), "strides": list(attributes["strides"])}
+    axes = list(zip(input_shape[1:3], filter_size, attributes["strides"], dilations, strict=True))
+    # In numbers: runtimes refuse the word beside dilations, and where a stride is larger than the window.
+    if tuple(dilations) == (1, 1) and all(stride <= side for _, side, stride, _ in axes):
+        window["auto_pad"] = "SAME_UPPER" if attributes["padding"] == "SAME" else "VALID"
+        return window
+    if max(dilations) > 1:
+        window["dilations"] = list(dilations)
+    if attributes["padding"] == "SAME":
+        pads = [same_padding(*axis) for axis in axes]
+        window["pads"] = [before for before, _ in pads] + [after for _, after in pads]
+    return window

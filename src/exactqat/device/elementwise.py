@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators on two tensors, value by value, with NumPy's broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .arithmetic import (
+    Arrays,
+    Tensors,
+    activate,
+    broadcast_shape,
+    centered,
+    finish,
+    fixed_point,
+    multiply_fixed_point,
+    multiply_round_half_up,
+    scale_of,
+)
+from .operator import Attributes, DeviceOperator, Shape, is_xnnpack, need, register
+from .tensor import Tensor
+
+
+class Binary(DeviceOperator):
+    """Two operands that broadcast; one may be a constant of the same or a lower rank.
+
+    Attributes:
+        onnx_kind: ONNX's name for it.
+    """
+
+    operands = (2, 2)
+    constants = True
+    onnx_kind: ClassVar[str]
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        return broadcast_shape(shapes)
+
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        rank, rows = len(output.shape), output.shape[0]
+        for tensor in inputs:
+            if tensor.data is None:
+                # Of an axis that is missing, or 1 here, the runtime would make the batch something else.
+                fits = len(tensor.shape) == rank and tensor.shape[0] == rows
+                need(fits, f"{tensor.name!r} {tensor.shape} must have rank {rank} and {rows} rows, as the result has")
+            else:
+                fits = len(tensor.shape) < rank or tensor.shape[0] == 1
+                need(fits, f"{tensor.name!r} {tensor.shape} is a constant, which cannot differ along the batch")
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        operands = writer.aligned(operator, len(output.shape))
+        writer.result(operator, output, writer.node(self.onnx_kind, operands, f"{output.name}/computed"))
+
+
+class FusedBinary(Binary):
+    """With an activation behind it."""
+
+    attributes = {"activation": "NONE"}
+    version = 2
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"fusedActivationFunction": ("ActivationFunctionType", attributes["activation"])}
+
+
+@register
+class Add(FusedBinary):
+    """The sum; scales may differ."""
+
+    kind = "ADD"
+    options = "AddOptions"
+    onnx_kind = "Add"
+    sign: ClassVar[int] = 1
+
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        super().check(inputs, output, attributes)
+        ratio = max(float(scale_of(tensor) / scale_of(output)) for tensor in inputs)
+        need(ratio < 256, f"input scale / output scale must be below 256, got {ratio:g}")
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return activate(primitives, operands[0] + self.sign * operands[1], attributes)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        first, second = (centered(code, tensor) for code, tensor in zip(codes, inputs, strict=True))
+        second = self.sign * second
+        scales = [scale_of(tensor) for tensor in inputs]
+        ratios = [float(scale / scale_of(output)) for scale in scales]
+        if is_xnnpack(profile) and min(ratios) >= 2**-10:
+            # The larger multiplier gets 21 significant bits, the other one as many as that shift leaves it.
+            shift = 21 - int(np.frexp(max(ratios))[1])
+            multipliers = [int(np.rint(np.ldexp(ratio, shift))) for ratio in ratios]
+            steps = (first * multipliers[0] + second * multipliers[1] + (1 << (shift - 1))) >> shift
+            return finish(steps, output, attributes, profile)
+        # XNNPACK leaves smaller ratios to the built-in kernel, which computes as the reference does.
+        twice_larger = 2 * float(max(scales))
+        first, second = (
+            multiply_fixed_point(steps << 20, *fixed_point(float(scale) / twice_larger))
+            for steps, scale in zip((first, second), scales, strict=True)
+        )
+        steps = multiply_fixed_point(first + second, *fixed_point(twice_larger / (2**20 * float(scale_of(output)))))
+        return finish(steps, output, attributes, "reference")
+
+
+@register
+class Multiply(FusedBinary):
+    """The product."""
+
+    kind = "MUL"
+    options = "MulOptions"
+    onnx_kind = "Mul"
+
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        super().check(inputs, output, attributes)
+        ratio = float(scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output))
+        message = f"product of the input scales / output scale must be in [2**-16, 256), got {ratio:g}"
+        need(2.0**-16 <= ratio < 256, message)
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return activate(primitives, operands[0] * operands[1], attributes)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        product = centered(codes[0], inputs[0]) * centered(codes[1], inputs[1])
+        # In float32 for LiteRT's fixed-point multiplier too, unlike in the convolutions.
+        multiplier = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
+        if profile == "xnnpack-x86":
+            steps = np.rint(product.astype(np.float32) * multiplier).astype(np.int64)
+        elif profile == "xnnpack-arm64":
+            steps = multiply_round_half_up(product, multiplier)
+        elif profile == "reference":
+            steps = multiply_fixed_point(product, *fixed_point(multiplier))
+        else:
+            exact = float(scale_of(inputs[0])) * float(scale_of(inputs[1])) / float(scale_of(output))
+            steps = multiply_fixed_point(product, *fixed_point(exact))
+        return finish(steps, output, attributes, profile)
+
+
+@register
+class Subtract(Add):
+    """The difference; scales may differ."""
+
+    kind = "SUB"
+    options = "SubOptions"
+    onnx_kind = "Sub"
+    sign = -1
+
+
+class Extreme(Binary):
+    """The larger or the smaller of two codes on one grid."""
+
+    same_quantization = True
+    version = 2
+    options = "MaximumMinimumOptions"
+
+
+@register
+class Maximum(Extreme):
+    """The larger."""
+
+    kind = "MAXIMUM"
+    onnx_kind = "Max"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.maximum(*operands)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return np.maximum(*codes)
+
+
+@register
+class Minimum(Extreme):
+    """The smaller."""
+
+    kind = "MINIMUM"
+    onnx_kind = "Min"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.minimum(*operands)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return np.minimum(*codes)
+
+
+@register
+class SquaredDifference(Binary):
+    """The square of the difference."""
+
+    kind = "SQUARED_DIFFERENCE"
+    version = 2
+    options = "SquaredDifferenceOptions"
+    onnx_kind = "Sub"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        difference = operands[0] - operands[1]
+        return difference * difference
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        scales = [float(scale_of(tensor)) for tensor in inputs]
+        twice_larger = 2 * max(scales)
+        first, second = (
+            multiply_fixed_point(centered(code, tensor) << 7, *fixed_point(scale / twice_larger))
+            for code, tensor, scale in zip(codes, inputs, scales, strict=True)
+        )
+        square = (first - second) * (first - second)
+        multiplier = (twice_larger * twice_larger) / ((1 << 14) * float(scale_of(output)))
+        return finish(multiply_fixed_point(square, *fixed_point(multiplier)), output, attributes, "reference")
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        operands = writer.aligned(operator, len(output.shape))
+        difference = writer.node("Sub", operands, f"{output.name}/difference")
+        writer.result(operator, output, writer.node("Mul", [difference, difference], f"{output.name}/computed"))
+
+
+class Unary(DeviceOperator):
+    """One operand, its result on a grid of its own."""
+
+    onnx_kind: ClassVar[str]
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        computed = writer.node(self.onnx_kind, writer.operands(operator), f"{output.name}/computed")
+        writer.result(operator, output, computed)
+
+
+@register
+class Absolute(Unary):
+    """The magnitude."""
+
+    kind = "ABS"
+    version = 2
+    options = "AbsOptions"
+    onnx_kind = "Abs"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.abs(operands[0])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        magnitude = np.abs(centered(codes[0], inputs[0]))
+        if scale_of(inputs[0]) == scale_of(output):
+            return finish(magnitude, output, attributes, profile)
+        multiplier = float(scale_of(inputs[0]) / scale_of(output))
+        return finish(multiply_fixed_point(magnitude, *fixed_point(multiplier)), output, attributes, profile)

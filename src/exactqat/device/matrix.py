@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .arithmetic import (
+    Arrays,
+    Tensors,
+    activate,
+    broadcast_shape,
+    centered,
+    finish,
+    fixed_point,
+    multiply_fixed_point,
+    round_half_away,
+    scale_of,
+    zero_point_of,
+)
+from .operator import Attributes, DeviceOperator, Shape, is_xnnpack, need, register
+from .tensor import Tensor
+from .weighted import Weighted, real_multiplier, sums_of_products
+
+
+@register
+class FullyConnected(Weighted):
+    """Over the last axis: input [..., in], filter [out, in]."""
+
+    kind = "FULLY_CONNECTED"
+    attributes = {"activation": "NONE"}
+    weights_follow_features = True
+    version = 4
+    options = "FullyConnectedOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        first, filter, bias = shapes
+        fits = len(first) >= 2 and len(filter) == 2 and first[-1] == filter[1]
+        need(fits, f"input [1, in] and filter [out, in] do not fit: {first}, {filter}")
+        need(bias == filter[:1], f"bias must have shape {filter[:1]}, got {bias}")
+        return (*first[:-1], filter[0])
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return activate(primitives, primitives.linear(*operands), attributes)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        x = codes[0]
+        sums = sums_of_products(x.reshape(-1, x.shape[-1]), codes[1]).reshape(*x.shape[:-1], -1)
+        return self.requantize(sums, codes, inputs, output, attributes, profile)
+
+    def fixed_point_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
+        if profile != "reference":
+            return super().fixed_point_steps(accumulator, inputs, output, profile)
+        # LiteRT's reference kernel multiplies in float64 and rounds once, unlike that of the convolutions.
+        return round_half_away(accumulator * real_multiplier(inputs, output)).astype(np.int64)
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        options = {"fusedActivationFunction": ("ActivationFunctionType", attributes["activation"])}
+        return {**options, "keepNumDims": True} if len(output.shape) > 2 else options
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        outputs, inputs = writer.graph.tensors[operator.inputs[1]].shape
+        name = output.name
+        if len(output.shape) == 2:
+            operands = [*writer.operands(operator), *self.onnx_weights(writer, operator, (0, 1), (outputs, inputs))]
+            writer.result(operator, output, writer.node("Gemm", operands, f"{name}/computed", transB=1))
+            return
+        filter, bias = self.onnx_weights(writer, operator, (1, 0), (inputs, outputs), 1)
+        x = writer.in_graph_order(operator.inputs[0], f"{name}/channels_last")
+        product = writer.node("MatMul", [x, filter], f"{name}/product")
+        computed = writer.node("Add", [product, bias], f"{name}/computed")
+        writer.result_in_graph_order(operator, output, computed)
+
+
+@register
+class BatchMatrixMultiply(DeviceOperator):
+    """[..., rows, k] times [..., k, columns], leading axes broadcast; adj_x, adj_y: the last two axes stand swapped."""
+
+    kind = "BATCH_MATMUL"
+    attributes = {"adj_x": False, "adj_y": False}
+    operands = (2, 2)
+    constants = True
+    version = 2
+    options = "BatchMatMulOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        turned = [
+            (*shape[:-2], shape[-1], shape[-2]) if attributes[name] else shape
+            for shape, name in zip(shapes, ("adj_x", "adj_y"), strict=True)
+        ]
+        first, second = turned
+        fits = min(map(len, turned)) >= 2 and max(map(len, turned)) <= 5 and first[-1] == second[-2]
+        need(fits, f"matrices of 2 to 5 axes do not fit: {shapes[0]}, {shapes[1]}")
+        return (*broadcast_shape([first[:-2], second[:-2]]), first[-2], second[-1])
+
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        rank, rows = len(output.shape), output.shape[0]
+        need(rank >= 3, f"the batch must be among the leading axes, got a result of {output.shape}")
+        for tensor in inputs:
+            if tensor.data is None:
+                fits = len(tensor.shape) == rank and tensor.shape[0] == rows
+                need(fits, f"{tensor.name!r} {tensor.shape} must have rank {rank} and {rows} rows, as the result has")
+            else:
+                fits = len(tensor.shape) < rank or tensor.shape[0] == 1
+                need(fits, f"{tensor.name!r} {tensor.shape} is a constant, which cannot differ along the batch")
+        ratio = float(scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output))
+        message = f"product of the input scales / output scale must be in [2**-32, 256), got {ratio:g}"
+        need(2.0**-32 <= ratio < 256, message)
+
+    def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
+        depth = inputs[0].shape[-2 if attributes["adj_x"] else -1]
+        return math.prod(output.shape) * depth
+
+    def trailing(self, rank: int, attributes: Attributes) -> Shape:
+        return rank - 2, rank - 1
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        turned = []
+        for x, name in zip(operands, ("adj_x", "adj_y"), strict=True):
+            axes = [*range(x.ndim - 2), x.ndim - 1, x.ndim - 2]
+            turned.append(primitives.transpose(x, axes) if attributes[name] else x)
+        return primitives.matmul(*turned)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        first, second = (
+            np.swapaxes(x, -1, -2) if attributes[name] else x
+            for x, name in zip(
+                (centered(code, tensor).astype(np.float64) for code, tensor in zip(codes, inputs, strict=True)),
+                ("adj_x", "adj_y"),
+                strict=True,
+            )
+        )
+        accumulator = (first @ second).astype(np.int64)
+        # XNNPACK leaves a second operand with a zero point to the built-in kernel, which computes as the reference.
+        if is_xnnpack(profile) and zero_point_of(inputs[1]) == 0:
+            multiplier = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
+            steps = np.rint(accumulator.astype(np.float32) * multiplier).astype(np.int64)
+        else:
+            exact = float(scale_of(inputs[0]) * scale_of(inputs[1])) / float(scale_of(output))
+            steps = multiply_fixed_point(accumulator, *fixed_point(exact))
+        return finish(steps, output, attributes, profile)
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"adjX": bool(attributes["adj_x"]), "adjY": bool(attributes["adj_y"])}
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        name, operands = output.name, []
+        for position, source in enumerate(operator.inputs):
+            tensor, label = writer.graph.tensors[source], f"{name}/operand_{position}"
+            axes = list(range(len(tensor.shape)))
+            if operator.attributes[("adj_x", "adj_y")[position]]:
+                axes[-2:] = axes[:-3:-1]
+            if tensor.data is not None:
+                real = writer.dequantized(tensor, tensor.data.transpose(axes), None)
+            elif axes == sorted(axes):
+                real = writer.in_graph_order(source, label)
+            else:
+                codes = writer.codes_in_graph_order(source, f"{label}/unturned")
+                codes = writer.node("Transpose", [codes], f"{label}/codes", perm=axes)
+                real = writer.node("DequantizeLinear", [codes, *writer.parameters(source, tensor.quantization)], label)
+            operands.append(real)
+        product = writer.node("MatMul", operands, f"{name}/product")
+        writer.result_in_graph_order(operator, output, product)

@@ -1,0 +1,488 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators that move codes and compute nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .arithmetic import Arrays, Tensors, scale_of, zero_point_of
+from .operator import REQUIRED, Attributes, DeviceOperator, Shape, need, register
+from .tensor import INT8_MAX, INT8_MIN, Quantization, Tensor
+
+
+class Movement(DeviceOperator):
+    """What moves lies on the grid of its operand."""
+
+    same_quantization = True
+
+
+@register
+class Pad(Movement):
+    """Real 0 around the tensor; paddings: (before, after) per axis, (0, 0) for the batch."""
+
+    kind = "PAD"
+    attributes = {"paddings": REQUIRED}
+    per_axis_attributes = {"paddings": (0, 0)}
+    version = 2
+    options = "PadOptions"
+
+    def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
+        input, paddings = (*arguments, *attributes.values())
+        pairs = tuple((int(before), int(after)) for before, after in paddings)
+        return str(builder.operator(self.kind, [input], None, name=name, paddings=pairs))
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        return padded_shape(shapes[0], attributes["paddings"])
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.pad(operands[0], attributes["paddings"], 0.0)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return np.pad(codes[0], attributes["paddings"], constant_values=zero_point_of(output))
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("paddings", attributes["paddings"]),)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        amounts = onnx_paddings(writer, operator, output)
+        writer.result(
+            operator, output, writer.node("Pad", [*writer.operands(operator), amounts], f"{output.name}/computed")
+        )
+
+
+def padded_shape(shape: Shape, paddings: Sequence[Sequence[int]]) -> Shape:
+    """The shape of a tensor that is padded."""
+    need(len(paddings) == len(shape), f"paddings must have one pair per axis of {shape}, got {paddings}")
+    need(tuple(paddings[0]) == (0, 0), f"the batch cannot be padded, got {paddings[0]}")
+    need(min(min(pair) for pair in paddings) >= 0, f"paddings must not be negative, got {paddings}")
+    return tuple(size + before + after for size, (before, after) in zip(shape, paddings, strict=True))
+
+
+def onnx_paddings(writer: Any, operator: Any, output: Tensor) -> str:
+    """The paddings as ONNX's operand."""
+    pairs = writer.in_order(operator.attributes["paddings"])
+    amounts = [before for before, _ in pairs] + [after for _, after in pairs]
+    return str(writer.constant(f"{output.name}/paddings", np.array(amounts, np.int64)))
+
+
+@register
+class Concatenation(Movement):
+    """Joins along `axis`."""
+
+    kind = "CONCATENATION"
+    attributes = {"axis": 3}
+    axis_attributes = ("axis",)
+    operands = (1, None)
+    version = 2
+    options = "ConcatenationOptions"
+
+    def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
+        """inputs: names; output: where the result is stored.
+
+        An operand in another quantization than the result's gets a QUANTIZE in front. With two placements every operand
+        is requantized into the first and shifted into the second, so that it is clamped like any other tensor.
+        """
+        return self._build(builder, *arguments, name=name, **attributes)
+
+    def _build(
+        self,
+        builder: Any,
+        inputs: Sequence[str],
+        output: Quantization | Sequence[Quantization],
+        *,
+        name: str,
+        axis: int = 3,
+    ) -> str:
+        placements = (output,) if isinstance(output, Quantization) else tuple(output)
+        operands = []
+        for index, operand in enumerate(inputs):
+            if len(placements) > 1 or not builder.tensor(operand).quantization.equals(placements[-1]):
+                operand = builder.quantize(operand, placements, name=f"{name}/requantized_{index}")
+            operands.append(operand)
+        return str(builder.operator(self.kind, operands, placements[-1], name=name, axis=axis))
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        first, axis = shapes[0], attributes["axis"]
+        need(1 <= axis < len(first), f"axis must be in 1..{len(first) - 1}, got {axis}")
+        others = {shape[:axis] + shape[axis + 1 :] for shape in shapes}
+        need(len(others) == 1, f"operands differ outside axis {axis}: {list(shapes)}")
+        return (*first[:axis], sum(shape[axis] for shape in shapes), *first[axis + 1 :])
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.concatenate(list(operands), attributes["axis"])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return np.concatenate(codes, attributes["axis"])
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"axis": attributes["axis"]}
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        axis = writer.axis(operator.attributes["axis"], len(output.shape))
+        computed = writer.node("Concat", writer.operands(operator), f"{output.name}/computed", axis=axis)
+        writer.result(operator, output, computed)
+
+
+@register
+class Reshape(Movement):
+    """new_shape: for one example, its rows first."""
+
+    kind = "RESHAPE"
+    attributes = {"new_shape": REQUIRED}
+    moves_axes = True
+    options = "ReshapeOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        new_shape = tuple(int(size) for size in attributes["new_shape"])
+        fits = len(new_shape) > 0 and min(new_shape) > 0 and math.prod(new_shape) == math.prod(shapes[0])
+        need(fits, f"new_shape {new_shape} must keep the number of elements of {shapes[0]}")
+        return new_shape
+
+    def lower(self, context: Any, step: Any) -> Any:
+        return context.reshape(step)
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        """attributes: new_shape with -1 for the batch's axis."""
+        return primitives.reshape(operands[0], attributes["new_shape"])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        examples = codes[0].shape[0] // inputs[0].shape[0]
+        return codes[0].reshape(examples * output.shape[0], *output.shape[1:])
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"newShape": [-1, *output.shape[1:]]}
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("new_shape", [-1, *output.shape[1:]]),)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        # The graph's order of elements is that of channels last.
+        name = output.name
+        codes = writer.codes_in_graph_order(operator.inputs[0], f"{name}/channels_last")
+        shape = writer.constant(f"{name}/shape", np.array([-1, *output.shape[1:]], np.int64))
+        writer.codes_to_result(output, writer.node("Reshape", [codes, shape], f"{name}/reshaped"))
+
+
+@register
+class Transpose(Movement):
+    """Result axis k is the operand's axis permutation[k]; the batch stays first."""
+
+    kind = "TRANSPOSE"
+    attributes = {"permutation": REQUIRED}
+    moves_axes = True
+    version = 2
+    options = "TransposeOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,) = shapes
+        permutation = tuple(attributes["permutation"])
+        fits = sorted(permutation) == list(range(len(first))) and permutation[0] == 0
+        need(fits, f"permutation must hold the axes of {first}, 0 first, got {permutation}")
+        need(len(first) <= 6, f"at most 6 axes can be permuted, got {first}")
+        return tuple(first[axis] for axis in permutation)
+
+    def lower(self, context: Any, step: Any) -> Any:
+        return context.rename_axes(step, step.attributes["permutation"])
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.transpose(operands[0], attributes["permutation"])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return np.ascontiguousarray(codes[0].transpose(attributes["permutation"]))
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("permutation", list(attributes["permutation"])),)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        order = writer.order(len(output.shape))
+        # ONNX's axis k is the graph's axis order[k].
+        permutation = [order.index(operator.attributes["permutation"][axis]) for axis in order]
+        codes = writer.node("Transpose", [f"{operator.inputs[0]}/codes"], f"{output.name}/codes", perm=permutation)
+        writer.node("DequantizeLinear", [codes, *writer.parameters(output.name, output.quantization)], output.name)
+
+
+@register
+class StridedSlice(Movement):
+    """begin, end, steps: for every axis; an end of None is the axis's own. The batch stays whole: 0, None, 1."""
+
+    kind = "STRIDED_SLICE"
+    attributes = {"begin": REQUIRED, "end": REQUIRED, "steps": REQUIRED}
+    per_axis_attributes = {"begin": 0, "end": None, "steps": 1}
+    version = 2
+    options = "StridedSliceOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,) = shapes
+        columns = [tuple(attributes[name]) for name in ("begin", "end", "steps")]
+        fits = all(len(column) == len(first) for column in columns) and next(zip(*columns, strict=True)) == (0, None, 1)
+        need(fits, f"begin, end, steps must have one entry per axis of {first}, 0, None, 1 first, got {columns}")
+        sizes = []
+        for axis, (size, begin, end, step) in enumerate(zip(first, *columns, strict=True)):
+            end = size if end is None else end
+            fits = 0 <= begin < end <= size and step >= 1
+            need(fits, f"slice {begin}:{end}:{step} of axis {axis} must lie in 0..{size} with a step of 1 or more")
+            sizes.append(len(range(begin, end, step)))
+        return tuple(sizes)
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        (x,) = operands
+        columns = [attributes[name] for name in ("begin", "end", "steps")]
+        for axis, (begin, end, step) in enumerate(zip(*columns, strict=True)):
+            if (begin, end, step) != (0, None, 1):
+                x = primitives.slice(x, axis, begin, x.shape[axis] if end is None else end, step)
+        return x
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        columns = [attributes[name] for name in ("begin", "end", "steps")]
+        return codes[0][tuple(slice(*entry) for entry in zip(*columns, strict=True))].copy()
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"beginMask": 1, "endMask": 1}  # the whole batch, whatever it is
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        sizes = zip(inputs[0].shape, attributes["end"], strict=True)
+        end = [size if end is None else end for size, end in sizes]
+        return ("begin", list(attributes["begin"])), ("end", end), ("strides", list(attributes["steps"]))
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        attributes, source = operator.attributes, writer.graph.tensors[operator.inputs[0]]
+        ends = [size if end is None else end for size, end in zip(source.shape, attributes["end"], strict=True)]
+        values = {"starts": attributes["begin"][1:], "ends": ends[1:]}
+        values["axes"] = [writer.axis(axis, len(output.shape)) for axis in range(1, len(output.shape))]
+        values["steps"] = attributes["steps"][1:]
+        constants = [writer.constant(f"{output.name}/{name}", np.array(value)) for name, value in values.items()]
+        operands = [*writer.operands(operator), *constants]
+        writer.result(operator, output, writer.node("Slice", operands, f"{output.name}/computed"))
+
+
+@register
+class PadV2(Movement):
+    """A constant around the tensor: the real number `value`, or None for the grid's smallest; stored on the grid."""
+
+    kind = "PADV2"
+    attributes = {"paddings": REQUIRED, "value": None}
+    per_axis_attributes = {"paddings": (0, 0)}
+    version = 2
+    options = "PadV2Options"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        return padded_shape(shapes[0], attributes["paddings"])
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        value = -math.inf if attributes["value"] is None else attributes["value"]
+        return primitives.pad(operands[0], attributes["paddings"], value)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return np.pad(codes[0], attributes["paddings"], constant_values=self.code(output, attributes))
+
+    @staticmethod
+    def code(output: Tensor, attributes: Attributes) -> int:
+        """The code of `value`: the nearest, half up as FakeQuant rounds."""
+        if attributes["value"] is None:
+            return INT8_MIN
+        steps = math.floor(np.float32(attributes["value"]) / scale_of(output) + np.float32(0.5))
+        return min(max(steps + zero_point_of(output), INT8_MIN), INT8_MAX)
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[Any]:
+        code = np.array([self.code(output, attributes)], np.int8)
+        return ("paddings", attributes["paddings"]), Tensor("value", (1,), "int8", output.quantization, code)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        amounts = onnx_paddings(writer, operator, output)
+        real = np.float32(self.code(output, operator.attributes) - zero_point_of(output)) * scale_of(output)
+        operands = [*writer.operands(operator), amounts, writer.constant(f"{output.name}/value", real)]
+        writer.result(operator, output, writer.node("Pad", operands, f"{output.name}/computed"))
+
+
+@register
+class MirrorPad(Movement):
+    """The tensor's own values around it; mode REFLECT leaves out the edge, SYMMETRIC repeats it."""
+
+    kind = "MIRROR_PAD"
+    attributes = {"paddings": REQUIRED, "mode": "REFLECT"}
+    per_axis_attributes = {"paddings": (0, 0)}
+    version = 2
+    options = "MirrorPadOptions"
+
+    def check_attributes(self, attributes: Attributes) -> None:
+        super().check_attributes(attributes)
+        mode = attributes["mode"]
+        need(mode in ("REFLECT", "SYMMETRIC"), f"mode must be REFLECT or SYMMETRIC, got {mode!r}")
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,) = shapes
+        padded = padded_shape(first, attributes["paddings"])
+        for size, pair in zip(first, attributes["paddings"], strict=True):
+            most = size - (attributes["mode"] == "REFLECT")
+            need(max(pair) <= most, f"an axis of {size} can be mirrored by {most} at most, got {pair}")
+        return padded
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.pad_reflect(operands[0], attributes["paddings"], attributes["mode"])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return mirrored(codes[0], attributes["paddings"], attributes["mode"])
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"mode": ("MirrorPadMode", attributes["mode"])}
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("paddings", attributes["paddings"]),)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        # ONNX has no SYMMETRIC: rows are gathered, which serves both.
+        real, name, source = writer.operands(operator)[0], output.name, writer.graph.tensors[operator.inputs[0]]
+        mode = operator.attributes["mode"]
+        for axis, pair in enumerate(operator.attributes["paddings"]):
+            if any(pair):
+                indices = mirrored(np.arange(source.shape[axis]), [pair], mode)
+                places = writer.constant(f"{name}/places_{axis}", indices)
+                at = writer.axis(axis, len(output.shape))
+                real = writer.node("Gather", [real, places], f"{name}/mirrored_{axis}", axis=at)
+        writer.result(operator, output, real)
+
+
+def mirrored(x: np.ndarray, paddings: Sequence[Sequence[int]], mode: str) -> np.ndarray:
+    """An array with its own values around it."""
+    return np.pad(x, paddings, mode="reflect" if mode == "REFLECT" else "symmetric")
+
+
+class Blocks(Movement):
+    """Squares of block_size * block_size values between the channels and the image, NHWC."""
+
+    attributes = {"block_size": REQUIRED}
+    spatial = True
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"blockSize": attributes["block_size"]}
+
+
+@register
+class SpaceToDepth(Blocks):
+    """Channel (row, column, c) of the result is channel c of that place in the block."""
+
+    kind = "SPACE_TO_DEPTH"
+    version = 2
+    options = "SpaceToDepthOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,), block = shapes, attributes["block_size"]
+        fits = len(first) == 4 and block >= 2 and not first[1] % block and not first[2] % block
+        need(fits, f"height and width of {first} must be multiples of a block_size of 2 or more, got {block}")
+        return first[0], first[1] // block, first[2] // block, first[3] * block * block
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        """attributes: block_size, channel_axis 1 (images [batch, channels, height, width])."""
+        (x,), block = operands, attributes["block_size"]
+        _, channels, height, width = x.shape
+        split = primitives.reshape(x, (-1, channels, height // block, block, width // block, block))
+        turned = primitives.transpose(split, (0, 3, 5, 1, 2, 4))
+        return primitives.reshape(turned, (-1, channels * block * block, height // block, width // block))
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        (x,), block = codes, attributes["block_size"]
+        rows, height, width, channels = x.shape
+        split = x.reshape(rows, height // block, block, width // block, block, channels)
+        return split.transpose(0, 1, 3, 2, 4, 5).reshape(rows, *output.shape[1:])
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        block = operator.attributes["block_size"]
+        operands = writer.operands(operator)
+        writer.result(
+            operator, output, writer.node("SpaceToDepth", operands, f"{output.name}/computed", blocksize=block)
+        )
+
+
+@register
+class DepthToSpace(Blocks):
+    """The other way round; the place in the block is the slower part of a channel's number."""
+
+    kind = "DEPTH_TO_SPACE"
+    options = "DepthToSpaceOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,), block = shapes, attributes["block_size"]
+        fits = len(first) == 4 and block >= 2 and first[3] % (block * block) == 0
+        need(fits, f"channels of {first} must be a multiple of the square of a block_size of 2 or more, got {block}")
+        return first[0], first[1] * block, first[2] * block, first[3] // (block * block)
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        """attributes: block_size, channel_axis 1 (images [batch, channels, height, width])."""
+        (x,), block = operands, attributes["block_size"]
+        _, channels, height, width = x.shape
+        kept = channels // (block * block)
+        split = primitives.reshape(x, (-1, block, block, kept, height, width))
+        turned = primitives.transpose(split, (0, 3, 4, 1, 5, 2))
+        return primitives.reshape(turned, (-1, kept, height * block, width * block))
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        (x,), block = codes, attributes["block_size"]
+        rows, height, width, channels = x.shape
+        split = x.reshape(rows, height, width, block, block, channels // (block * block))
+        return split.transpose(0, 1, 3, 2, 4, 5).reshape(rows, *output.shape[1:])
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        block = operator.attributes["block_size"]
+        operands = writer.operands(operator)
+        computed = writer.node("DepthToSpace", operands, f"{output.name}/computed", blocksize=block, mode="DCR")
+        writer.result(operator, output, computed)
+
+
+@register
+class Gather(Movement):
+    """Slices of `axis` in the order of the constant `indices`."""
+
+    kind = "GATHER"
+    attributes = {"axis": REQUIRED, "indices": REQUIRED}
+    axis_attributes = ("axis",)
+    version = 2
+    options = "GatherOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,), axis, indices = shapes, attributes["axis"], attributes["indices"]
+        need(1 <= axis < len(first), f"axis must be in 1..{len(first) - 1}, got {axis}")
+        fits = len(indices) > 0 and min(indices) >= 0 and max(indices) < first[axis]
+        need(fits, f"indices must lie in 0..{first[axis] - 1}, got {indices[:8]}")
+        return (*first[:axis], len(indices), *first[axis + 1 :])
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.gather(operands[0], attributes["indices"], attributes["axis"])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return codes[0].take(attributes["indices"], attributes["axis"])
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"axis": attributes["axis"]}
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("indices", list(attributes["indices"])),)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        places = writer.constant(f"{output.name}/places", np.array(operator.attributes["indices"], np.int64))
+        axis = writer.axis(operator.attributes["axis"], len(output.shape))
+        operands = [*writer.operands(operator), places]
+        writer.result(operator, output, writer.node("Gather", operands, f"{output.name}/computed", axis=axis))

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of whole rows: softmax, its logarithm, division by the length. A row is the last axis on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from . import fixed_point_functions as fixed
+from .arithmetic import (
+    Arrays,
+    Tensors,
+    centered,
+    fixed_point,
+    multiply_fixed_point,
+    rounding_shift,
+    scale_of,
+    zero_point_of,
+)
+from .operator import Attributes, DeviceOperator, Refusal, is_xnnpack, need, register
+from .tensor import INT8_MAX, INT8_MIN, Tensor
+
+# Sums of exponentials are held with this many integer bits, exponents themselves with five.
+SUM_BITS = 12
+EXPONENT_BITS = 5
+
+
+class Row(DeviceOperator):
+    """Along one axis, which a plan names `axis` and which comes last on the device."""
+
+    version = 2
+
+    def trailing(self, rank: int, attributes: Attributes) -> tuple[int, ...]:
+        return (attributes["axis"],)
+
+    def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
+        need(len(output.shape) >= 2, f"the operand must have an axis beside the batch, got {output.shape}")
+
+    @staticmethod
+    def onnx_row(writer: Any, operator: Any, output: Tensor, kind: str, computed: str, **attributes: Any) -> None:
+        """A node over the device's last axis."""
+        rank = len(output.shape)
+        axis = writer.axis(rank - 1, rank)
+        writer.result(
+            operator, output, writer.node(kind, [computed], f"{output.name}/computed", axis=axis, **attributes)
+        )
+
+
+def scaled_exponents(codes: np.ndarray, source: Tensor, beta: float) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """beta * (x - largest of the row) in Q5.26 as the reference kernels see it, which count, multiplier and shift."""
+    real = min(beta * float(scale_of(source)) * 2.0 ** (31 - EXPONENT_BITS), 2.0**31 - 1)
+    significand, shift = (int(part) for part in fixed_point(real))
+    radius = math.floor((2**EXPONENT_BITS - 1) * 2.0 ** (31 - EXPONENT_BITS) / 2.0**shift)
+    steps = codes.astype(np.int64)
+    steps = steps - steps.max(-1, keepdims=True)
+    near = steps >= -radius
+    return fixed.high_multiply(np.where(near, steps, 0) << shift, significand), near, significand, shift
+
+
+def exponentials(codes: np.ndarray, source: Tensor, beta: float) -> tuple[np.ndarray, np.ndarray]:
+    """exp(beta * (x - largest)) in float32 from the built-in kernels' table, and the sum along the row, in order."""
+    factor = -scale_of(source) * np.float32(beta)
+    table = np.exp((factor * np.arange(256, dtype=np.float32)).astype(np.float64)).astype(np.float32)
+    steps = codes.astype(np.int64)
+    values = table[steps.max(-1, keepdims=True) - steps]
+    # cumsum adds one value after the other, as the kernel does; sum would add pairs.
+    return values, np.cumsum(values, -1, dtype=np.float32)[..., -1:]
+
+
+@register
+class Softmax(Row):
+    """exp(beta * x), divided by the sum of the row. XNNPACK leaves it to the built-in kernel.
+
+    The reference kernel ends the process where the exponentials add up to 512 or more.
+    """
+
+    kind = "SOFTMAX"
+    attributes = {"beta": 1.0}
+    fixed_grid = (1 / 256, -128)
+    options = "SoftmaxOptions"
+
+    def check_attributes(self, attributes: Attributes) -> None:
+        super().check_attributes(attributes)
+        beta = attributes["beta"]
+        need(math.isfinite(beta) and beta > 0, f"beta must be positive and finite, got {beta}")
+
+    def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
+        super().check(inputs, output, attributes)
+        product = float(scale_of(inputs[0])) * attributes["beta"]
+        need(product > 2.0**-26, f"input scale * beta must be above 2**-26, got {product:g}")
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.softmax(operands[0] * attributes.get("beta", 1.0), attributes["axis"])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        beta = float(np.float32(attributes["beta"]))
+        if is_xnnpack(profile):
+            values, total = exponentials(codes[0], inputs[0], beta)
+            shares = values * (np.float32(1) / (total * scale_of(output)))
+            result = np.floor(shares + np.float32(0.5)) + zero_point_of(output)
+            return np.clip(result, INT8_MIN, INT8_MAX).astype(np.int8)
+        x, near, _, _ = scaled_exponents(codes[0], inputs[0], beta)
+        powers = fixed.exp_on_negative_values(x, EXPONENT_BITS)
+        total = np.where(near, rounding_shift(powers, SUM_BITS), 0).sum(-1, keepdims=True)
+        factor, exponent = fixed.reciprocal(total, SUM_BITS)
+        if np.any(exponent > 8):
+            raise Refusal(
+                "SOFTMAX: the reference kernel ends the process where a row's exponentials add up to 512 or more"
+            )
+        result = rounding_shift(fixed.high_multiply(factor, powers), exponent + 23) + INT8_MIN
+        return np.where(near, np.clip(result, INT8_MIN, INT8_MAX), INT8_MIN).astype(np.int8)
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"beta": float(attributes["beta"])}
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        (real,) = writer.operands(operator)
+        if operator.attributes["beta"] != 1:
+            beta = writer.constant(f"{output.name}/beta", np.float32(operator.attributes["beta"]))
+            real = writer.node("Mul", [real, beta], f"{output.name}/scaled")
+        self.onnx_row(writer, operator, output, "Softmax", real)
+
+
+@register
+class LogSoftmax(Row):
+    """The logarithm of softmax."""
+
+    kind = "LOG_SOFTMAX"
+    fixed_grid = (16 / 256, 127)
+    options = "LogSoftmaxOptions"
+
+    def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
+        super().check(inputs, output, attributes)
+        scale = float(scale_of(inputs[0]))
+        need(scale > 2.0**-26, f"input scale must be above 2**-26, got {scale:g}")
+        # The fixed-point sum of the reference kernel overflows there.
+        need(output.shape[-1] < 2**SUM_BITS, f"a row must have fewer than {2**SUM_BITS} values, got {output.shape[-1]}")
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.log_softmax(operands[0], attributes["axis"])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        steps = codes[0].astype(np.int64)
+        largest = steps.max(-1, keepdims=True)
+        if is_xnnpack(profile):
+            _, total = exponentials(codes[0], inputs[0], 1.0)
+            log = np.log(total.astype(np.float64)).astype(np.float32)
+            scale = scale_of(inputs[0])
+            shift = (scale * largest.astype(np.float32) + log) / scale_of(output)
+            result = np.rint((scale / scale_of(output)) * steps.astype(np.float32) - shift) + zero_point_of(output)
+            return np.clip(result, INT8_MIN, INT8_MAX).astype(np.int8)
+        x, near, significand, shift = scaled_exponents(codes[0], inputs[0], 1.0)
+        powers = rounding_shift(fixed.exp_on_negative_values(x, EXPONENT_BITS), SUM_BITS)
+        total = np.where(near, powers, 0).sum(-1, keepdims=True)
+        log = fixed.log_of_one_and_more(total, SUM_BITS, EXPONENT_BITS)
+        # Below this difference, x - log would be beyond Q5.26.
+        lowest = multiply_fixed_point(log + fixed.INT32_MIN, *fixed_point(2.0 ** (31 - shift) / significand))
+        radius = math.floor((2**EXPONENT_BITS - 1) * 2.0 ** (31 - EXPONENT_BITS) / 2.0**shift)
+        inside = steps - largest > np.maximum(-radius - 1, lowest)
+        result = rounding_shift(x - log, 31 - EXPONENT_BITS - 4) + zero_point_of(output)
+        return np.where(inside, np.clip(result, INT8_MIN, INT8_MAX), INT8_MIN).astype(np.int8)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        self.onnx_row(writer, operator, output, "LogSoftmax", writer.operands(operator)[0])
+
+
+@register
+class L2Normalization(Row):
+    """x divided by the length of its row; a row of zeros stays one. The length of all codes is the same."""
+
+    kind = "L2_NORMALIZATION"
+    fixed_grid = (1 / 128, 0)
+    options = "L2NormOptions"
+
+    def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
+        super().check(inputs, output, attributes)
+        need(output.shape[-1] < 2**15, f"a row must have fewer than {2**15} values, got {output.shape[-1]}")
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        (x,) = operands
+        return x * primitives.rsqrt(primitives.maximum(primitives.sum(x * x, (attributes["axis"],), True), 1e-24))
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        steps = centered(codes[0], inputs[0])
+        factor, exponent = fixed.inverse_square_root((steps * steps).sum(-1, keepdims=True))
+        result = multiply_fixed_point(steps, factor, 7 - exponent)
+        return np.clip(result, INT8_MIN, INT8_MAX).astype(np.int8)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        self.onnx_row(writer, operator, output, "LpNormalization", writer.operands(operator)[0], p=2)

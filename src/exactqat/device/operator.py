@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What it takes to declare an operator of the device: everything else in the kit follows from these declarations.
+
+A declaration is a subclass of `DeviceOperator` in the file of its family, registered by `@register`. It says which
+tensors the operator takes, what it computes in real numbers (for training) and in integers (for each profile of
+rounding), and how it stands in the files. Planning, training, lowering, validation, the simulator, both writers, the
+verifier and the sweep against the runtimes read it there; nowhere else is an operator told from another by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .tensor import INDICES, Quantization, Tensor
+
+# Profiles of rounding, named for what computes so. `xnnpack-*`: LiteRT's default kernels on that processor;
+# `reference`: LiteRT's reference kernels; `micro`: TFLite-Micro's reference kernels and CMSIS-NN.
+PROFILES = ("xnnpack-x86", "xnnpack-arm64", "reference", "micro")
+# Short names that are taken too.
+PROFILE_ALIASES = {"xnnpack": "xnnpack-x86"}
+
+Attributes = Mapping[str, Any]
+Shape = tuple[int, ...]
+
+
+def profile_named(profile: str) -> str:
+    """The profile by its name or a short name.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    full = PROFILE_ALIASES.get(profile, profile)
+    if full not in PROFILES:
+        raise ValueError(f"profile must be one of {', '.join((*PROFILES, *PROFILE_ALIASES))}, got {profile!r}")
+    return full
+
+
+def is_xnnpack(profile: str) -> bool:
+    """Whether a profile is XNNPACK's arithmetic, on any processor."""
+    return profile.startswith("xnnpack")
+
+
+class Refusal(ValueError):
+    """The device cannot run an operator with these attributes, shapes or scales; the message says what it could."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the axes of the user's tensor lie on the device: `axes[k]` is the user's axis that device axis k holds.
+
+    -1 stands for an axis of size 1 that the user's tensor does not have. The batch comes first on the device.
+    """
+
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FileStep:
+    """One operator of a .tflite file.
+
+    Attributes:
+        kind, version: the operator's code.
+        operands: positions among the graph operator's inputs, names of earlier steps, or constants that only the file
+            has (of quantization `INDICES` where they stand for themselves).
+        options, fields: name of the options table without the final T, and its fields.
+        name, dtype: of the intermediate result that it makes; nothing for the last step.
+    """
+
+    kind: str
+    operands: tuple[int | str | Tensor, ...]
+    version: int = 1
+    options: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    dtype: str = ""
+
+
+class DeviceOperator:
+    """One operator of the device. Class attributes describe it, methods are its meanings.
+
+    Attributes:
+        kind: TensorFlow Lite's name.
+        attributes: names and defaults of its attributes on the device; `REQUIRED` where there is no default.
+        operands: smallest and largest number of operands (None: any number).
+        same_quantization: the device moves or compares codes without rescaling them: the result is stored on the grid
+            of its operands.
+        fixed_grid: (scale, int8 zero point) of the result where the device fixes it, as for LOGISTIC; else None.
+        spatial: the first operand lies as [batch, height, width, channels]; a plan names its `channel_axis`.
+        axis_attributes: attributes that hold axes, one or several.
+        per_axis_attributes: attributes with one entry for each axis -> the entry of an axis of size 1 that the device
+            adds.
+        per_window_attributes: attributes with one entry for each spatial axis -> likewise.
+        filter_axis: the filter's axis of output channels on the device, for operators with weights; else None.
+        weights_follow_features: the order of the last axis does not matter, because the weights can follow it.
+        moves_axes: the user's axes are others behind it: permuted, split or joined.
+        version: the lowest version of the operator in a .tflite file that carries its int8 form.
+        options: the name of its options table in the .tflite schema, without the final T.
+        weights: positions of the operands that must be constants.
+        constants: whether other operands may be constants too (one at least is an activation).
+        uses_operand_scale: `real` has use for the scale of its first operand, as the attribute `operand_scale`.
+        any_batch: whether the file serves any batch; otherwise one example at a time.
+        order: positions in the file's list of operands, where it is not that of the graph's operands followed by
+            `tflite_operands`.
+    """
+
+    kind: ClassVar[str]
+    attributes: ClassVar[Mapping[str, Any]] = {}
+    operands: ClassVar[tuple[int, int | None]] = (1, 1)
+    same_quantization: ClassVar[bool] = False
+    fixed_grid: ClassVar[tuple[float, int] | None] = None
+    spatial: ClassVar[bool] = False
+    axis_attributes: ClassVar[tuple[str, ...]] = ()
+    per_axis_attributes: ClassVar[Mapping[str, Any]] = {}
+    per_window_attributes: ClassVar[Mapping[str, Any]] = {}
+    filter_axis: ClassVar[int | None] = None
+    weights_follow_features: ClassVar[bool] = False
+    moves_axes: ClassVar[bool] = False
+    version: ClassVar[int] = 1
+    options: ClassVar[str] = ""
+    weights: ClassVar[tuple[int, ...]] = ()
+    constants: ClassVar[bool] = False
+    uses_operand_scale: ClassVar[bool] = False
+    any_batch: ClassVar[bool] = True
+    order: ClassVar[tuple[int, ...] | None] = None
+
+    # --- what it is -------------------------------------------------------------------------------------------------
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        """Shape of the result on the device (batch 1) from those of all operands, constants included.
+
+        Raises:
+            Refusal: the operands do not fit.
+        """
+        return tuple(shapes[0])
+
+    def dtype(self, attributes: Attributes) -> str:
+        """What the result is stored in."""
+        return "int8"
+
+    def check_attributes(self, attributes: Attributes) -> None:
+        """Refuses names and values that the device does not know.
+
+        Raises:
+            Refusal: naming the attribute, what was given and what is allowed.
+        """
+        expected = sorted(self.attributes)
+        need(sorted(attributes) == expected, f"attributes must be {expected}, got {sorted(attributes)}")
+        for name, value in attributes.items():
+            if name in WORDS:
+                need(value in WORDS[name], f"{name} must be one of {', '.join(WORDS[name])}, got {value!r}")
+            elif name in PAIRS:
+                fits = np.shape(value) == (2,) and min(value) >= 1
+                need(fits, f"{name} must be two positive integers, got {value}")
+
+    def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
+        """Refuses what the runtimes refuse, or compute by other arithmetic than `integers`, once scales are known."""
+
+    def multiply_accumulates(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> int:
+        """Multiply-accumulates for one image."""
+        return 0
+
+    # --- what it computes -------------------------------------------------------------------------------------------
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        """The result in real numbers, differentiable, before it is stored on its grid.
+
+        `operands` are a framework's arrays in the user's order of axes, and so are the axes that `attributes` name;
+        `primitives` are that framework's functions (see qat/primitives.md of the docs): `primitives.maximum`, ...
+        """
+        raise NotImplementedError(f"{self.kind} is not differentiated")
+
+    def real_on_grid(self, primitives: Any, operands: Sequence[Any], attributes: Attributes, grid: Any) -> Any:
+        """As `real`, but rounded as the device's codes are, where the grid itself would round otherwise; else None.
+
+        `grid` has the device's `scale` and int8 `zero_point` of the result. Its operands lie on their grids. Training
+        takes this value and the gradient of `real`.
+        """
+        return None
+
+    def integers(
+        self,
+        codes: Sequence[np.ndarray],
+        inputs: Sequence[Tensor],
+        output: Tensor,
+        attributes: Attributes,
+        profile: str,
+    ) -> np.ndarray:
+        """The codes of the result from the codes of all operands, under one profile of rounding."""
+        raise NotImplementedError(f"{self.kind} has no integers")
+
+    # --- how it enters a graph ---------------------------------------------------------------------------------------
+
+    def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
+        """What `Builder.<kind in lower case>` does: operands, then the result's Quantization unless the operator keeps
+        that of its operand or fixes it itself, then attributes in the order of their declaration."""
+        given = list(arguments)
+        operands = [given.pop(0) for _ in range(self.operands[0]) if given]
+        output = attributes.pop("output", None)
+        if output is None and not self.same_quantization and self.fixed_grid is None and given:
+            output = given.pop(0)
+        attributes |= dict(zip(self.attributes, given, strict=False))
+        return str(builder.operator(self.kind, operands, output, name=name, **attributes))
+
+    # --- how a step of the plan becomes operators of the device -----------------------------------------------------
+
+    def trailing(self, rank: int, attributes: Attributes) -> tuple[int, ...]:
+        """The user's axes of an operand that must come last on the device, in this order."""
+        return ()
+
+    def removed_axes(self, attributes: Attributes) -> tuple[int, ...]:
+        """The user's axes of the operand that the result does not have."""
+        return ()
+
+    def device_filter(self, codes: np.ndarray) -> np.ndarray:
+        """A weight [out, in / groups, height, width] (or [out, in]) in the device's order of axes."""
+        return codes
+
+    def lower(self, context: Any, step: Any) -> Any:
+        """Puts the step of a plan into the graph (see `deploy.lower.Lowering`) and returns what is stored, and where
+        its axes lie. The base class serves all operators that the attributes above describe.
+        """
+        return context.lower_described(self, step)
+
+    # --- how it stands in files -------------------------------------------------------------------------------------
+
+    def tflite_options(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        """Fields of the options table; enumerations by the name of their value, as ("Padding", "SAME")."""
+        return {}
+
+    def tflite_operands(
+        self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes
+    ) -> Sequence[tuple[str, Any] | Tensor]:
+        """Operands that the file holds and the graph holds as attributes: (name, int32 values), behind the others.
+
+        Integer arrays of another dtype keep it; what is quantized is a constant Tensor.
+        """
+        return ()
+
+    def tflite_steps(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
+        """The operators of the file that stand for it, in order; the last one makes the result.
+
+        One, unless the operator is the graph's own and the file has to say it in several.
+        """
+        operands: list[int | str | Tensor] = list(range(len(inputs)))
+        for entry in self.tflite_operands(inputs, output, attributes):
+            if isinstance(entry, Tensor):
+                operands.append(entry)
+                continue
+            name, values = entry
+            data = values if isinstance(values, np.ndarray) else np.asarray(values, np.int32)
+            operands.append(Tensor(name, data.shape, str(data.dtype), INDICES, data))
+        if self.order is not None:
+            operands = [operands[position] for position in self.order]
+        fields = self.tflite_options(inputs, output, attributes)
+        return (FileStep(self.kind, tuple(operands), self.version, self.options, fields),)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        """Adds its nodes in QDQ form (see `deploy.onnx`)."""
+        raise Refusal(f"{self.kind} has no form in ONNX here")
+
+
+REQUIRED: Any = object()
+
+# Attributes that mean the same wherever they stand: words, and pairs of positive integers for height and width.
+ACTIVATIONS = ("NONE", "RELU", "RELU6")
+PADDINGS = ("SAME", "VALID")
+WORDS = {"activation": ACTIVATIONS, "padding": PADDINGS}
+PAIRS = ("strides", "dilations", "filter_size")
+
+# By kind, in order of declaration.
+OPERATORS: dict[str, DeviceOperator] = {}
+
+
+def register(declaration: type[DeviceOperator]) -> type[DeviceOperator]:
+    """Enters a declaration into `OPERATORS`."""
+    if declaration.kind in OPERATORS:
+        raise ValueError(f"{declaration.kind} is declared twice")
+    OPERATORS[declaration.kind] = declaration()
+    return declaration
+
+
+def need(condition: bool, message: str) -> None:
+    """Raises `Refusal` with the message unless the condition holds."""
+    if not condition:
+        raise Refusal(message)
+
+
+__all__ = [
+    "ACTIVATIONS",
+    "OPERATORS",
+    "PADDINGS",
+    "PROFILES",
+    "PROFILE_ALIASES",
+    "REQUIRED",
+    "Attributes",
+    "DeviceOperator",
+    "FileStep",
+    "Layout",
+    "Quantization",
+    "Refusal",
+    "Shape",
+    "Tensor",
+    "is_xnnpack",
+    "need",
+    "profile_named",
+    "register",
+]

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Means and maxima over windows of an image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .arithmetic import Arrays, Tensors, centered, finish, same_padding, window_shape, windows, zero_point_of
+from .convolution import onnx_window, window_options
+from .operator import REQUIRED, Attributes, DeviceOperator, Shape, need, register
+from .tensor import INT8_MIN, Tensor
+
+
+class Pool(DeviceOperator):
+    """A window that slides over height and width; what it gives lies on the grid of its operand."""
+
+    attributes = {"filter_size": REQUIRED, "strides": REQUIRED, "padding": "VALID"}
+    same_quantization = True
+    spatial = True
+    per_window_attributes = {"filter_size": 1, "strides": 1}
+    version = 2
+    options = "Pool2DOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,) = shapes
+        need(len(first) == 4, f"input must be rank 4, got {first}")
+        return (*window_shape(first, attributes["filter_size"], attributes), first[3])
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        height, width = attributes["filter_size"]
+        return {**window_options(attributes), "filterHeight": height, "filterWidth": width}
+
+
+def spatial_axes(x: Any, attributes: Attributes) -> list[int]:
+    """The axes over which a window slides, in the user's order."""
+    return [axis for axis in range(1, x.ndim) if axis != attributes["channel_axis"]]
+
+
+def window_arguments(x: Any, attributes: Attributes) -> tuple[Any, ...]:
+    """window, strides, padding in pairs and channel axis, as the primitives take them."""
+    window, strides, padding = (attributes[name] for name in ("filter_size", "strides", "padding"))
+    if padding == "SAME":
+        sizes = [int(x.shape[axis]) for axis in spatial_axes(x, attributes)]
+        padding = tuple(same_padding(*axis) for axis in zip(sizes, window, strides, strict=True))
+    elif padding == "VALID":
+        padding = ((0, 0),) * len(window)
+    return window, strides, padding, attributes["channel_axis"]
+
+
+@register
+class AveragePool2D(Pool):
+    """The mean of every window; padding is not counted. Rounded half away from zero in codes."""
+
+    kind = "AVERAGE_POOL_2D"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        """attributes: filter_size, strides, channel_axis, and padding: SAME, which is not counted, or pairs of zeros
+        that are values like any other."""
+        (x,) = operands
+        return self.sums(primitives, x, attributes) / self.counts(primitives, x, attributes)
+
+    def real_on_grid(self, primitives: Any, operands: Sequence[Any], attributes: Attributes, grid: Any) -> Any:
+        # Averages of small windows are often exactly between two codes, so another rounding would show. Sums of fewer
+        # than 2**16 codes: every number below is a whole one that float32 holds.
+        (x,) = operands
+        count = self.counts(primitives, x, attributes)
+        steps = self.sums(primitives, primitives.round(x / grid.scale), attributes)
+        half = count // 2 if isinstance(count, float) else primitives.floor(count / 2)
+        total = steps + grid.zero_point * count
+        magnitude = primitives.floor((primitives.abs(total) + half) / count)
+        codes = primitives.where(total < 0, -magnitude, magnitude)
+        return (codes - grid.zero_point) * grid.scale
+
+    @staticmethod
+    def sums(primitives: Any, x: Any, attributes: Attributes) -> Any:
+        """The sum of every window; what is beyond the image counts as 0."""
+        return primitives.sum_pool(x, *window_arguments(x, attributes))
+
+    def counts(self, primitives: Any, x: Any, attributes: Attributes) -> Any:
+        """How many values every window counts, with an axis of 1 for the batch and the channels."""
+        padded = any(map(any, window_arguments(x, attributes)[2]))
+        if attributes["padding"] != "SAME" or not padded:
+            return float(math.prod(attributes["filter_size"]))
+        spatial = spatial_axes(x, attributes)
+        shape = tuple(x.shape[axis] if axis in spatial else 1 for axis in range(x.ndim))
+        return self.sums(primitives, primitives.array(np.ones(shape, np.float32), x), attributes)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        filter_size = attributes["filter_size"]
+        x = codes[0].astype(np.int64)
+        total = sum(values for _, _, values in windows(x, output, filter_size, attributes, 0))
+        ones = np.ones_like(x[:1, :, :, :1])
+        count = sum(values for _, _, values in windows(ones, output, filter_size, attributes, 0))
+        magnitude = (np.abs(total) + count // 2) // count
+        return finish(np.sign(total) * magnitude - zero_point_of(output), output, attributes, profile)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        # The codes themselves are averaged: it is in codes that the device rounds away from zero. QuantizeLinear rounds
+        # to even; a scale this much below 1 carries such averages over, and is too close to 1 to move an average of
+        # fewer than 2**17 values.
+        name = output.name
+        window = onnx_window(
+            writer.graph.tensors[operator.inputs[0]].shape, operator.attributes["filter_size"], operator.attributes
+        )
+        below_one = writer.constant("below_one", np.float32(1 - 2**-20))
+        one, no_shift = writer.constant("one", np.float32(1)), writer.constant("no_shift", np.int8(0))
+        counted = writer.node("DequantizeLinear", [f"{operator.inputs[0]}/codes", one, no_shift], f"{name}/counted")
+        averaged = writer.node("AveragePool", [counted], f"{name}/computed", count_include_pad=0, **window)
+        codes = writer.node("QuantizeLinear", [averaged, below_one, no_shift], f"{name}/codes")
+        writer.node("DequantizeLinear", [codes, *writer.parameters(name, output.quantization)], name)
+
+
+@register
+class MaxPool2D(Pool):
+    """The largest value of every window; padding is below all values."""
+
+    kind = "MAX_POOL_2D"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        """attributes: filter_size, strides, channel_axis, and padding: SAME or pairs, below all values."""
+        return primitives.max_pool(operands[0], *window_arguments(operands[0], attributes))
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        largest = np.full((codes[0].shape[0], *output.shape[1:]), INT8_MIN, np.int8)
+        for _, _, values in windows(codes[0], output, attributes["filter_size"], attributes, INT8_MIN):
+            largest = np.maximum(largest, values)
+        return finish(centered(largest, output), output, attributes, profile)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        window = onnx_window(
+            writer.graph.tensors[operator.inputs[0]].shape, operator.attributes["filter_size"], operator.attributes
+        )
+        computed = writer.node("MaxPool", writer.operands(operator), f"{output.name}/computed", **window)
+        writer.result(operator, output, computed)

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One value from many: means, sums, extremes over whole axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .arithmetic import (
+    Arrays,
+    Tensors,
+    centered,
+    finish,
+    fixed_point,
+    fused_multiply_add,
+    multiply_fixed_point,
+    scale_of,
+    zero_point_of,
+)
+from .operator import REQUIRED, Attributes, DeviceOperator, Shape, is_xnnpack, need, register
+from .tensor import INDICES, INT8_MAX, INT8_MIN, Tensor
+
+
+class Reduction(DeviceOperator):
+    """Over `axes`, which are left out of the result unless `keep_dims`."""
+
+    attributes = {"axes": (1, 2), "keep_dims": False}
+    axis_attributes = ("axes",)
+    version = 2
+    options = "ReducerOptions"
+    onnx_kind: ClassVar[str]
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,) = shapes
+        axes = attributes["axes"]
+        fits = len(set(axes)) == len(axes) > 0 and all(1 <= axis < len(first) for axis in axes)
+        need(fits, f"axes must be different ones in 1..{len(first) - 1}, got {axes}")
+        if attributes["keep_dims"]:
+            return tuple(1 if axis in axes else size for axis, size in enumerate(first))
+        return tuple(size for axis, size in enumerate(first) if axis not in axes)
+
+    def removed_axes(self, attributes: Attributes) -> Shape:
+        return () if attributes["keep_dims"] else tuple(attributes["axes"])
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"keepDims": bool(attributes["keep_dims"])}
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("axes", list(attributes["axes"])),)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        before, name = len(writer.graph.tensors[operator.inputs[0]].shape), output.name
+        attributes = operator.attributes
+        # Axes that are left out may bring others where ONNX's order is another one.
+        stay = tuple(sorted(attributes["axes"])) == (1, 2) or (before != 4 and len(output.shape) != 4)
+        plain = attributes["keep_dims"] or stay
+        source = operator.inputs[0]
+        real = writer.real(source) if plain else writer.in_graph_order(source, f"{name}/channels_last")
+        axes = [writer.axis(axis, before) if plain else axis for axis in attributes["axes"]]
+        operands = [real, writer.constant(f"{name}/axes", np.array(axes))]
+        computed = writer.node(self.onnx_kind, operands, f"{name}/computed", keepdims=int(attributes["keep_dims"]))
+        (writer.result if plain else writer.result_in_graph_order)(operator, output, computed)
+
+
+def reduced_count(tensor: Tensor, attributes: Attributes) -> int:
+    """How many values make one of the result."""
+    return math.prod(tensor.shape[axis] for axis in attributes["axes"])
+
+
+def xnnpack_reduction(
+    codes: np.ndarray, input: Tensor, output: Tensor, attributes: Attributes, multiplier: np.float32, profile: str
+) -> np.ndarray:
+    """The sum of the codes times a float32 multiplier.
+
+    The zero points join the float32 sum before it is rounded, so ties are even in codes, not in steps.
+    """
+    input_zero_point, zero_point = (np.float32(zero_point_of(tensor)) for tensor in (input, output))
+    offset = -(input_zero_point * np.float32(reduced_count(input, attributes)))
+    axes, keep = tuple(attributes["axes"]), bool(attributes["keep_dims"])
+    total = codes.sum(axes, dtype=np.int64, keepdims=keep).astype(np.float32)
+    if profile == "xnnpack-arm64":  # compilers fuse there
+        bias = fused_multiply_add(offset, multiplier, zero_point)
+        result = fused_multiply_add(total, multiplier, bias)
+    else:
+        result = total * multiplier + (zero_point + offset * multiplier)
+    return np.clip(np.rint(result), INT8_MIN, INT8_MAX).astype(np.int8)
+
+
+@register
+class Mean(Reduction):
+    """The average."""
+
+    kind = "MEAN"
+    onnx_kind = "ReduceMean"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.mean(operands[0], attributes["axes"], attributes["keep_dims"])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        count = reduced_count(inputs[0], attributes)
+        axes, keep = tuple(attributes["axes"]), bool(attributes["keep_dims"])
+        if is_xnnpack(profile):
+            multiplier = (scale_of(inputs[0]) / scale_of(output)) * (np.float32(1) / np.float32(count))
+            return xnnpack_reduction(codes[0], inputs[0], output, attributes, multiplier, profile)
+        # The division by the count is folded into the multiplier, where its remainder is cut off.
+        significand, exponent = fixed_point(float(scale_of(inputs[0])) / float(scale_of(output)))
+        shift = min(count.bit_length() - 1, 31 + int(exponent))
+        total = centered(codes[0], inputs[0]).sum(axes, keepdims=keep)
+        steps = multiply_fixed_point(total, (significand << shift) // count, exponent - shift)
+        return finish(steps, output, attributes, profile)
+
+
+@register
+class Sum(Reduction):
+    """The sum."""
+
+    kind = "SUM"
+    onnx_kind = "ReduceSum"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.sum(operands[0], attributes["axes"], attributes["keep_dims"])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        axes, keep = tuple(attributes["axes"]), bool(attributes["keep_dims"])
+        if is_xnnpack(profile):
+            multiplier = scale_of(inputs[0]) / scale_of(output)
+            return xnnpack_reduction(codes[0], inputs[0], output, attributes, multiplier, profile)
+        significand, exponent = fixed_point(float(scale_of(inputs[0])) / float(scale_of(output)))
+        if profile == "reference":
+            # LiteRT's reference kernel takes int8 for uint8: what it makes of negative codes is of no use, but its own.
+            count = reduced_count(inputs[0], attributes)
+            total = codes[0].view(np.uint8).sum(axes, dtype=np.int64, keepdims=keep)
+            steps = multiply_fixed_point(total - zero_point_of(inputs[0]) * count, significand, exponent)
+            return np.clip(steps + zero_point_of(output), 0, 255).astype(np.uint8).view(np.int8)
+        total = centered(codes[0], inputs[0]).sum(axes, keepdims=keep)
+        return finish(multiply_fixed_point(total, significand, exponent), output, attributes, profile)
+
+
+class ReduceExtreme(Reduction):
+    """The largest or the smallest code."""
+
+    same_quantization = True
+
+
+@register
+class ReduceMax(ReduceExtreme):
+    """The largest."""
+
+    kind = "REDUCE_MAX"
+    onnx_kind = "ReduceMax"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.amax(operands[0], attributes["axes"], attributes["keep_dims"])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return codes[0].max(tuple(attributes["axes"]), keepdims=bool(attributes["keep_dims"]))
+
+
+@register
+class ReduceMin(ReduceExtreme):
+    """The smallest."""
+
+    kind = "REDUCE_MIN"
+    onnx_kind = "ReduceMin"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.amin(operands[0], attributes["axes"], attributes["keep_dims"])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return codes[0].min(tuple(attributes["axes"]), keepdims=bool(attributes["keep_dims"]))
+
+
+@register
+class ArgMax(DeviceOperator):
+    """The index of the first largest value along `axis`, which is left out of the result."""
+
+    kind = "ARG_MAX"
+    attributes = {"axis": REQUIRED, "output_type": "int64"}
+    axis_attributes = ("axis",)
+    version = 2
+    options = "ArgMaxOptions"
+
+    def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
+        """input; axis; output_type "int32" or "int64"."""
+        (input, *rest) = arguments
+        attributes |= dict(zip(self.attributes, rest, strict=False))
+        return str(builder.operator(self.kind, [input], INDICES, name=name, **attributes))
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,) = shapes
+        axis = attributes["axis"]
+        need(1 <= axis < len(first), f"axis must be in 1..{len(first) - 1}, got {axis}")
+        return first[:axis] + first[axis + 1 :]
+
+    def dtype(self, attributes: Attributes) -> str:
+        return str(attributes["output_type"])
+
+    def check_attributes(self, attributes: Attributes) -> None:
+        super().check_attributes(attributes)
+        dtype = attributes["output_type"]
+        need(dtype in ("int32", "int64"), f"output_type must be int32 or int64, got {dtype!r}")
+
+    def removed_axes(self, attributes: Attributes) -> Shape:
+        return (int(attributes["axis"]),)
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.argmax(operands[0], attributes["axis"])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return codes[0].argmax(attributes["axis"]).astype(output.dtype)
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"outputType": ("TensorType", str(attributes["output_type"]).upper())}
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("axis", np.array(attributes["axis"], np.int32)),)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        real = writer.in_graph_order(operator.inputs[0], f"{output.name}/channels_last")
+        axis = operator.attributes["axis"]
+        writer.store_indices(output, writer.node("ArgMax", [real], f"{output.name}/computed", axis=axis, keepdims=0))

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images of another height and width, on the same grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .arithmetic import Arrays, Tensors
+from .operator import REQUIRED, Attributes, DeviceOperator, Shape, is_xnnpack, need, register
+from .tensor import Tensor
+
+# XNNPACK's fractional bits of a position between two values, and those of LiteRT's own kernels.
+XNNPACK_BITS = 11
+BUILT_IN_BITS = 10
+
+
+class Resize(DeviceOperator):
+    """To `size`, one entry for each spatial axis.
+
+    `align_corners`: the centers of the outermost values fall on each other; `half_pixel_centers`: the outer edges of
+    the image do; neither: the first values do, as TensorFlow had it at first.
+    """
+
+    attributes = {"size": REQUIRED, "align_corners": False, "half_pixel_centers": False}
+    same_quantization = True
+    spatial = True
+    per_window_attributes = {"size": 1}
+    version = 3
+
+    def check_attributes(self, attributes: Attributes) -> None:
+        super().check_attributes(attributes)
+        size = attributes["size"]
+        fits = np.shape(size) == (2,) and all(1 <= entry < 2**24 for entry in size)
+        need(fits, f"size must be two positive integers below 2**24, got {size}")
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,) = shapes
+        need(len(first) == 4, f"input must be rank 4, got {first}")
+        return (first[0], *attributes["size"], first[3])
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {
+            "alignCorners": bool(attributes["align_corners"]),
+            "halfPixelCenters": bool(attributes["half_pixel_centers"]),
+        }
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("size", list(attributes["size"])),)
+
+    @staticmethod
+    def onnx_resize(writer: Any, operator: Any, output: Tensor, **attributes: Any) -> None:
+        (real,) = writer.operands(operator)
+        name = output.name
+        sizes = np.array(operator.attributes["size"], np.int64)
+        operands = [real, "", "", writer.constant(f"{name}/size", sizes)]
+        computed = writer.node("Resize", operands, f"{name}/computed", axes=[2, 3], **attributes)
+        writer.result(operator, output, computed)
+
+
+def spatial_sizes(x: Any, attributes: Attributes) -> list[tuple[int, int, int]]:
+    """(axis, its size, the size wanted) in the user's order, for a plan's attributes."""
+    axes = [axis for axis in range(1, x.ndim) if axis != attributes["channel_axis"]]
+    return [(axis, int(x.shape[axis]), int(size)) for axis, size in zip(axes, attributes["size"], strict=True)]
+
+
+def step_between(size: int, wanted: int, attributes: Attributes) -> np.float32:
+    """Distance of two results' positions in the operand."""
+    corners = int(bool(attributes["align_corners"]) and wanted > 1)
+    return np.float32(size - corners) / np.float32(wanted - corners)
+
+
+@register
+class ResizeNearestNeighbor(Resize):
+    """The value whose place is next, as it is. All runtimes find it in float32."""
+
+    kind = "RESIZE_NEAREST_NEIGHBOR"
+    options = "ResizeNearestNeighborOptions"
+
+    @staticmethod
+    def indices(size: int, wanted: int, attributes: Attributes) -> np.ndarray:
+        """Of the operand's values that the results take."""
+        offset = np.float32(0.5 if attributes["half_pixel_centers"] else 0)
+        position = (np.arange(wanted).astype(np.float32) + offset) * step_between(size, wanted, attributes)
+        nearest = np.floor(position.astype(np.float64) + (0.5 if attributes["align_corners"] else 0))
+        return np.clip(nearest, 0, size - 1).astype(np.int64)
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        (x,) = operands
+        attributes = {**self.attributes, **attributes}
+        for axis, size, wanted in spatial_sizes(x, attributes):
+            x = primitives.gather(x, self.indices(size, wanted, attributes), axis)
+        return x
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        height, width = attributes["size"]
+        rows = self.indices(inputs[0].shape[1], height, attributes)
+        columns = self.indices(inputs[0].shape[2], width, attributes)
+        return codes[0][:, rows[:, None], columns]
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        # ONNX places its half pixels half a pixel further up, and rounds where TensorFlow cuts off.
+        attributes = operator.attributes
+        if attributes["align_corners"] and attributes["half_pixel_centers"]:
+            (real,) = writer.operands(operator)
+            shape = writer.graph.tensors[operator.inputs[0]].shape
+            for axis, word in ((1, "rows"), (2, "columns")):
+                indices = self.indices(shape[axis], output.shape[axis], attributes)
+                constant = writer.constant(f"{output.name}/{word}", indices)
+                real = writer.node("Gather", [real, constant], f"{output.name}/taken_{word}", axis=axis + 1)
+            writer.result(operator, output, real)
+            return
+        mode, rounding = "asymmetric", "floor"
+        if attributes["align_corners"] or attributes["half_pixel_centers"]:
+            mode = "align_corners" if attributes["align_corners"] else "half_pixel"
+            rounding = "round_prefer_ceil"
+        words = {"mode": "nearest", "coordinate_transformation_mode": mode, "nearest_mode": rounding}
+        self.onnx_resize(writer, operator, output, **words)
+
+
+@register
+class ResizeBilinear(Resize):
+    """Between the four values around a place, in proportion to their distance."""
+
+    kind = "RESIZE_BILINEAR"
+    options = "ResizeBilinearOptions"
+
+    def check_attributes(self, attributes: Attributes) -> None:
+        super().check_attributes(attributes)
+        both = attributes["align_corners"] and attributes["half_pixel_centers"]
+        need(not both, "align_corners and half_pixel_centers exclude each other")
+
+    @staticmethod
+    def neighbors(size: int, wanted: int, attributes: Attributes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(index of the value before, of the one behind, share of the latter in 1 / 2**11), as XNNPACK forms them."""
+        step = step_between(size, wanted, attributes)
+        position = np.arange(wanted).astype(np.float32) * step
+        if attributes["half_pixel_centers"]:
+            position = position + (np.float32(0.5) * step - np.float32(0.5))
+        position = np.clip(position, np.float32(0), np.float32(size - 1))
+        before = position.astype(np.int64)
+        share = np.rint((position - before.astype(np.float32)) * np.float32(2**XNNPACK_BITS)).astype(np.int64)
+        return before, np.minimum(before + 1, size - 1), share
+
+    @staticmethod
+    def built_in_neighbors(size: int, wanted: int, attributes: Attributes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Likewise in 1 / 2**10, as LiteRT's integer kernel forms them: the step itself is rounded."""
+        one = 2**BUILT_IN_BITS
+        corners = int(bool(attributes["align_corners"]) and wanted > 1)
+        step = (one * (size - corners) + (wanted - corners) // 2) // (wanted - corners)
+        position = np.arange(wanted) * step + (step // 2 - one // 2 if attributes["half_pixel_centers"] else 0)
+        # The kernel does not look at this end; only images of more than a thousand rows or columns get there.
+        need(int(position.max()) < one * size, f"the built-in kernel reads past {size} values for {wanted} results")
+        before = np.maximum(position // one, 0)
+        after = np.clip(-(-position // one), 0, size - 1)
+        return before, after, position - one * before
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        (x,) = operands
+        return self.between(primitives, x, attributes)
+
+    def real_on_grid(self, primitives: Any, operands: Sequence[Any], attributes: Attributes, grid: Any) -> Any:
+        # Results of doubled images are often exactly between two codes, so another rounding would show.
+        (x,) = operands
+        codes = primitives.round(x / grid.scale)
+        return primitives.floor(self.between(primitives, codes, attributes) + 0.5) * grid.scale
+
+    def between(self, primitives: Any, x: Any, attributes: Attributes) -> Any:
+        """Along one spatial axis after the other, the last one first, as XNNPACK does it."""
+        attributes = {**self.attributes, **attributes}
+        for axis, size, wanted in reversed(spatial_sizes(x, attributes)):
+            before, after, share = self.neighbors(size, wanted, attributes)
+            shape = [wanted if position == axis else 1 for position in range(x.ndim)]
+            share = primitives.array((share / 2**XNNPACK_BITS).astype(np.float32).reshape(shape), x)
+            first = primitives.gather(x, before, axis)
+            x = first + (primitives.gather(x, after, axis) - first) * share
+        return x
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        bits = XNNPACK_BITS if is_xnnpack(profile) else BUILT_IN_BITS
+        neighbors = self.neighbors if is_xnnpack(profile) else self.built_in_neighbors
+        x = codes[0].astype(np.int64)
+        for axis in (2, 1):
+            before, after, share = neighbors(x.shape[axis], output.shape[axis], attributes)
+            share = share.reshape([-1 if position == axis else 1 for position in range(4)])
+            x = x.take(before, axis) * (2**bits - share) + x.take(after, axis) * share
+        if is_xnnpack(profile):
+            return ((x + 2 ** (2 * bits - 1)) >> 2 * bits).astype(np.int8)
+        magnitude = (np.abs(x) + 2 ** (2 * bits - 1)) >> 2 * bits
+        return np.where(x > 0, magnitude, -magnitude).astype(np.int8)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        attributes = operator.attributes
+        mode = "align_corners" if attributes["align_corners"] else "asymmetric"
+        mode = "half_pixel" if attributes["half_pixel_centers"] else mode
+        self.onnx_resize(writer, operator, output, mode="linear", coordinate_transformation_mode=mode)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the device keeps: integer codes, and the scale and zero point by which they stand for real numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+INT8_MIN, INT8_MAX = -128, 127
+
+
+@dataclass(frozen=True, eq=False)
+class Quantization:
+    """real = scale * (code - zero_point), per tensor (axis None) or per channel along `axis`.
+
+    scale: float32 [1] or [channels]; zero_point: int64 of the same shape, or [1]. See also `per_tensor`.
+    """
+
+    scale: np.ndarray
+    zero_point: np.ndarray
+    axis: int | None = None
+
+    def __post_init__(self) -> None:
+        scale = np.atleast_1d(np.asarray(self.scale, np.float32))
+        zero_point = np.atleast_1d(np.asarray(self.zero_point, np.int64))
+        if scale.ndim != 1 or zero_point.shape not in (scale.shape, (1,)):
+            raise ValueError(f"scale and zero_point must be [1] or [channels], got {scale.shape}, {zero_point.shape}")
+        if self.axis is None and scale.size != 1:
+            raise ValueError(f"per-tensor quantization takes one scale, got {scale.size}; name the channel `axis`")
+        if not (np.all(np.isfinite(scale)) and np.all(scale > 0)):
+            raise ValueError(f"scale must be positive and finite, got {scale[~((scale > 0) & np.isfinite(scale))][:4]}")
+        object.__setattr__(self, "scale", scale)
+        object.__setattr__(self, "zero_point", np.broadcast_to(zero_point, scale.shape).copy())
+
+    def equals(self, other: Quantization) -> bool:
+        """True when both stand for the same real numbers, bit for bit."""
+        return (
+            self.axis == other.axis
+            and np.array_equal(self.scale, other.scale)
+            and np.array_equal(self.zero_point, other.zero_point)
+        )
+
+
+def per_tensor(scale: float | np.floating, zero_point: int) -> Quantization:
+    """One float32 scale and one int8 zero point (-128..127) for a whole tensor."""
+    return Quantization(np.array([scale], np.float32), np.array([zero_point], np.int64))
+
+
+# Indices stand for themselves.
+INDICES = per_tensor(1.0, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """An activation (`data` None), or a constant.
+
+    shape: channels last, the batch first; of an activation the batch's axis holds the number of rows that one example
+    takes, 1 unless the network folds other axes into the batch. dtype: "int8"; "int32" or "int64" for indices and
+    biases.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    quantization: Quantization
+    data: np.ndarray | None = None
+
+
+def quantize(x: np.ndarray, quantization: Quantization, lowest: int = INT8_MIN, highest: int = INT8_MAX) -> np.ndarray:
+    """Real float32 values to int8 codes lowest..highest, in the steps and roundings of FakeQuantWithMinMaxVars.
+
+    A tensor of fewer bits names the codes it was placed at, for example 112..127. NaN raises ValueError.
+    """
+    x = np.asarray(x, np.float32)
+    if np.isnan(x).any():
+        raise ValueError("x contains NaN, which has no code")
+    scale, zero_point = quantization.scale[0], np.float32(quantization.zero_point[0])
+    nudged_min = (np.float32(lowest) - zero_point) * scale
+    nudged_max = (np.float32(highest) - zero_point) * scale
+    steps = (np.clip(x, nudged_min, nudged_max) - nudged_min) / scale
+    # FakeQuant rounds half up, in steps counted from real 0.
+    zero_code = zero_point - np.float32(lowest)
+    codes = np.floor((steps - zero_code) + np.float32(0.5)) + zero_point
+    return np.clip(codes, lowest, highest).astype(np.int8)
+
+
+def dequantize(codes: np.ndarray, quantization: Quantization) -> np.ndarray:
+    """int8 codes of a per-tensor quantized tensor to real float32 values."""
+    steps = np.asarray(codes, np.int32) - np.int32(quantization.zero_point[0])
+    return steps.astype(np.float32) * quantization.scale[0]

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the device will run, and on which grids: a `Network` and the user's rules made into a `Plan`.
+
+A step of a plan is one operator of the device (`exactqat.device`) with the tensor that it stores. Axes stand in the
+user's order; where they lie on the device is decided when the plan is lowered. Nothing here knows a framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .network import Constant, Network, Place, Step
+from .rules import Rule
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The grid of one or several stored tensors.
+
+    Attributes:
+        name: path of the first layer that stores on it.
+        rule: decides bits and how the range comes about.
+        nonnegative: no tensor on it has values below zero.
+        writers: how many steps store tensors of their own on it.
+        fixed: (scale, int8 zero point) where the device fixes the grid (of eight bits, whatever the rule), or None.
+    """
+
+    name: str
+    rule: Rule
+    nonnegative: bool = False
+    writers: int = 1
+    fixed: tuple[float, int] | None = None
+
+    @property
+    def bits(self) -> int:
+        return 8 if self.fixed is not None else self.rule.activation_bits
+
+
+@dataclass(frozen=True)
+class Derived:
+    """The `expression` of a constant that planning made from others: `function(*operands)`.
+
+    `function` takes and gives a framework's arrays and uses only what all frameworks' arrays have in common: arithmetic
+    operators, indexing, `reshape` and `clip(min=)`. So it can be differentiated where its operands are trained.
+    """
+
+    function: Callable[..., Any]
+    operands: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """Batch norm folded into a step with weights. Names are those of constants; `counter` counts batches, or is None.
+
+    training: whether statistics follow the batches until `freeze` (False: the user has frozen them).
+    """
+
+    weight: str | None
+    bias: str | None
+    mean: str
+    variance: str
+    counter: str | None
+    epsilon: float
+    momentum: float | None
+    training: bool = True
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a step: names of constants. channel_axis: the weight's axis of output channels."""
+
+    weight: str
+    bias: str | None
+    batch_norm: BatchNorm | None
+    rule: Rule
+    channel_axis: int = 0
+
+
+@dataclass(frozen=True)
+class PlanStep:
+    """One operator of the device and the tensor it stores.
+
+    Attributes:
+        path: unique; name of the stored tensor. The user's module path where the step is a module's.
+        kind: the device operator; "" of a step with an `expression`.
+        operands: paths of steps or inputs, or names of constants (quantized per tensor as they are read, symmetric,
+            narrow, by the step's rule). Weights are not among them.
+        attributes: the operator's, with axes in the user's order.
+        grid: name of the result's grid.
+        shape: of the result, for a batch of one; batch_axis as in `Value` (None: it does not depend on the input).
+        activation: NONE, RELU or RELU6, fused.
+        bounds: what the function itself is clamped to in real numbers; the grid's range is the same.
+        high: codes of fewer than eight bits stand at the top of int8 (see `deploy.graph.Graph`).
+        weights: of a step with weights.
+        outside: not on the device: a last function of its results, left to the program that runs it (softmax). Then
+            `kind` is a float kind of `network.KINDS`.
+        expression: training only: opaque, what training makes of the single operand (dropout); the device does nothing.
+        place: of the user's operation.
+    """
+
+    path: str
+    kind: str
+    operands: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    grid: str
+    shape: tuple[int, ...]
+    batch_axis: int = 0
+    activation: str = "NONE"
+    bounds: tuple[float, float] | None = None
+    high: bool = False
+    weights: Weights | None = None
+    outside: bool = False
+    expression: Any = None
+    place: Place = Place()
+
+
+@dataclass(frozen=True)
+class PlanInput:
+    """A tensor that the device gets: its path ("input", or the argument's name), grid and shape."""
+
+    path: str
+    grid: str
+    shape: tuple[int, ...]
+    batch_axis: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is decided before training.
+
+    Attributes:
+        steps: in order of execution. Pools pad by "SAME" or "VALID" only; other padding is a step of its own. A tensor
+            of rank 2 to 4 has 0, 1 or 2 spatial axes for convolutions (weight [out, in / groups, *window]).
+        outputs: paths of what the model returns, flattened as in the network; with outside steps.
+        device_outputs: paths of what the device returns in their place.
+        constants: those of the network and those that planning made (with NumPy `data`), by name.
+        unused_rules: one sentence for every rule that decided nothing.
+    """
+
+    network: Network
+    inputs: tuple[PlanInput, ...]
+    steps: tuple[PlanStep, ...]
+    grids: Mapping[str, Grid]
+    constants: Mapping[str, Constant]
+    outputs: tuple[str, ...]
+    device_outputs: tuple[str, ...]
+    unused_rules: tuple[str, ...] = ()
+
+    def stored(self, path: str) -> PlanStep | PlanInput:
+        """The step or input that stores the tensor of that path."""
+        return self._by_path[path]
+
+    @property
+    def _by_path(self) -> dict[str, PlanStep | PlanInput]:
+        return {**{each.path: each for each in self.inputs}, **{each.path: each for each in self.steps}}
+
+
+@dataclass(frozen=True)
+class WeightNumbers:
+    """A step's weights on the device.
+
+    Attributes:
+        codes: int64, the network's order of axes, -127..127.
+        scale: float32 [1] (one for the whole weight) or [channels].
+        bias: int32 codes as float64 or int64, [channels].
+    """
+
+    codes: np.ndarray
+    scale: np.ndarray
+    bias: np.ndarray
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What training leaves behind; all that lowering needs besides the plan.
+
+    Attributes:
+        grids: grid's name -> (nudged scale as float32, code 0..2**bits - 1 of real 0).
+        weights: step's path -> its weights.
+        constants: (step's path, position among its operands) -> (int codes in the user's order of axes, float32 scale).
+    """
+
+    grids: Mapping[str, tuple[np.float32, int]]
+    weights: Mapping[str, WeightNumbers]
+    constants: Mapping[tuple[str, int], tuple[np.ndarray, np.float32]] = field(default_factory=dict)
+
+
+__all__ = [
+    "BatchNorm",
+    "Derived",
+    "Grid",
+    "Numbers",
+    "Plan",
+    "PlanInput",
+    "PlanStep",
+    "Step",
+    "WeightNumbers",
+    "Weights",
+]

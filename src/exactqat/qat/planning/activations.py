@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of one value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..network import Step
+from .planner import Maker, Planner, Stored, fused_activation, handles
+
+Attributes = Mapping[str, Any]
+
+
+@handles("relu", "relu6")
+def rectify(planner: Planner, step: Step) -> Stored:
+    """On its own: behind a tensor that others read too."""
+    x = planner.tensor(step)
+    activation = fused_activation(step)
+    if activation == "RELU" and x.nonnegative:
+        return x
+    return Maker(planner, step, "activation").affine(x, 1.0, 0.0, activation=activation)
+
+
+@handles("hardsigmoid")
+def hard_sigmoid(planner: Planner, step: Step) -> Stored:
+    # Its two clamps are the ends of the int8 range.
+    return Maker(planner, step, "hardsigmoid").affine(planner.tensor(step), 1 / 6, 0.5, bounds=(0.0, 1.0))
+
+
+@handles("hardswish")
+def hard_swish(planner: Planner, step: Step) -> Stored:
+    """x * hard_sigmoid(x), in two operators: the runtime's own HARD_SWISH is outside of its fast kernels."""
+    x = planner.tensor(step)
+    maker = Maker(planner, step, "hardswish")
+    return maker.multiply(x, maker.affine(x, 1 / 6, 0.5, "gate", bounds=(0.0, 1.0)))
+
+
+def outside(planner: Planner, step: Step) -> bool:
+    """Whether only the model's caller reads a step: then the program that runs the device may compute it."""
+    return planner.returned(step) and not planner.readers(step)
+
+
+@handles("sigmoid")
+def sigmoid(planner: Planner, step: Step) -> Stored:
+    if outside(planner, step):
+        return leave_outside(planner, step, "sigmoid")
+    return logistic(Maker(planner, step, "sigmoid"), planner.tensor(step))
+
+
+def leave_outside(planner: Planner, step: Step, name: str) -> Stored:
+    """A last function of the results: computed in training, left to the program that runs the device."""
+    x = planner.tensor(step)
+    return Maker(planner, step, name).leave(x)
+
+
+def logistic(maker: Maker, x: Stored, part: str | None = None) -> Stored:
+    return maker.unary("LOGISTIC", x, part, nonnegative=True)
+
+
+@handles("silu")
+def silu(planner: Planner, step: Step) -> Stored:
+    x = planner.tensor(step)
+    maker = Maker(planner, step, "silu")
+    return maker.multiply(x, logistic(maker, x, "gate"))
+
+
+def _floats(step: Step, *names: str) -> tuple[float | None, ...]:
+    values = (step.attributes.get(name) for name in names)
+    return tuple(None if value is None else float(value) for value in values)
+
+
+# float kind -> the device's operator and its attributes.
+DIRECT: dict[str, tuple[str, Callable[[Step], Attributes]]] = {
+    "tanh": ("TANH", lambda step: {}),
+    "exp": ("EXP", lambda step: {}),
+    "gelu": ("GELU", lambda step: {"approximate": step.attributes.get("approximate") == "tanh"}),
+    "leaky_relu": ("LEAKY_RELU", lambda step: {"alpha": float(step.attributes.get("slope", 0.01))}),
+}
+# float kind -> names of the attributes that a table of its values depends on.
+TABLES: dict[str, tuple[str, ...]] = {
+    "abs": (),
+    "cos": (),
+    "elu": ("alpha", "scale", "input_scale"),
+    "erf": (),
+    "floor": (),
+    "log": (),
+    "log_sigmoid": (),
+    "mish": (),
+    "reciprocal": (),
+    "round": (),
+    "rsqrt": (),
+    "selu": (),
+    "sign": (),
+    "sin": (),
+    "softplus": ("beta", "threshold"),
+    "softsign": (),
+    "sqrt": (),
+}
+_POSITIVE = ("abs", "exp", "rsqrt", "softplus", "sqrt")
+
+
+@handles(*DIRECT)
+def direct(planner: Planner, step: Step) -> Stored:
+    """By an operator of the device that the runtimes are fast at."""
+    x = planner.tensor(step)
+    if step.kind == "leaky_relu" and float(step.attributes["slope"]) < 0:
+        slope = float(step.attributes["slope"])
+        return Maker(planner, step, step.kind).function("leaky_relu", x, parameters=(slope,))
+    kind, attributes = DIRECT[step.kind]
+    maker = Maker(planner, step, step.kind)
+    return maker.unary(kind, x, attributes=attributes(step), nonnegative=step.kind in _POSITIVE)
+
+
+@handles(*TABLES)
+def table(planner: Planner, step: Step) -> Stored:
+    """By a table of 256 values."""
+    x = planner.tensor(step)
+    parameters = _floats(step, *TABLES[step.kind])
+    maker = Maker(planner, step, step.kind)
+    return maker.function(step.kind, x, parameters=parameters, nonnegative=step.kind in _POSITIVE)
+
+
+@handles("prelu")
+def prelu(planner: Planner, step: Step) -> Stored:
+    x, slope = planner.tensor(step), planner.constant(step, 1)
+    axis = int(step.attributes.get("channel_axis", 1))
+    (count,) = planner.constants[slope].shape or (1,)
+    maker = Maker(planner, step, "prelu")
+    shape = [count if at == axis else 1 for at in range(x.rank)][1:] if count > 1 else [1] * (x.rank - 1)
+    slope = maker.reshaped(slope, shape)
+    return maker.store("PRELU", [x, slope], x.shape, channels=x.channels)

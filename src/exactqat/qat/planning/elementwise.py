@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums, products, quotients, maxima and minima of tensors, constants and numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ..network import Constant, Step
+from .planner import Coefficient, Maker, Operand, Planner, Stored, handles
+from .refusals import Refused, word
+
+# Behind this, softmax gives less than half a step of its grid, whatever stands beside it.
+SURELY_MASKED = -32.0
+
+
+def operands(planner: Planner, step: Step) -> tuple[Operand, Operand]:
+    """The two operands, one of which is a stored tensor."""
+    first, second = (planner.read(each) for each in step.inputs)
+    if not isinstance(first, Stored) and not isinstance(second, Stored):
+        raise Refused(f"{word(step)} of two operands that do not depend on the input; compute it beforehand")
+    return first, second
+
+
+Line = tuple[float | Coefficient, float | Coefficient]
+
+
+def _coefficient(planner: Planner, operand: Operand, x: Stored) -> float | Coefficient | None:
+    """The operand as one number for each channel of x, or one for all; None if it is more than that."""
+    if isinstance(operand, float):
+        return operand
+    if not isinstance(operand, Constant) or x.channels is None or x.rank > 4 or len(operand.shape) > x.rank:
+        return None
+    sizes = (1,) * (x.rank - len(operand.shape)) + operand.shape
+    only_channels = all(size == 1 or axis == x.channels for axis, size in enumerate(sizes))
+    return Coefficient.of(operand.name) if only_channels and sizes[x.channels] in (1, x.shape[x.channels]) else None
+
+
+def _inverse(value: float | Coefficient) -> float | Coefficient:
+    return value.inverse() if isinstance(value, Coefficient) else 1.0 / value
+
+
+# Kinds of steps that may be a line: (weight, bias) from the other operand, and whether that stands first.
+_LINES: dict[str, Callable[[float | Coefficient, bool], Line | None]] = {
+    "add": lambda other, first: (1.0, other),
+    "sub": lambda other, first: (-1.0, other) if first else (1.0, -other),
+    "mul": lambda other, first: (other, 0.0),
+    "div": lambda other, first: None if first or other == 0 else (_inverse(other), 0.0),
+    "neg": lambda other, first: (-1.0, 0.0),
+}
+
+
+def _line(planner: Planner, step: Step, x: Stored, at: int) -> Line | None:
+    """(weight, bias) if the step is ``weight * x + bias``; `at`: which operand is x."""
+    if step.kind not in _LINES or (step.kind != "neg" and planner.shape(step) != x.shape):
+        return None
+    if step.kind == "neg":
+        return _LINES["neg"](0.0, False)
+    other = step.inputs[1 - at]
+    if other is None or (isinstance(other, str) and other not in planner.constants):
+        return None
+    value = _coefficient(planner, planner.read(other), x)
+    return None if value is None else _LINES[step.kind](value, at == 1)
+
+
+@handles("add", "sub", "mul", "div", "neg")
+def arithmetic(planner: Planner, step: Step) -> Stored:
+    """A line of one tensor, with all that follows of the kind, or an operator on two."""
+    tensors = [at for at, each in enumerate(step.inputs) if each in planner.network.values]
+    if not tensors:
+        raise Refused(f"{word(step)} of what does not depend on the input; compute it beforehand")
+    x = planner.tensor(step, tensors[0])
+    line = _line(planner, step, x, tensors[0]) if len(tensors) == 1 else None
+    if line is None:
+        return _BINARY[step.kind](planner, step)
+    weight, bias = line
+    more = planner.following()
+    while more is not None:
+        at = [position for position, each in enumerate(more.inputs) if each == planner.end]
+        line = _line(planner, more, x, at[0]) if at else None
+        if line is None:
+            break
+        planner.absorb(more)
+        weight, bias = weight * line[0], bias * line[0] + line[1]
+        more = planner.following()
+    if not all(isinstance(each, Coefficient) or math.isfinite(each) for each in (weight, bias)):
+        raise Refused(f"{word(step)} by a number that is not finite")
+    activation = planner.take_activation()
+    if (weight, bias, activation) == (1.0, 0.0, "NONE"):
+        return x
+    return Maker(planner, step, step.kind).affine(x, weight, bias, activation=activation)
+
+
+def _add(planner: Planner, step: Step) -> Stored:
+    maker = Maker(planner, step, "add")
+    first, second = (_masked(planner, maker, step, each) for each in operands(planner, step))
+    return maker.add(first, second, activation=planner.take_activation())
+
+
+def _masked(planner: Planner, maker: Maker, step: Step, operand: Operand) -> Stored | str:
+    """The operand; of a mask in front of a softmax no more than what matters, so that the grid is not all mask."""
+    named = as_operand(maker, operand)
+    if not isinstance(operand, Constant) or operand.trainable or not _only_for_softmax(planner, step):
+        return named
+    return maker.derived("mask", operand.shape, lambda mask: mask.clip(min=SURELY_MASKED), operand.name)
+
+
+def _only_for_softmax(planner: Planner, step: Step) -> bool:
+    """Whether nothing but softmax sees a step's result."""
+    readers = planner.readers(step)
+    return bool(readers) and all(
+        reader.kind == "softmax"
+        or (reader.kind in ("reshape", "permute", "identity", "dropout") and _only_for_softmax(planner, reader))
+        for reader in readers
+    )
+
+
+def _subtract(planner: Planner, step: Step) -> Stored:
+    maker = Maker(planner, step, "sub")
+    first, second = (as_operand(maker, each) for each in operands(planner, step))
+    return maker.subtract(first, second, activation=planner.take_activation())
+
+
+def _multiply(planner: Planner, step: Step) -> Stored:
+    maker = Maker(planner, step, "mul")
+    first, second = (as_operand(maker, each) for each in operands(planner, step))
+    return maker.multiply(first, second, activation=planner.take_activation())
+
+
+def _divide(planner: Planner, step: Step) -> Stored:
+    first, second = operands(planner, step)
+    if second == 0:
+        raise Refused(f"{word(step)} by 0")
+    maker = Maker(planner, step, "div")
+    if not isinstance(second, Stored):
+        name = as_operand(maker, second)
+        assert isinstance(name, str)
+        inverse: Stored | str = maker.derived("inverse", maker.shape_of(name), lambda array: 1.0 / array, name)
+    else:
+        activation = planner.take_activation()
+        if first == 1 and activation == "NONE":
+            return maker.function("reciprocal", second, nonnegative=second.nonnegative)
+        inverse = maker.function("reciprocal", second, "inverse", nonnegative=second.nonnegative)
+        if isinstance(first, float):
+            return maker.affine(inverse, first, 0.0, activation=activation)
+        return maker.multiply(as_operand(maker, first), inverse, activation=activation)
+    return maker.multiply(as_operand(maker, first), inverse, activation=planner.take_activation())
+
+
+_BINARY = {"add": _add, "sub": _subtract, "mul": _multiply, "div": _divide}
+
+
+def as_operand(maker: Maker, operand: Operand) -> Stored | str:
+    """A tensor, or the name of a constant."""
+    if isinstance(operand, float):
+        return maker.array(operand, "number")
+    return operand.name if isinstance(operand, Constant) else operand
+
+
+@handles("maximum", "minimum")
+def extreme(planner: Planner, step: Step) -> Stored:
+    first, second = operands(planner, step)
+    if not isinstance(first, Stored):
+        first, second = second, first
+    assert isinstance(first, Stored)
+    largest = step.kind == "maximum"
+    if isinstance(second, float):
+        return clamped(planner, step, first, *((second, None) if largest else (None, second)))
+    maker = Maker(planner, step, step.kind)
+    if isinstance(second, Stored):
+        return maker.binary(step.kind.upper(), first, second)
+    # max(x, c) = relu(x - c) + c, min(x, c) = c - relu(c - x): the constant needs no code on the grid of x.
+    if largest:
+        return maker.add(maker.subtract(first, second.name, "above", activation="RELU"), second.name)
+    return maker.subtract(second.name, maker.subtract(second.name, first, "below", activation="RELU"))
+
+
+@handles("clamp")
+def clamp(planner: Planner, step: Step) -> Stored:
+    low, high = (step.attributes.get(name) for name in ("min", "max"))
+    return clamped(planner, step, planner.tensor(step), low, high)
+
+
+def clamped(planner: Planner, step: Step, x: Stored, low: float | None, high: float | None) -> Stored:
+    """x between two numbers."""
+    low = None if low is None or low == -math.inf else float(low)
+    high = None if high is None or high == math.inf else float(high)
+    if low is not None and high is not None and low >= high:
+        raise Refused(f"{word(step)} to ({low:g}, {high:g}), which leaves one value only")
+    if (low is None and high is None) or (low is not None and low <= 0 and high is None and x.nonnegative):
+        return x
+    maker = Maker(planner, step, "clamp" if step.kind == "clamp" else step.kind)
+    if low == 0 and high in (None, 6.0):
+        return maker.affine(x, 1.0, 0.0, activation="RELU" if high is None else "RELU6")
+    if low is not None and high is not None and low <= 0 <= high:
+        # The ends of the result's range are those of the clamp.
+        return maker.affine(x, 1.0, 0.0, bounds=(low, high))
+    return maker.function("clamp", x, parameters=(low, high), nonnegative=low is not None and low >= 0)
+
+
+@handles("square")
+def square(planner: Planner, step: Step) -> Stored:
+    x = planner.tensor(step)
+    return Maker(planner, step, "square").multiply(x, x)
+
+
+@handles("pow")
+def power(planner: Planner, step: Step) -> Stored:
+    x, exponent = planner.tensor(step), float(step.attributes["exponent"])
+    if not math.isfinite(exponent):
+        raise Refused(f"{word(step)} by a number that is not finite")
+    maker = Maker(planner, step, "pow")
+    if exponent == 2:
+        return maker.multiply(x, x)
+    return maker.function("pow", x, parameters=(exponent,), nonnegative=x.nonnegative)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Normalizations by each example's own statistics. The device has no operator for them: they are taken apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..network import Step
+from .planner import Coefficient, Maker, Planner, Stored, handles
+from .reduction import sum_of
+from .refusals import Refused, word
+
+
+def _inverse_deviation(maker: Maker, squared: Stored, axes: Sequence[int], epsilon: float) -> Stored:
+    """1 / sqrt(mean(squared) + epsilon)"""
+    variance = maker.reduce("MEAN", squared, axes, True, "variance", nonnegative=True)
+    return maker.function("rsqrt", variance, "inverse_deviation", (epsilon,), nonnegative=True)
+
+
+def _normalized(
+    maker: Maker,
+    x: Stored,
+    axes: Sequence[int],
+    epsilon: float,
+    part: str | None,
+    centered: bool = True,
+    **how: Any,
+) -> Stored:
+    """(x - mean) / sqrt(variance + epsilon) over axes."""
+    if x.batch_axis in axes:
+        raise Refused(f"{word(maker.step)} over the batch; every example is computed by itself")
+    if centered:
+        average = maker.reduce("MEAN", x, axes, True, "mean", nonnegative=x.nonnegative)
+        x = maker.subtract(x, average, "centered")
+    squared = maker.multiply(x, x, "squared")
+    return maker.multiply(x, _inverse_deviation(maker, squared, axes, epsilon), part, **how)
+
+
+def _scaled(maker: Maker, x: Stored, weight: str | None, bias: str | None, activation: str, axis: int | None) -> Stored:
+    """The last step: weight * x + bias, with one number for each channel of an axis, or for each value of some axes."""
+    if axis is not None and x.rank <= 4:
+        factor = 1.0 if weight is None else Coefficient.of(weight)
+        offset = 0.0 if bias is None else Coefficient.of(bias)
+        return maker.affine(x, factor, offset, activation=activation, channel_axis=axis)
+    if axis is not None:
+        sizes = [size if at == axis else 1 for at, size in enumerate(x.shape)]
+        weight, bias = (None if each is None else maker.reshaped(each, sizes) for each in (weight, bias))
+    if weight is not None:
+        last = {"activation": activation} if bias is None else {}
+        x = maker.multiply(x, weight, None if bias is None else "scaled", **last)
+    return x if bias is None else maker.add(x, bias, activation=activation)
+
+
+@handles("layer_norm", "rms_norm")
+def layer_norm(planner: Planner, step: Step) -> Stored:
+    x = planner.tensor(step)
+    weight = planner.optional(step, 1)
+    bias = planner.optional(step, 2) if step.kind == "layer_norm" else None
+    axes = tuple(int(axis) for axis in step.attributes["axes"])
+    activation = planner.take_activation()
+    maker = Maker(planner, step, step.kind)
+    plain = weight is None and bias is None
+    how: dict[str, Any] = {"activation": activation} if plain else {}
+    part = None if plain else "normalized"
+    epsilon = float(step.attributes.get("epsilon") or 0.0)
+    result = _normalized(maker, x, axes, epsilon, part, step.kind == "layer_norm", **how)
+    if plain:
+        return result
+    return _scaled(maker, result, weight, bias, activation, axes[0] if len(axes) == 1 else None)
+
+
+@handles("group_norm")
+def group_norm(planner: Planner, step: Step) -> Stored:
+    x, groups = planner.tensor(step), int(step.attributes["groups"])
+    weight, bias = planner.optional(step, 1), planner.optional(step, 2)
+    axis = int(step.attributes.get("channel_axis", 1))
+    channels = x.shape[axis]
+    activation = planner.take_activation()
+    maker = Maker(planner, step, "group_norm")
+    spatial = [at for at in range(x.rank) if at not in (axis, x.batch_axis)]
+    plain = weight is None and bias is None
+    how: dict[str, Any] = {"activation": activation} if plain else {}
+    part = None if plain else "normalized"
+    epsilon = float(step.attributes.get("epsilon") or 0.0)
+    if groups in (1, channels):
+        axes = spatial if groups == channels else sorted([*spatial, axis])
+        if not axes:
+            raise Refused(f"{word(step)} of {groups} groups with one value each")
+        result = _normalized(maker, x, axes, epsilon, part, **how)
+    else:
+        if axis != 1 or x.batch_axis != 0:
+            raise Refused(f"{word(step)} with channels on axis {axis}; only axis 1 is supported")
+        shape = (x.shape[0], groups, channels // groups, math.prod(x.shape[2:]))
+        split = maker.reshape(x, shape, 0, "groups")
+        by_group = _normalized(maker, split, (2, 3), epsilon, "by_group", **how)
+        result = maker.reshape(by_group, x.shape, 0, part)
+        result.channels = axis
+    return result if plain else _scaled(maker, result, weight, bias, activation, axis)
+
+
+@handles("normalize")
+def normalize(planner: Planner, step: Step) -> Stored:
+    """x / sqrt(sum(x**2)): the length is that of the tensor itself, which is above any epsilon in use."""
+    x, axis = planner.tensor(step), int(step.attributes["axis"])
+    if axis == x.batch_axis:
+        raise Refused(f"{word(step)} over the batch; every example is computed by itself")
+    maker = Maker(planner, step, "normalize")
+    if maker.has("L2_NORMALIZATION"):
+        return maker.unary("L2_NORMALIZATION", x, attributes={"axis": axis})
+    squares = sum_of(maker, maker.multiply(x, x, "squared"), (axis,), True, "sum", nonnegative=True)
+    return maker.multiply(x, maker.function("rsqrt", squares, "inverse_length", (0.0,), nonnegative=True))

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Means and maxima over windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..network import Step
+from .movement import MOST_PARTS, take
+from .planner import Maker, Planner, Stored, handles
+from .refusals import Refused, word
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+def same_padding(size: int, window: int, stride: int) -> tuple[int, int]:
+    """(before, after) of TensorFlow's SAME along one axis."""
+    total = max((-(-size // stride) - 1) * stride + window - size, 0)
+    return total // 2, total - total // 2
+
+
+def _sizes(step: Step, x: Stored) -> tuple[int, tuple[int, ...]]:
+    """The axis of the channels and the sizes of the others, but for the batch's."""
+    axis = int(step.attributes["channel_axis"])
+    if x.rank > 4:
+        raise Refused(f"{word(step)} over {x.rank - 2} axes; the device pools over at most two")
+    return axis, tuple(size for at, size in enumerate(x.shape) if at not in (axis, x.batch_axis))
+
+
+def _pairs(padding: Sequence[Sequence[int]]) -> Pairs:
+    return tuple((int(before), int(after)) for before, after in padding)
+
+
+def pool(
+    maker: Maker,
+    kind: str,
+    x: Stored,
+    window: Sequence[int],
+    strides: Sequence[int],
+    padding: str,
+    axis: int,
+    part: str | None = None,
+) -> Stored:
+    """One pool without padding ("VALID"), or with TensorFlow's SAME, which takes no part in the result."""
+    spatial = iter(zip(window, strides, strict=True))
+    shape = []
+    for at, size in enumerate(x.shape):
+        if at in (axis, x.batch_axis):
+            shape.append(size)
+            continue
+        side, stride = next(spatial)
+        shape.append(-(-size // stride) if padding == "SAME" else (size - side) // stride + 1)
+    attributes = {"filter_size": tuple(window), "strides": tuple(strides), "padding": padding, "channel_axis": axis}
+    return maker.store(kind, [x], shape, part, attributes=attributes, channels=axis)
+
+
+def around(x: Stored, axis: int, padding: Pairs) -> list[tuple[int, int]]:
+    """The padding of spatial axes as one of all axes."""
+    spatial = iter(padding)
+    return [(0, 0) if at in (axis, x.batch_axis) else next(spatial) for at in range(x.rank)]
+
+
+@handles("max_pool")
+def max_pool(planner: Planner, step: Step) -> Stored:
+    x, attributes = planner.tensor(step), step.attributes
+    axis, sizes = _sizes(step, x)
+    window, strides, padding = tuple(attributes["window"]), tuple(attributes["strides"]), _pairs(attributes["padding"])
+    dilations = tuple(attributes.get("dilations", (1,) * len(sizes)))
+    maker = Maker(planner, step, "pool")
+    if any(dilation != 1 for dilation in dilations):
+        return _dilated_max(maker, x, axis, window, strides, dilations, padding)
+    same = tuple(same_padding(*each) for each in zip(sizes, window, strides, strict=True))
+    if any(map(any, padding)) and same != padding:
+        x = below_all(maker, x, around(x, axis, padding), "padded")
+        same = ()
+    return pool(maker, "MAX_POOL_2D", x, window, strides, "SAME" if any(map(any, padding)) and same else "VALID", axis)
+
+
+def below_all(maker: Maker, x: Stored, paddings: Sequence[tuple[int, int]], part: str | None = None) -> Stored:
+    """Padding that is no maximum's."""
+    if x.nonnegative or not maker.has("PADV2"):
+        if not x.nonnegative:
+            # Behind a ReLU zeros change no maximum.
+            raise Refused(
+                f"{word(maker.step)} with padding on a tensor with negative values; the device can do this behind a "
+                "ReLU, or where the padding is TensorFlow's SAME"
+            )
+        return maker.pad(x, paddings, part)
+    shape = [size + before + after for size, (before, after) in zip(x.shape, paddings, strict=True)]
+    attributes = {"paddings": tuple(paddings), "value": None}
+    return maker.store("PADV2", [x], shape, part, attributes=attributes, channels=x.channels)
+
+
+def _dilated_max(
+    maker: Maker,
+    x: Stored,
+    axis: int,
+    window: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    padding: Pairs,
+) -> Stored:
+    """The maximum of shifted slices, along one axis after the other."""
+    if any(map(any, padding)):
+        x = below_all(maker, x, around(x, axis, padding), "padded")
+    spatial = [at for at in range(x.rank) if at not in (axis, x.batch_axis)]
+    work = [each for each in zip(spatial, window, strides, dilations, strict=True) if each[1] > 1 or each[2] > 1]
+    for number, (at, side, stride, dilation) in enumerate(work, 1):
+        count = (x.shape[at] - (side - 1) * dilation - 1) // stride + 1
+        slices = []
+        for tap in range(side):
+            start = tap * dilation
+            slices.append(
+                maker.slice(x, [(at, start, start + (count - 1) * stride + 1, stride)], f"axis_{at}_tap_{tap}")
+            )
+        result = slices[0]
+        for tap, other in enumerate(slices[1:], 1):
+            last = tap == side - 1
+            result = maker.binary(
+                "MAXIMUM", result, other, None if last and number == len(work) else f"axis_{at}_largest_{tap}"
+            )
+        x = result
+    return x
+
+
+@handles("avg_pool")
+def average_pool(planner: Planner, step: Step) -> Stored:
+    x, attributes = planner.tensor(step), step.attributes
+    axis, sizes = _sizes(step, x)
+    window, strides, padding = tuple(attributes["window"]), tuple(attributes["strides"]), _pairs(attributes["padding"])
+    over = tuple(int(each) for each in attributes.get("over") or (0,) * len(sizes))
+    counts_zeros, divisor = bool(attributes.get("count_include_pad", True)), attributes.get("divisor")
+    maker = Maker(planner, step, "pool")
+    reach = tuple((before, after + more) for (before, after), more in zip(padding, over, strict=True))
+    same = tuple(same_padding(*each) for each in zip(sizes, window, strides, strict=True))
+    counts_all = not any(over) and (counts_zeros or not any(map(any, padding)))
+    if divisor is None and not counts_all and reach == same and not (counts_zeros and any(map(any, padding))):
+        return pool(maker, "AVERAGE_POOL_2D", x, window, strides, "SAME", axis)
+    factors = _factors(sizes, window, strides, padding, over, counts_zeros, divisor)
+    if any(map(any, reach)):
+        x = maker.pad(x, around(x, axis, reach), "padded")
+    full = bool(np.all(factors == 1))
+    averaged = pool(maker, "AVERAGE_POOL_2D", x, window, strides, "VALID", axis, None if full else "of_all")
+    if full:
+        return averaged
+    nonnegative = averaged.nonnegative
+    if np.all(factors == factors.flat[0]):
+        return maker.affine(averaged, float(factors.flat[0]), 0.0, channel_axis=axis, nonnegative=nonnegative)
+    spatial = iter(factors.shape)
+    shape = [1 if at in (axis, x.batch_axis) else next(spatial) for at in range(x.rank)]
+    return maker.multiply(averaged, maker.array(factors.reshape(shape), "ratios"), nonnegative=nonnegative)
+
+
+def _factors(
+    sizes: Sequence[int],
+    window: Sequence[int],
+    strides: Sequence[int],
+    padding: Pairs,
+    over: Sequence[int],
+    counts_zeros: bool,
+    divisor: float | None,
+) -> np.ndarray:
+    """By what the mean over whole windows must be multiplied, for every place of the result."""
+    counts = []
+    for size, side, stride, (before, after), more in zip(sizes, window, strides, padding, over, strict=True):
+        counted = np.zeros(size + before + after + more)
+        counted[before : before + size] = 1
+        if counts_zeros:
+            counted[: size + before + after] = 1
+        count = (counted.size - side) // stride + 1
+        counts.append(np.array([counted[at * stride : at * stride + side].sum() for at in range(count)]))
+    whole = float(np.prod(window))
+    shape = [len(each) for each in counts]
+    if divisor is not None:
+        return np.full(shape, whole / float(divisor))
+    total = np.ones(shape)
+    for at, each in enumerate(counts):
+        total = total * each.reshape([-1 if k == at else 1 for k in range(len(counts))])
+    return whole / total
+
+
+def _windows(size: int, result: int) -> list[tuple[int, int]]:
+    """(start, stop) of the windows of adaptive pooling."""
+    return [(at * size // result, -(-(at + 1) * size // result)) for at in range(result)]
+
+
+def _uniform(windows: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+    """(window, stride) if one pool without padding has these windows."""
+    side = {stop - start for start, stop in windows}
+    steps = {second[0] - first[0] for first, second in zip(windows, windows[1:], strict=False)}
+    if len(side) != 1 or len(steps) > 1 or windows[0][0] != 0:
+        return None
+    stride = steps.pop() if steps else side.copy().pop()
+    return (side.pop(), stride) if stride > 0 else None
+
+
+@handles("adaptive_avg_pool", "adaptive_max_pool")
+def adaptive_pool(planner: Planner, step: Step) -> Stored:
+    x = planner.tensor(step)
+    axis, sizes = _sizes(step, x)
+    results = tuple(int(size) for size in step.attributes["size"])
+    average = step.kind == "adaptive_avg_pool"
+    if results == sizes:
+        return x
+    spatial = [at for at in range(x.rank) if at not in (axis, x.batch_axis)]
+    if all(result == 1 for result in results) and (average or Maker.has("REDUCE_MAX")):
+        maker = Maker(planner, step, "mean" if average else "max")
+        if average:
+            return maker.reduce("MEAN", x, spatial, True, nonnegative=x.nonnegative)
+        return maker.reduce("REDUCE_MAX", x, spatial, True)
+    maker = Maker(planner, step, "pool")
+    kind = "AVERAGE_POOL_2D" if average else "MAX_POOL_2D"
+    windows = [_windows(size, result) for size, result in zip(sizes, results, strict=True)]
+    uniform = [_uniform(each) for each in windows]
+    if all(each is not None for each in uniform):
+        sides, strides = zip(*[each for each in uniform if each is not None], strict=True)
+        return pool(maker, kind, x, sides, strides, "VALID", axis)
+    work = [each for each in zip(spatial, windows, strict=True) if len(each[1]) != x.shape[each[0]]]
+    if sum(len(each) for _, each in work) > MOST_PARTS:
+        raise Refused(f"{word(step)} of {sizes} to {results}, windows of differing sizes; use a divisor of the size")
+    for number, (at, each) in enumerate(work, 1):
+        part = None if number == len(work) else f"axis_{at}"
+        if all(stop - start == 1 for start, stop in each):
+            x = take(maker, x, at, [start for start, _ in each], part)
+            continue
+        pieces = []
+        for index, (start, stop) in enumerate(each):
+            name = f"axis_{at}_window_{index}"
+            piece = maker.slice(x, [(at, start, stop, 1)], name)
+            if stop - start > 1:
+                if average:
+                    nonnegative = x.nonnegative
+                    piece = maker.reduce("MEAN", piece, [at], True, f"{name}_mean", nonnegative=nonnegative)
+                else:
+                    window = [stop - start if k == at else 1 for k in spatial]
+                    piece = pool(maker, kind, piece, window, window, "VALID", axis, f"{name}_largest")
+            pieces.append(piece)
+        x = maker.concatenate(pieces, at, part)
+    return x

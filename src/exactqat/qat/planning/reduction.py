@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One value from many: means, sums, extremes, deviations, softmax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..network import Step
+from .activations import leave_outside, outside
+from .planner import Maker, Planner, Stored, handles
+from .refusals import Refused, word
+
+
+def _axes(step: Step) -> tuple[tuple[int, ...], bool]:
+    return tuple(int(axis) for axis in step.attributes["axes"]), bool(step.attributes["keep_dims"])
+
+
+def _count(x: Stored, axes: Sequence[int]) -> int:
+    return math.prod(x.shape[axis] for axis in axes)
+
+
+@handles("mean")
+def mean(planner: Planner, step: Step) -> Stored:
+    x = planner.tensor(step)
+    axes, keep = _axes(step)
+    if not axes:
+        return x
+    return Maker(planner, step, "mean").reduce("MEAN", x, axes, keep, nonnegative=x.nonnegative)
+
+
+@handles("sum")
+def total(planner: Planner, step: Step) -> Stored:
+    x = planner.tensor(step)
+    axes, keep = _axes(step)
+    return sum_of(Maker(planner, step, "sum"), x, axes, keep, nonnegative=x.nonnegative)
+
+
+def sum_of(
+    maker: Maker, x: Stored, axes: Sequence[int], keep: bool, part: str | None = None, nonnegative: bool = False
+) -> Stored:
+    if maker.has("SUM"):
+        return maker.reduce("SUM", x, axes, keep, part, nonnegative=nonnegative)
+    average = maker.reduce("MEAN", x, axes, keep, f"{part}_mean" if part else "mean", nonnegative=nonnegative)
+    return maker.affine(average, float(_count(x, axes)), 0.0, part, nonnegative=nonnegative)
+
+
+@handles("amax", "amin")
+def extreme(planner: Planner, step: Step) -> Stored:
+    x = planner.tensor(step)
+    axes, keep = _axes(step)
+    maker = Maker(planner, step, "max" if step.kind == "amax" else "min")
+    return maker.reduce("REDUCE_MAX" if step.kind == "amax" else "REDUCE_MIN", x, axes, keep)
+
+
+@handles("var", "std")
+def deviation(planner: Planner, step: Step) -> Stored:
+    x = planner.tensor(step)
+    axes, keep = _axes(step)
+    maker = Maker(planner, step, step.kind)
+    count, correction = _count(x, axes), float(step.attributes.get("correction", 0) or 0)
+    if count <= correction:
+        raise Refused(f"{word(step)} of {count} value(s) with correction {correction:g}")
+    root = step.kind == "std"
+    centered = maker.subtract(x, maker.reduce("MEAN", x, axes, True, "mean", nonnegative=x.nonnegative), "centered")
+    squared = maker.multiply(centered, centered, "squared")
+    part = "variance" if root else None
+    if correction:
+        biased = maker.reduce("MEAN", squared, axes, keep, "biased", nonnegative=True)
+        result = maker.affine(biased, count / (count - correction), 0.0, part, nonnegative=True)
+    else:
+        result = maker.reduce("MEAN", squared, axes, keep, part, nonnegative=True)
+    return maker.function("sqrt", result, nonnegative=True) if root else result
+
+
+@handles("norm")
+def norm(planner: Planner, step: Step) -> Stored:
+    x = planner.tensor(step)
+    axes, keep = _axes(step)
+    maker = Maker(planner, step, "norm")
+    order = float(step.attributes.get("order", 2))
+    if order == 1:
+        return sum_of(maker, maker.function("abs", x, "magnitude", nonnegative=True), axes, keep, nonnegative=True)
+    if order != 2:
+        raise Refused(f"{word(step)} of order {order:g}; 1 and 2 are supported")
+    squares = sum_of(maker, maker.multiply(x, x, "squared"), axes, keep, "sum", nonnegative=True)
+    return maker.function("sqrt", squares, nonnegative=True)
+
+
+@handles("argmax")
+def largest_index(planner: Planner, step: Step) -> Stored:
+    if outside(planner, step):
+        return leave_outside(planner, step, "argmax")
+    raise Refused(f"{word(step)} whose result the network computes with; it is supported as the last step only")
+
+
+@handles("softmax", "log_softmax")
+def softmax(planner: Planner, step: Step) -> Stored:
+    if outside(planner, step):
+        return leave_outside(planner, step, step.kind)
+    x, axis = planner.tensor(step), int(step.attributes["axis"])
+    maker = Maker(planner, step, step.kind)
+    if axis == x.batch_axis:
+        raise Refused(f"{word(step)} over the batch; every example is computed by itself")
+    return maker.unary(step.kind.upper(), x, attributes={"axis": axis}, nonnegative=step.kind == "softmax")

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the device cannot run, told in the user's words: every place, repeats together, and what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..network import Place, Step
+
+
+class UnsupportedOperator(ValueError):
+    """The model holds something that the device cannot run as it stands. The message lists every such place."""
+
+
+class Refused(Exception):
+    """One step cannot be run; the message says why and what could be done."""
+
+
+# By labels in lower case without underscores: what to do instead. Only what was tried.
+_INSTEAD = {
+    **dict.fromkeys(("conv3d", "maxpool3d", "avgpool3d", "batchnorm3d"), "use layers for images, frame by frame"),
+    **dict.fromkeys(("embedding", "embeddingbag", "onehot"), "look it up outside of the device's network"),
+    **dict.fromkeys(("topk", "sort", "argsort", "nms", "nonzero"), "leave it to the program that runs the network"),
+    **dict.fromkeys(("where", "maskedfill", "gt", "lt", "ge", "le", "eq"), "multiply by a mask, or use ReLU"),
+    **dict.fromkeys(("cumsum", "cumprod"), "use a convolution over the axis"),
+    **dict.fromkeys(("maxunpool2d",), "upsample by ConvTranspose2d or interpolate"),
+    **dict.fromkeys(("remainder", "fmod", "floor", "round", "ceil", "sign"), "leave it out, it has no gradient"),
+    **dict.fromkeys(("sin", "cos", "erf"), "compute it outside of the device's network"),
+}
+
+
+@dataclass
+class _Problem:
+    label: str
+    what: str
+    places: list[Place]
+
+
+class Problems:
+    """Collects refusals and makes one message of them."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], _Problem] = {}
+
+    def add(self, label: str, what: str, place: Place) -> None:
+        problem = self._found.setdefault((label, what), _Problem(label, what, []))
+        problem.places.append(place)
+
+    def raise_any(self, supported: Iterable[str]) -> None:
+        """Raises UnsupportedOperator if there are problems."""
+        if not self._found:
+            return
+        lines = []
+        for number, problem in enumerate(self._found.values(), 1):
+            first, count = problem.places[0], len(problem.places)
+            if count == 1:
+                lines.append(f"  {number}. {first}: {problem.what}")
+            else:
+                lines.append(f"  {number}. {problem.label}, {count} places, first at {first}: {problem.what}")
+        total = sum(len(problem.places) for problem in self._found.values())
+        listing = "\n".join(lines)
+        raise UnsupportedOperator(
+            f"{total} place(s) of the model cannot run on the device:\n{listing}\nSupported: {', '.join(supported)}."
+        )
+
+
+def word(step: Step) -> str:
+    """The user's word for a step."""
+    return step.label or step.kind
+
+
+def no_operator(step: Step) -> Refused:
+    """The refusal of a step for which the device has nothing."""
+    name = word(step).rsplit(".", 1)[-1].lower().replace("_", "")
+    reason = step.attributes.get("reason")
+    what = f"{word(step)}: {reason}" if reason else f"{word(step)} has no int8 operator in this library"
+    if reason and "batch" in reason:
+        return Refused(f"{what}; the device computes every example by itself")
+    return Refused(f"{what}; {_INSTEAD.get(name, 'replace it by a supported one or leave it out')}")

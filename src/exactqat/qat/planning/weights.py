@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions and matrix products with weights, with the batch norm and the activation behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..network import Constant, Step
+from ..plan import BatchNorm, Weights
+from .movement import padded
+from .planner import Maker, Planner, Stored, handles
+from .refusals import Refused, word
+
+# Transposed convolutions in groups take one weight with zeros between the groups, up to this many values.
+LARGEST_DENSE_WEIGHT = 2**22
+
+
+def batch_norm_of(planner: Planner, step: Step) -> BatchNorm:
+    """The batch norm that a step is.
+
+    Raises:
+        Refused: it has no running statistics.
+    """
+    if len(step.inputs) < 5 or step.inputs[3] is None or step.inputs[4] is None:
+        raise Refused("batch norm without running statistics; the device needs them")
+    attributes = step.attributes
+    return BatchNorm(
+        planner.optional(step, 1),
+        planner.optional(step, 2),
+        planner.constant(step, 3),
+        planner.constant(step, 4),
+        attributes.get("counter") or None,
+        float(attributes["epsilon"]),
+        attributes.get("momentum"),
+        bool(attributes.get("training", True)),
+    )
+
+
+def take_batch_norm(planner: Planner, channel_axis: int) -> BatchNorm | None:
+    """Absorbs the batch norm that follows, if there is one over the same channels."""
+    step = planner.following()
+    if step is None or step.kind != "batch_norm" or step.attributes.get("channel_axis") != channel_axis:
+        return None
+    try:
+        norm = batch_norm_of(planner, step)
+    except Refused:
+        return None
+    planner.absorb(step)
+    return norm
+
+
+def put(
+    maker: Maker,
+    kind: str,
+    x: Stored,
+    weight: str,
+    bias: str | None,
+    attributes: Mapping[str, Any],
+    channel_axis: int,
+    weight_axis: int = 0,
+) -> Stored:
+    """An operator with weights, and what is fused into it."""
+    planner, step = maker.planner, maker.step
+    norm = take_batch_norm(planner, channel_axis)
+    activation = planner.take_activation()
+    rule = maker.rule(maker.path)
+    return maker.store(
+        kind,
+        [x],
+        planner.shape(step),
+        attributes=attributes,
+        batch_axis=planner.batch_axis(step),
+        channels=channel_axis,
+        activation=activation,
+        rule=rule,
+        weights=Weights(weight, bias, norm, rule, weight_axis),
+    )
+
+
+@handles("conv")
+def convolution(planner: Planner, step: Step) -> Stored:
+    x, weight, bias = planner.tensor(step), planner.constant(step, 1), planner.optional(step, 2)
+    attributes = step.attributes
+    axis, groups = int(attributes["channel_axis"]), int(attributes["groups"])
+    _need_two_spatial_axes(step, x)
+    maker = Maker(planner, step, "conv")
+    padding = tuple((int(before), int(after)) for before, after in attributes["padding"])
+    mode = attributes.get("padding_mode", "zeros")
+    if mode != "zeros" and any(map(any, padding)):
+        spatial = iter(padding)
+        around = [(0, 0) if at in (axis, x.batch_axis) else next(spatial) for at in range(x.rank)]
+        x = padded(maker.within("padded"), x, around, mode, 0.0)
+        padding = ((0, 0),) * len(padding)
+    depthwise = groups > 1 and groups == x.shape[axis]
+    if any(low < 0 for pair in padding for low in pair):
+        raise Refused(f"{word(step)} with negative padding {padding}; cut the image by a slice")
+    window = {
+        "strides": tuple(attributes["strides"]),
+        "padding": padding,
+        "dilations": tuple(attributes["dilations"]),
+        "groups": groups,
+        "channel_axis": axis,
+    }
+    return put(maker, "DEPTHWISE_CONV_2D" if depthwise else "CONV_2D", x, weight, bias, window, axis)
+
+
+def _need_two_spatial_axes(step: Step, x: Stored) -> None:
+    if x.rank > 4:
+        raise Refused(f"{word(step)} over {x.rank - 2} axes; the device's convolutions go over at most two")
+    if x.rank < 3:
+        raise Refused(f"{word(step)} on a tensor of shape {list(x.shape)}, which has no batch or no axis to go over")
+
+
+@handles("conv_transpose")
+def transposed_convolution(planner: Planner, step: Step) -> Stored:
+    x, weight, bias = planner.tensor(step), planner.constant(step, 1), planner.optional(step, 2)
+    attributes = step.attributes
+    axis, groups = int(attributes["channel_axis"]), int(attributes.get("groups", 1))
+    _need_two_spatial_axes(step, x)
+    if any(size != 1 for size in attributes.get("dilations", ())):
+        raise Refused(f"{word(step)} with dilation {tuple(attributes['dilations'])}; use one without")
+    if groups > 1:
+        weight = _dense(planner, step, weight, groups)
+    spatial = x.rank - 2
+    window = {
+        "strides": tuple(attributes["strides"]),
+        "padding": tuple((int(before), int(after)) for before, after in attributes["padding"]),
+        "output_padding": tuple(attributes.get("output_padding", (0,) * spatial)),
+        "channel_axis": axis,
+    }
+    return put(Maker(planner, step, "conv_transpose"), "TRANSPOSE_CONV", x, weight, bias, window, axis, weight_axis=1)
+
+
+def _dense(planner: Planner, step: Step, weight: str, groups: int) -> str:
+    """The weight [in, out / groups, *window] as one group's, [in, out, *window], with zeros between the groups."""
+    inputs, outputs, *window = planner.constants[weight].shape
+    size = inputs * outputs * groups * int(np.prod(window))
+    if size > LARGEST_DENSE_WEIGHT:
+        raise Refused(f"{word(step)} in {groups} groups, as one group a weight of {size} values; use fewer channels")
+    ones = (1,) * len(window)
+    diagonal = np.eye(groups, dtype=np.float32).reshape(groups, 1, groups, 1, *ones)
+    own = planner.add_constant(f"{weight}/own_group", diagonal.shape, data=diagonal)
+
+    def function(array: Any, own_group: Any) -> Any:
+        by_group = array.reshape((groups, inputs // groups, 1, outputs, *window))
+        return (by_group * own_group).reshape((inputs, groups * outputs, *window))
+
+    return planner.derive(f"{weight}/dense", (inputs, groups * outputs, *window), function, weight, own)
+
+
+@handles("linear")
+def linear(planner: Planner, step: Step) -> Stored:
+    x, bias = planner.tensor(step), planner.optional(step, 2)
+    last = x.rank - 1
+    if last == x.batch_axis:
+        raise Refused(f"{word(step)} over the batch; every example is computed by itself")
+    return put(Maker(planner, step, "linear"), "FULLY_CONNECTED", x, planner.constant(step, 1), bias, {}, last)
+
+
+@handles("matmul")
+def matrix_product(planner: Planner, step: Step) -> Stored:
+    first, second = (planner.read(each) for each in step.inputs)
+    if isinstance(first, Stored) and isinstance(second, Constant) and len(second.shape) == 2:
+        maker = Maker(planner, step, "matmul")
+        weight = maker.derived("weight", second.shape[::-1], lambda array: array.T, second.name)
+        return put(maker, "FULLY_CONNECTED", first, weight, _take_bias(planner, second.shape[1]), {}, first.rank - 1)
+    if not isinstance(first, Stored) and not isinstance(second, Stored):
+        raise Refused(f"{word(step)} of two operands that do not depend on the input; compute it beforehand")
+    if isinstance(first, float) or isinstance(second, float):
+        raise Refused(f"{word(step)} with a number; multiply by it")
+    maker = Maker(planner, step, "matmul")
+    a, b = (each.name if isinstance(each, Constant) else each for each in (first, second))
+    return product(maker, a, b)
+
+
+def _take_bias(planner: Planner, count: int) -> str | None:
+    """Absorbs the sum with a constant of `count` values that follows, if there is one."""
+    step = planner.following()
+    other = step.inputs[1] if step is not None and step.kind == "add" else None
+    if step is None or not isinstance(other, str) or other not in planner.constants:
+        return None
+    if planner.constants[other].shape != (count,):
+        return None
+    planner.absorb(step)
+    return other
+
+
+def product(maker: Maker, a: Stored | str, b: Stored | str, part: str | None = None, adj_y: bool = False) -> Stored:
+    """``a @ b``, over leading axes that broadcast; adj_y: the last two axes of b stand the other way round."""
+    if not maker.has("BATCH_MATMUL"):
+        maker.need("BATCH_MATMUL")
+    shapes = [each.shape if isinstance(each, Stored) else maker.planner.constants[each].shape for each in (a, b)]
+    columns = shapes[1][-2] if adj_y else shapes[1][-1]
+    lead = np.broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
+    rank = len(lead) + 2
+    main = a if isinstance(a, Stored) else b
+    assert isinstance(main, Stored)
+    batch_axis = main.batch_axis + rank - main.rank
+    if batch_axis >= rank - 2:
+        raise Refused(f"{word(maker.step)} over the batch; every example is computed by itself")
+    operands = [maker.aligned(each, rank, batch_axis) if isinstance(each, Stored) else each for each in (a, b)]
+    shape = (*lead, shapes[0][-2], columns)
+    attributes = {"adj_x": False, "adj_y": adj_y}
+    return maker.store(
+        "BATCH_MATMUL", operands, shape, part, attributes=attributes, batch_axis=batch_axis, channels=rank - 1
+    )
+
+
+@handles("batch_norm")
+def batch_norm(planner: Planner, step: Step) -> Stored:
+    x = planner.tensor(step)
+    norm = batch_norm_of(planner, step)
+    activation = planner.take_activation()
+    maker = Maker(planner, step, "batch_norm")
+    axis = int(step.attributes["channel_axis"])
+    return maker.affine(x, 1.0, 0.0, activation=activation, batch_norm=norm, channel_axis=axis)

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's answers to the functions in which a device operator says what it computes in real numbers.
+
+`device.operator.DeviceOperator.real` names them; another framework gives the same ones. Axes are counted from 0 in the
+user's order, padding is (before, after) for each axis. Arrays add, subtract, multiply, divide and compare by themselves.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import exactqat as eq
+
+from .modules import channels_first_view, channels_last_view
+
+Pairs = Sequence[Sequence[int]]
+_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+_MODES = {"REFLECT": "reflect", "SYMMETRIC": "symmetric", "reflect": "reflect", "symmetric": "symmetric"}
+
+
+# --- value by value ---------------------------------------------------------------------------------------------------
+
+abs = torch.abs
+exp, log, sqrt, rsqrt = torch.exp, torch.log, torch.sqrt, torch.rsqrt
+sin, cos, tanh, sigmoid, erf = torch.sin, torch.cos, torch.tanh, torch.sigmoid, torch.erf
+floor, ceil, round, sign, square = torch.floor, torch.ceil, torch.round, torch.sign, torch.square
+expm1, log1p, reciprocal, negative = torch.expm1, torch.log1p, torch.reciprocal, torch.neg
+
+
+def array(values: Any, like: Tensor) -> Tensor:
+    """NumPy values as an array of the type and in the place of another one."""
+    return torch.as_tensor(np.asarray(values)).to(like.device, like.dtype)
+
+
+def maximum(first: Any, second: Any) -> Tensor:
+    """The larger of two arrays, or of an array and a number."""
+    return torch.maximum(*_both(first, second))
+
+
+def minimum(first: Any, second: Any) -> Tensor:
+    """The smaller of two arrays, or of an array and a number."""
+    return torch.minimum(*_both(first, second))
+
+
+def where(condition: Tensor, first: Any, second: Any) -> Tensor:
+    """`first` where the condition holds, else `second`."""
+    return torch.where(condition, first, second)
+
+
+def clip(x: Tensor, low: float, high: float) -> Tensor:
+    """Nothing below `low` or above `high`; either may be infinite."""
+    return x.clamp(None if low == -math.inf else low, None if high == math.inf else high)
+
+
+def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
+    """The first one's value with the second one's gradient."""
+    return value.detach() + (gradient_of - gradient_of.detach())
+
+
+def stop_gradient(x: Tensor) -> Tensor:
+    """The value as a constant."""
+    return x.detach()
+
+
+def _both(first: Any, second: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(first, Tensor):
+        return torch.as_tensor(first, dtype=second.dtype, device=second.device), second
+    if not isinstance(second, Tensor):
+        return first, torch.as_tensor(second, dtype=first.dtype, device=first.device)
+    return first, second
+
+
+# --- over axes --------------------------------------------------------------------------------------------------------
+
+
+def _axes(axes: int | Sequence[int]) -> tuple[int, ...]:
+    return (axes,) if isinstance(axes, int) else tuple(axes)
+
+
+def mean(x: Tensor, axes: int | Sequence[int], keep_dims: bool = False) -> Tensor:
+    """The mean over some axes."""
+    return x.mean(_axes(axes), keepdim=keep_dims)
+
+
+def sum(x: Tensor, axes: int | Sequence[int], keep_dims: bool = False) -> Tensor:
+    """The sum over some axes."""
+    return x.sum(_axes(axes), keepdim=keep_dims)
+
+
+def amax(x: Tensor, axes: int | Sequence[int], keep_dims: bool = False) -> Tensor:
+    """The largest value over some axes."""
+    return x.amax(_axes(axes), keepdim=keep_dims)
+
+
+def amin(x: Tensor, axes: int | Sequence[int], keep_dims: bool = False) -> Tensor:
+    """The smallest value over some axes."""
+    return x.amin(_axes(axes), keepdim=keep_dims)
+
+
+def argmax(x: Tensor, axis: int, keep_dims: bool = False) -> Tensor:
+    """Where the largest value stands, the first one of equal ones; int64."""
+    return x.argmax(axis, keepdim=keep_dims)
+
+
+def argmin(x: Tensor, axis: int, keep_dims: bool = False) -> Tensor:
+    """Where the smallest value stands; int64."""
+    return x.argmin(axis, keepdim=keep_dims)
+
+
+def softmax(x: Tensor, axis: int) -> Tensor:
+    """Shares that add up to 1 along an axis."""
+    return torch.softmax(x, axis)
+
+
+def log_softmax(x: Tensor, axis: int) -> Tensor:
+    """The logarithm of `softmax`."""
+    return torch.log_softmax(x, axis)
+
+
+def cumsum(x: Tensor, axis: int) -> Tensor:
+    """Running sums along an axis."""
+    return x.cumsum(axis)
+
+
+# --- movement ---------------------------------------------------------------------------------------------------------
+
+
+def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """The same elements in another shape; one size may be -1."""
+    return x.reshape(tuple(shape))
+
+
+def transpose(x: Tensor, permutation: Sequence[int]) -> Tensor:
+    """Result axis k is the array's axis permutation[k]."""
+    return x.permute(tuple(permutation))
+
+
+def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """Axes of size 1 repeated; -1 keeps a size."""
+    return x.expand(tuple(shape))
+
+
+def concatenate(arrays: Sequence[Tensor], axis: int) -> Tensor:
+    """Joined along `axis`; where others differ, sizes of 1 are repeated (a constant beside a batch)."""
+    shapes = [[*each.shape[:axis], *each.shape[axis + 1 :]] for each in arrays]
+    if any(shape != shapes[0] for shape in shapes):
+        common = [max(sizes) for sizes in zip(*shapes, strict=True)]
+        arrays = [each.expand(*common[:axis], each.shape[axis], *common[axis:]) for each in arrays]
+    return torch.cat(list(arrays), axis)
+
+
+def stack(arrays: Sequence[Tensor], axis: int) -> Tensor:
+    """Joined along a new axis."""
+    return torch.stack(list(arrays), axis)
+
+
+def slice(x: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
+    """Every `step`-th position from `start` up to, but without, `stop`."""
+    return x[(builtins.slice(None),) * axis + (builtins.slice(start, stop, step),)]
+
+
+def gather(x: Tensor, indices: Sequence[int], axis: int) -> Tensor:
+    """The positions with these indices along an axis."""
+    return x.index_select(axis, torch.as_tensor(np.asarray(indices, np.int64), device=x.device))
+
+
+def flip(x: Tensor, axes: int | Sequence[int]) -> Tensor:
+    """Turned round along some axes."""
+    return x.flip(_axes(axes))
+
+
+def pad(x: Tensor, pairs: Pairs, value: float = 0.0) -> Tensor:
+    """`value` around the array; one pair for every axis."""
+    flat = _innermost_first(pairs)
+    return F.pad(x, flat, value=value) if any(flat) else x
+
+
+def pad_reflect(x: Tensor, pairs: Pairs, mode: str) -> Tensor:
+    """The array's own values around it, from its edge outwards: "SYMMETRIC" with the edge itself, "REFLECT" without."""
+    if mode not in _MODES:
+        raise ValueError(f"mode must be 'REFLECT' or 'SYMMETRIC', got {mode!r}")
+    for axis, (before, after) in enumerate(pairs):
+        if before or after:
+            positions = np.pad(np.arange(x.shape[axis]), (before, after), mode=cast(Any, _MODES[mode]))
+            x = gather(x, cast(Any, positions), axis)
+    return x
+
+
+def _innermost_first(pairs: Pairs) -> list[int]:
+    """Padding in the order of `torch.nn.functional.pad`."""
+    return [int(amount) for before, after in reversed(list(pairs)) for amount in (before, after)]
+
+
+# --- products of matrices, convolutions, windows ----------------------------------------------------------------------
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Over the last axis; weight [out, in]."""
+    return F.linear(x, weight, bias)
+
+
+def matmul(first: Tensor, second: Tensor) -> Tensor:
+    """The product over the last axis of the first and the one before the last of the second."""
+    return torch.matmul(first, second)
+
+
+def conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    strides: Sequence[int],
+    padding: Pairs,
+    dilations: Sequence[int],
+    groups: int = 1,
+    channel_axis: int = 1,
+) -> Tensor:
+    """weight [out, in / groups, *window]; without spatial axes: x [batch, in], weight [out, in / groups]."""
+    if channel_axis != 1:
+        x = x.movedim(channel_axis, 1)
+        return conv(x, weight, bias, strides, padding, dilations, groups, 1).movedim(1, channel_axis)
+    if weight.dim() == 2:
+        return conv(x[:, :, None], weight[:, :, None], bias, (1,), ((0, 0),), (1,), groups)[:, :, 0]
+    pairs = [(int(before), int(after)) for before, after in padding]
+    if groups == x.shape[1] > 1 and weight.dim() in (3, 4):
+        return _depthwise(x, weight, bias, strides, pairs, dilations)
+    if all(before == after for before, after in pairs):
+        amounts = [before for before, _ in pairs]
+    else:
+        x = F.pad(x, _innermost_first(pairs))
+        amounts = [0] * len(pairs)
+    convolve = cast(Any, _CONVOLUTIONS[len(pairs)])
+    return cast(Tensor, convolve(x, weight, bias, tuple(strides), tuple(amounts), tuple(dilations), groups))
+
+
+def _depthwise(
+    x: Tensor, weight: Tensor, bias: Tensor | None, strides: Sequence[int], pairs: Pairs, dilations: Sequence[int]
+) -> Tensor:
+    """Every channel convolved on its own, through this library's operator."""
+    if weight.dim() == 3:
+        image = _depthwise(
+            x[:, :, None], weight[:, :, None], bias, (1, *strides), ((0, 0), *pairs), (1, *dilations)
+        )
+        return image[:, :, 0]
+    filter_ = weight.permute(2, 3, 1, 0).reshape(*weight.shape[2:], x.shape[1], weight.shape[0] // x.shape[1])
+    convolved = eq.nn.depthwise_conv2d(
+        channels_last_view(x),
+        filter_.contiguous(),
+        strides=[1, *strides, 1],
+        padding=[[0, 0], *map(list, pairs), [0, 0]],
+        dilations=list(dilations),
+    )
+    if bias is not None:
+        convolved = convolved + bias
+    return channels_first_view(convolved)
+
+
+def conv_transpose(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    strides: Sequence[int],
+    padding: Pairs,
+    output_padding: Sequence[int],
+    dilations: Sequence[int],
+    groups: int = 1,
+    channel_axis: int = 1,
+) -> Tensor:
+    """weight [in, out / groups, *window]; padding: what is cut off the result before and after."""
+    if channel_axis != 1:
+        x = x.movedim(channel_axis, 1)
+        moved = conv_transpose(x, weight, bias, strides, padding, output_padding, dilations, groups, 1)
+        return moved.movedim(1, channel_axis)
+    pairs = [(int(before), int(after)) for before, after in padding]
+    extra = tuple(output_padding)
+    convolve = cast(Any, _TRANSPOSED[len(pairs)])
+    if all(before == after for before, after in pairs):
+        amounts = tuple(before for before, _ in pairs)
+        return cast(Tensor, convolve(x, weight, bias, tuple(strides), amounts, extra, groups, tuple(dilations)))
+    whole = convolve(x, weight, bias, tuple(strides), 0, extra, groups, tuple(dilations))
+    for axis, (before, after) in enumerate(pairs, 2):
+        whole = whole.narrow(axis, before, whole.shape[axis] - before - after)
+    return cast(Tensor, whole)
+
+
+def max_pool(
+    x: Tensor, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1
+) -> Tensor:
+    """The largest value of every window; padding is below all values."""
+    image, restore = _image(x, channel_axis)
+    window, strides, pairs = _two(window, 1), _two(strides, 1), _two(padding, (0, 0))
+    if any(before or after for before, after in pairs):
+        image = F.pad(image, _innermost_first(pairs), value=-math.inf)
+    return restore(F.max_pool2d(image, window, strides))
+
+
+def sum_pool(
+    x: Tensor, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1
+) -> Tensor:
+    """The sum of every window; padding is 0."""
+    image, restore = _image(x, channel_axis)
+    window, strides, pairs = _two(window, 1), _two(strides, 1), _two(padding, (0, 0))
+    if any(before or after for before, after in pairs):
+        image = F.pad(image, _innermost_first(pairs))
+    return restore(F.avg_pool2d(image, window, strides, divisor_override=1))
+
+
+def _two(entries: Sequence[Any], missing: Any) -> tuple[Any, ...]:
+    """One entry for the rows and one for the columns."""
+    return (*[missing] * (2 - len(entries)), *entries)
+
+
+def _image(x: Tensor, channel_axis: int) -> tuple[Tensor, Any]:
+    """As [batch, channels, height, width], and the way back."""
+    moved = x if channel_axis == 1 else x.movedim(channel_axis, 1)
+    flat = moved.dim() == 3
+
+    def restore(result: Tensor) -> Tensor:
+        result = result[:, :, 0] if flat else result
+        return result if channel_axis == 1 else result.movedim(1, channel_axis)
+
+    return (moved[:, :, None] if flat else moved), restore
+
+
+# Functions that a network may end with, by their kind in `network.KINDS`.
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "softmax": softmax,
+    "log_softmax": log_softmax,
+    "sigmoid": sigmoid,
+    "argmax": argmax,
+}

@@ -1,0 +1,526 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a plan in PyTorch: `prepare` makes a module of the user's model that computes what the device will.
+
+The module runs the plan's steps one after the other; what each of them computes is said by the device's declarations. The
+user's parameters stay under the user's names, quantizers and ranges stand beside them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..device import OPERATORS
+from .capture_torch import CaptureError, capture
+from .layers import (
+    Computed,
+    ConstantOperand,
+    Held,
+    Outside,
+    QuantizedInput,
+    QuantizedLayer,
+    SharedConstant,
+    Source,
+    TrainingOnly,
+    WeightedLayer,
+    fold,
+)
+from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize
+from .plan import BatchNorm, Derived, Grid, Numbers, Plan, PlanStep, WeightNumbers
+from .planning import UnsupportedOperator, plan
+from .ranges import ActivationRange, WeightRange
+from .rules import Rule, UnusedRuleWarning
+
+STATE_FORMAT = 2
+# The child that holds the layers; the others are the user's.
+_LAYERS = "quantization"
+
+
+class PreparedModel(nn.Module):
+    """A model under the device's arithmetic. Trains like any module; `freeze` starts its last phase.
+
+    Takes and gives what the user's model does, with any number of examples in a batch. Its parameters and buffers carry
+    the names that they have in the user's model; those of quantizers begin with ``quantization.`` and the layer's path.
+    It trains in float32, whatever the model was in.
+
+    Attributes:
+        plan: what the device runs.
+        unused_rules: one sentence for every rule that decided nothing.
+        frozen: whether the last phase has begun; part of the state dict.
+    """
+
+    def __init__(self, plan: Plan, tensors: Mapping[str, Tensor]) -> None:
+        """
+        Args:
+            plan: what to run.
+            tensors: the user's parameters and buffers by path, those of several paths under each. They are copied.
+        """
+        super().__init__()
+        self.plan = plan
+        self.unused_rules = list(plan.unused_rules)
+        self._frozen = False
+        building = _Building(self, plan, tensors)
+        # In a dictionary, as they are registered where their paths say.
+        self._steps: dict[str, nn.Module] = building.run()
+        self._order = _order(plan)
+
+    @property
+    def frozen(self) -> bool:
+        return self._frozen
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], seen: dict[str, Tensor] | None = None) -> Any:
+        network = self.plan.network
+        given = list(args) if network.input_tree is None else network.input_tree.flatten(*args, **kwargs)
+        values: dict[str, Tensor] = {}
+        for each, tensor in zip(self.plan.inputs, given, strict=True):
+            values[each.path] = self._steps[each.path](tensor.to(torch.float32))
+            if seen is not None:
+                seen[each.path] = values[each.path]
+        for path, operands, finished in self._order:
+            values[path] = self._steps[path](*[values[name] for name in operands])
+            if seen is not None:
+                seen[path] = values[path]
+            for name in finished:
+                del values[name]
+        results = [values[path] for path in self.plan.outputs]
+        if network.output_tree is None:
+            return results[0] if len(results) == 1 else tuple(results)
+        return network.output_tree.unflatten(results)
+
+    def step(self, path: str) -> nn.Module:
+        """The module of an input or a step of the plan; `forward` calls it with the operands that are computed."""
+        return self._steps[path]
+
+    def layers(self) -> Iterator[tuple[str, QuantizedLayer]]:
+        """Paths and layers in order of execution: those whose results the device stores under these names."""
+        for path, step in self._steps.items():
+            if isinstance(step, QuantizedLayer) and not (step.kind and step.operator.moves_axes):
+                yield path, step
+
+    @torch.no_grad()
+    def stored_tensors(self, *args: Any, **kwargs: Any) -> dict[str, tuple[FakeQuantize, Tensor]]:
+        """Runs the model and gives, by layer path, the quantizer and the value of every tensor the device stores."""
+        seen: dict[str, Tensor] = {}
+        self._run(args, kwargs, seen)
+        return {path: (layer.output_quantizer, seen[path]) for path, layer in self.layers()}
+
+    def float_tensors(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """As `stored_tensors`, of the same network without quantization."""
+        with _without_quantization(self):
+            return {name: value for name, (_, value) in self.stored_tensors(*args, **kwargs).items()}
+
+    def layer_values(self, *args: Any, **kwargs: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """What the float and the fake-quantized network store, by layer path, in the user's order of axes.
+
+        The float network is the one with the same weights, without quantization.
+        """
+        trained = {name: value.cpu().numpy() for name, (_, value) in self.stored_tensors(*args, **kwargs).items()}
+        return {name: value.cpu().numpy() for name, value in self.float_tensors(*args, **kwargs).items()}, trained
+
+    def stored_codes(self, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
+        """Codes of every tensor that the device stores, by layer path, in the user's order of axes.
+
+        int64, 0..2**bits - 1; zero stands at the code that `numbers` names.
+        """
+        stored = self.stored_tensors(*args, **kwargs)
+        return {path: quantizer.codes(values) for path, (quantizer, values) in stored.items()}
+
+    @torch.no_grad()
+    def numbers(self) -> Numbers:
+        """What training leaves behind, for `deploy.lower`.
+
+        Raises:
+            RuntimeError: a range has seen no data.
+        """
+        grids, weights, constants = {}, {}, {}
+        for path, layer in self._steps.items():
+            if not isinstance(layer, QuantizedLayer):
+                continue
+            stored = self.plan.stored(path)
+            if stored.grid not in grids:
+                grids[stored.grid] = layer.output_quantizer.scale_and_zero_point()
+            for position, constant in layer.constants.items():
+                constants[(path, position)] = constant.numbers()
+            if isinstance(layer, WeightedLayer):
+                weights[path] = _weight_numbers(layer)
+        return Numbers(grids, weights, constants)
+
+    def range_parameters(self) -> list[nn.Parameter]:
+        """The learned ranges, for a parameter group of their own."""
+        return [
+            parameter
+            for module in self.modules()
+            if isinstance(module, ActivationRange | WeightRange)
+            for parameter in module.parameters(recurse=False)
+        ]
+
+    def other_parameters(self) -> list[nn.Parameter]:
+        """All parameters that are no ranges."""
+        ranges = {id(parameter) for parameter in self.range_parameters()}
+        return [parameter for parameter in self.parameters() if id(parameter) not in ranges]
+
+    def train(self, mode: bool = True) -> PreparedModel:
+        super().train(mode)
+        if self._frozen:
+            for module in self.modules():
+                if isinstance(module, LayerBatchNorm):
+                    module.training = False
+        return self
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"format": STATE_FORMAT, "frozen": self._frozen}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        found = state.get("format", 1)
+        if found != STATE_FORMAT:
+            age = "an earlier" if found < STATE_FORMAT else "a later"
+            raise ValueError(
+                f"this state was saved by {age} version of exactqat (format {found}, this one reads {STATE_FORMAT}): "
+                "its layers have other names; load it with that version, or train anew"
+            )
+        self._set_frozen(state["frozen"])
+
+    def _set_frozen(self, frozen: bool) -> None:
+        self._frozen = frozen
+        for module in self.modules():
+            if isinstance(module, QuantizedLayer | FakeQuantize):
+                module.frozen = frozen
+        for parameter in self.range_parameters():
+            parameter.requires_grad_(not frozen)
+        self.train(self.training)
+
+    def __repr__(self) -> str:
+        weighted = sum(isinstance(layer, WeightedLayer) for layer in self._steps.values())
+        phase = "frozen" if self._frozen else "not frozen"
+        count = sum(1 for _ in self.layers())
+        return f"PreparedModel({count} stored tensors, {weighted} layers with weights, {phase})"
+
+
+def _weight_numbers(layer: WeightedLayer) -> WeightNumbers:
+    """A layer's weights on the device; a negative factor of batch norm has turned the signs of its channel."""
+    grid = layer.grid()
+    quantizer = layer.weight_quantizer
+    codes = quantizer.codes(layer.stored_weight())
+    shape = [1] * codes.ndim
+    shape[quantizer.channel_axis] = -1
+    signs = np.sign(grid.factor.cpu().numpy()).astype(np.int64).reshape(shape)
+    scales = grid.weight_scale.cpu().numpy()
+    one_scale = not quantizer.rule.per_channel and bool(np.all(scales == scales[0]))
+    bias = grid.bias_code.cpu().numpy().astype(np.float64)
+    return WeightNumbers(codes * signs, scales[:1] if one_scale else scales, bias)
+
+
+def _order(plan: Plan) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """For each step its path, the operands that are computed, and the results that nobody reads behind it."""
+    computed = {each.path for each in plan.inputs} | {step.path for step in plan.steps}
+    last: dict[str, str] = {}
+    for step in plan.steps:
+        last.update(dict.fromkeys((name for name in step.operands if name in computed), step.path))
+    finished: dict[str, list[str]] = {}
+    for name, path in last.items():
+        if name not in plan.outputs:
+            finished.setdefault(path, []).append(name)
+    return [
+        (step.path, tuple(name for name in step.operands if name in computed), tuple(finished.get(step.path, ())))
+        for step in plan.steps
+    ]
+
+
+class _Building:
+    """Makes the modules of a plan and puts them, and the tensors they need, at their places in a model."""
+
+    def __init__(self, model: nn.Module, plan: Plan, tensors: Mapping[str, Tensor]) -> None:
+        self.model = model
+        self.plan = plan
+        self.tensors = tensors
+        self.held: dict[int, Held] = {}
+        self.layers: dict[str, nn.Module] = {}
+        self.root = nn.Module()
+        self.quantizers = {name: _quantizer(grid) for name, grid in plan.grids.items()}
+        self.weight_quantizers: dict[Any, tuple[WeightFakeQuantize, str]] = {}
+        self.grid_of = {each.path: each.grid for each in plan.inputs} | {step.path: step.grid for step in plan.steps}
+        self.data: dict[str, Held] = {}
+
+    def run(self) -> dict[str, nn.Module]:
+        for given in self.plan.inputs:
+            self.layers[given.path] = QuantizedInput(self._written(given.grid))
+        for step in self.plan.steps:
+            self.layers[step.path] = self._layer(step)
+        self._place()
+        return self.layers
+
+    def _place(self) -> None:
+        """Registers the layers at their paths; a path may lead through another layer's."""
+        for path in sorted(self.layers, key=lambda path: path.count(".")):
+            parent, _, name = path.rpartition(".")
+            _node(self.root, parent)._modules[name] = self.layers[path]
+        for name, quantizer in self.quantizers.items():
+            _node(self.root, name)._modules["output_quantizer"] = quantizer
+        for quantizer, path in self.weight_quantizers.values():
+            self.layers[path]._modules["weight_quantizer"] = quantizer
+        name, number = _LAYERS, 1
+        while name in self.model._modules:
+            number += 1
+            name = f"{_LAYERS}_{number}"
+        self.model._modules[name] = self.root
+
+    # --- tensors ----------------------------------------------------------------------------------------------------
+
+    def holder(self, path: str) -> Held:
+        """The place of a parameter or buffer of the user's, put there by the first to ask."""
+        original = self.tensors[path]
+        if id(original) not in self.held:
+            parent, _, name = path.rpartition(".")
+            owner = _node(self.model, parent)
+            copied = original.detach().clone()
+            copied = copied.to(torch.float32) if copied.is_floating_point() else copied
+            if isinstance(original, nn.Parameter):
+                owner._parameters[name] = nn.Parameter(copied, requires_grad=original.requires_grad)
+            else:
+                owner._buffers[name] = copied
+            self.held[id(original)] = Held(owner, name)
+        return self.held[id(original)]
+
+    def source(self, name: str) -> Source:
+        """What gives the constant of that name."""
+        constant = self.plan.constants.get(name)
+        if constant is None or constant.parameter:
+            return self.holder(name)
+        expression = constant.expression
+        if isinstance(expression, Derived):
+            return Computed(expression.function, [self.source(operand) for operand in expression.operands])
+        if expression is not None:
+            # A module, whose numbers go where the model goes.
+            self.root._modules.setdefault(f"expression_{name}", expression)
+            return Computed(expression, [self.holder(path) for path in expression.sources])
+        if name not in self.data:
+            # A buffer, so that it goes where the model goes; not in the state, as `prepare` makes it again.
+            buffer = f"constant_{len(self.data)}"
+            values = torch.as_tensor(np.asarray(constant.data)) if isinstance(constant.data, np.ndarray) else constant.data
+            values = values.to(torch.float32) if values.is_floating_point() else values
+            self.root.register_buffer(buffer, values.detach().clone().to(self._device()), persistent=False)
+            self.data[name] = Held(self.root, buffer)
+        return self.data[name]
+
+    def optional(self, name: str | None) -> Source | None:
+        return None if name is None else self.source(name)
+
+    def _device(self) -> torch.device:
+        return next((tensor.device for tensor in self.tensors.values()), torch.device("cpu"))
+
+    # --- layers -----------------------------------------------------------------------------------------------------
+
+    def _layer(self, step: PlanStep) -> nn.Module:
+        if step.expression is not None:
+            return TrainingOnly(step.expression, [self.holder(path) for path in step.expression.sources])
+        if step.outside:
+            return Outside(step.kind, step.attributes)
+        operator = OPERATORS[step.kind]
+        attributes = {name: value for name, value in step.attributes.items() if name != "activation"}
+        if "new_shape" in attributes:
+            follows = {step.batch_axis: -1}
+            attributes["new_shape"] = tuple(follows.get(axis, size) for axis, size in enumerate(step.shape))
+        common: dict[str, Any] = {
+            "activation": step.activation,
+            "bounds": step.bounds,
+            "high": step.high,
+            "constants": self._constants(step),
+        }
+        quantizer = self.quantizers[step.grid] if operator.same_quantization else self._written(step.grid)
+        if step.weights is None:
+            return QuantizedLayer(step.kind, attributes, quantizer, **common)
+        return self._weighted(step, attributes, quantizer, common)
+
+    def _written(self, grid: str) -> FakeQuantize:
+        """A grid's quantizer, for one more tensor that is stored on it."""
+        quantizer = self.quantizers[grid]
+        quantizer.range.writers += 1
+        return quantizer
+
+    def _constants(self, step: PlanStep) -> dict[int, ConstantOperand | SharedConstant]:
+        constants: dict[int, ConstantOperand | SharedConstant] = {}
+        for position, name in enumerate(step.operands):
+            if name in self.grid_of:
+                continue
+            source = self.source(name)
+            if OPERATORS[step.kind].same_quantization:
+                constants[position] = SharedConstant(source, self._written(step.grid))
+                continue
+            # Its range follows its largest magnitude: it is not what rules with learned ranges are about.
+            rule = replace(self.plan.grids[step.grid].rule, ranges="ema", fixed_range=None, per_channel=False)
+            with torch.no_grad():
+                constants[position] = ConstantOperand(source, WeightFakeQuantize(rule, source()))
+        return constants
+
+    def _weighted(
+        self, step: PlanStep, attributes: dict[str, Any], quantizer: FakeQuantize, common: dict[str, Any]
+    ) -> WeightedLayer:
+        weights = step.weights
+        assert weights is not None
+        weight = self.source(weights.weight)
+        norm = None if weights.batch_norm is None else self._batch_norm(weights.batch_norm)
+        folded = norm is not None and weights.rule.fold_batch_norm
+        key = (
+            weights.weight,
+            weights.channel_axis,
+            replace(weights.rule, match="*"),
+            weights.batch_norm if folded else None,
+        )
+        if key not in self.weight_quantizers:
+            with torch.no_grad():
+                value = weight()
+                value = fold(value, norm, weights.channel_axis) if folded and norm is not None else value
+                made = WeightFakeQuantize(weights.rule, value, weights.channel_axis)
+            self.weight_quantizers[key] = (made, step.path)
+        return WeightedLayer(
+            step.kind,
+            attributes,
+            quantizer,
+            source=self.quantizers[self.grid_of[step.operands[0]]],
+            weight=weight,
+            bias=self.optional(weights.bias),
+            weight_quantizer=self.weight_quantizers[key][0],
+            batch_norm=norm,
+            folded=folded,
+            **common,
+        )
+
+    def _batch_norm(self, norm: BatchNorm) -> LayerBatchNorm:
+        return LayerBatchNorm(
+            self.optional(norm.weight),
+            self.optional(norm.bias),
+            self.source(norm.mean),
+            self.source(norm.variance),
+            self.optional(norm.counter or None),
+            norm.epsilon,
+            norm.momentum,
+            norm.training,
+        )
+
+
+def _node(root: nn.Module, path: str) -> nn.Module:
+    """The module at a path, made if need be; through `_modules`, as names may be those of a module's own attributes."""
+    node = root
+    for name in filter(None, path.split(".")):
+        if name not in node._modules:
+            node._modules[name] = nn.Module()
+        node = cast(nn.Module, node._modules[name])
+    return node
+
+
+def _quantizer(grid: Grid) -> FakeQuantize:
+    rule = grid.rule
+    if grid.fixed is not None:
+        scale, zero_point = grid.fixed
+        ends = (scale * (-128 - zero_point), scale * (127 - zero_point))
+        rule = replace(rule, ranges="fixed", fixed_range=ends, activation_bits=8)
+    quantizer = FakeQuantize(rule, grid.nonnegative)
+    quantizer.range.writers = 0
+    return quantizer
+
+
+def freeze(model: PreparedModel) -> None:
+    """Starts the last phase of training: batch-norm statistics and ranges are fixed, biases stand on the int32 grid.
+
+    From here on the model computes what the device computes; weights, gamma, beta and biases may still be trained. The
+    range of a weight that is not learned goes on following its largest magnitude.
+    """
+    model._set_frozen(True)
+
+
+@torch.no_grad()
+def calibrate(model: PreparedModel, batches: Iterable[Any]) -> None:
+    """Sets all activation ranges from data: runs the float network, in evaluation mode, over `batches` of inputs.
+
+    Args:
+        batches: each a tensor, or a tuple of positional or a dictionary of keyword arguments.
+
+    Raises:
+        ValueError: the model is frozen, or there is no batch.
+    """
+    if model.frozen:
+        raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
+    with _without_quantization(model, observing=True):
+        count = 0
+        for batch in batches:
+            args, kwargs = _arguments(batch)
+            model(*args, **kwargs)
+            count += 1
+    if count == 0:
+        raise ValueError("batches is empty: ranges need at least one batch")
+
+
+def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A model's arguments: one, several in a tuple or list, or by name."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
+
+
+@contextmanager
+def _without_quantization(model: PreparedModel, observing: bool = False) -> Iterator[None]:
+    """The float network, in evaluation mode; `observing` lets ranges see its tensors."""
+    was_training = model.training
+    quantizers = [m for m in model.modules() if isinstance(m, FakeQuantize | WeightFakeQuantize)]
+    model.eval()
+    for quantizer in quantizers:
+        quantizer.quantizing = False
+        if isinstance(quantizer, FakeQuantize):
+            quantizer.observing = observing
+    try:
+        yield
+    finally:
+        for quantizer in quantizers:
+            quantizer.quantizing = True
+            if isinstance(quantizer, FakeQuantize):
+                quantizer.observing = False
+        model.train(was_training)
+
+
+def prepare(
+    model: nn.Module, example_input: Any, rules: Iterable[Rule] = (Rule(),), deployable: bool = True
+) -> PreparedModel:
+    """A copy of `model` that trains under the device's arithmetic, in float32.
+
+    Args:
+        model: any module that computes the same sequence of operations for every input; see `capture_torch`. It is not
+            changed; its parameters and buffers are taken over, with ``requires_grad`` and the training mode.
+        example_input: a batch as the model gets it: a tensor, or a tuple of positional or a dictionary of keyword
+            arguments. Its values do not matter, nor does the number of examples.
+        rules: settings by module path; see `Rule`. The first match decides. The input is called ``"input"``, several
+            ones by the names of the arguments.
+        deployable: refuse rules that the device cannot run. Turn it off to study other settings in training only.
+
+    Raises:
+        UnsupportedOperator: lists every operator the device cannot run, with its place and what to do.
+        ValueError: no rule matches a layer, or a rule cannot be deployed.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    args, kwargs = _arguments(example_input)
+    if not any(isinstance(given, Tensor) for given in (*args, *kwargs.values())):
+        raise ValueError(
+            "example_input must be a tensor, or a tuple or dictionary of the model's arguments with a tensor among "
+            f"them, got {type(example_input).__name__}"
+        )
+    try:
+        network = capture(model, args, kwargs)
+    except CaptureError as error:
+        raise UnsupportedOperator(str(error)) from error
+    planned = plan(network, rules, deployable)
+    for sentence in planned.unused_rules:
+        warnings.warn(sentence, UnusedRuleWarning, stacklevel=2)
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    prepared = PreparedModel(planned, tensors | dict(model.named_buffers(remove_duplicate=False)))
+    prepared.train(model.training)
+    return prepared

@@ -1,0 +1,492 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random graphs of one operator of the device each: what the sweep against the runtimes runs.
+
+A new operator needs one entry of `CASES`. Every other scale is a power of two, whose products make exact ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from exactqat.deploy import Builder, Graph, Quantization, per_tensor
+from exactqat.device import ACTIVATIONS, OPERATORS
+from exactqat.device.activation import FUNCTIONS
+
+Random = np.random.Generator
+Case = Callable[[Random, Builder], str]
+
+
+def random_zero_point(rng: Random) -> int:
+    return int(rng.choice([-128, 127, 0, rng.integers(-128, 128)]))
+
+
+def random_scale(rng: Random, low: float = -9, high: float = 3) -> np.float32:
+    """Every other one a power of two, whose products make exact ties."""
+    exponent = rng.uniform(low, high)
+    return np.float32(2.0 ** (np.round(exponent) if rng.integers(2) else exponent))
+
+
+def random_quantization(rng: Random, scale: np.floating | None = None) -> Quantization:
+    return per_tensor(random_scale(rng) if scale is None else scale, random_zero_point(rng))
+
+
+def random_input(rng: Random, builder: Builder, name: str = "x") -> str:
+    """An image."""
+    height, width = (1, 1) if rng.integers(8) == 0 else rng.integers(1, 14, 2)
+    channels = rng.choice([1, 2, 3, 8, 16, 17, 33])
+    return builder.input(name, (1, int(height), int(width), int(channels)), random_quantization(rng))
+
+
+def random_tensor(rng: Random, builder: Builder, lowest: int = 2, highest: int = 5, name: str = "x") -> str:
+    """A tensor of any rank."""
+    rank = int(rng.integers(lowest, highest + 1))
+    sizes = [int(size) for size in rng.integers(1, {2: 200, 3: 30}.get(rank, 10), rank - 1)]
+    return builder.input(name, (1, *sizes), random_quantization(rng))
+
+
+def random_axes(rng: Random, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """One axis or several, never the batch."""
+    count = int(rng.integers(1, len(shape)))
+    return tuple(sorted(int(axis) for axis in rng.choice(np.arange(1, len(shape)), count, replace=False)))
+
+
+def random_operand(rng: Random, builder: Builder, shape: tuple[int, ...], quantization: Quantization) -> str:
+    """A second operand that broadcasts to `shape`, or to which `shape` does: a tensor or a constant."""
+    kept = [size if rng.integers(2) else 1 for size in shape[1:]]
+    second = (1, *(shape[1:] if rng.integers(2) else kept))
+    if rng.integers(2):
+        return builder.input("z", second, quantization)
+    if rng.integers(2):
+        second = second[int(rng.integers(1, len(second))) :]
+    return builder.constant("z", rng.integers(-128, 128, second).astype(np.int8), quantization)
+
+
+def random_window(rng: Random, shape: tuple[int, ...]) -> dict[str, object]:
+    sizes = [int(rng.integers(1, min(size, 5) + 1)) for size in shape[1:3]]
+    strides = tuple(int(stride) for stride in rng.integers(1, 4, 2))
+    return {"filter_size": tuple(sizes), "strides": strides, "padding": str(rng.choice(["SAME", "VALID"]))}
+
+
+def random_weights(rng: Random, shape: tuple[int, ...], axis: int, input_scale: np.floating) -> dict[str, object]:
+    """filter, filter_scale, bias, output and activation such that the results spread over int8."""
+    channels, activation = shape[axis], str(rng.choice(ACTIVATIONS))
+    filter = rng.integers(-127, 128, shape)
+    if channels > 1 and rng.integers(3) == 0:
+        np.moveaxis(filter, axis, 0)[0] = 0
+    count = 1 if rng.integers(6) == 0 else channels
+    filter_scale = np.array([random_scale(rng, -11, -6) for _ in range(count)], np.float32)
+    spread = float(input_scale) * float(np.median(filter_scale)) * 73 * 74 * np.sqrt(filter.size / channels)
+    exponent = np.log2(spread / 2 ** rng.uniform(4, 8))
+    scale = random_scale(rng, exponent, exponent)
+    if activation == "RELU6" and rng.integers(2):
+        scale = np.float32(6 / (rng.integers(10, 256) + 0.5))  # the upper clamp is a tie
+    return {
+        "filter": filter,
+        "filter_scale": filter_scale,
+        "bias": rng.integers(-20000, 20000, channels),
+        "output": random_quantization(rng, scale),
+        "activation": activation,
+    }
+
+
+def random_conv_2d(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_input(rng, builder))
+    window = random_window(rng, tensor.shape)
+    groups = int(rng.choice([size for size in (1, 1, 2, 3, 4, 8, 11) if tensor.shape[3] % size == 0]))
+    outputs = int(rng.choice([1, 3, 8, 16, 40] if groups == 1 else [groups, 3 * groups, 16 * groups]))
+    shape = (outputs, *window.pop("filter_size"), tensor.shape[3] // groups)
+    if rng.integers(5) == 0:
+        window = {"dilations": (1, 2), "padding": "SAME"}
+    return builder.conv_2d("x", name="y", **window, **random_weights(rng, shape, 0, tensor.quantization.scale[0]))
+
+
+def random_depthwise_conv_2d(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_input(rng, builder))
+    window = random_window(rng, tensor.shape)
+    shape = (1, *window.pop("filter_size"), tensor.shape[3] * int(rng.choice([1, 1, 2, 3])))
+    if rng.integers(5) == 0:
+        window = {"dilations": (2, 1), "padding": "SAME"}
+    weights = random_weights(rng, shape, 3, tensor.quantization.scale[0])
+    return builder.depthwise_conv_2d("x", name="y", **window, **weights)
+
+
+def random_fully_connected(rng: Random, builder: Builder) -> str:
+    if rng.integers(4) == 0:
+        return fully_connected_ties(rng, builder)
+    shape = (int(rng.choice([1, 10, 33])), int(rng.choice([1, 8, 200])))
+    quantization = random_quantization(rng)
+    leading = [int(size) for size in rng.integers(1, 5, rng.choice([0, 0, 1, 2]))]
+    builder.input("x", (1, *leading, shape[1]), quantization)
+    return builder.fully_connected("x", name="y", **random_weights(rng, shape, 0, quantization.scale[0]))
+
+
+def fully_connected_ties(rng: Random, builder: Builder) -> str:
+    """Biases at odd multiples of half a step, where kernels that round once and twice part."""
+    count, steps = 64, int(rng.integers(1, 400))
+    input_scale, filter_scale = np.float32(2.0 ** rng.uniform(-7, 0)), np.float32(2.0 ** rng.uniform(-9, -3))
+    scales = [filter_scale] * (1 if rng.integers(2) else count)
+    output = per_tensor(np.float32(float(input_scale) * float(filter_scale) * 2 * steps), 0)
+    builder.input("x", (1, 1), per_tensor(input_scale, 0))
+    bias = steps * (2 * rng.integers(-120, 120, count) + 1)
+    return builder.fully_connected("x", np.ones((count, 1)), scales, bias, output, name="y")
+
+
+def random_sum(rng: Random, builder: Builder, kind: str) -> str:
+    tensor = builder.tensor(random_tensor(rng, builder) if rng.integers(2) else random_input(rng, builder))
+    # From equal scales down to a branch so small that XNNPACK leaves the operator to another kernel.
+    scales = tensor.quantization.scale[0] * np.array([1, random_scale(rng, -14, 6)])
+    other = random_operand(rng, builder, tensor.shape, random_quantization(rng, scales[1]))
+    activation, scale = str(rng.choice(ACTIVATIONS)), scales.max() * random_scale(rng, -2, 2)
+    if activation == "RELU6" and 0.01 < scale < 1:
+        scale = np.float32(6 / (np.round(6 / scale) + 0.5))  # the upper clamp is a tie
+    pair = ["x", other][:: 1 if rng.integers(2) else -1]
+    return builder.operator(kind, pair, random_quantization(rng, scale), name="y", activation=activation)
+
+
+def random_subtraction(rng: Random, builder: Builder) -> str:
+    return random_sum(rng, builder, "SUB")
+
+
+def random_extreme(rng: Random, builder: Builder, kind: str) -> str:
+    tensor = builder.tensor(random_tensor(rng, builder) if rng.integers(2) else random_input(rng, builder))
+    other = random_operand(rng, builder, tensor.shape, tensor.quantization)
+    return builder.operator(kind, ["x", other][:: 1 if rng.integers(2) else -1], None, name="y")
+
+
+def random_squared_difference(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_tensor(rng, builder) if rng.integers(2) else random_input(rng, builder))
+    scales = tensor.quantization.scale[0] * np.array([1, random_scale(rng, -4, 4)])
+    other = random_operand(rng, builder, tensor.shape, random_quantization(rng, scales[1]))
+    scale = scales.max() ** 2 * random_scale(rng, 1, 12)
+    return builder.squared_difference("x", other, random_quantization(rng, scale), name="y")
+
+
+def random_absolute(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_tensor(rng, builder))
+    scale = tensor.quantization.scale[0] * (1 if rng.integers(4) == 0 else random_scale(rng, -3, 3))
+    return builder.abs("x", random_quantization(rng, scale), name="y")
+
+
+def random_reduction(rng: Random, builder: Builder, kind: str) -> str:
+    tensor = builder.tensor(random_tensor(rng, builder))
+    axes, keep = random_axes(rng, tensor.shape), bool(rng.integers(2))
+    count = np.prod([tensor.shape[axis] for axis in axes])
+    output = None
+    if kind == "SUM":
+        spread = np.sqrt(count) * random_scale(rng, -2, 3)
+        scale = tensor.quantization.scale[0] * (random_scale(rng, 0, 5) if rng.integers(2) else spread)
+        output = random_quantization(rng, scale)
+    return builder.operator(kind, ["x"], output, name="y", axes=axes, keep_dims=keep)
+
+
+def random_arg_max(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder)).shape
+    axis, dtype = int(rng.integers(1, len(shape))), str(rng.choice(["int32", "int64"]))
+    return builder.arg_max("x", axis, name="y", output_type=dtype)
+
+
+def random_transpose_conv(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_input(rng, builder))
+    window, strides = rng.integers(1, 6, 2), rng.integers(1, 4, 2)
+    sizes = np.array(tensor.shape[1:3])
+    padding = str(rng.choice(["SAME", "VALID"]))
+    if padding == "SAME":
+        window = np.maximum(window, strides)
+        result = sizes * strides - rng.integers(0, strides)
+    else:
+        result = (sizes - 1) * strides + window + rng.integers(0, strides)
+    shape = (int(rng.choice([1, 3, 8, 16])), *(int(side) for side in window), tensor.shape[3])
+    weights = random_weights(rng, shape, 0, tensor.quantization.scale[0])
+    return builder.transpose_conv("x", name="y", strides=strides, padding=padding, output_size=result, **weights)
+
+
+def random_batch_matmul(rng: Random, builder: Builder) -> str:
+    lead = [int(size) for size in rng.integers(1, 4, rng.integers(0, 3))]
+    rows, depth, columns = (int(rng.choice([1, 2, 7, 16, 33])) for _ in range(3))
+    adj_x, adj_y = bool(rng.integers(2)), bool(rng.integers(2))
+    first, second = random_quantization(rng), random_quantization(rng)
+    builder.input("x", (1, *lead, *((depth, rows) if adj_x else (rows, depth))), first)
+    matrix = (columns, depth) if adj_y else (depth, columns)
+    if rng.integers(2):
+        kept = [size if rng.integers(2) else 1 for size in lead]
+        builder.input("z", (1, *(lead if rng.integers(2) else kept), *matrix), second)
+    else:
+        constant = rng.integers(-128, 128, (*([1, *lead] if rng.integers(2) else []), *matrix)).astype(np.int8)
+        builder.constant("z", constant, second)
+    spread = float(first.scale[0] * second.scale[0]) * 5000 * np.sqrt(depth)
+    exponent = np.log2(spread / 2 ** rng.uniform(4, 8))
+    output = random_quantization(rng, random_scale(rng, exponent, exponent))
+    return builder.batch_matmul("x", "z", output, name="y", adj_x=adj_x, adj_y=adj_y)
+
+
+def random_add(rng: Random, builder: Builder) -> str:
+    return random_sum(rng, builder, "ADD")
+
+
+def random_mul(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_tensor(rng, builder) if rng.integers(2) else random_input(rng, builder))
+    quantization = random_quantization(rng)
+    other = random_operand(rng, builder, tensor.shape, quantization)
+    activation = str(rng.choice(ACTIVATIONS))
+    product = tensor.quantization.scale[0] * quantization.scale[0]
+    scale = product * random_scale(rng, -2, 12)
+    if activation == "RELU6" and 0.01 < scale < 1:
+        scale = np.float32(6 / (np.round(6 / scale) + 0.5))  # the upper clamp is a tie
+    pair = ["x", other][:: 1 if rng.integers(2) else -1]
+    return builder.mul(*pair, random_quantization(rng, scale), name="y", activation=activation)
+
+
+def random_mean(rng: Random, builder: Builder) -> str:
+    if rng.integers(2):
+        tensor, axes = builder.tensor(random_input(rng, builder)), (1, 2)
+    else:
+        tensor = builder.tensor(random_tensor(rng, builder))
+        axes = random_axes(rng, tensor.shape)
+    scale = tensor.quantization.scale[0] * random_scale(rng, -2, 3)
+    if rng.integers(2):  # the division by the number of values then meets exact ties
+        scale = np.float32(scale / np.prod([tensor.shape[axis] for axis in axes]))
+    return builder.mean("x", random_quantization(rng, scale), name="y", axes=axes, keep_dims=bool(rng.integers(2)))
+
+
+def random_average_pool_2d(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_input(rng, builder)).shape
+    return builder.average_pool_2d("x", name="y", **random_window(rng, shape))
+
+
+def random_max_pool_2d(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_input(rng, builder)).shape
+    return builder.max_pool_2d("x", name="y", **random_window(rng, shape))
+
+
+def random_pad(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder)).shape
+    return builder.pad("x", [(0, 0), *rng.integers(0, 3, (len(shape) - 1, 2))], name="y")
+
+
+def random_concatenation(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_tensor(rng, builder))
+    axis = int(rng.integers(1, len(tensor.shape)))
+    other = random_quantization(rng, tensor.quantization.scale[0] * random_scale(rng, -3, 3))
+    builder.input("z", (*tensor.shape[:axis], int(rng.integers(1, 9)), *tensor.shape[axis + 1 :]), other)
+    return builder.concatenation(["x", "z", "x"], tensor.quantization, name="y", axis=axis)
+
+
+def random_reshape(rng: Random, builder: Builder) -> str:
+    """The batch alone, or with rows folded into it."""
+    shape = builder.tensor(random_tensor(rng, builder, 3)).shape
+    if rng.integers(2):
+        return builder.reshape("x", (1, int(np.prod(shape))), name="y")
+    rows = builder.reshape("x", (shape[1], *shape[2:]), name="rows")
+    return builder.reshape(rows, shape, name="y")
+
+
+def random_transpose(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder, 2, 6)).shape
+    return builder.transpose("x", (0, *(1 + rng.permutation(len(shape) - 1))), name="y")
+
+
+def random_strided_slice(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder)).shape
+    begin = [0, *(int(rng.integers(size)) for size in shape[1:])]
+    end = [None, *(int(rng.integers(b, size)) + 1 for b, size in zip(begin[1:], shape[1:], strict=True))]
+    steps = [1, *(int(step) for step in rng.choice([1, 1, 2, 3], len(shape) - 1))]
+    return builder.strided_slice("x", begin, end, steps, name="y")
+
+
+def random_pad_v2(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_tensor(rng, builder))
+    value = None if rng.integers(3) == 0 else float(tensor.quantization.scale[0] * rng.uniform(-300, 300))
+    return builder.padv2("x", [(0, 0), *rng.integers(0, 3, (len(tensor.shape) - 1, 2))], value, name="y")
+
+
+def random_mirror_pad(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder)).shape
+    mode = str(rng.choice(["REFLECT", "SYMMETRIC"]))
+    pairs = [rng.integers(0, min(size - (mode == "REFLECT"), 3) + 1, 2) for size in shape[1:]]
+    return builder.mirror_pad("x", [(0, 0), *pairs], mode, name="y")
+
+
+def random_space_to_depth(rng: Random, builder: Builder) -> str:
+    block, (height, width) = int(rng.integers(2, 4)), (int(size) for size in rng.integers(1, 6, 2))
+    channels = int(rng.choice([1, 3, 8, 17]))
+    builder.input("x", (1, height * block, width * block, channels), random_quantization(rng))
+    return builder.space_to_depth("x", block, name="y")
+
+
+def random_depth_to_space(rng: Random, builder: Builder) -> str:
+    block, (height, width) = int(rng.integers(2, 4)), (int(size) for size in rng.integers(1, 9, 2))
+    channels = int(rng.choice([1, 3, 8, 17])) * block * block
+    builder.input("x", (1, height, width, channels), random_quantization(rng))
+    return builder.depth_to_space("x", block, name="y")
+
+
+def random_gather(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder)).shape
+    axis = int(rng.integers(1, len(shape)))
+    return builder.gather("x", axis, rng.integers(0, shape[axis], rng.integers(1, 12)), name="y")
+
+
+def random_quantize(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_input(rng, builder))
+    output = random_quantization(rng, tensor.quantization.scale[0] * random_scale(rng, -6.99, 7.99))
+    return builder.quantize("x", output, name="y")
+
+
+# One line for each operator of the device.
+def random_unary(rng: Random, builder: Builder, kind: str, **attributes: object) -> str:
+    """All 256 codes; on a grid of its own unless the device fixes it."""
+    builder.input("x", (1, 16, 16), random_quantization(rng))
+    output = None if OPERATORS[kind].fixed_grid else random_quantization(rng)
+    return builder.operator(kind, ["x"], output, name="y", **attributes)
+
+
+def unary(kind: str) -> Case:
+    return lambda rng, builder: random_unary(rng, builder, kind)
+
+
+def random_gelu(rng: Random, builder: Builder) -> str:
+    return random_unary(rng, builder, "GELU", approximate=bool(rng.integers(2)))
+
+
+def random_leaky_relu(rng: Random, builder: Builder) -> str:
+    slopes = [0, 1e-4, 0.01, 0.1, 0.2, 1 / 3, 1, 2, rng.uniform(0, 3)]
+    return random_unary(rng, builder, "LEAKY_RELU", alpha=float(rng.choice(slopes)))
+
+
+def random_hard_swish(rng: Random, builder: Builder) -> str:
+    quantization = random_quantization(rng)
+    builder.input("x", (1, 16, 16), quantization)
+    scale = quantization.scale[0] * random_scale(rng, -6.4, 8.4)
+    return builder.hard_swish("x", random_quantization(rng, scale), name="y")
+
+
+# Functions of further arguments, with some.
+PARAMETERS = {
+    "clamp": [(-1.0, 2.0), (None, 1.0), (0.5,)],
+    "elu": [(), (0.5,), (1.5, 1.05, 0.7)],
+    "gelu": [(), (True,)],
+    "leaky_relu": [(0.1,), (-2.0,)],
+    "pow": [(2,), (3.0,), (0.5,), (-1,), (-1.5,)],
+    "rsqrt": [(), (1e-5,)],
+    "softplus": [(), (2.0, 5.0)],
+}
+
+
+def random_table(rng: Random, builder: Builder) -> str:
+    function = str(rng.choice(list(FUNCTIONS)))
+    sets = PARAMETERS.get(function, [()])
+    return random_unary(rng, builder, "TABLE", function=function, parameters=sets[rng.integers(len(sets))])
+
+
+def random_prelu(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_tensor(rng, builder))
+    shape = tuple(size if rng.integers(2) else 1 for size in tensor.shape[1:])[-int(rng.integers(1, 4)) :]
+    slopes = builder.constant("z", rng.integers(-127, 128, shape), per_tensor(random_scale(rng, -11, 0), 0))
+    scale = tensor.quantization.scale[0] * random_scale(rng, -5, 5)
+    return builder.prelu("x", slopes, random_quantization(rng, scale), name="y")
+
+
+def random_rows(rng: Random, builder: Builder, longest: int) -> str:
+    leading = [int(size) for size in rng.integers(1, 5, rng.integers(0, 3))]
+    length = int(rng.choice([1, 2, 3, 5, 10, 16, 17, 33, 100, 257, longest]))
+    return builder.input("x", (1, *leading, length), random_quantization(rng))
+
+
+def random_softmax(rng: Random, builder: Builder) -> str:
+    # Longer rows can end the process in the reference kernel.
+    return builder.softmax(
+        random_rows(rng, builder, 511), name="y", beta=float(rng.choice([1, 1, 0.5, rng.uniform(0.1, 4)]))
+    )
+
+
+def random_log_softmax(rng: Random, builder: Builder) -> str:
+    return builder.log_softmax(random_rows(rng, builder, 1000), name="y")
+
+
+def random_l2_normalization(rng: Random, builder: Builder) -> str:
+    return builder.l2_normalization(random_rows(rng, builder, 1000), name="y")
+
+
+def random_resize(rng: Random, builder: Builder, kind: str) -> str:
+    shape = builder.tensor(random_input(rng, builder)).shape
+    factors = rng.integers(1, 5, 2) if rng.integers(2) else rng.integers(1, 30, 2) / shape[1:3]
+    size = [int(np.rint(length * factor)) for length, factor in zip(shape[1:3], factors, strict=True)]
+    corners, halves = bool(rng.integers(2)), bool(rng.integers(2))
+    if kind == "RESIZE_BILINEAR":
+        halves = halves and not corners
+    return builder.operator(kind, ["x"], name="y", size=size, align_corners=corners, half_pixel_centers=halves)
+
+
+def random_resize_nearest_neighbor(rng: Random, builder: Builder) -> str:
+    return random_resize(rng, builder, "RESIZE_NEAREST_NEIGHBOR")
+
+
+def random_resize_bilinear(rng: Random, builder: Builder) -> str:
+    return random_resize(rng, builder, "RESIZE_BILINEAR")
+
+
+CASES: dict[str, Case] = {
+    "CONV_2D": random_conv_2d,
+    "DEPTHWISE_CONV_2D": random_depthwise_conv_2d,
+    "FULLY_CONNECTED": random_fully_connected,
+    "ADD": random_add,
+    "MUL": random_mul,
+    "AVERAGE_POOL_2D": random_average_pool_2d,
+    "MAX_POOL_2D": random_max_pool_2d,
+    "MEAN": random_mean,
+    "PAD": random_pad,
+    "CONCATENATION": random_concatenation,
+    "RESHAPE": random_reshape,
+    "TRANSPOSE": random_transpose,
+    "STRIDED_SLICE": random_strided_slice,
+    "QUANTIZE": random_quantize,
+    "SUB": random_subtraction,
+    "MAXIMUM": partial(random_extreme, kind="MAXIMUM"),
+    "MINIMUM": partial(random_extreme, kind="MINIMUM"),
+    "SQUARED_DIFFERENCE": random_squared_difference,
+    "ABS": random_absolute,
+    "SUM": partial(random_reduction, kind="SUM"),
+    "REDUCE_MAX": partial(random_reduction, kind="REDUCE_MAX"),
+    "REDUCE_MIN": partial(random_reduction, kind="REDUCE_MIN"),
+    "ARG_MAX": random_arg_max,
+    "TRANSPOSE_CONV": random_transpose_conv,
+    "BATCH_MATMUL": random_batch_matmul,
+    "PADV2": random_pad_v2,
+    "MIRROR_PAD": random_mirror_pad,
+    "SPACE_TO_DEPTH": random_space_to_depth,
+    "DEPTH_TO_SPACE": random_depth_to_space,
+    "GATHER": random_gather,
+    "LOGISTIC": unary("LOGISTIC"),
+    "TANH": unary("TANH"),
+    "GELU": random_gelu,
+    "EXP": unary("EXP"),
+    "TABLE": random_table,
+    "RELU": unary("RELU"),
+    "LEAKY_RELU": random_leaky_relu,
+    "PRELU": random_prelu,
+    "HARD_SWISH": random_hard_swish,
+    "SOFTMAX": random_softmax,
+    "LOG_SOFTMAX": random_log_softmax,
+    "L2_NORMALIZATION": random_l2_normalization,
+    "RESIZE_NEAREST_NEIGHBOR": random_resize_nearest_neighbor,
+    "RESIZE_BILINEAR": random_resize_bilinear,
+}
+
+
+def random_codes(rng: Random, graph: Graph) -> dict[str, np.ndarray]:
+    """A batch of 1..4; half of the batches stay near the zero points, where little saturates."""
+    batch, near = int(rng.integers(1, 5)), rng.integers(2)
+    codes = {}
+    for name in graph.inputs:
+        tensor = graph.tensors[name]
+        values = rng.integers(-128, 128, (batch, *tensor.shape[1:]))
+        if len(graph.inputs) == 1 and tensor.shape == (1, 16, 16):  # a function of one operand: all of its inputs
+            codes[name] = np.arange(-128, 128).astype(np.int8).reshape(tensor.shape)
+            continue
+        if near:
+            values = values // 8 + tensor.quantization.zero_point[0]
+        codes[name] = np.clip(values, -128, 127).astype(np.int8)
+    return codes

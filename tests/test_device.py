@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every operator of the device by itself: declared whole, and equal to the runtimes integer for integer.
+
+EXACTQAT_SWEEP=20 multiplies the random graphs; `python tests/sweep.py --write` is the campaign whose counts `EXACT`
+and `MEASURED` hold.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+
+from device_cases import CASES, random_quantization
+from sweep import graphs, sweep
+
+from exactqat.deploy import EXACT, MEASURED, Builder, per_tensor, profiles_here, simulate, verify, write_tflite
+from exactqat.device import OPERATORS, PROFILES
+
+SWEEP = 40 * int(os.environ.get("EXACTQAT_SWEEP", "1"))
+HERE = profiles_here()
+
+
+def test_every_operator_has_its_cases_and_its_counts() -> None:
+    assert set(CASES) == set(OPERATORS)
+    for kind in OPERATORS:
+        for profile in ("xnnpack-x86", "reference"):
+            assert MEASURED[kind, profile][0] >= 1000, f"{kind} was hardly compared under {profile}"
+    assert {pair: row[0] for pair, row in MEASURED.items() if row[1] == 0} == EXACT
+
+
+@pytest.mark.parametrize("profile", HERE)
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_equals_the_runtime(kind: str, profile: str, tmp_path: Path) -> None:
+    outcome = sweep(kind, profile, SWEEP, tmp_path)
+    # TFLite-Micro lacks some operators, and some ranks of others.
+    assert outcome.values > 0 or (profile == "micro" and outcome.refused)
+    assert profile == "micro" or not outcome.refused
+    if (kind, profile) not in MEASURED:
+        assert not outcome.values
+        return
+    print(f"{kind} {profile}: {outcome.values:,} compared, {outcome.differing} differ, by {outcome.largest} at most")
+    values, differing, largest = MEASURED[kind, profile]
+    assert outcome.largest <= largest, outcome.examples
+    # What is measured over many graphs may be twice as much in a few.
+    assert outcome.differing / outcome.values <= 2 * differing / values, outcome.examples
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_profiles_differ_by_one_step_at_most(kind: str) -> None:
+    """Other runtimes' arithmetic is close: a formula that was mistyped for a machine that is not here is not."""
+    for graph, codes in graphs(kind, "xnnpack-arm64", SWEEP):
+        results = [simulate(graph, codes, profile)[graph.outputs[0]].astype(np.int64) for profile in PROFILES]
+        for other in results[1:]:
+            # QUANTIZE's eight fractional bits are coarse for large ratios.
+            assert np.abs(other - results[0]).max() <= (64 if kind == "QUANTIZE" else 2), graph.operators
+
+
+def test_rows_folded_into_the_batch(tmp_path: Path) -> None:
+    """[batch, 3, 4] as [batch * 3, 4] through a matrix product and back, for one example and for several."""
+    rng = np.random.default_rng(0)
+    builder = Builder()
+    x = builder.input("x", (1, 3, 4), per_tensor(0.05, -3))
+    rows = builder.reshape(x, (3, 4), name="rows")
+    y = builder.fully_connected(
+        rows, rng.integers(-127, 128, (5, 4)), [0.01], rng.integers(-90, 90, 5), per_tensor(0.1, 4), name="y"
+    )
+    total = builder.add(y, y, per_tensor(0.2, 4), name="total")
+    graph = builder.graph([builder.reshape(total, (1, 3, 5), name="back")])
+    codes = rng.integers(-128, 128, (7, 3, 4)).astype(np.int8)
+    assert simulate(graph, codes, tensors=["y", "back"])["y"].shape == (21, 5)
+    for profile in HERE:
+        values = {"y": np.zeros((21, 5), np.float32) + 0.1}
+        report = verify(graph, write_tflite(graph, tmp_path / "model.tflite"), codes, profile, 2, values)
+        assert report.differing == 0 and report.outputs[0].values == 7 * 3 * 5
+        assert report.operators[1].device_sqnr is not None
+
+
+def test_constants_do_not_differ_along_the_batch() -> None:
+    builder = Builder()
+    x = builder.input("x", (1, 3, 4), per_tensor(0.05, -3))
+    rows = builder.reshape(x, (3, 4), name="rows")
+    constant = builder.constant("c", np.zeros((3, 4), np.int8), per_tensor(0.1, 0))
+    with pytest.raises(ValueError, match="is a constant, which cannot differ along the batch"):
+        builder.graph([builder.add(rows, constant, per_tensor(0.2, 4), name="y")])
+    builder = Builder()
+    builder.input("x", (1, 3, 4), per_tensor(0.05, -3))
+    builder.constant("c", np.zeros((3, 4), np.int8), per_tensor(0.1, 0))
+    with pytest.raises(ValueError, match="'c' must be an activation, not a constant"):
+        builder.graph([builder.pad("c", [(0, 0), (1, 1)], name="padded")])
+
+
+def test_the_builder_knows_what_is_declared() -> None:
+    builder = Builder()
+    quantization = random_quantization(np.random.default_rng(0))
+    builder.input("x", (1, 4, 4, 2), quantization)
+    assert "conv_2d" in dir(builder) and "max_pool_2d" in dir(builder)
+    with pytest.raises(AttributeError, match="Builder has no 'conv_3d'"):
+        builder.conv_3d()
+    with pytest.raises(ValueError, match="MAX_POOL_2D 'y': strides must be given"):
+        builder.max_pool_2d("x", name="y", filter_size=(2, 2))
+    with pytest.raises(ValueError, match="MAX_POOL_2D 'y': attributes must be"):
+        builder.max_pool_2d("x", name="y", filter_size=(2, 2), strides=(1, 1), shape=3)
+    with pytest.raises(ValueError, match="MEAN 'y': the result's quantization must be given"):
+        builder.mean("x", name="y")
+    with pytest.raises(ValueError, match="MEAN 'y': axes must be different ones in 1..3"):
+        builder.mean("x", quantization, name="y", axes=(0, 1))
+
+
+def test_what_a_machine_cannot_run_is_said(tmp_path: Path) -> None:
+    builder = Builder()
+    x = builder.input("x", (1, 4), per_tensor(1.0, 0))
+    graph = builder.graph([builder.reshape(x, (1, 4), name="y")])
+    path, codes = write_tflite(graph, tmp_path / "model.tflite"), np.zeros((1, 4), np.int8)
+    other = "xnnpack-arm64" if "xnnpack-x86" in HERE else "xnnpack-x86"
+    with pytest.raises(ValueError, match=f"profile '{other}' cannot run on this machine; here: "):
+        verify(graph, path, codes, other)
+    if "micro" not in HERE:
+        with pytest.raises(ImportError, match="tflite_micro"):
+            verify(graph, path, codes, "micro")
