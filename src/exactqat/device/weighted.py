@@ -129,10 +129,10 @@ class Weighted(DeviceOperator):
             whole = block if exact else block.astype(np.int64)
             real = (whole + added).astype(np.float32, copy=False)
             real *= multiplier
-            np.rint(real, real)
+            np.rint(real, out=real)
             real += zero_point
-            np.maximum(real, lowest, real)
-            np.minimum(real, highest, real)
+            np.maximum(real, lowest, out=real)
+            np.minimum(real, highest, out=real)
             into[start : start + rows] = real
         return result
 
