@@ -51,7 +51,7 @@ def test_equals_the_runtime(kind: str, profile: str, tmp_path: Path) -> None:
 
 
 # Steps: eight fractional bits of a ratio, ten of a position, a rounded sum of exponentials, four whole bits are coarse.
-FURTHER_APART = {"QUANTIZE": 64, "RESIZE_BILINEAR": 6, "LOG_SOFTMAX": 5, "LOGISTIC": 5}
+FURTHER_APART = {"QUANTIZE": 64, "RESIZE_BILINEAR": 6, "LOG_SOFTMAX": 5, "LOGISTIC": 5, "SUM": 255}
 
 
 @pytest.mark.parametrize("kind", OPERATORS)
@@ -125,3 +125,14 @@ def test_what_a_machine_cannot_run_is_said(tmp_path: Path) -> None:
     if "micro" not in HERE:
         with pytest.raises(ImportError, match="tflite_micro"):
             verify(graph, path, codes, "micro")
+
+
+def test_axes_that_runtimes_do_not_take() -> None:
+    builder = Builder()
+    builder.input("x", (1, 2, 1, 2, 1, 2, 2), per_tensor(0.5, 0))
+    with pytest.raises(ValueError, match=r"REDUCE_MAX 'y': tensors have at most 6 axes here"):
+        builder.reduce_max("x", name="y", axes=(1,))
+    builder.reshape("x", (1, 2, 2, 2, 2, 1), name="six")
+    with pytest.raises(ValueError, match=r"PAD 'y': tensors have at most 5 axes here"):
+        builder.pad("six", [(0, 0)] * 6, name="y")
+    builder.graph([builder.reduce_max("six", name="y", axes=(1, 4))])
