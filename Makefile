@@ -7,10 +7,11 @@ OUT ?= demo
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-gpu check docs goldens oracle fuzz sanitize bench clean
+.PHONY: help demo test test-gpu check docs goldens oracle fuzz fuzz-jobs sanitize bench clean
 
 help:
-	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html"
+	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html,"
+	@echo "              an earlier demo moves to $(OUT).1 and so on"
 	@echo "make test     build, install and run all tests"
 	@echo "make test-gpu run all cases on this machine's GPU and compare bits with the CPU"
 	@echo "make check    formatting, lint and types"
@@ -18,6 +19,7 @@ help:
 	@echo "make goldens  record the expected results from TensorFlow again"
 	@echo "make oracle   compare random calls with TensorFlow, live; ARGS='--values 20000000 --seed 1'"
 	@echo "make fuzz     100,000 random calls of every kernel against the reference"
+	@echo "make fuzz-jobs 1,000 damaged and hostile job folders: no code runs, nothing is lost"
 	@echo "make sanitize the kernel tests and bad inputs with address and undefined-behaviour sanitizers"
 	@echo "make bench    time the kernels and a training step beside other frameworks; ARGS='--quick'"
 
@@ -60,6 +62,9 @@ oracle: $(VENV)/.installed $(VENV)-tensorflow/.installed
 fuzz: $(VENV)/.installed
 	$(BIN)/python tests/fuzz.py --cases 100000 $(ARGS)
 
+fuzz-jobs: $(VENV)/.installed
+	$(BIN)/python tests/fuzz_jobs.py $(ARGS)
+
 sanitize: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt nanobind scikit-build-core cmake ninja
 	$(BIN)/python tests/sanitize.py
@@ -74,4 +79,4 @@ bench: $(VENV)/.installed
 	$(BIN)/python bench/step.py
 
 clean:
-	rm -rf build dist $(VENV) $(VENV)-tensorflow $(OUT)
+	rm -rf build dist $(VENV) $(VENV)-tensorflow $(OUT) $(OUT).[0-9]*

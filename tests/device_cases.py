@@ -338,7 +338,8 @@ def random_quantize(rng: Random, builder: Builder) -> str:
 # One line for each operator of the device.
 def random_unary(rng: Random, builder: Builder, kind: str, **attributes: object) -> str:
     """All 256 codes; on a grid of its own unless the device fixes it."""
-    builder.input("x", (1, 16, 16), random_quantization(rng))
+    # Of steps of 8 and more TFLite-Micro's sigmoid and tanh see the sign alone, and take 0 for negative.
+    builder.input("x", (1, 16, 16), random_quantization(rng, random_scale(rng, high=2.4)))
     output = None if OPERATORS[kind].fixed_grid else random_quantization(rng)
     return builder.operator(kind, ["x"], output, name="y", **attributes)
 
@@ -368,10 +369,13 @@ PARAMETERS = {
     "clamp": [(-1.0, 2.0), (None, 1.0), (0.5,)],
     "elu": [(), (0.5,), (1.5, 1.05, 0.7)],
     "gelu": [(), (True,)],
+    "hardshrink": [(), (0.2,)],
     "leaky_relu": [(0.1,), (-2.0,)],
     "pow": [(2,), (3.0,), (0.5,), (-1,), (-1.5,)],
     "rsqrt": [(), (1e-5,)],
     "softplus": [(), (2.0, 5.0)],
+    "softshrink": [(), (0.2,)],
+    "threshold": [(0.1, -1.0)],
 }
 
 

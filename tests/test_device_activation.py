@@ -130,7 +130,8 @@ TORCH = {
     "softplus": torch.nn.functional.softplus, "softsign": torch.nn.functional.softsign, "square": torch.square,
     "tanh": torch.tanh, "clamp": torch.clamp, "elu": lambda x, *p: torch.ops.aten.elu(x, *p),
     "gelu": lambda x, tanh=False: torch.nn.functional.gelu(x, approximate="tanh" if tanh else "none"),
-    "leaky_relu": torch.nn.functional.leaky_relu,
+    "leaky_relu": torch.nn.functional.leaky_relu, "ceil": torch.ceil, "threshold": torch.nn.functional.threshold,
+    "hardshrink": torch.nn.functional.hardshrink, "softshrink": torch.nn.functional.softshrink,
     # Where they are defined:
     "log": torch.log, "reciprocal": torch.reciprocal, "sqrt": torch.sqrt, "pow": torch.pow,
     "rsqrt": lambda x, epsilon=0.0: torch.rsqrt(x + epsilon),
@@ -250,7 +251,7 @@ def test_rows_are_the_axis_that_a_plan_names() -> None:
 @pytest.mark.parametrize(
     ("kind", "attributes", "message"),
     [
-        ("TABLE", {"function": "sinh"}, "function must be one of abs, clamp, .*, got 'sinh'"),
+        ("TABLE", {"function": "sinh"}, "function must be one of abs, ceil, clamp, .*, got 'sinh'"),
         ("TABLE", {"function": "mish", "parameters": (1.0, 2.0)}, "parameters do not fit the function 'mish'"),
         ("LEAKY_RELU", {"alpha": -0.5}, "alpha must be finite and not negative .*, got -0.5"),
         ("LEAKY_RELU", {"alpha": math.nan}, "alpha must be finite"),

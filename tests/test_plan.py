@@ -659,3 +659,10 @@ def test_a_weight_that_training_cannot_see_is_not_there() -> None:
     x = sketch.input(1, 4, 4)
     with pytest.raises(UnsupportedOperator, match="a weight that depends on the input"):
         plan(sketch.network(sketch.add("linear", x, sketch.add("reshape", x, shape=(4, 4)), None)), ANY)
+
+
+def test_steps_are_not_called_as_constants_are() -> None:
+    sketch = Sketch()
+    x = sketch.add("add", sketch.input(1, 3, 4), sketch.parameter("add", 4))
+    made, _ = agree(sketch, x)
+    assert paths(made) == ["add_2"] and made.steps[0].operands == ("input", "add")

@@ -213,8 +213,7 @@ class Builder:
         _need(where, not missing, f"{', '.join(missing)} must be given")
         attributes = {key: _plain(value) for key, value in attributes.items()}
         try:
-            declaration.check_attributes(attributes)
-            shape = declaration.shape([self._tensors[operand].shape for operand in operands], attributes)
+            shape = declaration.checked_shape([self._tensors[operand].shape for operand in operands], attributes)
         except Refusal as refusal:
             raise Refusal(f"{where}: {refusal}") from None
         result = name if len(placements) == 1 else f"{name}/unshifted"
@@ -318,8 +317,7 @@ def _check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: se
     output = tensors[operator.outputs[0]]
     _check_operands(operator, inputs, output, where)
     try:
-        declaration.check_attributes(operator.attributes)
-        shape = declaration.shape([tensor.shape for tensor in inputs], operator.attributes)
+        shape = declaration.checked_shape([tensor.shape for tensor in inputs], operator.attributes)
         need(shape == output.shape, f"output must have shape {shape}, got {output.shape}")
         dtype = declaration.dtype(operator.attributes)
         need(dtype == output.dtype, f"output must be {dtype}, got {output.dtype}")

@@ -42,7 +42,7 @@ def simulate(
     """int8 codes of `tensors` (default: the graph's outputs) for a batch of int8 input codes.
 
     x: int8 [batch, ...] for a graph with one input, or one such array per input name. `batch_size` examples are
-    computed at a time, which bounds the memory and suits the caches. Every (operator, profile) pair named in EXACT is bit-exact.
+    computed at a time, which bounds the memory. Every (operator, profile) pair named in EXACT is bit-exact.
     """
     profile = profile_named(profile)
     inputs = check_inputs(graph, x)

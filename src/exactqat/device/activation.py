@@ -238,6 +238,7 @@ def _clamp(primitives: Any, x: Any, low: float | None = None, high: float | None
 # Functions of one operand in real numbers, by their names in `qat.network.KINDS`: of (primitives, x, *parameters).
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": lambda primitives, x: primitives.abs(x),
+    "ceil": lambda primitives, x: primitives.ceil(x),
     "clamp": _clamp,
     "cos": lambda primitives, x: primitives.cos(x),
     "elu": _elu,
@@ -245,6 +246,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exp": lambda primitives, x: primitives.exp(primitives.minimum(x, 80.0)),  # in float32 infinity is not far
     "floor": lambda primitives, x: primitives.floor(x),
     "gelu": _gelu,
+    "hardshrink": lambda primitives, x, width=0.5: primitives.where(primitives.abs(x) > width, x, 0.0 * x),
     "hardsigmoid": lambda primitives, x: primitives.clip(x / 6 + 0.5, 0.0, 1.0),
     "hardswish": lambda primitives, x: x * primitives.clip(x / 6 + 0.5, 0.0, 1.0),
     "leaky_relu": lambda primitives, x, slope: primitives.where(x >= 0, x, x * slope),
@@ -264,10 +266,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "silu": lambda primitives, x: x * primitives.sigmoid(x),
     "sin": lambda primitives, x: primitives.sin(x),
     "softplus": _softplus,
+    "softshrink": lambda primitives, x, width=0.5: x - primitives.clip(x, -width, width),
     "softsign": lambda primitives, x: x / (1.0 + primitives.abs(x)),
     "sqrt": lambda primitives, x: primitives.sqrt(primitives.maximum(x, TINY)),  # its slope at 0 is infinite
     "square": lambda primitives, x: x * x,
     "tanh": lambda primitives, x: primitives.tanh(x),
+    "threshold": lambda primitives, x, least, value: primitives.where(x > least, x, 0.0 * x + value),
 }
 
 
@@ -291,7 +295,8 @@ class NumPyPrimitives:
     """The functions of one operand among the primitives, in NumPy."""
 
     abs, exp, expm1, log, log1p, sqrt = np.abs, np.exp, np.expm1, np.log, np.log1p, np.sqrt
-    sin, cos, tanh, floor, round, sign = np.sin, np.cos, np.tanh, np.floor, np.rint, np.sign
+    sin, cos, tanh, sign = np.sin, np.cos, np.tanh, np.sign
+    ceil, floor, round = np.ceil, np.floor, np.rint
     maximum, minimum, where, clip = np.maximum, np.minimum, np.where, np.clip
     erf = staticmethod(erf)
 

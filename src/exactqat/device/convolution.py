@@ -12,7 +12,7 @@ import numpy as np
 from .arithmetic import Arrays, Tensors, activate, same_padding, window_shape, windows_of, zero_point_of
 from .operator import REQUIRED, Attributes, Shape, need, register
 from .tensor import Tensor
-from .weighted import Weighted, sums_of_products
+from .weighted import CACHED_VALUES, Weighted, sums_of_products
 
 
 class Convolution(Weighted):
@@ -117,18 +117,20 @@ class DepthwiseConv2D(Convolution):
         x, filter = codes[0], codes[1][0]
         multiplier = filter.shape[2] // x.shape[3]
         dtype = np.float32 if int(np.abs(filter.astype(np.int64)).sum((0, 1)).max()) < 2**17 else np.float64
-        met = windows_of(x, filter.shape[:2], attributes, zero_point_of(inputs[0]))
-        sums = np.zeros((x.shape[0], *output.shape[1:]), dtype)
+        met = windows_of(x.astype(dtype), filter.shape[:2], attributes, zero_point_of(inputs[0]))
+        sums = np.empty((x.shape[0], *output.shape[1:3], x.shape[3], multiplier), dtype)
         taps = filter.astype(dtype).reshape(*filter.shape[:2], x.shape[3], multiplier)
         # Rows of the result that stay in the core's own cache while all taps are added.
-        rows = max((1 << 15) // max(math.prod(output.shape[2:]), 1), 1)
+        rows = max(CACHED_VALUES // math.prod(output.shape[2:]), 1)
+        product = np.empty((rows, *sums.shape[2:]), dtype)
         for image in range(x.shape[0]):
             for start in range(0, output.shape[1], rows):
                 total = sums[image, start : start + rows]
-                total = total.reshape(*total.shape[:2], x.shape[3], multiplier)
-                for i in range(filter.shape[0]):
-                    for j in range(filter.shape[1]):
-                        total += met[image, start : start + rows, :, i, j, :, None].astype(dtype) * taps[i, j]
+                total[...] = 0
+                for i, j in np.ndindex(filter.shape[:2]):
+                    values = met[image, start : start + rows, :, i, j, :, None]
+                    total += np.multiply(values, taps[i, j], product[: len(total)])
+        sums = sums.reshape(x.shape[0], *output.shape[1:])
         return self.requantize(sums, codes, inputs, output, attributes, profile)
 
     def device_filter(self, codes: np.ndarray) -> np.ndarray:

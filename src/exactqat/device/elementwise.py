@@ -19,6 +19,7 @@ from .arithmetic import (
     multiply_fixed_point,
     multiply_round_half_up,
     scale_of,
+    zero_point_of,
 )
 from .operator import Attributes, DeviceOperator, Shape, is_xnnpack, need, register
 from .tensor import Tensor
@@ -84,23 +85,27 @@ class Add(FusedBinary):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
-        first, second = (centered(code, tensor) for code, tensor in zip(codes, inputs, strict=True))
-        second = self.sign * second
         scales = [scale_of(tensor) for tensor in inputs]
         ratios = [float(scale / scale_of(output)) for scale in scales]
         if is_xnnpack(profile) and min(ratios) >= 2**-10:
-            # The larger multiplier gets 21 significant bits, the other one as many as that shift leaves it.
+            # The larger multiplier gets 21 significant bits, the other one as many as that shift leaves it: what is
+            # shifted back is below 2**31.
             shift = 21 - int(np.frexp(max(ratios))[1])
             multipliers = [int(np.rint(np.ldexp(ratio, shift))) for ratio in ratios]
-            steps = (first * multipliers[0] + second * multipliers[1] + (1 << (shift - 1))) >> shift
-            return finish(steps, output, attributes, profile)
+            multipliers[1] *= self.sign
+            shifts = sum(m * zero_point_of(tensor) for m, tensor in zip(multipliers, inputs, strict=True))
+            first, second = (code.astype(np.int32) * np.int32(m) for code, m in zip(codes, multipliers, strict=True))
+            steps = first + second
+            steps += np.int32((1 << (shift - 1)) - shifts)
+            return finish(steps >> shift, output, attributes, profile)
         # XNNPACK leaves smaller ratios to the built-in kernel, which computes as the reference does.
         twice_larger = 2 * float(max(scales))
         first, second = (
-            multiply_fixed_point(steps << 20, *fixed_point(float(scale) / twice_larger))
-            for steps, scale in zip((first, second), scales, strict=True)
+            multiply_fixed_point(centered(code, tensor) << 20, *fixed_point(float(scale) / twice_larger))
+            for code, tensor, scale in zip(codes, inputs, scales, strict=True)
         )
-        steps = multiply_fixed_point(first + second, *fixed_point(twice_larger / (2**20 * float(scale_of(output)))))
+        multiplier = twice_larger / (2**20 * float(scale_of(output)))
+        steps = multiply_fixed_point(first + self.sign * second, *fixed_point(multiplier))
         return finish(steps, output, attributes, "reference")
 
 

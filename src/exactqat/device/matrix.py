@@ -83,6 +83,7 @@ class BatchMatrixMultiply(DeviceOperator):
     """[..., rows, k] times [..., k, columns], leading axes broadcast; adj_x, adj_y: the last two axes stand swapped."""
 
     kind = "BATCH_MATMUL"
+    most_axes = 5
     attributes = {"adj_x": False, "adj_y": False}
     operands = (2, 2)
     constants = True
@@ -95,8 +96,8 @@ class BatchMatrixMultiply(DeviceOperator):
             for shape, name in zip(shapes, ("adj_x", "adj_y"), strict=True)
         ]
         first, second = turned
-        fits = min(map(len, turned)) >= 2 and max(map(len, turned)) <= 5 and first[-1] == second[-2]
-        need(fits, f"matrices of 2 to 5 axes do not fit: {shapes[0]}, {shapes[1]}")
+        fits = min(map(len, turned)) >= 2 and first[-1] == second[-2]
+        need(fits, f"matrices do not fit: {shapes[0]}, {shapes[1]}")
         return (*broadcast_shape([first[:-2], second[:-2]]), first[-2], second[-1])
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:

@@ -25,6 +25,7 @@ class Pad(Movement):
     """Real 0 around the tensor; paddings: (before, after) per axis, (0, 0) for the batch."""
 
     kind = "PAD"
+    most_axes = 5
     attributes = {"paddings": REQUIRED}
     per_axis_attributes = {"paddings": (0, 0)}
     version = 2
@@ -136,6 +137,7 @@ class Reshape(Movement):
     """new_shape: for one example, its rows first."""
 
     kind = "RESHAPE"
+    most_axes = 8
     attributes = {"new_shape": REQUIRED}
     moves_axes = True
     options = "ReshapeOptions"
@@ -188,7 +190,6 @@ class Transpose(Movement):
         permutation = tuple(attributes["permutation"])
         fits = sorted(permutation) == list(range(len(first))) and permutation[0] == 0
         need(fits, f"permutation must hold the axes of {first}, 0 first, got {permutation}")
-        need(len(first) <= 6, f"at most 6 axes can be permuted, got {first}")
         return tuple(first[axis] for axis in permutation)
 
     def lower(self, context: Any, step: Any) -> Any:
@@ -274,6 +275,7 @@ class PadV2(Movement):
     """A constant around the tensor: the real number `value`, or None for the grid's smallest; stored on the grid."""
 
     kind = "PADV2"
+    most_axes = 5
     attributes = {"paddings": REQUIRED, "value": None}
     per_axis_attributes = {"paddings": (0, 0)}
     version = 2

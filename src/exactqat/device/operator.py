@@ -102,6 +102,7 @@ class DeviceOperator:
         weights: positions of the operands that must be constants.
         constants: whether other operands may be constants too (one at least is an activation).
         uses_operand_scale: `real` has use for the scale of its first operand, as the attribute `operand_scale`.
+        most_axes: of an operand or the result, which runtimes take.
         any_batch: whether the file serves any batch; otherwise one example at a time.
         order: positions in the file's list of operands, where it is not that of the graph's operands followed by
             `tflite_operands`.
@@ -124,6 +125,7 @@ class DeviceOperator:
     weights: ClassVar[tuple[int, ...]] = ()
     constants: ClassVar[bool] = False
     uses_operand_scale: ClassVar[bool] = False
+    most_axes: ClassVar[int] = 6
     any_batch: ClassVar[bool] = True
     order: ClassVar[tuple[int, ...] | None] = None
 
@@ -136,6 +138,18 @@ class DeviceOperator:
             Refusal: the operands do not fit.
         """
         return tuple(shapes[0])
+
+    def checked_shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        """`shape`, of attributes and operands that were looked at.
+
+        Raises:
+            Refusal: the attributes are none, or the operands do not fit them.
+        """
+        self.check_attributes(attributes)
+        result = self.shape(shapes, attributes)
+        most = max(map(len, (*shapes, result)))
+        need(most <= self.most_axes, f"tensors have at most {self.most_axes} axes here, got {[*shapes, result]}")
+        return result
 
     def dtype(self, attributes: Attributes) -> str:
         """What the result is stored in."""

@@ -111,40 +111,30 @@ class Weighted(DeviceOperator):
         offset = bias - zero_point_of(inputs[0]) * filter.sum(axes)
         result = np.empty(sums.shape, np.int8)
         flat, into = sums.reshape(-1, sums.shape[-1]), result.reshape(-1, sums.shape[-1])
-        # Few enough values at a time to stay in the core's own cache from the first step to the last.
-        rows = max(_CACHED_VALUES // max(sums.shape[-1], 1), 1)
-        exact_in_float32 = bool((filter_reach(filter, self.filter_axis, inputs[0]) + np.abs(bias)).max() < 2**24)
-        for start in range(0, len(flat), rows):
-            block = flat[start : start + rows]
-            into[start : start + rows] = self._requantized(
-                block, offset, inputs, output, attributes, profile, exact_in_float32
-            )
-        return result
-
-    def _requantized(
-        self,
-        sums: np.ndarray,
-        offset: np.ndarray,
-        inputs: Tensors,
-        output: Tensor,
-        attributes: Attributes,
-        profile: str,
-        exact_in_float32: bool,
-    ) -> np.ndarray:
-        if not is_xnnpack(profile):
-            accumulator = sums.astype(np.int64) + offset
-            return finish(self.fixed_point_steps(accumulator, inputs, output, profile), output, attributes, profile)
+        largest = (filter_reach(filter, self.filter_axis, inputs[0]) + np.abs(bias)).max()
+        exact = sums.dtype == np.float32 and largest < 2**24
+        added = offset.astype(np.float32) if exact else offset
         input_scale, filter_scale = (tensor.quantization.scale for tensor in inputs[:2])
         multiplier = input_scale * filter_scale / scale_of(output)
-        if exact_in_float32 and sums.dtype == np.float32:
-            steps = sums + offset.astype(np.float32)
-        else:
-            steps = (sums.astype(np.int64) + offset).astype(np.float32)
-        steps *= multiplier
-        np.rint(steps, out=steps)
-        steps += np.float32(zero_point_of(output))
-        lowest, highest = bounds(output, attributes, profile)
-        return np.clip(steps, lowest, highest, out=steps).astype(np.int8)
+        zero_point = np.float32(zero_point_of(output))
+        lowest, highest = (np.float32(bound) for bound in bounds(output, attributes, profile))
+        # Few enough values at a time to stay in the core's own cache from the first step to the last.
+        rows = max(CACHED_VALUES // max(sums.shape[-1], 1), 1)
+        for start in range(0, len(flat), rows):
+            block = flat[start : start + rows]
+            if not is_xnnpack(profile):
+                steps = self.fixed_point_steps(block.astype(np.int64) + offset, inputs, output, profile)
+                into[start : start + rows] = finish(steps, output, attributes, profile)
+                continue
+            whole = block if exact else block.astype(np.int64)
+            real = (whole + added).astype(np.float32, copy=False)
+            real *= multiplier
+            np.rint(real, out=real)
+            real += zero_point
+            np.maximum(real, lowest, out=real)
+            np.minimum(real, highest, out=real)
+            into[start : start + rows] = real
+        return result
 
     def fixed_point_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
         """Steps from the zero point where multipliers are 32-bit fixed-point numbers."""
@@ -163,7 +153,7 @@ class Weighted(DeviceOperator):
 
 
 # Of float32, what a core's second-level cache holds beside the other things.
-_CACHED_VALUES = 1 << 15
+CACHED_VALUES = 1 << 16
 
 
 def sums_of_products(codes: np.ndarray, filter: np.ndarray) -> np.ndarray:
@@ -200,4 +190,4 @@ def real_multiplier(inputs: Tensors, output: Tensor) -> np.ndarray:
     return multiplier
 
 
-__all__ = ["Weighted", "filter_reach", "real_multiplier", "sums_of_products"]
+__all__ = ["CACHED_VALUES", "Weighted", "filter_reach", "real_multiplier", "sums_of_products"]

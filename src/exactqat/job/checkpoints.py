@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -48,7 +49,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     content = path.read_bytes()
     try:
         _check_archive(content)
-        checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # Of pickles that PyTorch did not write: they are read or refused.
+            warnings.simplefilter("ignore")
+            checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         _check_plain(checkpoint, "it", 0)
     except Exception as error:  # noqa: BLE001 - readers of pickles and archives raise nearly anything for damaged files
         raise ValueError(f"{path} cannot be read as a checkpoint: {first_line(error)}") from error

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model as the kit sees it, whatever framework it was written in: float steps from inputs to outputs.
 
-`capture` (one file for each framework) makes a `Network`, `plan` reads it. Nothing here knows a framework: parameters are
-known by the user's names, what is computed from parameters alone is opaque.
+`capture` (one file for each framework) makes a `Network`, `plan` reads it. Nothing here knows a framework: parameters
+are known by the user's names, what is computed from parameters alone is opaque.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Value:
     """A tensor that depends on the input.
 
     Attributes:
-        shape: for a batch of one. The batch's axis holds the number of rows that one example takes: 1, or more where the
-            model folds other axes into the batch.
+        shape: for a batch of one. The batch's axis holds the number of rows that one example takes: 1, or more where
+            the model folds other axes into the batch.
         batch_axis: the axis of the batch.
         dtype: "float32", or "int64" for an index such as argmax's.
     """
@@ -114,21 +114,43 @@ class Network:
 
 
 _WINDOW = "strides, dilations: one integer per spatial axis; padding: (before, after) per spatial axis"
-# The vocabulary: kind -> inputs; attributes. Spatial axes are those behind the batch and the channels, in the user's order;
-# `channel_axis` says where the channels are. A weight is always [out, in / groups, *window].
+# The vocabulary: kind -> inputs; attributes. Spatial axes are those behind the batch and the channels, in the user's
+# order; `channel_axis` says where the channels are. A weight is always [out, in / groups, *window].
 KINDS: dict[str, str] = {
     "conv": f"x, weight, bias|None; {_WINDOW}; groups; channel_axis; padding_mode: zeros, reflect, replicate, circular",
-    "conv_transpose": f"x, weight [in, out / groups, *window], bias|None; {_WINDOW}; output_padding; groups; channel_axis",
+    "conv_transpose": f"x, weight [in, out / groups, *window], bias|None; {_WINDOW}; output_padding; groups; "
+    "channel_axis",
     "linear": "x, weight [out, in], bias|None; over the last axis",
     "matmul": "a, b, of rank 2 or more, leading axes broadcast; either may be a constant",
-    "batch_norm": "x, weight|None, bias|None, mean, variance; epsilon, momentum (None: cumulative), channel_axis, training "
-    "(False: the user has frozen its statistics), counter (name of the buffer that counts batches, or '')",
+    "batch_norm": "x, weight|None, bias|None, mean, variance; epsilon, momentum (None: cumulative), channel_axis, "
+    "training (False: the user has frozen its statistics), counter (name of the buffer that counts batches, or '')",
     "layer_norm": "x, weight|None, bias|None; axes (the last ones), epsilon",
     "rms_norm": "x, weight|None; axes, epsilon",
     "group_norm": "x, weight|None, bias|None; groups, epsilon, channel_axis (instance norm: groups = channels)",
-    "relu": "x", "relu6": "x", "sigmoid": "x", "tanh": "x", "silu": "x", "mish": "x", "hardsigmoid": "x", "hardswish": "x",
-    "abs": "x", "neg": "x", "exp": "x", "log": "x", "sqrt": "x", "rsqrt": "x", "square": "x", "reciprocal": "x",
-    "erf": "x", "sin": "x", "cos": "x", "selu": "x", "log_sigmoid": "x", "softsign": "x", "sign": "x", "floor": "x",
+    "relu": "x",
+    "relu6": "x",
+    "sigmoid": "x",
+    "tanh": "x",
+    "silu": "x",
+    "mish": "x",
+    "hardsigmoid": "x",
+    "hardswish": "x",
+    "abs": "x",
+    "neg": "x",
+    "exp": "x",
+    "log": "x",
+    "sqrt": "x",
+    "rsqrt": "x",
+    "square": "x",
+    "reciprocal": "x",
+    "erf": "x",
+    "sin": "x",
+    "cos": "x",
+    "selu": "x",
+    "log_sigmoid": "x",
+    "softsign": "x",
+    "sign": "x",
+    "floor": "x",
     "round": "x",
     "clamp": "x; min (number or None), max (number or None)",
     "gelu": "x; approximate: none, tanh",
@@ -137,29 +159,45 @@ KINDS: dict[str, str] = {
     "leaky_relu": "x; slope",
     "pow": "x; exponent (a number)",
     "prelu": "x, weight [1] or [channels]; channel_axis",
-    "add": "a, b (values, constants or numbers; broadcast as NumPy does)", "sub": "a, b", "mul": "a, b", "div": "a, b",
-    "maximum": "a, b", "minimum": "a, b",
-    "softmax": "x; axis", "log_softmax": "x; axis",
-    "mean": "x; axes, keep_dims", "sum": "x; axes, keep_dims", "amax": "x; axes, keep_dims", "amin": "x; axes, keep_dims",
-    "var": "x; axes, keep_dims, correction", "std": "x; axes, keep_dims, correction",
-    "norm": "x; axes, keep_dims, order (2 or 1)", "normalize": "x; axis, epsilon (L2, F.normalize)",
+    "add": "a, b (values, constants or numbers; broadcast as NumPy does)",
+    "sub": "a, b",
+    "mul": "a, b",
+    "div": "a, b",
+    "maximum": "a, b",
+    "minimum": "a, b",
+    "softmax": "x; axis",
+    "log_softmax": "x; axis",
+    "mean": "x; axes, keep_dims",
+    "sum": "x; axes, keep_dims",
+    "amax": "x; axes, keep_dims",
+    "amin": "x; axes, keep_dims",
+    "var": "x; axes, keep_dims, correction",
+    "std": "x; axes, keep_dims, correction",
+    "norm": "x; axes, keep_dims, order (2 or 1)",
+    "normalize": "x; axis, epsilon (L2, F.normalize)",
     "argmax": "x; axis, keep_dims",
-    "max_pool": f"x; window; {_WINDOW}; channel_axis (padding after may be more where the window reaches over: ceil_mode)",
+    "max_pool": f"x; window; {_WINDOW}; channel_axis (padding after may be more where the window reaches over: "
+    "ceil_mode)",
     "avg_pool": "x; window, strides; padding; over (rows by which the last window reaches past the padding, per axis: "
     "ceil_mode; never counted); count_include_pad; divisor (None or a number); channel_axis",
-    "adaptive_avg_pool": "x; size; channel_axis", "adaptive_max_pool": "x; size; channel_axis",
-    "reshape": "x; shape (of the result, for a batch of one)", "permute": "x; axes", "expand": "x; shape",
-    "slice": "x; axis, start, stop, step (non-negative, step >= 1)", "concat": "*x (values or constants); axis",
+    "adaptive_avg_pool": "x; size; channel_axis",
+    "adaptive_max_pool": "x; size; channel_axis",
+    "reshape": "x; shape (of the result, for a batch of one)",
+    "permute": "x; axes",
+    "expand": "x; shape",
+    "slice": "x; axis, start, stop, step (non-negative, step >= 1)",
+    "concat": "*x (values or constants); axis",
     "flip": "x; axes",
     "pad": "x; padding ((before, after) per axis), mode: constant, reflect, replicate, circular; value",
-    "resize": "x; size (per spatial axis), mode: nearest, bilinear, bicubic; align_corners; scales (as given, or None); "
-    "channel_axis",
+    "resize": "x; size (per spatial axis), mode: nearest, bilinear, bicubic; align_corners; scales (as given, or "
+    "None); channel_axis",
     "gather": "x; axis, indices (tuple of ints)",
-    "pixel_shuffle": "x; factor (channels [c * r * r] to [c], channel_axis 1)", "pixel_unshuffle": "x; factor",
+    "pixel_shuffle": "x; factor (channels [c * r * r] to [c], channel_axis 1)",
+    "pixel_unshuffle": "x; factor",
     "attention": "query, key, value, mask|None; causal, scale (number)",
     "lstm": "x, *weights; layers, bidirectional, batch_first, has_bias, output: 0 (sequence), 1 (h_n), 2 (c_n)",
     "gru": "x, *weights; as lstm, without c_n",
     "dropout": "x; expression: opaque, what training makes of x; nothing in evaluation (dropout, stochastic depth)",
     "identity": "x; expression: None",
     "unsupported": "*x; expression: what no other kind says; refused by the plan with its label",
-}  # fmt: skip
+}

@@ -9,7 +9,6 @@ from typing import Any
 
 from ..network import Step
 from .planner import Coefficient, Maker, Planner, Stored, handles
-from .reduction import sum_of
 from .refusals import Refused, word
 
 
@@ -106,8 +105,4 @@ def normalize(planner: Planner, step: Step) -> Stored:
     x, axis = planner.tensor(step), int(step.attributes["axis"])
     if axis == x.batch_axis:
         raise Refused(f"{word(step)} over the batch; every example is computed by itself")
-    maker = Maker(planner, step, "normalize")
-    if maker.has("L2_NORMALIZATION"):
-        return maker.unary("L2_NORMALIZATION", x, attributes={"axis": axis})
-    squares = sum_of(maker, maker.multiply(x, x, "squared"), (axis,), True, "sum", nonnegative=True)
-    return maker.multiply(x, maker.function("rsqrt", squares, "inverse_length", (0.0,), nonnegative=True))
+    return Maker(planner, step, "normalize").unary("L2_NORMALIZATION", x, attributes={"axis": axis})

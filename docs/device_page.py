@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes docs/devices.md from the declarations of the device's operators and from what the sweep measured.
+
+`python docs/device_page.py`; a test compares the page with what this gives.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from exactqat.deploy.simulate import MEASURED
+from exactqat.device import OPERATORS, PROFILES
+
+PAGE = Path(__file__).resolve().parent / "devices.md"
+HEAD = """# What the device runs
+
+Made by `docs/device_page.py`; do not edit. One row for each operator of the device, as its declaration in
+`src/exactqat/device` says it. A number is how many results of random graphs were compared with the runtime of that
+profile without one difference (`python tests/sweep.py --write`); *n of m* says how many of m differed, and nothing is
+claimed then; an empty field was not compared.
+
+| profile | what computes so |
+|---|---|
+| `xnnpack-x86` | LiteRT's default kernels on x86-64 processors |
+| `xnnpack-arm64` | LiteRT's default kernels on 64-bit ARM |
+| `reference` | LiteRT's reference kernels (`OpResolverType.BUILTIN_REF`) |
+| `micro` | TFLite-Micro's reference kernels, and CMSIS-NN |
+
+"""
+
+
+def page() -> str:
+    lines = [f"| operator | result lies on | {' | '.join(f'`{profile}`' for profile in PROFILES)} |"]
+    lines.append("|---" * (2 + len(PROFILES)) + "|")
+    for kind, operator in OPERATORS.items():
+        if operator.fixed_grid is not None:
+            scale, zero_point = operator.fixed_grid
+            grid = f"1/{round(1 / scale)}, zero at {zero_point}"
+        else:
+            grid = "its operands' grid" if operator.same_quantization else "a grid of its own"
+        fields = []
+        for profile in PROFILES:
+            compared, differing, _ = MEASURED.get((kind, profile), (0, 0, 0))
+            claim = f"{compared:,}" if compared and not differing else ""
+            fields.append(claim or (f"{differing:,} of {compared:,}" if compared else ""))
+        lines.append(f"| {kind} | {grid} | {' | '.join(fields)} |")
+    path = PAGE.parent.parent / "src" / "exactqat" / "device" / "measured.json"
+    runtimes = sorted(set(json.loads(path.read_text()).get("runtimes", {}).values()))
+    return HEAD + "\n".join(lines) + "\n" + (f"\nRuntimes: {'; '.join(runtimes)}.\n" if runtimes else "")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator of the device computes in real numbers, for training, is what its integers stand for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sweep import graphs  # noqa: E402
+
+from exactqat.deploy import Graph, Operator, simulate  # noqa: E402
+from exactqat.device import OPERATORS, Tensor  # noqa: E402
+from exactqat.device.arithmetic import same_padding  # noqa: E402
+from exactqat.qat import primitives_torch  # noqa: E402
+
+TO_FIRST, TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
+
+
+def real_numbers(codes: np.ndarray, tensor: Tensor) -> Any:
+    scale = tensor.quantization.scale.astype(np.float64)
+    if tensor.quantization.axis is not None:
+        scale = scale.reshape([-1 if axis == tensor.quantization.axis else 1 for axis in range(codes.ndim)])
+    return torch.from_numpy(((codes.astype(np.float64) - tensor.quantization.zero_point[0]) * scale).astype(np.float32))
+
+
+def in_users_order(operator: Operator, operands: list[Any], inputs: list[Tensor], output: Tensor) -> dict[str, Any]:
+    """Attributes as a plan has them, for a user with channels first; `operands` are turned in place."""
+    declaration = OPERATORS[operator.kind]
+    attributes = {"axis": len(output.shape) - 1, **operator.attributes}
+    if "new_shape" in attributes:
+        attributes["new_shape"] = (-1, *attributes["new_shape"][1:])
+    if not declaration.spatial:
+        return attributes
+    operands[0] = operands[0].permute(TO_FIRST)
+    attributes["channel_axis"] = 1
+    if not declaration.weights:
+        return attributes
+    strides, dilations = attributes["strides"], attributes.get("dilations", (1, 1))
+    size, window = inputs[0].shape[1:3], inputs[1].shape[1:3]
+    # [out, height, width, in / groups] or [1, height, width, out] to [out, in / groups, height, width]
+    operands[1] = operands[1].permute(TO_FIRST if declaration.filter_axis == 0 else (3, 0, 1, 2))
+    attributes["groups"] = inputs[0].shape[3] // operands[1].shape[1]
+    pads = [(0, 0), (0, 0)]
+    if "output_size" in attributes:
+        operands[1] = operands[1].permute(1, 0, 2, 3)
+        whole = [(n - 1) * stride + side for n, stride, side in zip(size, strides, window, strict=True)]
+        beyond = [reach - result for reach, result in zip(whole, attributes["output_size"], strict=True)]
+        pads = [(max(cut, 0) // 2, max(cut, 0) - max(cut, 0) // 2) for cut in beyond]
+        attributes["output_padding"] = tuple(max(-cut, 0) for cut in beyond)
+    elif attributes["padding"] == "SAME":
+        pads = [same_padding(*axis) for axis in zip(size, window, strides, dilations, strict=True)]
+    attributes.update(dilations=dilations, padding=tuple(pads))
+    return attributes
+
+
+def computed(graph: Graph, codes: dict[str, np.ndarray], operator: Operator) -> tuple[np.ndarray, Any, Any]:
+    """Codes by the integers, real numbers by `real`, and by `real_on_grid` or None; axes as on the device."""
+    declaration, output = OPERATORS[operator.kind], graph.tensors[operator.outputs[0]]
+    values = {**codes, **simulate(graph, codes, tensors=list(graph.results()))}
+    inputs = [graph.tensors[name] for name in operator.inputs]
+    operands = [real_numbers(values[each.name] if each.data is None else each.data, each) for each in inputs]
+    attributes = in_users_order(operator, operands, inputs, output)
+    grid = SimpleNamespace(scale=float(output.quantization.scale[0]), zero_point=int(output.quantization.zero_point[0]))
+    real = declaration.real(primitives_torch, operands, attributes)
+    on_grid = declaration.real_on_grid(primitives_torch, operands, attributes, grid)
+    if declaration.spatial:
+        real = real.permute(TO_LAST)
+        on_grid = None if on_grid is None else on_grid.permute(TO_LAST)
+    return values[output.name], real, on_grid
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_real_numbers_and_integers_mean_the_same(kind: str) -> None:
+    for graph, codes in graphs(kind, "xnnpack-x86", 20):
+        operator = next(each for each in graph.operators if each.kind == kind)
+        output = graph.tensors[operator.outputs[0]]
+        stored, real, on_grid = computed(graph, codes, operator)
+        assert tuple(real.shape) == stored.shape, operator
+        if output.dtype != "int8":
+            np.testing.assert_array_equal(stored, real.numpy())
+            continue
+        scale, zero_point = float(output.quantization.scale[0]), int(output.quantization.zero_point[0])
+        steps = np.clip(real.double().numpy() / scale + zero_point, -128, 127)
+        off = np.abs(steps - stored)
+        # Rounding costs half a step, multipliers of few bits another half.
+        assert off.max() <= 1.01, (off.max(), operator, [graph.tensors[name].quantization for name in operator.inputs])
+        if on_grid is not None:
+            rounded = np.clip(np.rint(on_grid.double().numpy() / scale) + zero_point, -128, 127)
+            np.testing.assert_array_equal(rounded, stored)
