@@ -4,6 +4,7 @@ every transformation: test_jax_table.py."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -166,3 +167,74 @@ def test_operators_without_a_gradient_say_so() -> None:
     mask = np.zeros(-(-X.size // 4), np.uint8)
     with pytest.raises(TypeError, match="quantized_batch_norm_states has no gradient"):
         jax.grad(lambda x: op(mask, x).sum())(jnp.asarray(X))
+
+
+CONV = {"strides": [1, 1, 1, 1], "padding": "SAME"}
+IMAGES = RANDOM.standard_normal((3, 2, 5, 4, 4), np.float32)
+FILTERS = RANDOM.standard_normal((3, 3, 3, 4, 2), np.float32)
+VECTORS = np.abs(RANDOM.standard_normal((3, 4), np.float32)) + 0.5
+MAPPED = {  # a function, operands with a batch in front, and which subsets of them become one call
+    "one range": (eq.fake_quant_with_min_max_vars, [IMAGES, -VECTORS[:, 0], VECTORS[:, 0]], {(1, 0, 0)}),
+    "a range for each channel": (
+        eq.fake_quant_with_min_max_vars_per_channel,
+        [IMAGES, -VECTORS, VECTORS],
+        "all",
+    ),
+    "training": (
+        OPERATORS["fake_quant_with_min_max_vars_training"],
+        [IMAGES, -VECTORS[:, 0], VECTORS[:, 0]],
+        {(1, 0, 0)},
+    ),
+    "a mask whose bytes are shared": (OPERATORS["fake_quant_with_min_max_args_training"], [IMAGES[..., :3, 0]], set()),
+    "numbers": (eq.fake_quant_with_min_max_args, [VECTORS[:, 0]], "all"),
+    "depthwise": (lambda x, w: eq.raw_ops.DepthwiseConv2dNative(input=x, filter=w, **CONV), [IMAGES, FILTERS], "all"),
+    "depthwise, channels first": (
+        lambda x, w: eq.raw_ops.DepthwiseConv2dNative(input=x, filter=w, data_format="NCHW", **CONV),
+        [IMAGES.swapaxes(2, 4), FILTERS],
+        "all",
+    ),
+    "batch norm": (lambda x, s, o: tuple(eq.nn.fused_batch_norm(x, s, o)), [IMAGES, VECTORS, -VECTORS], "all"),
+    "slices": (
+        lambda x, high: eq.quantization.quantize_and_dequantize(x, -high, high, range_given=True, axis=1),
+        [IMAGES.swapaxes(2, 4), VECTORS],
+        set(),
+    ),
+    "rows": (OPERATORS["fake_quant_rows"], [IMAGES], "all"),
+    "no members": (eq.fake_quant_with_min_max_vars_per_channel, [IMAGES[:0], -VECTORS[:0], VECTORS[:0]], "all"),
+}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_vmap_over_any_operands(name: str) -> None:
+    function, operands, folded = MAPPED[name]
+    count = len(operands[0])
+    for mapped in itertools.product((0, 1), repeat=len(operands)):
+        if not any(mapped):
+            continue
+        single = [
+            o if m else (o[0] if count else np.ones(o.shape[1:], o.dtype))
+            for o, m in zip(operands, mapped, strict=True)
+        ]
+        batched = jax.jit(jax.vmap(function, in_axes=[0 if m else None for m in mapped]))
+        got = jax.tree.leaves(batched(*single))
+        for member in range(count):
+            wanted = function(*[jnp.asarray(o[member] if m else o) for o, m in zip(single, mapped, strict=True)])
+            for result, value in zip(got, jax.tree.leaves(wanted), strict=True):
+                assert_same_bits(np.asarray(result[member]), np.asarray(value), what=f"{mapped}, member {member}")
+        text = batched.lower(*single).as_text()
+        if folded == "all" or mapped in folded:
+            assert "stablehlo.while" not in text and text.count("@exactqat(") == 1, mapped
+
+
+def test_vmap_of_vmap_and_of_other_axes() -> None:
+    x = jnp.asarray(IMAGES)
+    per_channel = eq.fake_quant_with_min_max_vars_per_channel
+    inner = jax.vmap(per_channel, in_axes=(2, None, None), out_axes=2)
+    got = jax.vmap(inner, in_axes=(1, None, None), out_axes=1)(x, -VECTORS[0], VECTORS[0])
+    assert_same_bits(np.asarray(got), per_channel(IMAGES, -VECTORS[0], VECTORS[0]), what="vmap of vmap")
+    gradient = jax.grad(lambda x, low: eq.fake_quant_with_min_max_vars(x, low, 1.0).sum(), (0, 1))
+    to_x, to_low = jax.jit(jax.vmap(gradient, (0, None)))(x, jnp.float32(-1))
+    for member in range(3):
+        alone = gradient(x[member], jnp.float32(-1))
+        assert_same_bits(np.asarray(to_x[member]), np.asarray(alone[0]), what="gradient of the input")
+        assert_same_bits(np.asarray(to_low[member]), np.asarray(alone[1]), what="gradient of the range")

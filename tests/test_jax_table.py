@@ -18,9 +18,7 @@ import jax_table  # noqa: E402
 KINDS = (
     "FakeQuantWithMinMaxVars",
     "FakeQuantWithMinMaxVarsPerChannelGradient",
-    "QuantizeAndDequantizeV4",
     "FusedBatchNormV3",
-    "FusedBatchNormGradV3",
     "DepthwiseConv2dNative",
 )
 CHOSEN = tuple(jax_table.EXAMPLES) if os.environ.get("EXACTQAT_TABLE") == "all" else KINDS

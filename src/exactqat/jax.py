@@ -356,7 +356,10 @@ def _fold_along(letter: str, axes: Axes, mapped: list[bool], specs: tuple[Tensor
         if letter != "." or first.size % 4:
             return None
     operands = [place(letters) for letters in axes.operands]
-    if any(maps and where is None for maps, where in zip(mapped, operands, strict=True)):
+    if any(
+        maps and where is None and letters != "-"
+        for maps, where, letters in zip(mapped, operands, axes.operands, strict=True)
+    ):
         return None
     results = [
         "sum" if letter in sums else place(letters) for letters, sums in zip(axes.results, axes.sums, strict=True)
@@ -368,7 +371,7 @@ def _fold(op: Operator, attributes: Attributes, specs: tuple[TensorSpec, ...], m
     axes = op.axes_of(specs, attributes)
     if axes is None:
         return None
-    letters = [letter for letter in dict.fromkeys([".", *"".join(axes.operands)]) if letter not in axes.whole + "/"]
+    letters = [letter for letter in dict.fromkeys([".", *"".join(axes.operands)]) if letter not in axes.whole + "/-"]
     folds = [fold for letter in letters if (fold := _fold_along(letter, axes, mapped, specs)) is not None]
     return (axes, min(folds, key=lambda fold: fold.results.count("sum"))) if folds else None
 
@@ -385,7 +388,9 @@ def _batch(arrays: Any, dims: Any, *, op: Operator, attributes: Attributes, over
         axes, fold = found
         folded = []
         for array, spec, maps, place, letters in zip(arrays, specs, mapped, fold.operands, axes.operands, strict=True):
-            if place is not None:
+            if maps and place is None:  # ignored
+                array = jnp.zeros(spec.shape, spec.dtype)
+            elif place is not None:
                 array = array if maps else jnp.broadcast_to(array, (size, *spec.shape))
                 if fold.letter != "." or letters == "/":
                     array = jnp.moveaxis(array, 0, place).reshape(_shape_with(spec, place, size))
@@ -450,7 +455,7 @@ class _Cutting:
         self.results = list(zip(axes.results, results, strict=True))
         # The letters along which something can be cut, and their sizes. A mask is one of the whole tensor.
         self.sizes: dict[str, int] = {}
-        never = {"?"} if op.parts_rule is not None else {"?", *axes.whole}
+        never = {"?", "-"} if op.parts_rule is not None else {"?", "-", *axes.whole}
         for letters, spec in (*self.operands, *self.results):
             for letter, size in zip(letters.removeprefix("."), spec.shape, strict=False):
                 if size == 0 or self.sizes.setdefault(letter, size) != size:

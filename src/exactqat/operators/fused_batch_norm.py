@@ -420,10 +420,10 @@ def _channel_letters(x: TensorSpec, data_format: str) -> tuple[str, str, str]:
 @fused_batch_norm_v3.axes
 def _(x, scale, offset, mean, variance, data_format, is_training, **_):
     letters, channel, rest = _channel_letters(x, data_format)
-    ignored = "?"  # in training the running statistics may have any length
+    ignored = "-"  # in training the running statistics may have any length
     running = [channel if vector.shape == scale.shape else ignored for vector in (mean, variance)]
     results = (letters, channel, channel, channel, channel, "")
-    return Axes((letters, channel, channel, *running), results, ("",) * 6, ignored + (rest if is_training else ""))
+    return Axes((letters, channel, channel, *running), results, ("",) * 6, rest if is_training else "")
 
 
 @fused_batch_norm_grad.axes

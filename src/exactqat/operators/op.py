@@ -55,7 +55,8 @@ class Axes(NamedTuple):
 
     operands, results: a letter for each dimension of each array; dimensions of one letter are cut together. A leading
     "." stands for any number of further dimensions in front, which mean the same in all arrays that have it. "/" is a
-    mask of 2 bits for each element, four to a byte, of an array with ".".
+    mask of 2 bits for each element, four to a byte, of an array with ".". "-" is a dimension of an operand that is
+    ignored.
     sums: for each result the letters that it is a sum over: what the parts of a cut along one of them give is added up.
     Results without a letter that is not among them do not depend on anything along it.
     whole: letters along which nothing may be cut, or, with `Operator.by_parts`, not without the other parts' sums; "?"
