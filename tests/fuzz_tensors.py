@@ -296,7 +296,9 @@ def _dual(function: Function, operands: list[Any]) -> Any:
         ]
         results = function(*duals)
         first = results[0] if isinstance(results, tuple) else results
-        assert type(first) is not torch.Tensor or first.dtype == torch.uint8 or forward_ad.unpack_dual(first) is not None
+        assert (
+            type(first) is not torch.Tensor or first.dtype == torch.uint8 or forward_ad.unpack_dual(first) is not None
+        )
         return tree_map_only(torch.Tensor, lambda t: forward_ad.unpack_dual(t).primal, results)
 
 
@@ -402,7 +404,9 @@ def generate(source: Source) -> Call:
         kinds = {name: "freed" if kind == "shrunk" else kind for name, kind in kinds.items()}
     if context in ("jvp", "forward mode"):  # nor is there a tangent for fake ones
         kinds = {name: "meta" if kind == "fake" else kind for name, kind in kinds.items()}
-    if "fake" in kinds.values():  # PyTorch's fake tensors do not survive freed ones: its dispatcher stays as it was then
+    if (
+        "fake" in kinds.values()
+    ):  # PyTorch's fake tensors do not survive freed ones: its dispatcher stays as it was then
         kinds = {name: "plain" if kind.startswith(("freed", "shrunk")) else kind for name, kind in kinds.items()}
     out: tuple[str, ...] = ()
     if chance(source, 40):
@@ -431,8 +435,10 @@ def is_refusal(error: Exception) -> bool:
     """An error that a reader can act upon, ours or PyTorch's."""
     if isinstance(error, AssertionError):  # how PyTorch says that fake tensors and others are mixed
         return str(error).startswith("Please convert all Tensors to FakeTensors first")
-    return bool(str(error)) and isinstance(error, (ValueError, TypeError, RuntimeError, BufferError)) and not isinstance(
-        error, RecursionError
+    return (
+        bool(str(error))
+        and isinstance(error, (ValueError, TypeError, RuntimeError, BufferError))
+        and not isinstance(error, RecursionError)
     )
 
 
@@ -473,7 +479,9 @@ def _check(strange: Call) -> tuple[bool, int]:
     no_numbers |= strange.context == "fake mode"
 
     def run(*tensors: Any) -> Any:
-        return op(**dict(zip(op.operands, tensors, strict=True)), **call.attributes, **({"out": tuple(out)} if out else {}))
+        return op(
+            **dict(zip(op.operands, tensors, strict=True)), **call.attributes, **({"out": tuple(out)} if out else {})
+        )
 
     try:
         results = CONTEXTS[strange.context](run, operands)
@@ -518,7 +526,11 @@ def backward(strange: Call, operands: list[Any], results: Any, values: dict[str,
     chosen = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
     if not leaves or not chosen or strange.context not in ("eager", "twice"):
         return
-    if not {strange.kinds[name] for name in strange.call.op.operands} <= PLAIN - {"wrapper", "wrapped negative", "ended level"}:
+    if not {strange.kinds[name] for name in strange.call.op.operands} <= PLAIN - {
+        "wrapper",
+        "wrapped negative",
+        "ended level",
+    }:
         return
     plain = [to_torch(array) for array in values.values()]
     for tensor, given in zip(plain, operands, strict=True):
@@ -530,7 +542,11 @@ def backward(strange: Call, operands: list[Any], results: Any, values: dict[str,
     twice = []
     for outputs, inputs, gradient in (
         (chosen, leaves, arriving[at][0]),
-        (of_plain, [p for p, t in zip(plain, operands, strict=True) if any(t is leaf for leaf in leaves)], to_torch(arriving[at][1])),
+        (
+            of_plain,
+            [p for p, t in zip(plain, operands, strict=True) if any(t is leaf for leaf in leaves)],
+            to_torch(arriving[at][1]),
+        ),
     ):
         first = torch.autograd.grad(outputs[at], inputs, gradient, create_graph=True, allow_unused=True)
         sums = [g.abs().sum() for g in first if g is not None and g.requires_grad]

@@ -63,7 +63,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """What the dispatcher makes of a tensor before a kernel sees it, but for those that `__torch_dispatch__` unwraps."""
+    """What the dispatcher makes of a tensor before a kernel sees it, but not inside of a `__torch_dispatch__`."""
     if tensor._is_zerotensor():
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     return tensor.resolve_neg()

@@ -97,7 +97,9 @@ def get_num_threads() -> int:
 def set_num_threads(count: int) -> None:
     """Let kernels use `count` threads (at least 1). Results do not depend on it.
 
-    There are fewer where the system gives no more, and never more than there are processors or, with few processors, 64.
+    There are fewer where the system gives no more, and never more than there are processors or, with few processors,
+    64.
+
     Beside PyTorch kernels run on its OpenMP threads, so there `torch.set_num_threads` is a limit as well.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:

@@ -341,9 +341,7 @@ def _(gradients, operands, results, attributes):
     return _backward(fused_batch_norm_grad_v2, gradients, operands, results, attributes, ())
 
 
-@fused_batch_norm_v3.gradient(
-    of=("y",), saves_results=(*_RESERVES, "reserve_space_3"), keeps=_KEPT, keeps_if=_KEPT_IF
-)
+@fused_batch_norm_v3.gradient(of=("y",), saves_results=(*_RESERVES, "reserve_space_3"), keeps=_KEPT, keeps_if=_KEPT_IF)
 def _(gradients, operands, results, attributes):
     return _backward(fused_batch_norm_grad_v3, gradients, operands, results, attributes, (results[2],))
 
@@ -713,9 +711,7 @@ def quantized_batch_norm_states(mask: Tensor, x: Tensor) -> Lowering:
     return Lowering((x,), "quantized_batch_norm_states", {})
 
 
-@quantized_batch_norm.gradient(
-    keeps=("x", "scale", "mean", "variance"), training_form=quantized_batch_norm_training
-)
+@quantized_batch_norm.gradient(keeps=("x", "scale", "mean", "variance"), training_form=quantized_batch_norm_training)
 def _(gradients, operands, results, attributes):
     x, scale, _, mean, variance, _, _ = operands
     to_x, to_scale, to_offset, *to_range = quantized_batch_norm_gradient(
