@@ -424,7 +424,7 @@ def _report(directory: Path, model: str | None = None) -> None:
         results = pipeline.finished(directory, progress, model=model, hold=hold)
         pipeline.write_metrics(results)
         path = report.write_report(results)
-    console.print(_line(report.closing_sentence(results)))
+    console.print(_line(report.closing_sentence(results)), soft_wrap=True)
     console.print(_line("Written: ", (str(path), "bold")), soft_wrap=True)
 
 
@@ -477,7 +477,8 @@ def _print_results(console: "Console", results: "Results") -> None:
         f"The job took {results.seconds:.0f} seconds."
     )
     console.print(_line((explained, "dim")))
-    console.print(_line(_verdict(report.closing_sentence(results), results.values_differing)))
+    verdict = _verdict(report.closing_sentence(results), results.values_differing)
+    console.print(_line(verdict), soft_wrap=True)
 
 
 def _colored(differing: int) -> tuple[str, str]:
@@ -520,7 +521,7 @@ def _verify(directory: Path, quiet: bool, model: str | None = None) -> int:
             console.print(table)
     verdict = "every single one is equal" if differing == 0 else f"{differing:,} of them differ"
     sentence = f"{values:,} integers were compared between our simulation and the runtime: {verdict}."
-    console.print(_line(_verdict(sentence, differing)))
+    console.print(_line(_verdict(sentence, differing)), soft_wrap=True)
     return differing
 
 

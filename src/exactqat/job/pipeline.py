@@ -606,7 +606,10 @@ def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, di
 def restore_graph(path: Path, model: str | None = None) -> tuple[Graph, dict[str, Any]]:
     """The integer network of a checkpoint, and the checkpoint; see `restore`."""
     restored, checkpoint = restore(path, model)
-    return lower(restored, torch.zeros(2, *checkpoint["input_shape"])), checkpoint
+    try:
+        return lower(restored, torch.zeros(2, *checkpoint["input_shape"])), checkpoint
+    except (ValueError, RuntimeError, ArithmeticError) as error:
+        raise ValueError(f"{path}: its network cannot be lowered: {error}") from error
 
 
 def _deploy(outcome: Outcome, dataset: Dataset, path: Path) -> None:
