@@ -666,3 +666,23 @@ def test_steps_are_not_called_as_constants_are() -> None:
     x = sketch.add("add", sketch.input(1, 3, 4), sketch.parameter("add", 4))
     made, _ = agree(sketch, x)
     assert paths(made) == ["add_2"] and made.steps[0].operands == ("input", "add")
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_padding_in_front_of_a_convolution_is_its_own(after: int) -> None:
+    sketch = Sketch()
+    around = ((0, 0), (0, 0), (0, after), (1, 1))
+    x = sketch.add("pad", sketch.input(1, 3, 8, 8), padding=around, mode="constant", value=0.0)
+    made, _ = agree(sketch, sketch.conv(sketch.add("identity", x), 4, 3, padding=((1, 0), (0, 0))))
+    assert kinds(made) == ["CONV_2D"] and made.steps[0].attributes["padding"] == ((1, after), (1, 1))
+
+
+@pytest.mark.parametrize(("value", "activation", "count"), [(-math.inf, "tanh", 1), (0.0, "relu", 1), (0.0, "tanh", 2)])
+def test_padding_in_front_of_a_maximum(value: float, activation: str, count: int) -> None:
+    sketch = Sketch()
+    x = sketch.add(activation, sketch.conv(sketch.input(1, 3, 8, 8), 4))
+    x = sketch.add("pad", x, padding=((0, 0), (0, 0), (0, 1), (0, 1)), mode="constant", value=value)
+    made, _ = agree(sketch, sketch.add("max_pool", x, **window(3, 2, 0)))
+    tail = kinds(made)[kinds(made).index("TANH") + 1 :] if activation == "tanh" else kinds(made)[1:]
+    assert tail == (["MAX_POOL_2D"] if count == 1 else ["PAD", "MAX_POOL_2D"])
+    assert made.steps[-1].attributes["padding"] == ("SAME" if count == 1 else "VALID")

@@ -267,8 +267,36 @@ def pad(planner: Planner, step: Step) -> Stored:
         return x
     if any(padding[x.batch_axis]):
         raise Refused(f"{word(step)} along the batch; every example is computed by itself")
-    value = attributes.get("value")
-    return padded(Maker(planner, step, "pad"), x, padding, attributes.get("mode", "constant"), float(value or 0.0))
+    mode, value = attributes.get("mode", "constant"), float(attributes.get("value") or 0.0)
+    reader = planner.following()
+    if mode == "constant" and reader is not None and _pads_itself(reader, x, padding, value):
+        planner.ahead[str(reader.inputs[0])] = padding
+        return x
+    return padded(Maker(planner, step, "pad"), x, padding, mode, value)
+
+
+def _pads_itself(reader: Step, x: Stored, padding: Sequence[tuple[int, int]], value: float) -> bool:
+    """Whether the reader can take values of its own instead: zeros of a convolution, or what is no maximum."""
+    axis = reader.attributes.get("channel_axis")
+    if axis is None or any(padding[axis]) or any(low < 0 for pair in padding for low in pair):
+        return False
+    if reader.kind == "conv":
+        zeros = reader.attributes.get("padding_mode", "zeros") == "zeros" or not any(
+            map(any, reader.attributes["padding"])
+        )
+        return value == 0 and zeros and x.rank <= 4
+    return reader.kind == "max_pool" and (value == -math.inf or (value == 0 and x.nonnegative))
+
+
+def own_padding(planner: Planner, step: Step, x: Stored) -> tuple[tuple[int, int], ...]:
+    """A window's padding of its spatial axes, with that which stood in front of it."""
+    padding = [(int(before), int(after)) for before, after in step.attributes["padding"]]
+    around = planner.ahead.get(str(step.inputs[0]))
+    if around is not None:
+        fixed = (int(step.attributes["channel_axis"]), x.batch_axis)
+        more = [pair for at, pair in enumerate(around) if at not in fixed]
+        padding = [(a + c, b + d) for (a, b), (c, d) in zip(padding, more, strict=True)]
+    return tuple(padding)
 
 
 def padded(

@@ -170,6 +170,8 @@ class Planner:
         self.stored: dict[str, Stored] = {}
         # Recurrent layers that were unrolled, by what they read.
         self.unrolled: dict[tuple[Any, ...], Any] = {}
+        # By value: padding that the only reader does by itself.
+        self.ahead: dict[str, list[tuple[int, int]]] = {}
         self.problems = Problems()
         self._drafts: list[_Draft] = []
         self._live = _live_steps(network)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..network import Constant, Step
 from ..plan import BatchNorm, Weights
-from .movement import padded
+from .movement import own_padding, padded
 from .planner import Maker, Planner, Stored, handles
 from .refusals import Refused, word
 
@@ -87,9 +87,9 @@ def convolution(planner: Planner, step: Step) -> Stored:
     axis, groups = int(attributes["channel_axis"]), int(attributes["groups"])
     _need_two_spatial_axes(step, x)
     maker = Maker(planner, step, "conv")
-    padding = tuple((int(before), int(after)) for before, after in attributes["padding"])
+    padding = own_padding(planner, step, x)
     mode = attributes.get("padding_mode", "zeros")
-    if mode != "zeros" and any(map(any, padding)):
+    if mode != "zeros" and any(map(any, attributes["padding"])):
         spatial = iter(padding)
         around = [(0, 0) if at in (axis, x.batch_axis) else next(spatial) for at in range(x.rank)]
         x = padded(maker.within("padded"), x, around, mode, 0.0)
