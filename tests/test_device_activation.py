@@ -219,7 +219,7 @@ def test_fixed_point_functions_are_what_they_approximate() -> None:
     np.testing.assert_allclose(fixed.tanh(signed, 4) / one, np.tanh(signed / 2**27), atol=6e-8)
 
 
-def test_what_the_reference_kernel_does_not_survive_is_refused() -> None:
+def test_what_the_reference_kernel_does_not_survive_is_refused(tmp_path: Path) -> None:
     """512 equal values: their exponentials add up to 512, at which LiteRT's reference SOFTMAX aborts the process."""
     for length in (511, 512):
         builder = Builder()
@@ -232,6 +232,12 @@ def test_what_the_reference_kernel_does_not_survive_is_refused() -> None:
         else:
             with pytest.raises(Refusal, match="ends the process where a row's exponentials add up to 512"):
                 simulate(graph, codes, "reference")
+            path = write_tflite(graph, tmp_path / "model.tflite")
+            assert verify(graph, path, codes).differing == 0
+            with pytest.raises(Refusal, match="ends the process"):
+                verify(graph, path, codes, "reference")
+            steep = np.tile(np.array([0, -128], np.int8), 256)[None]
+            assert verify(graph, path, steep, "reference").differing == 0
 
 
 def test_rows_are_the_axis_that_a_plan_names() -> None:
