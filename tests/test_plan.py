@@ -375,7 +375,7 @@ def with_weights(kind: str, weights: int, **how: object) -> Callable[[Sketch], s
         count = {"layer_norm": 5, "rms_norm": 5, "group_norm": 4}[kind]
         names = [s.parameter(f"w{at}", count) for at in range(weights)]
         names += [None] * ((1 if kind == "rms_norm" else 2) - weights)  # type: ignore[list-item]
-        return s.add(kind, x, *names, epsilon=1e-3, **how)
+        return s.add(kind, x, *names, **{"epsilon": 1e-3, **how})
 
     return build
 
@@ -510,6 +510,12 @@ MEANINGS: dict[str, Callable[[Sketch], str]] = {
     "flip": lambda s: s.add("flip", s.input(1, 3, 4, 5), axes=(1, 3)),
     "gather": lambda s: s.add("gather", s.input(1, 3, 6), axis=2, indices=(0, 2, 4, 3, 3)),
     "layer norm": with_weights("layer_norm", 2, axes=(3,)),
+    "layer norm by length": with_weights("layer_norm", 2, axes=(3,), epsilon=1e-6),
+    "layer norm by length, plain": with_weights("layer_norm", 0, axes=(3,), epsilon=1e-6),
+    "rms norm by length": with_weights("rms_norm", 1, axes=(3,), epsilon=1e-6),
+    "layer norm of rank 5": lambda s: s.add(
+        *("layer_norm", s.input(1, 2, 3, 4, 5), s.parameter("w", 5), s.parameter("b", 5)), axes=(4,), epsilon=1e-6
+    ),
     "layer norm, no bias": with_weights("layer_norm", 1, axes=(3,)),
     "layer norm, plain": with_weights("layer_norm", 0, axes=(2, 3)),
     "rms norm": with_weights("rms_norm", 1, axes=(3,)),
