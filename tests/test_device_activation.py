@@ -240,6 +240,18 @@ def test_what_the_reference_kernel_does_not_survive_is_refused(tmp_path: Path) -
             assert verify(graph, path, steep, "reference").differing == 0
 
 
+def test_positions_that_a_built_in_kernel_would_read_past_the_image_are_refused(tmp_path: Path) -> None:
+    """1024 * 29 / 339 is rounded up, and 338 such steps are more than 29 rows."""
+    builder = Builder()
+    builder.input("x", (1, 29, 1, 1), per_tensor(0.1, 0))
+    graph = builder.graph([builder.resize_bilinear("x", name="y", size=(339, 1))])
+    codes = np.arange(29, dtype=np.int8).reshape(1, 29, 1, 1)
+    path = write_tflite(graph, tmp_path / "model.tflite")
+    assert verify(graph, path, codes).differing == 0
+    with pytest.raises(Refusal, match="reads past 29 values for 339 results"):
+        verify(graph, path, codes, "reference")
+
+
 def test_rows_are_the_axis_that_a_plan_names() -> None:
     x = torch.randn(2, 3, 5)
     for kind, function in (("SOFTMAX", torch.softmax), ("LOG_SOFTMAX", torch.log_softmax)):
