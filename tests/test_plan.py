@@ -692,3 +692,14 @@ def test_padding_in_front_of_a_maximum(value: float, activation: str, count: int
     tail = kinds(made)[kinds(made).index("TANH") + 1 :] if activation == "tanh" else kinds(made)[1:]
     assert tail == (["MAX_POOL_2D"] if count == 1 else ["PAD", "MAX_POOL_2D"])
     assert made.steps[-1].attributes["padding"] == ("SAME" if count == 1 else "VALID")
+
+
+def test_batch_norm_behind_joined_tokens_belongs_to_the_linear_layer() -> None:
+    sketch = Sketch()
+    x = sketch.linear(sketch.input(1, 4, 6), 5)
+    x = sketch.batch_norm(sketch.add("reshape", x, shape=(4, 5)))
+    x = sketch.add("reshape", sketch.add("relu", x), shape=(1, 4, 5))
+    made, _ = agree(sketch, x)
+    assert kinds(made) == ["FULLY_CONNECTED", "RESHAPE", "RESHAPE"]
+    assert made.steps[0].weights is not None and made.steps[0].weights.batch_norm is not None
+    assert made.steps[0].activation == "RELU" and all(each.high for each in made.steps)
