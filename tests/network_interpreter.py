@@ -220,10 +220,8 @@ class Run:
         return F.pad(x, flat(a["padding"][first:]), mode=a["mode"])
 
     def do_resize(self, step, a, x):
-        mode = {"nearest": "nearest", "bilinear": "linear" if x.dim() == 3 else "bilinear", "bicubic": "bicubic"}[
-            a["mode"]
-        ]
-        corners = None if mode == "nearest" else a["align_corners"]
+        mode = "linear" if a["mode"] == "bilinear" and x.dim() == 3 else a["mode"].replace("_", "-")
+        corners = None if mode.startswith("nearest") else a["align_corners"]
         scales = a["scales"]
         given = {"size": a["size"]} if scales is None else {"scale_factor": scales}
         result = F.interpolate(x, mode=mode, align_corners=corners, **given)
@@ -306,13 +304,14 @@ def differences(network: Any, model: nn.Module, args: Mapping[str, Any] | Sequen
             model.eval()
         with torch.no_grad():
             inputs = [tensor.clone() for tensor in network.input_tree.flatten(*args)]
-            state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            state = [(tensor, tensor.clone()) for tensor in (*model.parameters(), *model.buffers())]
             # Noise draws the same numbers in the same order.
             torch.manual_seed(1)
             ours = network.output_tree.unflatten(run(network, model, inputs, training))
             torch.manual_seed(1)
             theirs = model(*pytree.tree_map_only(torch.Tensor, torch.clone, tuple(args)))
-            model.load_state_dict(state)
+            for tensor, before in state:
+                tensor.copy_(before)
     finally:
         for module, flag in flags.items():
             module.training = flag

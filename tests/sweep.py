@@ -74,15 +74,10 @@ def sweep(kind: str, profile: str, count: int, folder: Path) -> Outcome:
     return outcome
 
 
-def versions() -> str:
+def version(profile: str) -> str:
     """What was run."""
-    found = []
-    for name in ("ai-edge-litert", "tflite-micro"):
-        try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return f"{', '.join(found)} on {platform.machine()}"
+    name = "tflite-micro" if profile == "micro" else "ai-edge-litert"
+    return f"{name} {importlib.metadata.version(name)} on {platform.machine()}"
 
 
 def main() -> int:
@@ -111,7 +106,7 @@ def main() -> int:
 def keep(kind: str, profile: str, row: list[int]) -> None:
     """Enters one count."""
     content = json.loads(MEASURED.read_text())
-    content.setdefault("runtimes", {})[profile] = versions()
+    content.setdefault("runtimes", {})[profile] = version(profile)
     content["results"].setdefault(kind, {})[profile] = row
     content["results"] = {
         name: {each: rows[each] for each in PROFILES if each in rows}

@@ -219,7 +219,7 @@ def test_fixed_point_functions_are_what_they_approximate() -> None:
     np.testing.assert_allclose(fixed.tanh(signed, 4) / one, np.tanh(signed / 2**27), atol=6e-8)
 
 
-def test_what_the_reference_kernel_does_not_survive_is_refused() -> None:
+def test_what_the_reference_kernel_does_not_survive_is_refused(tmp_path: Path) -> None:
     """512 equal values: their exponentials add up to 512, at which LiteRT's reference SOFTMAX aborts the process."""
     for length in (511, 512):
         builder = Builder()
@@ -232,6 +232,24 @@ def test_what_the_reference_kernel_does_not_survive_is_refused() -> None:
         else:
             with pytest.raises(Refusal, match="ends the process where a row's exponentials add up to 512"):
                 simulate(graph, codes, "reference")
+            path = write_tflite(graph, tmp_path / "model.tflite")
+            assert verify(graph, path, codes).differing == 0
+            with pytest.raises(Refusal, match="ends the process"):
+                verify(graph, path, codes, "reference")
+            steep = np.tile(np.array([0, -128], np.int8), 256)[None]
+            assert verify(graph, path, steep, "reference").differing == 0
+
+
+def test_positions_that_a_built_in_kernel_would_read_past_the_image_are_refused(tmp_path: Path) -> None:
+    """1024 * 29 / 339 is rounded up, and 338 such steps are more than 29 rows."""
+    builder = Builder()
+    builder.input("x", (1, 29, 1, 1), per_tensor(0.1, 0))
+    graph = builder.graph([builder.resize_bilinear("x", name="y", size=(339, 1))])
+    codes = np.arange(29, dtype=np.int8).reshape(1, 29, 1, 1)
+    path = write_tflite(graph, tmp_path / "model.tflite")
+    assert verify(graph, path, codes).differing == 0
+    with pytest.raises(Refusal, match="reads past 29 values for 339 results"):
+        verify(graph, path, codes, "reference")
 
 
 def test_rows_are_the_axis_that_a_plan_names() -> None:

@@ -375,7 +375,7 @@ def with_weights(kind: str, weights: int, **how: object) -> Callable[[Sketch], s
         count = {"layer_norm": 5, "rms_norm": 5, "group_norm": 4}[kind]
         names = [s.parameter(f"w{at}", count) for at in range(weights)]
         names += [None] * ((1 if kind == "rms_norm" else 2) - weights)  # type: ignore[list-item]
-        return s.add(kind, x, *names, epsilon=1e-3, **how)
+        return s.add(kind, x, *names, **{"epsilon": 1e-3, **how})
 
     return build
 
@@ -510,6 +510,12 @@ MEANINGS: dict[str, Callable[[Sketch], str]] = {
     "flip": lambda s: s.add("flip", s.input(1, 3, 4, 5), axes=(1, 3)),
     "gather": lambda s: s.add("gather", s.input(1, 3, 6), axis=2, indices=(0, 2, 4, 3, 3)),
     "layer norm": with_weights("layer_norm", 2, axes=(3,)),
+    "layer norm by length": with_weights("layer_norm", 2, axes=(3,), epsilon=1e-6),
+    "layer norm by length, plain": with_weights("layer_norm", 0, axes=(3,), epsilon=1e-6),
+    "rms norm by length": with_weights("rms_norm", 1, axes=(3,), epsilon=1e-6),
+    "layer norm of rank 5": lambda s: s.add(
+        *("layer_norm", s.input(1, 2, 3, 4, 5), s.parameter("w", 5), s.parameter("b", 5)), axes=(4,), epsilon=1e-6
+    ),
     "layer norm, no bias": with_weights("layer_norm", 1, axes=(3,)),
     "layer norm, plain": with_weights("layer_norm", 0, axes=(2, 3)),
     "rms norm": with_weights("rms_norm", 1, axes=(3,)),
@@ -666,3 +672,34 @@ def test_steps_are_not_called_as_constants_are() -> None:
     x = sketch.add("add", sketch.input(1, 3, 4), sketch.parameter("add", 4))
     made, _ = agree(sketch, x)
     assert paths(made) == ["add_2"] and made.steps[0].operands == ("input", "add")
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_padding_in_front_of_a_convolution_is_its_own(after: int) -> None:
+    sketch = Sketch()
+    around = ((0, 0), (0, 0), (0, after), (1, 1))
+    x = sketch.add("pad", sketch.input(1, 3, 8, 8), padding=around, mode="constant", value=0.0)
+    made, _ = agree(sketch, sketch.conv(sketch.add("identity", x), 4, 3, padding=((1, 0), (0, 0))))
+    assert kinds(made) == ["CONV_2D"] and made.steps[0].attributes["padding"] == ((1, after), (1, 1))
+
+
+@pytest.mark.parametrize(("value", "activation", "count"), [(-math.inf, "tanh", 1), (0.0, "relu", 1), (0.0, "tanh", 2)])
+def test_padding_in_front_of_a_maximum(value: float, activation: str, count: int) -> None:
+    sketch = Sketch()
+    x = sketch.add(activation, sketch.conv(sketch.input(1, 3, 8, 8), 4))
+    x = sketch.add("pad", x, padding=((0, 0), (0, 0), (0, 1), (0, 1)), mode="constant", value=value)
+    made, _ = agree(sketch, sketch.add("max_pool", x, **window(3, 2, 0)))
+    tail = kinds(made)[kinds(made).index("TANH") + 1 :] if activation == "tanh" else kinds(made)[1:]
+    assert tail == (["MAX_POOL_2D"] if count == 1 else ["PAD", "MAX_POOL_2D"])
+    assert made.steps[-1].attributes["padding"] == ("SAME" if count == 1 else "VALID")
+
+
+def test_batch_norm_behind_joined_tokens_belongs_to_the_linear_layer() -> None:
+    sketch = Sketch()
+    x = sketch.linear(sketch.input(1, 4, 6), 5)
+    x = sketch.batch_norm(sketch.add("reshape", x, shape=(4, 5)))
+    x = sketch.add("reshape", sketch.add("relu", x), shape=(1, 4, 5))
+    made, _ = agree(sketch, x)
+    assert kinds(made) == ["FULLY_CONNECTED", "RESHAPE", "RESHAPE"]
+    assert made.steps[0].weights is not None and made.steps[0].weights.batch_norm is not None
+    assert made.steps[0].activation == "RELU" and all(each.high for each in made.steps)

@@ -100,7 +100,8 @@ def verify(
     trained_values: what the float and the fake-quantized network make of the same images, or of the first of them, by
     tensor name, channels last (`deploy.lower.layer_values` gives both); the report then holds signal-to-noise ratios
     for these tensors, over these images. Raises ValueError when the file has no tensor for a result of the graph,
-    RuntimeRefusal when the runtime does not take the file. Needs `pip install exactqat[deploy]`.
+    RuntimeRefusal when the runtime does not take the file, Refusal when it would end the process at these codes. Needs
+    `pip install exactqat[deploy]`.
     """
     profile = profile_here(profile)
     inputs = check_inputs(graph, x)
@@ -116,8 +117,16 @@ def verify(
     operators = {name: Tally() for name in names}
     noises = {name: (_Noise(), _Noise()) for name in float_values or () if name in operators}
     outputs = {name: Tally() for name in graph.outputs}
+    deadly = any(
+        OPERATORS[operator.kind].may_end_the_process(
+            [graph.tensors[name] for name in operator.inputs], operator.attributes, profile
+        )
+        for operator in graph.operators
+    )
     for start in range(0, total, batch_size):
         batch = {name: codes[start : start + batch_size] for name, codes in inputs.items()}
+        if deadly:
+            simulate(graph, batch, profile)  # raises what the runtime would not survive
         device = {**batch, **opened.run(batch)}
         agree = True
         for operator in graph.operators:

@@ -119,7 +119,9 @@ class DepthwiseConv2D(Convolution):
         dtype = np.float32 if int(np.abs(filter.astype(np.int64)).sum((0, 1)).max()) < 2**17 else np.float64
         met = windows_of(x.astype(dtype), filter.shape[:2], attributes, zero_point_of(inputs[0]))
         sums = np.empty((x.shape[0], *output.shape[1:3], x.shape[3], multiplier), dtype)
-        taps = filter.astype(dtype).reshape(*filter.shape[:2], x.shape[3], multiplier)
+        taps = filter.astype(dtype).reshape(*filter.shape[:2], 1, x.shape[3], multiplier)
+        # As often as the result is wide: NumPy is slow on rows as short as there are channels.
+        taps = np.tile(taps, (1, 1, output.shape[2], 1, 1))
         # Rows of the result that stay in the core's own cache while all taps are added.
         rows = max(CACHED_VALUES // math.prod(output.shape[2:]), 1)
         product = np.empty((rows, *sums.shape[2:]), dtype)

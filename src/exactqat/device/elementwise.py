@@ -80,7 +80,8 @@ class Add(FusedBinary):
         need(ratio < 256, f"input scale / output scale must be below 256, got {ratio:g}")
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
-        return activate(primitives, operands[0] + self.sign * operands[1], attributes)
+        first, second = operands
+        return activate(primitives, first + second if self.sign > 0 else first - second, attributes)
 
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str

@@ -173,6 +173,10 @@ class DeviceOperator:
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
         """Refuses what the runtimes refuse, or compute by other arithmetic than `integers`, once scales are known."""
 
+    def may_end_the_process(self, inputs: Sequence[Tensor], attributes: Attributes, profile: str) -> bool:
+        """Whether there are codes at which the runtime does not refuse but dies; `integers` raises Refusal for them."""
+        return False
+
     def multiply_accumulates(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> int:
         """Multiply-accumulates for one image."""
         return 0

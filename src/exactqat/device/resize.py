@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .arithmetic import Arrays, Tensors
-from .operator import REQUIRED, Attributes, DeviceOperator, Shape, is_xnnpack, need, register
+from .operator import REQUIRED, Attributes, DeviceOperator, Refusal, Shape, is_xnnpack, need, register
 from .tensor import Tensor
 
 # XNNPACK's fractional bits of a position between two values, and those of LiteRT's own kernels.
@@ -74,14 +74,24 @@ def step_between(size: int, wanted: int, attributes: Attributes) -> np.float32:
 
 @register
 class ResizeNearestNeighbor(Resize):
-    """The value whose place is next, as it is. All runtimes find it in float32."""
+    """The value whose place is next, as it is."""
 
     kind = "RESIZE_NEAREST_NEIGHBOR"
     options = "ResizeNearestNeighborOptions"
 
+    def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
+        height, width = inputs[0].shape[1:3]
+        # Beyond, positions in 1 / 2**16 do not fit into 32 bits.
+        need(max(height, width) < 2**15, f"height and width must be below 2**15, got {height} x {width}")
+
     @staticmethod
-    def indices(size: int, wanted: int, attributes: Attributes) -> np.ndarray:
+    def indices(size: int, wanted: int, attributes: Attributes, profile: str = "xnnpack-x86") -> np.ndarray:
         """Of the operand's values that the results take."""
+        plain = not attributes["align_corners"] and not attributes["half_pixel_centers"]
+        if plain and is_xnnpack(profile):
+            # LiteRT's own kernel, to which XNNPACK leaves it, counts in 1 / 2**16: another index beyond 256 results.
+            nearest = np.arange(wanted) * ((size << 16) // wanted + 1) >> 16
+            return np.minimum(nearest, size - 1)
         offset = np.float32(0.5 if attributes["half_pixel_centers"] else 0)
         position = (np.arange(wanted).astype(np.float32) + offset) * step_between(size, wanted, attributes)
         nearest = np.floor(position.astype(np.float64) + (0.5 if attributes["align_corners"] else 0))
@@ -98,8 +108,8 @@ class ResizeNearestNeighbor(Resize):
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
         height, width = attributes["size"]
-        rows = self.indices(inputs[0].shape[1], height, attributes)
-        columns = self.indices(inputs[0].shape[2], width, attributes)
+        rows = self.indices(inputs[0].shape[1], height, attributes, profile)
+        columns = self.indices(inputs[0].shape[2], width, attributes, profile)
         return codes[0][:, rows[:, None], columns]
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
@@ -153,11 +163,21 @@ class ResizeBilinear(Resize):
         corners = int(bool(attributes["align_corners"]) and wanted > 1)
         step = (one * (size - corners) + (wanted - corners) // 2) // (wanted - corners)
         position = np.arange(wanted) * step + (step // 2 - one // 2 if attributes["half_pixel_centers"] else 0)
-        # The kernel does not look at this end; only images of more than a thousand rows or columns get there.
+        # The rounded steps add up, and the kernel does not look at this end.
         need(int(position.max()) < one * size, f"the built-in kernel reads past {size} values for {wanted} results")
         before = np.maximum(position // one, 0)
         after = np.clip(-(-position // one), 0, size - 1)
         return before, after, position - one * before
+
+    def may_end_the_process(self, inputs: Sequence[Tensor], attributes: Attributes, profile: str) -> bool:
+        if is_xnnpack(profile):
+            return False
+        try:
+            for size, wanted in zip(inputs[0].shape[1:3], attributes["size"], strict=True):
+                self.built_in_neighbors(size, wanted, attributes)
+        except Refusal:
+            return True
+        return False
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         (x,) = operands

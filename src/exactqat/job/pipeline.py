@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from .. import qat
 from ..deploy.graph import Graph
 from ..deploy.lower import lower, lower_with_layouts
-from ..deploy.values import device_codes, layer_values
 from ..deploy.onnx import onnx_bytes
 from ..deploy.simulate import quantize, simulate
 from ..deploy.tflite import tflite_bytes, write_tflite
+from ..deploy.values import device_codes, layer_values
 from ..deploy.verify import Report, verify
 from . import checkpoints, files, training
 from .data import Dataset, load

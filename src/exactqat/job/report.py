@@ -181,8 +181,7 @@ def _page(results: Results) -> str:
         ),
         _section(
             "Why each channel has its own scale",
-            f"<p>The {layer.weight_source().shape[layer.weight_axis]} channels of <code>{_escape(name)}</code> need "
-            "ranges of "
+            f"<p>The {_depthwise_and_channels(layer)[1]} channels of <code>{_escape(name)}</code> need ranges of "
             "different width. One scale for the whole layer (dashed) would leave narrow channels only some of the "
             "codes. Folding batch norm multiplies every channel by its own factor; with per-channel scales that "
             "changes the scales and not one integer code.</p>"

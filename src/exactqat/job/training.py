@@ -153,10 +153,7 @@ def check_ranges(model: nn.Module, when: str) -> None:
                 f"{when}: the range of what '{path}' stores collapsed to [{low:g}, {high:g}]; "
                 "all its values are zero or not a number"
             )
-        if (
-            isinstance(layer, qat.WeightedLayer)
-            and not (layer.weight_quantizer.scale(layer.weight_source()) > 0).any()
-        ):
+        if isinstance(layer, qat.WeightedLayer) and not (layer.weight_quantizer.scale(layer.weight_source()) > 0).any():
             raise RangeCollapsed(f"{when}: the range of the weights of '{path}' collapsed to zero for all channels")
 
 

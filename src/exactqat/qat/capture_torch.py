@@ -47,6 +47,9 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _CUMULATIVE = -0.123456789
 
 
+_MIXES = "it mixes the examples of a batch"
+
+
 class CaptureError(ValueError):
     """The model is not a fixed sequence of operations on tensors; the message says where, and what to do."""
 
@@ -259,9 +262,10 @@ class _Storage:
 
 @dataclass(frozen=True, eq=False)
 class _ViewStep:
-    """One operation that looks into a storage; `arguments` are its others, `index` picks from several results."""
+    """One operation that looks into a storage through its argument `source`; `index` picks from several results."""
 
     operator: Any
+    source: str
     arguments: Mapping[str, Any]
     meta: Any
     index: int | None
@@ -309,6 +313,17 @@ def _arguments(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         elif argument.name not in bound:
             bound[argument.name] = argument.default_value if argument.has_default_value() else None
     return bound
+
+
+def _without_out(operator: Any) -> Any:
+    """The operator that returns what this one writes into its argument `out`."""
+    packet = getattr(aten, _base_name(operator))
+    wanted = [argument.name for argument in operator._schema.arguments if argument.name != "out"]
+    for overload in packet.overloads():
+        found = getattr(packet, overload)
+        if [argument.name for argument in found._schema.arguments] == wanted:
+            return found
+    raise CaptureError(f"{_base_name(operator)}(out=...) is not understood")
 
 
 def _call_form(operator: Any, bound: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -397,7 +412,8 @@ _WORDS = {
 class _Converter:
     """Reads an exported program node by node."""
 
-    def __init__(self, model: nn.Module, program: Any, prime: int) -> None:
+    def __init__(self, model: nn.Module, program: Any, prime: int, noise: bool) -> None:
+        self.noise_is_training = noise
         self.model, self.program_of_export, self.prime = model, program, prime
         self.tensors: dict[str, torch.Tensor] = {}
         self.paths: dict[str, str] = {}
@@ -419,6 +435,7 @@ class _Converter:
         self.current: Any = None
         self.mutated: list[str] = []
         self.counters: set[str] = set()
+        self.refusals: dict[tuple[Place, str], int] = {}
         self.graph_module: Any = None
 
     # --- sizes ------------------------------------------------------------------------------------------------------
@@ -444,7 +461,7 @@ class _Converter:
 
     def keep_batch(self, tensor: _Tensor, axes: Iterable[int]) -> None:
         if self.batch_axis(tensor) in set(axes):
-            raise _Refused("it mixes the examples of a batch")
+            raise _Refused(_MIXES)
 
     # --- where the current step stands --------------------------------------------------------------------------------
 
@@ -593,11 +610,11 @@ class _Converter:
         axes = self.batch_axes(meta.shape)
         if not broken:
             if len(axes) != 1:
-                raise _Refused("it mixes the examples of a batch")
+                raise _Refused(_MIXES)
             if outer is None:
                 outers = {value.outer for value in values}
                 if len(outers) > 1:
-                    raise _Refused("it mixes the examples of a batch")
+                    raise _Refused(_MIXES)
                 outer = outers.pop() if outers else 1
         roles = [*roles, *[""] * len(operands)]
         inputs = tuple(self.operand(operand, role) for operand, role in zip(operands, roles, strict=False))
@@ -652,6 +669,15 @@ class _Converter:
     def frozen(self, node: _Node) -> _Node:
         return _Node("data", (self.tensors[node.args[0]].detach(),)) if node.operator == "source" else node
 
+    def noisy(self, operator: Any, bound: Mapping[str, Any], meta: Any, in_place: bool = False) -> Any:
+        """A step that is nothing in evaluation."""
+        if not self.noise_is_training:
+            raise _Refused("it draws random numbers in evaluation too")
+        values = [tensor for tensor in _leaves(_Tensor, bound) if tensor.is_value]
+        if len(values) != 1 or isinstance(meta, list) or meta.shape != values[0].shape:
+            raise _Refused("it computes with random numbers")
+        return self.opaque(operator, bound, meta, "dropout", in_place)
+
     def with_scale(self, values: list[_Tensor], node: _Node) -> tuple[list[_Tensor], _Node]:
         """Stochastic depth divides by the probability before or behind the noise: before, it is a part of the noise."""
         producer = self.producers.get(values[0].name)
@@ -670,6 +696,15 @@ class _Converter:
         return [operands[0]], _map_nodes(lambda leaf: scaled if leaf.operator == "operand" else leaf, node)
 
     def unsupported(self, operator: Any, bound: Mapping[str, Any], meta: Any, reason: str) -> Any:
+        place = self.place()
+        self.refusals[place, reason] = self.refusals.get((place, reason), 0) + (
+            len(meta) if isinstance(meta, list) else 1
+        )
+        if reason == _MIXES and self.refusals[place, reason] > 100:
+            raise CaptureError(
+                f"{place}: forward goes through the examples of a batch one by one; what it does must be the same "
+                "operation on all of them"
+            )
         result = self.opaque(operator, bound, meta, "unsupported")
         for made in result if isinstance(result, list) else [result]:
             index = next(i for i, step in enumerate(self.steps) if step.output == made.name)
@@ -716,7 +751,7 @@ class _Converter:
         try:
             handler = _HANDLERS.get(f"{name}.{overload}") or _HANDLERS.get(name)
             if noise:
-                return self.opaque(operator, bound, meta, "dropout")
+                return self.noisy(operator, bound, meta)
             if handler is not None:
                 return handler(self, SimpleNamespace(**bound), meta)
             return self.decompose(operator, bound, meta)
@@ -781,7 +816,7 @@ class _Converter:
         return view.content
 
     def look(self, step: _ViewStep, content: _Tensor) -> _Tensor:
-        result = self.apply(step.operator, {**step.arguments, "self": content}, step.meta)
+        result = self.apply(step.operator, {**step.arguments, step.source: content}, step.meta)
         return result if step.index is None else result[step.index]
 
     def write(self, view: _View, content: _Tensor) -> None:
@@ -802,7 +837,7 @@ class _Converter:
         rank = len(parent.shape)
         if name in _RESHAPES:
             return self.call(aten.reshape.default, part, list(parent.shape))
-        if name in _IDENTITIES:
+        if name in _IDENTITIES or name == "detach":
             return part
         if name in _PERMUTES:
             axes = _permutation(name, a, rank)
@@ -815,7 +850,7 @@ class _Converter:
             start = a.start % size if size else 0
             stop, stride = start + a.length, 1
         elif name in ("select", "unbind"):
-            start = (a.index if name == "select" else step.index) % size
+            start = int((a.index if name == "select" else step.index) or 0) % size
             stop, stride = start + 1, 1
             part = self.call(aten.unsqueeze.default, part, axis)
         elif name in ("split", "chunk", "split_with_sizes"):
@@ -832,11 +867,15 @@ class _Converter:
             if stop < size:
                 pieces.append(self.call(aten.slice.Tensor, parent, axis, stop, size, 1))
             return self.call(aten.cat.default, pieces, axis) if len(pieces) > 1 else part
+        return self.put(parent, axis, list(range(start, stop, stride)), part)
+
+    def put(self, x: _Tensor, axis: int, indices: Sequence[int], part: _Tensor) -> _Tensor:
+        """A tensor in which `part` stands at these indices of an axis."""
+        size = x.shape[axis]
         order = list(range(size))
-        for position, index in enumerate(range(start, stop, stride)):
-            order[index] = size + position
-        both = self.call(aten.cat.default, [parent, part], axis)
-        return self.gather(both, axis, order)
+        for position, index in enumerate(indices):
+            order[index % size] = size + position
+        return self.gather(self.call(aten.cat.default, [x, part], axis), axis, order)
 
     def gather(self, x: _Tensor, axis: int, indices: Sequence[int]) -> _Tensor:
         meta = _Meta((*x.shape[:axis], len(indices), *x.shape[axis + 1 :]), x.meta.dtype)
@@ -907,6 +946,9 @@ class _Converter:
             return None
         if name in ("item", "_local_scalar_dense"):
             return self.item(bound["self"])
+        if name in _DROPOUTS and not (bound["train"] and bound["p"]):
+            # PyTorch gives the tensor itself; its export pretends a copy.
+            return bound["input"]
         schema = operator._schema
         written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         contents = _tree_map(_View, self.read, bound)
@@ -931,7 +973,12 @@ class _Converter:
 
     def meta_of(self, node: Any) -> Any:
         value = node.meta.get("val")
-        made = _tree_map(torch.Tensor, lambda t: _Meta(tuple(int(s) for s in t.shape), t.dtype), value)
+        if any(not isinstance(size, int) for tensor in _leaves(torch.Tensor, value) for size in tensor.shape):
+            raise CaptureError(
+                f"{self.place()}: the size of a result depends on the values of a tensor ({self.label()}); give the "
+                "indices as numbers instead of a mask"
+            )
+        made = _tree_map(torch.Tensor, lambda t: _Meta(tuple(t.shape), t.dtype), value)
         return list(made) if isinstance(made, (list, tuple)) else made
 
     def view_of(
@@ -949,11 +996,11 @@ class _Converter:
             return _View(_Storage(result), (), result)
         identity = fake.untyped_storage()._cdata
         storage = self.storages.get(identity)
-        source = bound.get("self")
-        if storage is not None and isinstance(source, _View) and source.storage is storage:
-            others = {key: value for key, value in contents.items() if key != "self"}
-            step = _ViewStep(operator, others, self.meta_of(node), index)
-            return _View(storage, (*source.chain, step), result)
+        for key, source in bound.items():
+            if storage is not None and isinstance(source, _View) and source.storage is storage:
+                others = {name: value for name, value in contents.items() if name != key}
+                step = _ViewStep(operator, key, others, self.meta_of(node), index)
+                return _View(storage, (*source.chain, step), result)
         made = _Storage(result)
         self.storages.setdefault(identity, made)
         return _View(made, (), result)
@@ -977,9 +1024,7 @@ class _Converter:
             else:
                 content = self.call(aten.full.default, list(meta.shape), value, dtype=meta.dtype)
         elif written == "out":
-            functional = getattr(
-                getattr(aten, name), operator._overloadname.removesuffix("_out").removesuffix("out") or "default"
-            )
+            functional = _without_out(operator)
             content = self.spread(self.apply(functional, {k: v for k, v in contents.items() if k != "out"}, meta), meta)
         else:
             tensors = _leaves(_Tensor, contents)
@@ -998,7 +1043,7 @@ class _Converter:
             args, kwargs = _call_form(operator, contents)
             return self.apply(counterpart, _arguments(counterpart, args, kwargs), meta)
         if _is_random(operator):
-            return self.opaque(operator, contents, meta, "dropout", in_place=True)
+            return self.noisy(operator, contents, meta, in_place=True)
         raise CaptureError(f"{self.place()}: {self.label(operator)} in place is not understood")
 
     def spread(self, tensor: Any, meta: _Meta) -> _Tensor:
@@ -1047,6 +1092,9 @@ _IDENTITIES = {
     *("contiguous", "clone", "to", "_to_copy", "type_as", "float", "double", "half", "bfloat16", "alias", "lift_fresh"),
     *("lift_fresh_copy", "lift", "positive", "resolve_conj", "resolve_neg", "real", "cpu", "cuda", "copy"),
 }
+
+
+_DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 
 
 def _filled(value: Any) -> Callable[..., Any]:
@@ -1105,7 +1153,7 @@ def _reshape(c: _Converter, a: SimpleNamespace, meta: _Meta) -> _Tensor:
     before = math.prod(x.shape[: c.batch_axis(x)]) * x.outer
     outer, rest = divmod(before, math.prod(shape[: axes[0]]))
     if rest or outer < 1 or c.example(shape)[axes[0]] % outer:
-        raise _Refused("it mixes the examples of a batch")
+        raise _Refused(_MIXES)
     return c.emit("reshape", [x], meta, outer=outer, shape=c.example(shape))
 
 
@@ -1248,7 +1296,7 @@ def _flip(c: _Converter, a: SimpleNamespace, meta: _Meta) -> _Tensor:
 def _roll(c: _Converter, a: SimpleNamespace, meta: _Meta) -> _Tensor:
     x = a.self
     if not a.dims:
-        raise _Refused("it mixes the examples of a batch")
+        raise _Refused(_MIXES)
     for shift, dim in zip(a.shifts, a.dims, strict=True):
         axis = dim % len(x.shape)
         size = x.shape[axis]
@@ -1285,6 +1333,18 @@ def _index(c: _Converter, a: SimpleNamespace, meta: _Meta) -> _Tensor:
     joined = c.call(aten.reshape.default, x, [*x.shape[:first], math.prod(sizes), *x.shape[axes[-1] + 1 :]])
     picked = c.gather(joined, first, torch.as_tensor(flat).expand(index_shape).reshape(-1).tolist())
     return c.call(aten.reshape.default, picked, list(meta.shape))
+
+
+@_handles("index_put", "_unsafe_index_put")
+def _index_put(c: _Converter, a: SimpleNamespace, meta: _Meta) -> _Tensor:
+    given = [(axis, c.data(index)) for axis, index in enumerate(a.indices) if index is not None]
+    axis, index = given[0]
+    if index.dtype == torch.bool:
+        index = index.nonzero().squeeze(-1)
+    if len(given) > 1 or index.dim() != 1 or a.accumulate or len(set(index.tolist())) != len(index):
+        raise _Refused("")
+    shape = [*meta.shape[:axis], len(index), *meta.shape[axis + 1 :]]
+    return c.put(a.self, axis, index.tolist(), c.call(aten.expand.default, a.values, shape))
 
 
 @_handles("gather")
@@ -1745,10 +1805,11 @@ def _resize(c: _Converter, a: SimpleNamespace, meta: _Meta) -> _Tensor:
     scales = getattr(a, "scale_factors", None)
     if scales is None:
         scales = [getattr(a, key, None) for key in (["scales"] if name.endswith("1d") else ["scales_h", "scales_w"])]
+    whole = False
     if "exact" in name:
-        if any(size % old for size, old in zip(sizes, x.shape[2:], strict=True)):
-            raise _Refused("nearest-exact is known for whole factors only")
-        mode = "nearest"
+        # At whole factors both kinds of nearest take the same pixels.
+        whole = all(size % old == 0 for size, old in zip(sizes, x.shape[2:], strict=True))
+        mode = "nearest" if whole else "nearest_exact"
     else:
         mode = _UPSAMPLES[name.removeprefix("upsample_")[:-2]]
     return c.emit(
@@ -1758,7 +1819,7 @@ def _resize(c: _Converter, a: SimpleNamespace, meta: _Meta) -> _Tensor:
         size=tuple(sizes),
         mode=mode,
         align_corners=bool(getattr(a, "align_corners", False)),
-        scales=tuple(scales) if scales and all(scale is not None for scale in scales) else None,
+        scales=tuple(scales) if scales and None not in scales and not whole else None,
         channel_axis=1,
     )
 
@@ -1901,12 +1962,7 @@ def _by_exp_and_log(c: _Converter, a: SimpleNamespace, meta: _Meta) -> _Tensor:
 @_handles("pow")
 def _pow(c: _Converter, a: SimpleNamespace, meta: _Meta) -> _Tensor:
     x, exponent = a.self, a.exponent
-    if (
-        isinstance(exponent, _Tensor)
-        and not exponent.is_value
-        and not exponent.shape
-        and not Expression(exponent.node, c.prime).sources
-    ):
+    if isinstance(exponent, _Tensor) and not exponent.is_value and not exponent.shape and not _sources(c, exponent):
         exponent = c.data(exponent).item()
     if isinstance(exponent, _Tensor):
         if isinstance(x, (int, float)) and x > 0:
@@ -1922,11 +1978,15 @@ def _pow(c: _Converter, a: SimpleNamespace, meta: _Meta) -> _Tensor:
 
 def _binary(c: _Converter, kind: str, x: Any, y: Any, meta: _Meta) -> _Tensor:
     _float(c, x, y)
+    neutral = {"add": 0, "sub": 0, "mul": 1, "div": 1}.get(kind)
+    for operand, other in ((x, y), (y, x)) if kind in ("add", "mul") else ((x, y),):
+        if isinstance(other, (int, float)) and other == neutral and isinstance(operand, _Tensor):
+            return replace(operand, meta=meta)
     for operand in (x, y):
         if isinstance(operand, _Tensor) and (axis := c.batch_axis(operand)) is not None:
             axes = c.batch_axes(meta.shape)
             if axes != [axis + len(meta.shape) - len(operand.shape)]:
-                raise _Refused("it mixes the examples of a batch")
+                raise _Refused(_MIXES)
     return c.emit(kind, [x, y], meta)
 
 
@@ -2033,10 +2093,10 @@ def _where(c: _Converter, a: SimpleNamespace, meta: _Meta) -> _Tensor:
             fixed = c.call(aten.full.default, [1], fixed, dtype=dtype)
         addend = c.call(aten.where.self, at, fixed, nothing)
         # Minus infinity absorbs what it is added to.
-        if not Expression(fixed.node, c.prime).sources and bool((c.data(fixed) == -math.inf).all()):
+        if not _sources(c, fixed) and bool((c.data(fixed) == -math.inf).all()):
             return c.call(aten.add.Tensor, value, addend)
         kept = c.call(aten.mul.Tensor, value, weight(elsewhere))
-        zero = not Expression(fixed.node, c.prime).sources and not c.data(fixed).any()
+        zero = not _sources(c, fixed) and not c.data(fixed).any()
         return kept if zero else c.call(aten.add.Tensor, kept, addend)
     first, second = c.call(aten.mul.Tensor, chosen, weight(mask)), c.call(aten.mul.Tensor, other, weight(inverse))
     return c.call(aten.add.Tensor, first, second)
@@ -2092,7 +2152,7 @@ def _max(c: _Converter, a: SimpleNamespace, meta: list[_Meta]) -> list[Any]:
 @_handles("argmax")
 def _argmax(c: _Converter, a: SimpleNamespace, meta: _Meta) -> _Tensor:
     if a.dim is None:
-        raise _Refused("it mixes the examples of a batch")
+        raise _Refused(_MIXES)
     return c.emit("argmax", [a.self], meta, axis=_axes(c, a.self, a.dim)[0], keep_dims=bool(a.keepdim))
 
 
@@ -2131,6 +2191,23 @@ def _norm(c: _Converter, a: SimpleNamespace, meta: _Meta) -> _Tensor:
     return c.emit("norm", [a.self], meta, axes=axes, keep_dims=keep, order=int(order))
 
 
+@_handles("cosine_similarity")
+def _cosine_similarity(c: _Converter, a: SimpleNamespace, meta: _Meta) -> _Tensor:
+    units = []
+    for x in (a.x1, a.x2):
+        axis = a.dim % len(x.shape)
+        c.keep_batch(x, [axis])
+        units.append(
+            c.emit("normalize", [x], x.meta, axis=axis, epsilon=a.eps) if x.is_value else _unit(c, x, axis, a.eps)
+        )
+    return c.call(aten.sum.dim_IntList, c.call(aten.mul.Tensor, *units), [a.dim])
+
+
+def _unit(c: _Converter, x: _Tensor, axis: int, epsilon: float) -> _Tensor:
+    length = c.call(aten.clamp_min.default, c.call(aten.linalg_vector_norm.default, x, 2, [axis], True), epsilon)
+    return c.call(aten.div.Tensor, x, length)
+
+
 @_handles("logsumexp")
 def _logsumexp(c: _Converter, a: SimpleNamespace, meta: _Meta) -> _Tensor:
     axes = list(_axes(c, a.self, a.dim))
@@ -2143,12 +2220,14 @@ def _logsumexp(c: _Converter, a: SimpleNamespace, meta: _Meta) -> _Tensor:
 # --- operators: noise -----------------------------------------------------------------------------------------------
 
 
-@_handles("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout")
+@_handles(*_DROPOUTS, "native_dropout")
 def _dropout(c: _Converter, a: SimpleNamespace, meta: Any) -> Any:
     x = a.input
     if not a.train or a.p == 0:
         return [x, None] if isinstance(meta, list) else x
-    return c.opaque(c.applied, vars(a), meta, "dropout")
+    if isinstance(meta, list):
+        return [c.call(aten.dropout.default, x, a.p, True), None]
+    return c.noisy(c.applied, vars(a), meta)
 
 
 # --- capture --------------------------------------------------------------------------------------------------------
@@ -2187,8 +2266,6 @@ def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, 
     except CaptureError:
         if wanted:
             raise
-    if not any(training.values()):
-        return _warned(drafts[True])
     still = dict.fromkeys(training, False)
     try:
         evaluation = _draft(model, args, kwargs, still)
@@ -2309,6 +2386,8 @@ def _difference(training: Network, evaluation: Network) -> str | None:
                 steps.append(replace(step, inputs=inputs))
         return steps, source
 
+    if training.output_names != evaluation.output_names:
+        return f"results {', '.join(training.output_names)} against {', '.join(evaluation.output_names)}"
     ours, our_noise = without_noise(training)
     theirs, their_noise = without_noise(evaluation)
     # In order of their operands: an export may list independent steps in another order.
@@ -2325,12 +2404,11 @@ def _difference(training: Network, evaluation: Network) -> str | None:
         )
     left = [renamed.get(our_noise.get(name, name)) for name in training.outputs]
     right = [their_noise.get(name, name) for name in evaluation.outputs]
-    same_tree = training.output_names == evaluation.output_names
-    return None if left == right and same_tree else "its results are others"
+    return None if left == right else "its results are others"
 
 
 def _draft(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: Mapping[str, bool]) -> _Draft:
-    """One export of a copy of the model with these training flags, as a network."""
+    """One export of a copy of the model with these training flags, as a network; where none is set, without noise."""
     # The copy shares the tensors; a forward that keeps things (caches) keeps them there.
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     for module in model.modules():
@@ -2366,7 +2444,7 @@ def _draft(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], trai
 
         given_args, given_kwargs = pytree.tree_map_only(torch.Tensor, fake, (args, kwargs))
     program = _export(copied, given_args, given_kwargs)
-    converter = _Converter(copied, program, prime)
+    converter = _Converter(copied, program, prime, noise=any(training.values()))
     names = [
         _leaf_name(key) for key, leaf in pytree.tree_flatten_with_path(arguments)[0] if isinstance(leaf, torch.Tensor)
     ]
@@ -2374,8 +2452,13 @@ def _draft(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], trai
 
 
 def _leaf_name(path: Sequence[Any]) -> str:
-    parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
-    return "_".join(parts)
+    """A name for a place in a tree: keys, attributes and positions."""
+    return "_".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
+
+
+def _result_name(path: Sequence[Any]) -> str:
+    name = _leaf_name(path)
+    return f"output_{name}".rstrip("_") if not name or name[0].isdigit() else name
 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -2415,7 +2498,7 @@ def _explained(model: nn.Module, error: BaseException) -> str:
         )
     else:
         reason = f"{kind}: {text}"
-    return f"the model cannot be captured: {place}{f': {code}' if code else ''}: {reason}"
+    return f"the model cannot be captured: {place}{f': {code[:100]}' if code else ''}: {reason}"
 
 
 def _read(
@@ -2449,8 +2532,12 @@ def _read(
         given.append(_View(storage, (), content))
     try:
         flat = c.run(program.graph, program.graph_module, given)
-    except _Refused as refused:
-        raise CaptureError(f"the model cannot be captured: {c.place()}: {refused}") from None
+    except CaptureError:
+        raise
+    except Exception as error:
+        reason = str(error).split("\n")[0]
+        what = "" if isinstance(error, _Refused) else f"{type(error).__name__}: "
+        raise CaptureError(f"the model cannot be captured: {c.place()}: {c.label()}: {what}{reason}") from error
     spec = program.call_spec.out_spec
     paths = [key for key, _ in pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(len(flat))), spec))[0]]
     outputs: list[str] = []
@@ -2464,16 +2551,13 @@ def _read(
         if content.is_value:
             results.append((True, len(outputs)))
             outputs.append(content.name)
-            output_names.append(_leaf_name(("output", *path)) if path else "output")
+            output_names.append(_result_name(path))
         else:
             if _sources(c, content):
-                raise CaptureError(
-                    f"result {_leaf_name(('output', *path))} is computed from parameters alone, not from the input"
-                )
+                raise CaptureError(f"result {_result_name(path)} is computed from parameters alone, not from the input")
             results.append((False, c.data(content)))
     if not outputs:
         raise CaptureError("no result of the model depends on its input")
-    unread = len(output_names) == 1
     order = _argument_order(tree, args, kwargs, model, user)
     tree.results = (spec, results)
     network = Network(
@@ -2483,7 +2567,7 @@ def _read(
         constants=c.constants,
         steps=tuple(c.steps),
         input_names=("input",) if len(names) == 1 else tuple(names),
-        output_names=("output",) if unread and not paths[0] else tuple(output_names),
+        output_names=tuple(output_names),
         input_tree=tree,
         output_tree=tree,
     )

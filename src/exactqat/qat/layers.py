@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layers of a prepared network, each one operator of the device with the tensor that it stores.
 
-What an operator computes is said by its declaration (`exactqat.device`); here stand the grids: of the result, of weights,
-of constants. Until `frozen`, batch norm runs on the batch's statistics; once frozen, a layer computes what the device
-computes: batch norm folded into the weights, the bias on the int32 grid of ``input scale * weight scale``.
+What an operator computes is said by its declaration (`exactqat.device`); here stand the grids: of the result, of
+weights, of constants. Until `frozen`, batch norm runs on the batch's statistics; once frozen, a layer computes what the
+device computes: batch norm folded into the weights, the bias on the int32 grid of ``input scale * weight scale``.
 """
 
 from __future__ import annotations
@@ -144,10 +144,8 @@ class SharedConstant(nn.Module):
     def numbers(self) -> tuple[np.ndarray, np.float32]:
         """Codes around that of zero, and the scale."""
         (quantizer,) = self._quantizers
-        minimum, maximum = quantizer.range()
         scale, zero_point = quantizer.scale_and_zero_point()
-        quantized = quantizer.quantized(self.source(), minimum, maximum)
-        return quantizer.codes(quantized) - zero_point, scale
+        return quantizer.codes(quantizer.quantize(self.source())) - zero_point, scale
 
 
 class QuantizedLayer(nn.Module):
@@ -160,6 +158,7 @@ class QuantizedLayer(nn.Module):
         bounds: what the function itself is clamped to, as a hard sigmoid is to (0, 1). The stored range is the same, so
             the device needs no operator for it; the float network that `calibrate` runs does.
         output_quantizer: of the stored result. Several layers may share one.
+        source: the quantizer of the first tensor that it reads; None for an input.
         frozen: whether the last phase of training has begun.
     """
 
@@ -169,6 +168,7 @@ class QuantizedLayer(nn.Module):
         attributes: Mapping[str, Any],
         output_quantizer: FakeQuantize,
         *,
+        source: FakeQuantize | None = None,
         activation: str = "NONE",
         bounds: tuple[float, float] | None = None,
         high: bool = False,
@@ -191,10 +191,15 @@ class QuantizedLayer(nn.Module):
             self.add_module(f"operand_{position}", constant)
         # In a tuple, as only one of the layers that share a quantizer has it as its child.
         self._output_quantizers = (output_quantizer,)
+        self._input_quantizers = (source,)
 
     @property
     def output_quantizer(self) -> FakeQuantize:
         return self._output_quantizers[0]
+
+    @property
+    def source(self) -> FakeQuantize:
+        return cast(FakeQuantize, self._input_quantizers[0])
 
     @property
     def operator(self) -> DeviceOperator:
@@ -210,12 +215,15 @@ class QuantizedLayer(nn.Module):
         """What the operator gets: the constants in their places among the computed operands."""
         operands = list(features)
         for position in sorted(self.constants):
-            operands.insert(position, self.constants[position]())
+            operands.insert(position, cast(Tensor, self.constants[position]()))
         return operands
 
     def forward(self, *features: Tensor) -> Tensor:
         operands = self.operands(features) if self.constants else features
-        result = self.operator.real(primitives_torch, operands, self.attributes)
+        attributes = self.attributes
+        if self.operator.uses_operand_scale and self.source.quantizing:
+            attributes = {**attributes, "operand_scale": self.source.scale().detach()}
+        result = self.operator.real(primitives_torch, operands, attributes)
         return self.moved(operands, result) if self.operator.same_quantization else self.store(result)
 
     def moved(self, operands: Sequence[Tensor], result: Tensor) -> Tensor:
@@ -250,13 +258,12 @@ class WeightedLayer(QuantizedLayer):
     """A layer with weights.
 
     Attributes:
-        weight_source, bias_source: give the weight and the bias of this moment; they stand elsewhere in the model, under
-            the user's names, and may serve several layers.
+        weight_source, bias_source: give the weight and the bias of this moment; they stand elsewhere in the model,
+            under the user's names, and may serve several layers.
         weight_axis: the weight's axis of output channels.
         weight_quantizer: layers with the same weight share one.
         batch_norm: what is folded into the weights, or None.
         folded: whether the weight is quantized with batch norm in it (`Rule.fold_batch_norm`).
-        source: the quantizer of the tensor that this layer reads.
     """
 
     def __init__(
@@ -265,7 +272,6 @@ class WeightedLayer(QuantizedLayer):
         attributes: Mapping[str, Any],
         output_quantizer: FakeQuantize,
         *,
-        source: FakeQuantize,
         weight: Source,
         bias: Source | None,
         weight_quantizer: WeightFakeQuantize,
@@ -279,7 +285,6 @@ class WeightedLayer(QuantizedLayer):
         self.batch_norm = batch_norm
         self.folded = folded
         self._weight_quantizers = (weight_quantizer,)
-        self._input_quantizers = (source,)
 
     @property
     def weight_quantizer(self) -> WeightFakeQuantize:
@@ -288,10 +293,6 @@ class WeightedLayer(QuantizedLayer):
     @property
     def weight_axis(self) -> int:
         return self.weight_quantizer.channel_axis
-
-    @property
-    def source(self) -> FakeQuantize:
-        return self._input_quantizers[0]
 
     @property
     def channel_axis(self) -> int:
@@ -396,17 +397,33 @@ class WeightedLayer(QuantizedLayer):
 class TrainingOnly(nn.Module):
     """What there is in training alone, such as dropout; what is stored stays stored."""
 
-    def __init__(self, expression: Callable[..., Tensor], sources: Sequence[Source] = ()) -> None:
+    def __init__(
+        self,
+        expression: Callable[..., Tensor] | None = None,
+        sources: Sequence[Source] = (),
+        dropout: float = 0.0,
+        stop_gradient: bool = False,
+    ) -> None:
         """
         Args:
-            sources: give what the expression takes before the tensor itself.
+            expression: makes what training goes on with, of `sources` and the tensor itself.
+            dropout: share of values that are dropped.
+            stop_gradient: no gradient passes.
         """
         super().__init__()
         self.expression = expression
         self._sources = tuple(sources)
+        self.dropout = dropout
+        self.stop_gradient = stop_gradient
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.expression(*(source() for source in self._sources), features) if self.training else features
+        if self.stop_gradient:
+            return features.detach()
+        if not self.training:
+            return features
+        if self.expression is not None:
+            return self.expression(*(source() for source in self._sources), features)
+        return F.dropout(features, self.dropout)
 
 
 class Outside(nn.Module):

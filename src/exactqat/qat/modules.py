@@ -71,8 +71,10 @@ class FakeQuantize(nn.Module):
     def forward(self, activation: Tensor) -> Tensor:
         if self.observes:
             self.range.observe(activation)
-        if not self.quantizing:
-            return activation
+        return self.quantize(activation) if self.quantizing else activation
+
+    def quantize(self, activation: Tensor) -> Tensor:
+        """The values on the grid of this moment."""
         minimum, maximum = self.range()
         # Images stay in channels_last; what an operator left in the user's order is not turned round for this.
         if activation.dim() == 4 and not (
@@ -98,7 +100,9 @@ class FakeQuantize(nn.Module):
     def codes(self, quantized: Tensor) -> np.ndarray:
         """Codes 0..2**bits - 1 of what `forward` gave, int64, same shape."""
         scale, zero_point = self.scale_and_zero_point()
-        return np.rint(quantized.detach().cpu().numpy() / scale).astype(np.int64) + zero_point
+        # What pads a maximum is below all codes.
+        steps = np.maximum(np.rint(quantized.detach().cpu().numpy() / scale), -zero_point)
+        return steps.astype(np.int64) + zero_point
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}"

@@ -2,7 +2,7 @@
 """PyTorch's answers to the functions in which a device operator says what it computes in real numbers.
 
 `device.operator.DeviceOperator.real` names them; another framework gives the same ones. Axes are counted from 0 in the
-user's order, padding is (before, after) for each axis. Arrays add, subtract, multiply, divide and compare by themselves.
+user's order, padding is (before, after) for each axis. Arrays add, multiply and compare by themselves.
 """
 
 from __future__ import annotations
@@ -246,9 +246,7 @@ def _depthwise(
 ) -> Tensor:
     """Every channel convolved on its own, through this library's operator."""
     if weight.dim() == 3:
-        image = _depthwise(
-            x[:, :, None], weight[:, :, None], bias, (1, *strides), ((0, 0), *pairs), (1, *dilations)
-        )
+        image = _depthwise(x[:, :, None], weight[:, :, None], bias, (1, *strides), ((0, 0), *pairs), (1, *dilations))
         return image[:, :, 0]
     filter_ = weight.permute(2, 3, 1, 0).reshape(*weight.shape[2:], x.shape[1], weight.shape[0] // x.shape[1])
     convolved = eq.nn.depthwise_conv2d(
@@ -291,9 +289,7 @@ def conv_transpose(
     return cast(Tensor, whole)
 
 
-def max_pool(
-    x: Tensor, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1
-) -> Tensor:
+def max_pool(x: Tensor, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1) -> Tensor:
     """The largest value of every window; padding is below all values."""
     image, restore = _image(x, channel_axis)
     window, strides, pairs = _two(window, 1), _two(strides, 1), _two(padding, (0, 0))
@@ -302,9 +298,7 @@ def max_pool(
     return restore(F.max_pool2d(image, window, strides))
 
 
-def sum_pool(
-    x: Tensor, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1
-) -> Tensor:
+def sum_pool(x: Tensor, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1) -> Tensor:
     """The sum of every window; padding is 0."""
     image, restore = _image(x, channel_axis)
     window, strides, pairs = _two(window, 1), _two(strides, 1), _two(padding, (0, 0))

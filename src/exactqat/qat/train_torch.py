@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a plan in PyTorch: `prepare` makes a module of the user's model that computes what the device will.
 
-The module runs the plan's steps one after the other; what each of them computes is said by the device's declarations. The
-user's parameters stay under the user's names, quantizers and ranges stand beside them.
+The module runs the plan's steps one after the other; what each of them computes is said by the device's declarations.
+The user's parameters stay under the user's names, quantizers and ranges stand beside them.
 """
 
 from __future__ import annotations
@@ -250,6 +250,7 @@ class _Building:
         self.weight_quantizers: dict[Any, tuple[WeightFakeQuantize, str]] = {}
         self.grid_of = {each.path: each.grid for each in plan.inputs} | {step.path: step.grid for step in plan.steps}
         self.data: dict[str, Held] = {}
+        self.expressions: list[Any] = []
 
     def run(self) -> dict[str, nn.Module]:
         for given in self.plan.inputs:
@@ -266,8 +267,8 @@ class _Building:
             _node(self.root, parent)._modules[name] = self.layers[path]
         for name, quantizer in self.quantizers.items():
             _node(self.root, name)._modules["output_quantizer"] = quantizer
-        for quantizer, path in self.weight_quantizers.values():
-            self.layers[path]._modules["weight_quantizer"] = quantizer
+        for weight_quantizer, path in self.weight_quantizers.values():
+            self.layers[path]._modules["weight_quantizer"] = weight_quantizer
         name, number = _LAYERS, 1
         while name in self.model._modules:
             number += 1
@@ -301,12 +302,16 @@ class _Building:
             return Computed(expression.function, [self.source(operand) for operand in expression.operands])
         if expression is not None:
             # A module, whose numbers go where the model goes.
-            self.root._modules.setdefault(f"expression_{name}", expression)
+            if expression not in self.expressions:
+                self.expressions.append(expression)
+                self.root._modules[f"expression_{len(self.expressions)}"] = expression
             return Computed(expression, [self.holder(path) for path in expression.sources])
         if name not in self.data:
             # A buffer, so that it goes where the model goes; not in the state, as `prepare` makes it again.
             buffer = f"constant_{len(self.data)}"
-            values = torch.as_tensor(np.asarray(constant.data)) if isinstance(constant.data, np.ndarray) else constant.data
+            values = (
+                torch.as_tensor(np.asarray(constant.data)) if isinstance(constant.data, np.ndarray) else constant.data
+            )
             values = values.to(torch.float32) if values.is_floating_point() else values
             self.root.register_buffer(buffer, values.detach().clone().to(self._device()), persistent=False)
             self.data[name] = Held(self.root, buffer)
@@ -323,6 +328,8 @@ class _Building:
     def _layer(self, step: PlanStep) -> nn.Module:
         if step.expression is not None:
             return TrainingOnly(step.expression, [self.holder(path) for path in step.expression.sources])
+        if not step.kind:
+            return TrainingOnly(**step.attributes)
         if step.outside:
             return Outside(step.kind, step.attributes)
         operator = OPERATORS[step.kind]
@@ -331,6 +338,7 @@ class _Building:
             follows = {step.batch_axis: -1}
             attributes["new_shape"] = tuple(follows.get(axis, size) for axis, size in enumerate(step.shape))
         common: dict[str, Any] = {
+            "source": self._read(step),
             "activation": step.activation,
             "bounds": step.bounds,
             "high": step.high,
@@ -340,6 +348,10 @@ class _Building:
         if step.weights is None:
             return QuantizedLayer(step.kind, attributes, quantizer, **common)
         return self._weighted(step, attributes, quantizer, common)
+
+    def _read(self, step: PlanStep) -> FakeQuantize:
+        """The quantizer of the first tensor that a step reads."""
+        return self.quantizers[next(self.grid_of[name] for name in step.operands if name in self.grid_of)]
 
     def _written(self, grid: str) -> FakeQuantize:
         """A grid's quantizer, for one more tensor that is stored on it."""
@@ -386,7 +398,6 @@ class _Building:
             step.kind,
             attributes,
             quantizer,
-            source=self.quantizers[self.grid_of[step.operands[0]]],
             weight=weight,
             bias=self.optional(weights.bias),
             weight_quantizer=self.weight_quantizers[key][0],

@@ -189,7 +189,7 @@ def clamped(planner: Planner, step: Step, x: Stored, low: float | None, high: fl
         raise Refused(f"{word(step)} to ({low:g}, {high:g}), which leaves one value only")
     if (low is None and high is None) or (low is not None and low <= 0 and high is None and x.nonnegative):
         return x
-    maker = Maker(planner, step, "clamp" if step.kind == "clamp" else step.kind)
+    maker = Maker(planner, step, step.kind)
     if low == 0 and high in (None, 6.0):
         return maker.affine(x, 1.0, 0.0, activation="RELU" if high is None else "RELU6")
     if low is not None and high is not None and low <= 0 <= high:

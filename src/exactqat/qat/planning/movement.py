@@ -267,8 +267,36 @@ def pad(planner: Planner, step: Step) -> Stored:
         return x
     if any(padding[x.batch_axis]):
         raise Refused(f"{word(step)} along the batch; every example is computed by itself")
-    value = attributes.get("value")
-    return padded(Maker(planner, step, "pad"), x, padding, attributes.get("mode", "constant"), float(value or 0.0))
+    mode, value = attributes.get("mode", "constant"), float(attributes.get("value") or 0.0)
+    reader = planner.following()
+    if mode == "constant" and reader is not None and _pads_itself(reader, x, padding, value):
+        planner.ahead[str(reader.inputs[0])] = padding
+        return x
+    return padded(Maker(planner, step, "pad"), x, padding, mode, value)
+
+
+def _pads_itself(reader: Step, x: Stored, padding: Sequence[tuple[int, int]], value: float) -> bool:
+    """Whether the reader can take values of its own instead: zeros of a convolution, or what is no maximum."""
+    axis = reader.attributes.get("channel_axis")
+    if axis is None or any(padding[axis]) or any(low < 0 for pair in padding for low in pair):
+        return False
+    if reader.kind == "conv":
+        zeros = reader.attributes.get("padding_mode", "zeros") == "zeros" or not any(
+            map(any, reader.attributes["padding"])
+        )
+        return value == 0 and zeros and x.rank <= 4
+    return reader.kind == "max_pool" and (value == -math.inf or (value == 0 and x.nonnegative))
+
+
+def own_padding(planner: Planner, step: Step, x: Stored) -> tuple[tuple[int, int], ...]:
+    """A window's padding of its spatial axes, with that which stood in front of it."""
+    padding = [(int(before), int(after)) for before, after in step.attributes["padding"]]
+    around = planner.ahead.get(str(step.inputs[0]))
+    if around is not None:
+        fixed = (int(step.attributes["channel_axis"]), x.batch_axis)
+        more = [pair for at, pair in enumerate(around) if at not in fixed]
+        padding = [(a + c, b + d) for (a, b), (c, d) in zip(padding, more, strict=True)]
+    return tuple(padding)
 
 
 def padded(
@@ -327,27 +355,37 @@ def resize(planner: Planner, step: Step) -> Stored:
         scale is None or float(scale) * x.shape[at] == each
         for scale, at, each in zip(scales, spatial, size, strict=True)
     )
-    kind = {"nearest": "RESIZE_NEAREST_NEIGHBOR", "bilinear": "RESIZE_BILINEAR"}.get(attributes["mode"], "")
+    mode = attributes["mode"]
+    kind, half = _RESIZES.get(mode, ("", False))
     if maker.has(kind) and true_sizes and len(size) <= 2:
-        half = attributes["mode"] == "bilinear" and not align
+        half = half and not align
         how = {"size": size, "align_corners": align, "half_pixel_centers": half, "channel_axis": axis}
         return maker.store(kind, [x], planner.shape(step), attributes=how, channels=axis)
-    if attributes["mode"] == "nearest":
+    if mode in ("nearest", "nearest_exact"):
         for number, (at, each, scale) in enumerate(zip(spatial, size, scales, strict=True), 1):
-            source = nearest_indices(x.shape[at], each, None if scale is None else float(scale))
+            source = nearest_indices(x.shape[at], each, None if scale is None else float(scale), half)
             x = take(maker, x, at, source, None if number == len(size) else f"axis_{at}")
         return x
     for number, (at, each, scale) in enumerate(zip(spatial, size, scales, strict=True), 1):
         scale = None if scale is None else float(scale)
-        weights = interpolation(attributes["mode"], x.shape[at], each, align, scale)
+        weights = interpolation(mode, x.shape[at], each, align, scale)
         x = resample(maker, x, at, weights, None if number == len(size) else f"axis_{at}")
     return x
 
 
-def nearest_indices(size: int, result: int, scale: float | None) -> list[int]:
+# mode -> the device's operator, and whether it takes the centers of the values for their places.
+_RESIZES = {
+    "nearest": ("RESIZE_NEAREST_NEIGHBOR", False),
+    "nearest_exact": ("RESIZE_NEAREST_NEIGHBOR", True),
+    "bilinear": ("RESIZE_BILINEAR", True),
+}
+
+
+def nearest_indices(size: int, result: int, scale: float | None, centers: bool = False) -> list[int]:
     """Which entry each entry of the result repeats."""
     ratio = np.float32(size / result if scale is None else 1 / scale)
-    return [min(int(np.float32(at) * ratio), size - 1) for at in range(result)]
+    shift = np.float32(0.5 if centers else 0)
+    return [min(int((np.float32(at) + shift) * ratio), size - 1) for at in range(result)]
 
 
 def interpolation(mode: str, size: int, result: int, align_corners: bool, scale: float | None) -> np.ndarray:

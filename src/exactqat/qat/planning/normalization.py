@@ -11,6 +11,11 @@ from ..network import Step
 from .planner import Coefficient, Maker, Planner, Stored, handles
 from .refusals import Refused, word
 
+# Below this an epsilon is lost among the roundings of eight bits: rows are divided by their length as it is.
+LARGEST_EPSILON = 1e-4
+# Values of a row of length 1 are stored in steps of 1/128: of longer rows too little is left.
+LONGEST_ROW = 1024
+
 
 def _inverse_deviation(maker: Maker, squared: Stored, axes: Sequence[int], epsilon: float) -> Stored:
     """1 / sqrt(mean(squared) + epsilon)"""
@@ -37,18 +42,31 @@ def _normalized(
     return maker.multiply(x, _inverse_deviation(maker, squared, axes, epsilon), part, **how)
 
 
-def _scaled(maker: Maker, x: Stored, weight: str | None, bias: str | None, activation: str, axis: int | None) -> Stored:
-    """The last step: weight * x + bias, with one number for each channel of an axis, or for each value of some axes."""
+def _scaled(
+    maker: Maker,
+    x: Stored,
+    weight: str | None,
+    bias: str | None,
+    activation: str,
+    axis: int | None,
+    factor: float = 1.0,
+) -> Stored:
+    """The last step: factor * weight * x + bias, with one weight for each entry of an axis, or of several axes."""
     if axis is not None and x.rank <= 4:
-        factor = 1.0 if weight is None else Coefficient.of(weight)
+        slope = factor if weight is None else Coefficient.of(weight) * factor
         offset = 0.0 if bias is None else Coefficient.of(bias)
-        return maker.affine(x, factor, offset, activation=activation, channel_axis=axis)
+        return maker.affine(x, slope, offset, activation=activation, channel_axis=axis)
     if axis is not None:
         sizes = [size if at == axis else 1 for at, size in enumerate(x.shape)]
         weight, bias = (None if each is None else maker.reshaped(each, sizes) for each in (weight, bias))
+    last: dict[str, Any] = {"activation": activation} if bias is None else {}
+    part = None if bias is None else "scaled"
     if weight is not None:
-        last = {"activation": activation} if bias is None else {}
-        x = maker.multiply(x, weight, None if bias is None else "scaled", **last)
+        shape = maker.shape_of(weight)
+        scaled = weight if factor == 1 else maker.derived("weight", shape, lambda array: array * factor, weight)
+        x = maker.multiply(x, scaled, part, **last)
+    elif factor != 1:
+        x = maker.affine(x, factor, 0.0, part, **last)
     return x if bias is None else maker.add(x, bias, activation=activation)
 
 
@@ -58,16 +76,30 @@ def layer_norm(planner: Planner, step: Step) -> Stored:
     weight = planner.optional(step, 1)
     bias = planner.optional(step, 2) if step.kind == "layer_norm" else None
     axes = tuple(int(axis) for axis in step.attributes["axes"])
+    epsilon = float(step.attributes.get("epsilon") or 0.0)
     activation = planner.take_activation()
     maker = Maker(planner, step, step.kind)
+    axis = axes[0] if len(axes) == 1 else None
+    if axis is not None and axis != x.batch_axis and epsilon <= LARGEST_EPSILON and x.shape[axis] <= LONGEST_ROW:
+        return _by_length(maker, x, weight, bias, activation, axis)
     plain = weight is None and bias is None
     how: dict[str, Any] = {"activation": activation} if plain else {}
     part = None if plain else "normalized"
-    epsilon = float(step.attributes.get("epsilon") or 0.0)
     result = _normalized(maker, x, axes, epsilon, part, step.kind == "layer_norm", **how)
-    if plain:
-        return result
-    return _scaled(maker, result, weight, bias, activation, axes[0] if len(axes) == 1 else None)
+    return result if plain else _scaled(maker, result, weight, bias, activation, axis)
+
+
+def _by_length(maker: Maker, x: Stored, weight: str | None, bias: str | None, activation: str, axis: int) -> Stored:
+    """What is normalized is sqrt(count) times a row of length 1, which the device has an operator for.
+
+    Its rows are exact, however much their deviations differ; a stored deviation has 256 values for the largest and the
+    smallest alike.
+    """
+    if maker.step.kind == "layer_norm":
+        average = maker.reduce("MEAN", x, (axis,), True, "mean", nonnegative=x.nonnegative)
+        x = maker.subtract(x, average, "centered")
+    row = maker.unary("L2_NORMALIZATION", x, "normalized", attributes={"axis": axis})
+    return _scaled(maker, row, weight, bias, activation, axis, math.sqrt(x.shape[axis]))
 
 
 @handles("group_norm")

@@ -170,6 +170,10 @@ class Planner:
         self.stored: dict[str, Stored] = {}
         # Recurrent layers that were unrolled, by what they read.
         self.unrolled: dict[tuple[Any, ...], Any] = {}
+        # Values of steps that were fused into one in front of what they read.
+        self.done_before: set[str] = set()
+        # By value: padding that the only reader does by itself.
+        self.ahead: dict[str, list[tuple[int, int]]] = {}
         self.problems = Problems()
         self._drafts: list[_Draft] = []
         self._live = _live_steps(network)
@@ -201,7 +205,7 @@ class Planner:
         try:
             if step.kind not in HANDLERS:
                 raise no_operator(step)
-            result = HANDLERS[step.kind](self, step)
+            result = self.tensor(step) if step.output in self.done_before else HANDLERS[step.kind](self, step)
         except Refused as refused:
             self.problems.add(word(step), str(refused), step.place)
             result = self._stand_in(step)
@@ -372,6 +376,11 @@ class Planner:
 
     def readers(self, step: Step) -> list[Step]:
         return self._readers.get(step.output, [])
+
+    def only_reader(self, step: Step) -> Step | None:
+        """The step that alone reads a step's result; None if there are others, or the model returns it."""
+        readers = self.readers(step)
+        return readers[0] if len(readers) == 1 and not self.returned(step) else None
 
     def returned(self, step: Step) -> bool:
         """Whether the model returns a step's result."""

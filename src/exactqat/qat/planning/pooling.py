@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..network import Step
-from .movement import MOST_PARTS, take
+from .movement import MOST_PARTS, own_padding, take
 from .planner import Maker, Planner, Stored, handles
 from .refusals import Refused, word
 
@@ -66,7 +66,7 @@ def around(x: Stored, axis: int, padding: Pairs) -> list[tuple[int, int]]:
 def max_pool(planner: Planner, step: Step) -> Stored:
     x, attributes = planner.tensor(step), step.attributes
     axis, sizes = _sizes(step, x)
-    window, strides, padding = tuple(attributes["window"]), tuple(attributes["strides"]), _pairs(attributes["padding"])
+    window, strides, padding = tuple(attributes["window"]), tuple(attributes["strides"]), own_padding(planner, step, x)
     dilations = tuple(attributes.get("dilations", (1,) * len(sizes)))
     maker = Maker(planner, step, "pool")
     if any(dilation != 1 for dilation in dilations):

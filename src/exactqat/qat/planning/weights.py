@@ -10,8 +10,8 @@ import numpy as np
 
 from ..network import Constant, Step
 from ..plan import BatchNorm, Weights
-from .movement import padded
-from .planner import Maker, Planner, Stored, handles
+from .movement import own_padding, padded
+from .planner import Maker, Planner, Stored, fused_activation, handles
 from .refusals import Refused, word
 
 # Transposed convolutions in groups take one weight with zeros between the groups, up to this many values.
@@ -52,6 +52,31 @@ def take_batch_norm(planner: Planner, channel_axis: int) -> BatchNorm | None:
     return norm
 
 
+def take_behind_reshape(planner: Planner, x_shape: tuple[int, ...], channel_axis: int) -> tuple[BatchNorm | None, str]:
+    """The batch norm, and the activation behind it, of a result of which only the axes in front were joined or split.
+
+    The reshape stays and reads what is normalized already.
+    """
+    reshape = planner.following()
+    if reshape is None or reshape.kind != "reshape" or channel_axis != len(x_shape) - 1:
+        return None, "NONE"
+    shape = planner.shape(reshape)
+    step = planner.only_reader(reshape)
+    fits = step is not None and step.kind == "batch_norm" and step.attributes.get("channel_axis") == len(shape) - 1
+    if step is None or not fits or shape[-1] != x_shape[-1]:
+        return None, "NONE"
+    try:
+        norm = batch_norm_of(planner, step)
+    except Refused:
+        return None, "NONE"
+    planner.done_before.add(step.output)
+    behind = planner.only_reader(step)
+    activation = "NONE" if behind is None else fused_activation(behind)
+    if behind is not None and activation != "NONE":
+        planner.done_before.add(behind.output)
+    return norm, activation
+
+
 def put(
     maker: Maker,
     kind: str,
@@ -66,6 +91,8 @@ def put(
     planner, step = maker.planner, maker.step
     norm = take_batch_norm(planner, channel_axis)
     activation = planner.take_activation()
+    if norm is None and activation == "NONE":
+        norm, activation = take_behind_reshape(planner, planner.shape(step), channel_axis)
     rule = maker.rule(maker.path)
     return maker.store(
         kind,
@@ -87,9 +114,9 @@ def convolution(planner: Planner, step: Step) -> Stored:
     axis, groups = int(attributes["channel_axis"]), int(attributes["groups"])
     _need_two_spatial_axes(step, x)
     maker = Maker(planner, step, "conv")
-    padding = tuple((int(before), int(after)) for before, after in attributes["padding"])
+    padding = own_padding(planner, step, x)
     mode = attributes.get("padding_mode", "zeros")
-    if mode != "zeros" and any(map(any, padding)):
+    if mode != "zeros" and any(map(any, attributes["padding"])):
         spatial = iter(padding)
         around = [(0, 0) if at in (axis, x.batch_axis) else next(spatial) for at in range(x.rank)]
         x = padded(maker.within("padded"), x, around, mode, 0.0)
