@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The networks of networks.txt, built from torchvision and timm with random weights.
 
-    model, examples = builders()["timm lcnet_050"]()
+model, examples = builders()["timm lcnet_050"]()
 """
 
 from __future__ import annotations

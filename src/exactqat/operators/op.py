@@ -123,7 +123,11 @@ class Operator:
         self.__signature__ = inspect.Signature([*parameters.values(), name, out])
         self.result_type = namedtuple(raw_name or self.name, results)  # type: ignore[misc]
         self.result_type.__doc__ = f"Results of `{self.name}`."
-        self.result_type.__reduce__ = lambda results: (_results, (self.name, *results))  # type: ignore[method-assign]
+
+        def reduced(results: Any) -> tuple[Any, ...]:
+            return _results, (self.name, *results)
+
+        self.result_type.__reduce__ = reduced  # type: ignore[method-assign,assignment]
         self._remembered = lru_cache(maxsize=4096)(self.check)
 
     def __reduce__(self) -> Any:
