@@ -400,17 +400,17 @@ def generate(source: Source) -> Call:
     context = choose(source, list(CONTEXTS)) if chance(source, 60) else "eager"
     if context in RARE and chance(source, 80):
         context = "twice"
-    if context not in OPEN:  # PyTorch itself would read what is not there
-        kinds = {name: "freed" if kind == "shrunk" else kind for name, kind in kinds.items()}
-    if context in ("jvp", "forward mode"):  # nor is there a tangent for fake ones
-        kinds = {name: "meta" if kind == "fake" else kind for name, kind in kinds.items()}
-    if (
-        "fake" in kinds.values()
-    ):  # PyTorch's fake tensors do not survive freed ones: its dispatcher stays as it was then
-        kinds = {name: "plain" if kind.startswith(("freed", "shrunk")) else kind for name, kind in kinds.items()}
     out: tuple[str, ...] = ()
     if chance(source, 40):
         out = tuple([choose(source, OUT) if chance(source, 60) else "plain" for _ in call.op.results])
+    if context not in OPEN:  # PyTorch itself would read what is not there
+        kinds = {name: "freed" if kind == "shrunk" else kind for name, kind in kinds.items()}
+    # PyTorch's fake tensors have no tangents and do not survive freed ones: the dispatcher stays as it was at the error.
+    if context in ("jvp", "forward mode"):
+        kinds = {name: "meta" if kind == "fake" else kind for name, kind in kinds.items()}
+        out = tuple(["meta" if kind == "fake" else kind for kind in out])
+    if "fake" in kinds.values() or context == "fake mode":
+        kinds = {name: "plain" if kind.startswith(("freed", "shrunk")) else kind for name, kind in kinds.items()}
     backward = choose(source, ("plain", "zero", "negative", "expanded", "subclass", "wrapper")) if not out else ""
     return Call(call, kinds, context, out, backward, source)
 

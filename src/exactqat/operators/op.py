@@ -19,7 +19,7 @@ import types
 import typing
 from collections import namedtuple
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial, update_wrapper
+from functools import lru_cache, partial, partialmethod, update_wrapper
 from typing import Any, NamedTuple
 
 
@@ -123,11 +123,8 @@ class Operator:
         self.__signature__ = inspect.Signature([*parameters.values(), name, out])
         self.result_type = namedtuple(raw_name or self.name, results)  # type: ignore[misc]
         self.result_type.__doc__ = f"Results of `{self.name}`."
-
-        def reduced(results: Any) -> tuple[Any, ...]:
-            return _results, (self.name, *results)
-
-        self.result_type.__reduce__ = reduced  # type: ignore[method-assign,assignment]
+        # Pickled by the operator's name, because the class has none in its module.
+        self.result_type.__reduce__ = partialmethod(_reduced, self.name)  # type: ignore[assignment]
         self._remembered = lru_cache(maxsize=4096)(self.check)
 
     def __reduce__(self) -> Any:
@@ -399,6 +396,10 @@ def _by_name(name: str) -> Operator:
 
 def _results(name: str, *results: Any) -> Any:
     return OPERATORS[name].result_type(*results)
+
+
+def _reduced(results: Any, name: str) -> Any:
+    return _results, (name, *results)
 
 
 def _compiling() -> bool:
