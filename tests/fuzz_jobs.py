@@ -298,9 +298,10 @@ class Case:
         else:
             with contextlib.suppress(Exception):
                 delivered = self.job / "w4a4" / "checkpoint.pt"
-                content = torch.load(delivered, weights_only=True) if delivered.is_file() else {}
-                content |= {"network": "subprocess:call", "input_shape": ["touch", str(self.canary)]}
-                torch.save(content, delivered)
+                if delivered.is_file():
+                    content = torch.load(delivered, weights_only=True)
+                    content |= {"network": "subprocess:call", "input_shape": ["touch", str(self.canary)]}
+                    torch.save(content, delivered)
             settings = self.job / "job.json"
             with contextlib.suppress(Exception):
                 job = json.loads(settings.read_bytes() if settings.is_file() else b"")
