@@ -105,7 +105,9 @@ class Case:
 
     def pick(self, *patterns: str) -> Path:
         found = [path for pattern in patterns for path in sorted(self.job.glob(pattern)) if path.is_file()]
-        return self.choose.choice(found) if found else self.job / "job.json"
+        if not found:
+            (self.job / "more.json").touch()
+        return self.choose.choice(found) if found else self.job / "more.json"
 
     def note(self, what: str, path: Path) -> None:
         self.done.append(f"{what} {path.relative_to(self.folder)}")
@@ -173,8 +175,11 @@ class Case:
             "\ufeff{}",
         ]
         try:
-            content = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError):
+            # A pipe by now, it would be read for ever.
+            content = json.loads(path.read_bytes()) if path.is_file() else None
+        except (ValueError, RecursionError):
+            content = None
+        if not path.is_file():
             return
         if self.choose.random() < 0.25 or not isinstance(content, dict):
             path.write_text(self.choose.choice(whole))
@@ -292,13 +297,16 @@ class Case:
             )
         else:
             with contextlib.suppress(Exception):
-                content = torch.load(self.job / "w4a4" / "checkpoint.pt", weights_only=True)
-                content |= {"network": "subprocess:call", "input_shape": ["touch", str(self.canary)]}
-                torch.save(content, self.job / "w4a4" / "checkpoint.pt")
+                delivered = self.job / "w4a4" / "checkpoint.pt"
+                if delivered.is_file():
+                    content = torch.load(delivered, weights_only=True)
+                    content |= {"network": "subprocess:call", "input_shape": ["touch", str(self.canary)]}
+                    torch.save(content, delivered)
+            settings = self.job / "job.json"
             with contextlib.suppress(Exception):
-                job = json.loads((self.job / "job.json").read_bytes())
+                job = json.loads(settings.read_bytes() if settings.is_file() else b"")
                 job["settings"]["model"] = self.choose.choice(["canary_module:build", "os:system"])
-                (self.job / "job.json").write_text(json.dumps(job))
+                settings.write_text(json.dumps(job))
         self.note(f"forgery {kind}", path)
 
     def damage(self) -> None:
