@@ -354,14 +354,14 @@ def _leaves(kind: type, value: Any) -> list[Any]:
 
 
 class Tree:
-    """How a model's arguments and results nest.
+    """How a model's arguments and results nest."""
 
-    Attributes:
-        arguments: names of the arguments, in the order of the model's forward.
-    """
-
-    def __init__(self, signature: inspect.Signature, spec: Any, tensors: Sequence[int], results: Any = None) -> None:
-        self.signature, self.spec, self.tensors, self.results = signature, spec, tuple(tensors), results
+    def __init__(self, signature: inspect.Signature, leaves: Sequence[Any], spec: Any) -> None:
+        self.signature, self.spec = signature, spec
+        self.tensors = tuple(index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+        # What the network was captured for: its values are fixed in it.
+        self.others = {index: leaf for index, leaf in enumerate(leaves) if index not in self.tensors}
+        self.results: tuple[Any, list[tuple[bool, Any]]] = (None, [])
 
     @staticmethod
     def bind(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -374,13 +374,18 @@ class Tree:
         """The tensors among a call's arguments, in the order of `Network.inputs`.
 
         Raises:
-            TypeError: the arguments nest otherwise than the example's.
+            TypeError: the arguments nest otherwise than the example's, or what is no tensor has another value.
         """
         leaves, spec = pytree.tree_flatten(self.bind(self.signature, args, kwargs))
+        names = [_leaf_name(path) for path, _ in pytree.tree_flatten_with_path(pytree.tree_unflatten(leaves, spec))[0]]
         if spec != self.spec or any(not isinstance(leaves[index], torch.Tensor) for index in self.tensors):
             raise TypeError(
                 "the arguments must nest as those of the example did: the same tensors, None where it had None"
             )
+        for index, value in self.others.items():
+            if isinstance(leaves[index], torch.Tensor) or leaves[index] != value:
+                given = "a tensor" if isinstance(leaves[index], torch.Tensor) else repr(leaves[index])
+                raise TypeError(f"the network was captured for {names[index]} = {value!r}, got {given}")
         return [leaves[index] for index in self.tensors]
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
@@ -700,7 +705,7 @@ class _Converter:
         self.refusals[place, reason] = self.refusals.get((place, reason), 0) + (
             len(meta) if isinstance(meta, list) else 1
         )
-        if reason == _MIXES and self.refusals[place, reason] > 100:
+        if reason == _MIXES and self.refusals[place, reason] > self.prime // 4:
             raise CaptureError(
                 f"{place}: forward goes through the examples of a batch one by one; what it does must be the same "
                 "operation on all of them"
@@ -2448,7 +2453,7 @@ def _draft(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], trai
     names = [
         _leaf_name(key) for key, leaf in pytree.tree_flatten_with_path(arguments)[0] if isinstance(leaf, torch.Tensor)
     ]
-    return _read(converter, names, Tree(signature, spec, positions), args, kwargs, copied)
+    return _read(converter, names, Tree(signature, leaves, spec), args, kwargs, copied)
 
 
 def _leaf_name(path: Sequence[Any]) -> str:
