@@ -10,8 +10,9 @@ import numpy as np
 
 from ..network import Constant, Step
 from ..plan import BatchNorm, Weights
+from .maker import Maker
 from .movement import own_padding, padded
-from .planner import Maker, Planner, Stored, fused_activation, handles
+from .planner import Planner, Stored, fused_activation, handles
 from .refusals import Refused, word
 
 # Transposed convolutions in groups take one weight with zeros between the groups, up to this many values.
