@@ -325,6 +325,7 @@ def differences(network: Any, model: nn.Module, args: Mapping[str, Any] | Sequen
             assert a == b
             continue
         assert a.shape == b.shape and a.dtype == b.dtype, (a.shape, b.shape, a.dtype, b.dtype)
+        a, b = a.double(), b.double()
         scale = max(b.abs().max().item(), 1e-6) if b.numel() else 1.0
         worst = max(worst, ((a - b).abs().max().item() / scale) if b.numel() else 0.0)
     return worst

@@ -527,6 +527,10 @@ MEANINGS: dict[str, Callable[[Sketch], str]] = {
     "matmul and bias": lambda s: s.add(
         "add", s.add("matmul", s.input(1, 4, 6), s.parameter("w", 6, 3)), s.parameter("b", 3)
     ),
+    "matmul by one of many axes": lambda s: s.add("matmul", s.input(1, 3, 4, 6), s.parameter("w", 1, 1, 6, 3)),
+    "matmul by many": lambda s: s.add("matmul", s.input(1, 3, 4, 6), s.parameter("w", 3, 6, 2)),
+    "matmul from the left, rank 4": lambda s: s.add("matmul", s.parameter("w", 1, 3, 4), s.input(1, 2, 4, 6)),
+    "matmul of features": lambda s: s.add("matmul", s.input(1, 6), s.parameter("w", 6, 3)),
     "matmul from the left": lambda s: s.add("matmul", s.parameter("w", 3, 4), s.input(1, 4, 6)),
     "matmul of two": lambda s: s.add("matmul", s.input(1, 2, 4, 6), s.input(1, 1, 6, 3)),
     "attention": attention(""),

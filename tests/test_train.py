@@ -453,3 +453,23 @@ def test_constants_of_operators_that_compare_codes_lie_on_their_grid() -> None:
     np.testing.assert_allclose(codes * scale, floor.detach(), atol=float(scale) / 2)
     prepared.train()(batch).sum().backward()
     assert dict(prepared.named_parameters())["floor"].grad[0] > 0
+
+
+def test_everything_goes_where_the_model_goes() -> None:
+    mask = torch.tril(torch.ones(3, 3))
+
+    def forward(self: Any, x: Any) -> Any:
+        x = self.linear(self.normed(x).transpose(1, 2)) + mask[:, :2].repeat(2, 1)
+        return F.gelu(x * torch.tensor([0.5, 2.0])) + 0.25
+
+    layers = {"normed": nn.utils.parametrizations.weight_norm(nn.Conv1d(3, 3, 1)), "linear": nn.Linear(3, 2)}
+    batch = torch.rand(4, 3, 6)
+    prepared = qat.prepare(Net(forward, **layers), batch)
+    qat.calibrate(prepared, [batch])
+    prepared.to("meta")
+    for _, layer in prepared.layers():
+        sources = [constant.source for constant in layer.constants.values()]
+        if isinstance(layer, WeightedLayer):
+            sources += [source for source in (layer.weight_source, layer.bias_source) if source is not None]
+        assert all(source().device.type == "meta" for source in sources)
+    assert {tensor.device.type for tensor in (*prepared.parameters(), *prepared.buffers())} == {"meta"}

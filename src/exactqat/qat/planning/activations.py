@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..network import Step
-from .planner import Maker, Planner, Stored, fused_activation, handles
+from .maker import Maker
+from .planner import Planner, Stored, fused_activation, handles
 
 Attributes = Mapping[str, Any]
 

@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 
 from ..network import Constant, Step
-from .planner import Coefficient, Maker, Operand, Planner, Stored, handles
+from .maker import Coefficient, Maker
+from .planner import Operand, Planner, Stored, handles
 from .refusals import Refused, word
 
 # Behind this, softmax gives less than half a step of its grid, whatever stands beside it.

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..network import Constant, Step
-from .planner import BROADCASTING, Maker, Planner, Stored, handles
+from .maker import Maker
+from .planner import BROADCASTING, Planner, Stored, handles
 from .refusals import Refused, word
 
 # How many slices or copies a step may become before it is refused.

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..network import Step
-from .planner import Coefficient, Maker, Planner, Stored, handles
+from .maker import Coefficient, Maker
+from .planner import Planner, Stored, handles
 from .refusals import Refused, word
 
 # Below this an epsilon is lost among the roundings of eight bits: rows are divided by their length as it is.

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..network import Step
+from .maker import Maker
 from .movement import MOST_PARTS, own_padding, take
-from .planner import Maker, Planner, Stored, handles
+from .planner import Planner, Stored, handles
 from .refusals import Refused, word
 
 Pairs = tuple[tuple[int, int], ...]

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from ..network import Step
 from .activations import leave_outside, outside
-from .planner import Maker, Planner, Stored, handles
+from .maker import Maker
+from .planner import Planner, Stored, handles
 from .refusals import Refused, word
 
 

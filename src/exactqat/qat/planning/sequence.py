@@ -13,7 +13,8 @@ from ..network import Step
 from ..plan import Weights
 from .activations import logistic
 from .elementwise import SURELY_MASKED
-from .planner import Maker, Planner, Stored, handles
+from .maker import Maker
+from .planner import Planner, Stored, handles
 from .refusals import Refused, word
 from .weights import product
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from ..network import Constant, Step
 from ..plan import BatchNorm, Weights
+from .maker import Maker
 from .movement import own_padding, padded
-from .planner import Maker, Planner, Stored, fused_activation, handles
+from .planner import Planner, Stored, fused_activation, handles
 from .refusals import Refused, word
 
 # Transposed convolutions in groups take one weight with zeros between the groups, up to this many values.
@@ -190,10 +191,18 @@ def linear(planner: Planner, step: Step) -> Stored:
 @handles("matmul")
 def matrix_product(planner: Planner, step: Step) -> Stored:
     first, second = (planner.read(each) for each in step.inputs)
-    if isinstance(first, Stored) and isinstance(second, Constant) and len(second.shape) == 2:
+    if isinstance(first, Stored) and isinstance(second, Constant) and _is_weight(second, first, -1):
+        inputs, outputs = second.shape[-2:]
         maker = Maker(planner, step, "matmul")
-        weight = maker.derived("weight", second.shape[::-1], lambda array: array.T, second.name)
-        return put(maker, "FULLY_CONNECTED", first, weight, _take_bias(planner, second.shape[1]), {}, first.rank - 1)
+        weight = maker.derived("weight", (outputs, inputs), lambda array: array.reshape(inputs, outputs).T, second.name)
+        return put(maker, "FULLY_CONNECTED", first, weight, _take_bias(planner, outputs), {}, first.rank - 1)
+    if (
+        isinstance(second, Stored)
+        and isinstance(first, Constant)
+        and _is_weight(first, second, -2)
+        and second.rank in (3, 4)
+    ):
+        return _over_rows(planner, step, first, second)
     if not isinstance(first, Stored) and not isinstance(second, Stored):
         raise Refused(f"{word(step)} of two operands that do not depend on the input; compute it beforehand")
     if isinstance(first, float) or isinstance(second, float):
@@ -201,6 +210,28 @@ def matrix_product(planner: Planner, step: Step) -> Stored:
     maker = Maker(planner, step, "matmul")
     a, b = (each.name if isinstance(each, Constant) else each for each in (first, second))
     return product(maker, a, b)
+
+
+def _is_weight(constant: Constant, x: Stored, axis: int) -> bool:
+    """Whether a constant is one matrix for all of x, over an axis that is not the batch's."""
+    one = all(size == 1 for size in constant.shape[:-2])
+    return len(constant.shape) <= x.rank and one and x.batch_axis < x.rank + axis
+
+
+def _over_rows(planner: Planner, step: Step, constant: Constant, x: Stored) -> Stored:
+    """A matrix [out, in] from the left: a 1x1 convolution whose channels are the last axis but one."""
+    outputs, inputs = constant.shape[-2:]
+    spatial = x.rank - 2
+    maker = Maker(planner, step, "matmul")
+    weight = maker.reshaped(constant.name, (outputs, inputs, *[1] * spatial))
+    window = {
+        "strides": (1,) * spatial,
+        "padding": ((0, 0),) * spatial,
+        "dilations": (1,) * spatial,
+        "groups": 1,
+        "channel_axis": x.rank - 2,
+    }
+    return put(maker, "CONV_2D", x, weight, None, window, x.rank - 2)
 
 
 def _take_bias(planner: Planner, count: int) -> str | None:

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How `capture_torch` reads what `torch.export` shows.
+
+`converter` walks it; one function for each operator says which steps it is (`movement`, `layers`, ...).
+"""
+
+from . import elementwise, layers, movement, reduction
+from .converter import CUMULATIVE, TORCH, Converter
+from .errors import CaptureError, Refused
+
+__all__ = ["CUMULATIVE", "TORCH", "CaptureError", "Converter", "Refused"]
+__all__ += ["elementwise", "layers", "movement", "reduction"]

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tensors of an export hold: contents, storages, views."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .expression import Node
+
+
+@dataclass(frozen=True)
+class Meta:
+    """Shape (the batch as the prime) and dtype of a result."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """What a tensor of the export holds at one moment: a value of the network by name, or a node of a program.
+
+    Attributes:
+        noise: the node draws random numbers.
+        outer: of a value: its batch axis holds (outer, batch, rows / outer) in this order.
+        broken: of a value: behind a step that mixes the examples of a batch; no more is said about its batch.
+    """
+
+    meta: Meta
+    name: str = ""
+    node: Node | None = None
+    noise: bool = False
+    outer: int = 1
+    broken: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.meta.shape
+
+    @property
+    def is_value(self) -> bool:
+        return self.node is None
+
+
+class Storage:
+    """What views share: a content, and how often it was replaced."""
+
+    def __init__(self, content: Content) -> None:
+        self.content, self.version = content, 0
+
+
+@dataclass(frozen=True, eq=False)
+class ViewStep:
+    """One operation that looks into a storage through its argument `source`; `index` picks from several results."""
+
+    operator: Any
+    source: str
+    arguments: Mapping[str, Any]
+    meta: Any
+    index: int | None
+
+
+class View:
+    """A tensor of the export: a storage seen through a chain of operations."""
+
+    def __init__(self, storage: Storage, chain: tuple[ViewStep, ...], content: Content) -> None:
+        self.storage, self.chain = storage, chain
+        self.content, self.version = content, storage.version

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators element by element, and noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from .contents import Content, Meta
+from .converter import Converter, handles, require_fixed, require_numbers, sources_of
+from .errors import MIXES, Refused
+from .schema import DROPOUTS, base_name
+
+aten = torch.ops.aten
+
+
+_UNARY = {
+    **{name: name for name in ("relu", "relu6", "sigmoid", "tanh", "silu", "mish", "hardsigmoid", "hardswish", "abs")},
+    **{
+        name: name
+        for name in ("neg", "exp", "log", "sqrt", "rsqrt", "square", "reciprocal", "erf", "sin", "cos", "selu")
+    },
+    **{name: name for name in ("sign", "floor", "softsign")},
+    "absolute": "abs",
+    "negative": "neg",
+    "sgn": "sign",
+    "log_sigmoid": "log_sigmoid",
+    "special_expit": "sigmoid",
+    "special_erf": "erf",
+}
+
+
+@handles(*_UNARY)
+def _unary(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    require_numbers(a.self)
+    return c.emit(_UNARY[base_name(c.applied)], [a.self], meta)
+
+
+@handles("round")
+def _round(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    if getattr(a, "decimals", 0):
+        raise Refused("")
+    return c.emit("round", [a.self], meta)
+
+
+@handles("ceil", "trunc", "fix", "frac")
+def _ceil(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    if base_name(c.applied) != "ceil":
+        raise Refused("")
+    down = c.emit("floor", [c.emit("neg", [a.self], meta)], meta)
+    return c.emit("neg", [down], meta)
+
+
+def _clamped(c: Converter, x: Content, low: Any, high: Any, meta: Meta) -> Content:
+    require_numbers(x)
+    for kind, bound in (("maximum", low), ("minimum", high)):
+        if isinstance(bound, Content):
+            x = c.emit(kind, [x, bound], meta)
+    low, high = (None if isinstance(b, Content) or b in (-math.inf, math.inf) else b for b in (low, high))
+    if low is None and high is None:
+        return x
+    if low == 0 and high in (None, 6):
+        return c.emit("relu" if high is None else "relu6", [x], meta)
+    return c.emit("clamp", [x], meta, min=low, max=high)
+
+
+@handles("clamp", "clip", "clamp_min", "clamp_max", "hardtanh")
+def _clamp(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    low = getattr(a, "min", None) if not hasattr(a, "min_val") else a.min_val
+    high = getattr(a, "max", None) if not hasattr(a, "max_val") else a.max_val
+    return _clamped(c, a.self, low, high, meta)
+
+
+@handles("threshold")
+def _threshold(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    if a.threshold != a.value:
+        raise Refused("")
+    return _clamped(c, a.self, a.value, None, meta)
+
+
+@handles("gelu")
+def _gelu(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    return c.emit("gelu", [a.self], meta, approximate=a.approximate)
+
+
+@handles("softplus")
+def _softplus(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    return c.emit("softplus", [a.self], meta, beta=float(a.beta), threshold=float(a.threshold))
+
+
+@handles("elu")
+def _elu(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    alpha, scale, input_scale = float(a.alpha), float(a.scale), float(a.input_scale)
+    return c.emit("elu", [a.self], meta, alpha=alpha, scale=scale, input_scale=input_scale)
+
+
+@handles("celu")
+def _celu(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    alpha = float(a.alpha)
+    return c.emit("elu", [a.self], meta, alpha=alpha, scale=1.0, input_scale=1 / alpha)
+
+
+@handles("leaky_relu")
+def _leaky_relu(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    return c.emit("leaky_relu", [a.self], meta, slope=float(a.negative_slope))
+
+
+@handles("rrelu")
+def _rrelu(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    if a.training:
+        raise Refused("its slope is random")
+    return c.emit("leaky_relu", [a.self], meta, slope=(a.lower + a.upper) / 2)
+
+
+@handles("prelu", "_prelu_kernel")
+def _prelu(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    require_fixed(a.weight, "weight")
+    weight = a.weight
+    if base_name(c.applied) == "_prelu_kernel":
+        weight = c.call(aten.reshape.default, weight, [math.prod(weight.shape)])
+    axis = 1 if len(a.self.shape) > 1 else 0
+    if weight.shape != (1,):
+        c.keep_batch(a.self, [axis])
+    return c.emit("prelu", [a.self, weight], meta, ("", "weight"), channel_axis=axis)
+
+
+@handles("glu")
+def _glu(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    first, second = c.call(aten.chunk.default, a.self, 2, a.dim)
+    return c.call(aten.mul.Tensor, first, c.call(aten.sigmoid.default, second))
+
+
+@handles("exp2", "log2", "log10", "log1p", "expm1")
+def _by_exp_and_log(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    name, x = base_name(c.applied), a.self
+    if name == "exp2":
+        return c.call(aten.exp.default, c.call(aten.mul.Tensor, x, math.log(2)))
+    if name == "expm1":
+        return c.call(aten.sub.Tensor, c.call(aten.exp.default, x), 1.0)
+    if name == "log1p":
+        return c.call(aten.log.default, c.call(aten.add.Tensor, x, 1.0))
+    return c.call(aten.mul.Tensor, c.call(aten.log.default, x), 1 / math.log(2 if name == "log2" else 10))
+
+
+@handles("pow")
+def _pow(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    x, exponent = a.self, a.exponent
+    if isinstance(exponent, Content) and not exponent.is_value and not exponent.shape and not sources_of(c, exponent):
+        exponent = c.data(exponent).item()
+    if isinstance(exponent, Content):
+        if isinstance(x, (int, float)) and x > 0:
+            return c.call(aten.exp.default, c.call(aten.mul.Tensor, exponent, math.log(x)))
+        raise Refused("its exponent is no number")
+    require_numbers(x)
+    known = {1: None, 2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+    if exponent in known:
+        kind = known[exponent]
+        return x if kind is None else c.emit(kind, [x], meta)
+    return c.emit("pow", [x], meta, exponent=float(exponent))
+
+
+def _binary(c: Converter, kind: str, x: Any, y: Any, meta: Meta) -> Content:
+    require_numbers(x, y)
+    neutral = {"add": 0, "sub": 0, "mul": 1, "div": 1}.get(kind)
+    for operand, other in ((x, y), (y, x)) if kind in ("add", "mul") else ((x, y),):
+        if isinstance(other, (int, float)) and other == neutral and isinstance(operand, Content):
+            return replace(operand, meta=meta)
+    for operand in (x, y):
+        if isinstance(operand, Content) and (axis := c.batch_axis(operand)) is not None:
+            axes = c.batch_axes(meta.shape)
+            if axes != [axis + len(meta.shape) - len(operand.shape)]:
+                raise Refused(MIXES)
+    return c.emit(kind, [x, y], meta)
+
+
+def _scaled(c: Converter, x: Any, factor: float) -> Any:
+    if factor == 1:
+        return x
+    return c.call(aten.mul.Tensor, x, factor) if isinstance(x, Content) else x * factor
+
+
+@handles("add", "sub", "subtract")
+def _add(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    kind = "add" if base_name(c.applied) == "add" else "sub"
+    return _binary(c, kind, a.self, _scaled(c, a.other, a.alpha), meta)
+
+
+@handles("rsub")
+def _rsub(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    return _binary(c, "sub", a.other, _scaled(c, a.self, a.alpha), meta)
+
+
+@handles("mul", "multiply")
+def _mul(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    if isinstance(a.self, Content) and a.self is a.other:
+        return c.emit("square", [a.self], meta)
+    return _binary(c, "mul", a.self, a.other, meta)
+
+
+@handles("div", "divide", "true_divide", "floor_divide")
+def _div(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    mode = "floor" if base_name(c.applied) == "floor_divide" else getattr(a, "rounding_mode", None)
+    if mode == "trunc":
+        raise Refused("")
+    normal = None if mode else _normalize(c, a, meta)
+    if normal is not None:
+        return normal
+    quotient = _binary(c, "div", a.self, a.other, meta)
+    return quotient if mode is None else c.emit("floor", [quotient], meta)
+
+
+def _normalize(c: Converter, a: SimpleNamespace, meta: Meta) -> Content | None:
+    """F.normalize, from the steps that it consists of: x / expand(clamp(norm(x)))."""
+
+    def made_by(tensor: Any, kind: str) -> Any:
+        producer = c.producers.get(tensor.name) if isinstance(tensor, Content) and tensor.is_value else None
+        return producer if producer is not None and producer[0].kind == kind else None
+
+    divisor = a.other
+    if (expanded := made_by(divisor, "expand")) is not None:
+        divisor = expanded[1][0]
+    clamped = made_by(divisor, "clamp")
+    norm = made_by(clamped[1][0], "norm") if clamped is not None else None
+    if clamped is None or norm is None or norm[1][0].name != getattr(a.self, "name", None):
+        return None
+    attributes, epsilon = norm[0].attributes, clamped[0].attributes["min"]
+    whole = attributes["order"] == 2 and attributes["keep_dims"] and len(attributes["axes"]) == 1
+    if not whole or epsilon is None or clamped[0].attributes["max"] is not None:
+        return None
+    return c.emit("normalize", [a.self], meta, label="F.normalize", axis=attributes["axes"][0], epsilon=epsilon)
+
+
+@handles("maximum", "max.other", "fmax")
+def _maximum(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    return _binary(c, "maximum", a.self, a.other, meta)
+
+
+@handles("minimum", "min.other", "fmin")
+def _minimum(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    return _binary(c, "minimum", a.self, a.other, meta)
+
+
+@handles("addcmul", "addcdiv")
+def _addcmul(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    operator = aten.mul.Tensor if base_name(c.applied) == "addcmul" else aten.div.Tensor
+    return c.call(aten.add.Tensor, a.self, _scaled(c, c.call(operator, a.tensor1, a.tensor2), a.value))
+
+
+@handles("lerp")
+def _lerp(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    difference = c.call(aten.sub.Tensor, a.end, a.self)
+    return c.call(aten.add.Tensor, a.self, c.call(aten.mul.Tensor, difference, a.weight))
+
+
+@handles("where.self", "where.ScalarOther", "where.ScalarSelf", "masked_fill")
+def _where(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    if hasattr(a, "mask"):
+        mask, chosen, other = a.mask, a.value, a.self
+    else:
+        mask, chosen, other = a.condition, a.self, a.other
+    require_fixed(mask, "condition")
+    dtype = meta.dtype
+
+    def weight(condition: Content) -> Content:
+        return c.call(aten.to.dtype, condition, dtype)
+
+    def is_fixed(operand: Any) -> bool:
+        return not isinstance(operand, Content) or not operand.is_value
+
+    inverse = c.call(aten.logical_not.default, mask)
+    if is_fixed(chosen) or is_fixed(other):
+        fixed, value, at = (chosen, other, mask) if is_fixed(chosen) else (other, chosen, inverse)
+        elsewhere = inverse if at is mask else mask
+        nothing = c.call(aten.zeros.default, [1], dtype=dtype)
+        if not isinstance(fixed, Content):
+            fixed = c.call(aten.full.default, [1], fixed, dtype=dtype)
+        addend = c.call(aten.where.self, at, fixed, nothing)
+        # Minus infinity absorbs what it is added to.
+        if not sources_of(c, fixed) and bool((c.data(fixed) == -math.inf).all()):
+            return c.call(aten.add.Tensor, value, addend)
+        kept = c.call(aten.mul.Tensor, value, weight(elsewhere))
+        zero = not sources_of(c, fixed) and not c.data(fixed).any()
+        return kept if zero else c.call(aten.add.Tensor, kept, addend)
+    first, second = c.call(aten.mul.Tensor, chosen, weight(mask)), c.call(aten.mul.Tensor, other, weight(inverse))
+    return c.call(aten.add.Tensor, first, second)
+
+
+@handles("softmax", "log_softmax", "_softmax", "_log_softmax", "special_softmax", "special_log_softmax")
+def _softmax(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    axis = a.dim % max(len(a.self.shape), 1)
+    c.keep_batch(a.self, [axis])
+    return c.emit("log_softmax" if "log" in base_name(c.applied) else "softmax", [a.self], meta, axis=axis)
+
+
+@handles(*DROPOUTS, "native_dropout")
+def _dropout(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
+    x = a.input
+    if not a.train or a.p == 0:
+        return [x, None] if isinstance(meta, list) else x
+    if isinstance(meta, list):
+        return [c.call(aten.dropout.default, x, a.p, True), None]
+    return c.noisy(c.applied, vars(a), meta)

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cannot be captured."""
+
+from __future__ import annotations
+
+MIXES = "it mixes the examples of a batch"
+
+
+class CaptureError(ValueError):
+    """The model is not a fixed sequence of operations on tensors; the message says where, and what to do."""
+
+
+class Refused(Exception):
+    """No kind of the vocabulary says what an operation does; the step becomes "unsupported"."""

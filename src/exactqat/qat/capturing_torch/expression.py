@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is computed without the input: graphs of operators, and what runs them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A size of `count` rows for each example."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """The result of an earlier instruction."""
+
+    index: int
+
+
+@dataclass(eq=False, frozen=True)
+class Node:
+    """A result in the graph of what is computed without the input.
+
+    `operator` is an operator's name ("aten.add.Tensor"), or one of: "source" (args: path), "data" (args: tensor),
+    "operand" (args: index), "item" (args: node, index).
+    """
+
+    operator: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    in_place: bool = False
+
+
+@functools.cache
+def _overload(name: str) -> Any:
+    namespace, packet, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+
+
+class Expression(nn.Module):
+    """What is computed from parameters, buffers and numbers, and from a step's operands where it has any.
+
+    Called with the tensors of `sources` in their order, then the operands; differentiable. `rows` is the number of rows
+    that an operand's batch axis holds for one example, `axis` that axis: they give the batch, one without operands.
+    Floating-point numbers of the expression take the dtype and the device of the first tensor that it is given.
+    """
+
+    def __init__(self, node: Node, prime: int, axis: int = 0, rows: int = 1) -> None:
+        super().__init__()
+        self.axis, self.rows = axis, rows
+        self.instructions: list[tuple[str, list[Any], dict[str, Any], bool]] = []
+        indices: dict[int, int] = {}
+        sources: list[str] = []
+
+        def encode(value: Any) -> Any:
+            if isinstance(value, Node):
+                return _Slot(indices[id(value)])
+            if isinstance(value, (list, tuple)):
+                return [encode(element) for element in value]
+            if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**40 and value % prime == 0:
+                return _Rows(value // prime)
+            return value
+
+        # Depth first without recursion: chains of thousands of nodes occur.
+        stack = [(node, False)]
+        while stack:
+            current, ready = stack.pop()
+            if id(current) in indices:
+                continue
+            if not ready:
+                stack.append((current, True))
+                stack += [(leaf, False) for leaf in reversed(nodes_in((current.args, current.kwargs)))]
+                continue
+            indices[id(current)] = len(self.instructions)
+            args = encode(current.args)
+            if current.operator == "source":
+                sources.append(current.args[0])
+            elif current.operator == "data":
+                args = [f"data_{len(self.instructions)}"]
+                self.register_buffer(args[0], current.args[0], persistent=False)
+            kwargs = {key: encode(value) for key, value in current.kwargs.items()}
+            self.instructions.append((current.operator, args, kwargs, current.in_place))
+        self.sources = tuple(sources)
+
+    @property
+    def follows_the_batch(self) -> bool:
+        return any(_contains((args, kwargs), _Rows) for _, args, kwargs, _ in self.instructions)
+
+    def forward(self, *tensors: torch.Tensor, batch: int | None = None) -> Any:
+        given, operands = dict(zip(self.sources, tensors, strict=False)), tensors[len(self.sources) :]
+        if batch is None:
+            batch = operands[0].shape[self.axis] // self.rows if operands and operands[0].dim() > self.axis else 1
+        dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
+        device = tensors[0].device if tensors else torch.device("cpu")
+
+        def decode(value: Any) -> Any:
+            if isinstance(value, _Slot):
+                return results[value.index]
+            if isinstance(value, _Rows):
+                return value.count * batch
+            if isinstance(value, list):
+                return [decode(element) for element in value]
+            if isinstance(value, torch.dtype):
+                return dtype if value.is_floating_point else value
+            return device if isinstance(value, torch.device) else value
+
+        results: list[Any] = []
+        for name, args, kwargs, in_place in self.instructions:
+            if name in ("source", "data"):
+                tensor = given[args[0]] if name == "source" else getattr(self, args[0])
+                results.append(tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype))
+            elif name == "operand":
+                results.append(operands[args[0]])
+            elif name == "item":
+                results.append(decode(args[0])[args[1]])
+            else:
+                arguments = [decode(value) for value in args]
+                if in_place:
+                    arguments[0] = arguments[0].clone()
+                results.append(_overload(name)(*arguments, **{key: decode(value) for key, value in kwargs.items()}))
+        return results[-1]
+
+    def same_as(self, other: Expression) -> bool:
+        """Whether both are the same instructions on the same sources and data."""
+        ours, theirs = dict(self.named_buffers()), dict(other.named_buffers())
+        same = (self.axis, self.rows) == (other.axis, other.rows) and identical(ours, theirs)
+        return same and identical(self.instructions, other.instructions)
+
+
+def nodes_in(value: Any) -> list[Node]:
+    if isinstance(value, Node):
+        return [value]
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [node for element in value for node in nodes_in(element)]
+
+
+def _contains(value: Any, what: type) -> bool:
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    return isinstance(value, what) or (isinstance(value, (list, tuple)) and any(_contains(v, what) for v in value))
+
+
+def identical(a: Any, b: Any) -> bool:
+    """Equality that looks into tensors and containers."""
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+            return False
+        return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(identical(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(identical(a[key], b[key]) for key in a)
+    if isinstance(a, Expression) and isinstance(b, Expression):
+        return a.same_as(b)
+    return type(a) is type(b) and (a == b or (a != a and b != b))
+
+
+def map_nodes(function: Callable[[Node], Node], node: Node) -> Node:
+    """The program with its leaves replaced."""
+    done: dict[int, Node] = {}
+
+    def mapped(current: Node) -> Node:
+        if id(current) not in done:
+            if nodes_in((current.args, current.kwargs)):
+                args = tree_map(Node, mapped, current.args)
+                done[id(current)] = replace(current, args=args, kwargs=tree_map(Node, mapped, current.kwargs))
+            else:
+                done[id(current)] = function(current)
+        return done[id(current)]
+
+    return mapped(node)
+
+
+def tree_map(kind: type | tuple[type, ...], function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {key: tree_map(kind, function, element) for key, element in value.items()}
+    if isinstance(value, (list, tuple)):
+        # Lists and tuples of their own kinds (torch.Size, named results, fx's lists) become plain ones.
+        mapped = [tree_map(kind, function, element) for element in value]
+        return mapped if isinstance(value, list) else tuple(mapped)
+    return value
+
+
+def leaves(kind: type, value: Any) -> list[Any]:
+    found: list[Any] = []
+    tree_map(kind, found.append, value)
+    return found

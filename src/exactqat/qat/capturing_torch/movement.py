@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators that move data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import torch
+
+from .contents import Content, Meta
+from .converter import Converter, handles
+from .errors import MIXES, Refused
+from .schema import IDENTITIES, PERMUTES, RESHAPES, base_name, permutation, slice_bounds
+
+aten = torch.ops.aten
+
+
+@handles(*IDENTITIES)
+def _identity(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    if a.self.meta.dtype.is_floating_point != meta.dtype.is_floating_point:
+        raise Refused("it converts between integers and numbers")
+    return replace(a.self, meta=meta)
+
+
+@handles("detach")
+def _detach(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    return c.emit("identity", [a.self], meta, expression=None, stop_gradient=True)
+
+
+@handles(*RESHAPES)
+def _reshape(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    x, shape = a.self, meta.shape
+    if x.shape == shape:
+        return x
+    producer = c.producers.get(x.name)
+    if producer is not None and producer[0].kind == "reshape" and not x.broken:
+        return c.call(aten.reshape.default, producer[1][0], list(shape))
+    axes = c.batch_axes(shape)
+    if x.broken or len(axes) != 1:
+        return c.emit("reshape", [x], meta, shape=c.example(shape))
+    before = math.prod(x.shape[: c.batch_axis(x)]) * x.outer
+    outer, rest = divmod(before, math.prod(shape[: axes[0]]))
+    if rest or outer < 1 or c.example(shape)[axes[0]] % outer:
+        raise Refused(MIXES)
+    return c.emit("reshape", [x], meta, outer=outer, shape=c.example(shape))
+
+
+@handles(*PERMUTES)
+def _permute(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    axes = permutation(base_name(c.applied), a, len(a.self.shape))
+    return a.self if axes == sorted(axes) else c.emit("permute", [a.self], meta, axes=tuple(axes))
+
+
+@handles("expand", "expand_as", "broadcast_to")
+def _expand(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    return a.self if a.self.shape == meta.shape else c.emit("expand", [a.self], meta, shape=c.example(meta.shape))
+
+
+@handles("repeat", "tile")
+def _repeat(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    x, counts = a.self, list(getattr(a, "repeats", None) or a.dims)
+    counts = [1] * (len(meta.shape) - len(counts)) + counts
+    x = c.call(aten.reshape.default, x, [1] * (len(counts) - len(x.shape)) + list(x.shape))
+    single = [
+        size if count == 1 else count for size, count in zip(x.shape, counts, strict=True) if size == 1 or count == 1
+    ]
+    if len(single) == len(counts):
+        return c.call(aten.expand.default, x, list(meta.shape))
+    for axis, count in enumerate(counts):
+        if count > 1:
+            c.keep_batch(x, [axis])
+            x = c.call(aten.cat.default, [x] * count, axis)
+    return x
+
+
+@handles("repeat_interleave.self_int")
+def _repeat_interleave(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    if a.dim is None:
+        raise Refused("")
+    axis = a.dim % len(a.self.shape)
+    return c.gather(a.self, axis, [index // a.repeats for index in range(a.self.shape[axis] * a.repeats)])
+
+
+def _slice_of(c: Converter, x: Content, axis: int, start: int, stop: int, step: int, meta: Meta) -> Content:
+    if (start, stop, step) == (0, x.shape[axis], 1):
+        return x
+    c.keep_batch(x, [axis])
+    return c.emit("slice", [x], meta, axis=axis, start=start, stop=stop, step=step)
+
+
+@handles("slice")
+def _slice(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    axis = a.dim % len(a.self.shape)
+    return _slice_of(c, a.self, axis, *slice_bounds(a.start, a.end, a.step, a.self.shape[axis]), meta)
+
+
+@handles("narrow")
+def _narrow(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    axis = a.dim % len(a.self.shape)
+    start = a.start % a.self.shape[axis]
+    return _slice_of(c, a.self, axis, start, start + a.length, 1, meta)
+
+
+def _without(x: Content, axis: int, index: int, c: Converter, meta: Meta) -> Content:
+    kept = Meta((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.meta.dtype)
+    c.keep_batch(x, [axis])
+    return c.call(aten.reshape.default, _slice_of(c, x, axis, index, index + 1, 1, kept), list(meta.shape))
+
+
+@handles("select")
+def _select(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    axis = a.dim % len(a.self.shape)
+    return _without(a.self, axis, a.index % a.self.shape[axis], c, meta)
+
+
+@handles("unbind")
+def _unbind(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
+    axis = a.dim % len(a.self.shape)
+    return [_without(a.self, axis, index, c, one) for index, one in enumerate(meta)]
+
+
+@handles(
+    "split", "split_with_sizes", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"
+)
+def _split(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
+    axis, start, parts = a.dim % len(a.self.shape), 0, []
+    for one in meta:
+        parts.append(_slice_of(c, a.self, axis, start, start + one.shape[axis], 1, one))
+        start += one.shape[axis]
+    return parts
+
+
+@handles("cat", "concat", "concatenate")
+def _concat(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    axis = (getattr(a, "dim", None) or getattr(a, "axis", None) or 0) % len(meta.shape)
+    pieces = [tensor for tensor in a.tensors if tensor.shape != (0,)]
+    for piece in pieces:
+        c.keep_batch(piece, [axis])
+    return pieces[0] if len(pieces) == 1 else c.emit("concat", pieces, meta, axis=axis)
+
+
+@handles("stack")
+def _stack(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    axis = a.dim % len(meta.shape)
+    return c.call(aten.cat.default, [c.call(aten.unsqueeze.default, tensor, axis) for tensor in a.tensors], axis)
+
+
+@handles("flip")
+def _flip(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    axes = tuple(sorted(axis % len(a.self.shape) for axis in a.dims))
+    c.keep_batch(a.self, axes)
+    return c.emit("flip", [a.self], meta, axes=axes) if axes else a.self
+
+
+@handles("roll")
+def _roll(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    x = a.self
+    if not a.dims:
+        raise Refused(MIXES)
+    for shift, dim in zip(a.shifts, a.dims, strict=True):
+        axis = dim % len(x.shape)
+        size = x.shape[axis]
+        if (shift := shift % size) == 0:
+            continue
+        head = c.call(aten.slice.Tensor, x, axis, size - shift, size, 1)
+        x = c.call(aten.cat.default, [head, c.call(aten.slice.Tensor, x, axis, 0, size - shift, 1)], axis)
+    return x
+
+
+@handles("index_select")
+def _index_select(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    return c.gather(a.self, a.dim % len(a.self.shape), c.data(a.index).reshape(-1).tolist())
+
+
+@handles("index")
+def _index(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    x = a.self
+    given = {axis: c.data(index) for axis, index in enumerate(a.indices) if index is not None}
+    if any(index.dtype in (torch.bool, torch.uint8) for index in given.values()):
+        if len(given) > 1:
+            raise Refused("")
+        ((axis, mask),) = given.items()
+        given = {axis + k: found for k, found in enumerate(mask.bool().nonzero(as_tuple=True))}
+    axes = sorted(given)
+    c.keep_batch(x, axes)
+    if axes != list(range(axes[0], axes[0] + len(axes))):
+        raise Refused("")
+    sizes = [x.shape[axis] for axis in axes]
+    flat, index_shape = 0, torch.broadcast_shapes(*(index.shape for index in given.values()))
+    for axis, size in zip(axes, sizes, strict=True):
+        flat = flat * size + given[axis] % size
+    first = axes[0]
+    joined = c.call(aten.reshape.default, x, [*x.shape[:first], math.prod(sizes), *x.shape[axes[-1] + 1 :]])
+    picked = c.gather(joined, first, torch.as_tensor(flat).expand(index_shape).reshape(-1).tolist())
+    return c.call(aten.reshape.default, picked, list(meta.shape))
+
+
+@handles("index_put", "_unsafe_index_put")
+def _index_put(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    given = [(axis, c.data(index)) for axis, index in enumerate(a.indices) if index is not None]
+    axis, index = given[0]
+    if index.dtype == torch.bool:
+        index = index.nonzero().squeeze(-1)
+    if len(given) > 1 or index.dim() != 1 or a.accumulate or len(set(index.tolist())) != len(index):
+        raise Refused("")
+    shape = [*meta.shape[:axis], len(index), *meta.shape[axis + 1 :]]
+    return c.put(a.self, axis, index.tolist(), c.call(aten.expand.default, a.values, shape))
+
+
+@handles("gather")
+def _gather(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    index, axis = c.data(a.index), a.dim % len(a.self.shape)
+    line = index.movedim(axis, -1).reshape(-1, index.shape[axis])
+    others = [size for k, size in enumerate(c.example(a.self.shape)) if k != axis]
+    if not (line == line[0]).all() or others != [size for k, size in enumerate(index.shape) if k != axis]:
+        raise Refused("")
+    return c.gather(a.self, axis, line[0].tolist())
+
+
+@handles("pad", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d")
+@handles("_pad_circular", "_pad_enum")
+def _pad(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    name = base_name(c.applied)
+    modes = {"reflection_": "reflect", "replication": "replicate", "_pad_circul": "circular", "constant_pa": "constant"}
+    mode = getattr(a, "mode", None) if name == "pad" else modes.get(name[:11])
+    if not isinstance(mode, str):
+        raise Refused("")
+    given = list(getattr(a, "pad", None) or a.padding)
+    x, rank = a.self, len(a.self.shape)
+    pairs = [(0, 0)] * (rank - len(given) // 2)
+    pairs += [(given[k], given[k + 1]) for k in range(len(given) - 2, -1, -2)]
+    for axis, (before, after) in enumerate(pairs):
+        if before < 0 or after < 0:
+            stop = x.shape[axis] + min(after, 0)
+            x = c.call(aten.slice.Tensor, x, axis, max(-before, 0), stop, 1)
+    pairs = [(max(before, 0), max(after, 0)) for before, after in pairs]
+    c.keep_batch(x, [axis for axis, pair in enumerate(pairs) if any(pair)])
+    if not any(map(any, pairs)):
+        return x
+    value = c.number(getattr(a, "value", None) or 0)
+    return c.emit("pad", [x], meta, padding=tuple(pairs), mode=mode, value=float(value))
+
+
+@handles("pixel_shuffle", "pixel_unshuffle")
+def _pixel_shuffle(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    name = base_name(c.applied)
+    if len(a.self.shape) != 4 or c.batch_axis(a.self) not in (0, None):
+        raise Refused("only for [batch, channels, height, width]")
+    factor = a.upscale_factor if name == "pixel_shuffle" else a.downscale_factor
+    return c.emit(name, [a.self], meta, factor=factor)
+
+
+@handles("channel_shuffle", "native_channel_shuffle")
+def _channel_shuffle(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    batch, channels, *rest = a.self.shape
+    x = c.call(aten.reshape.default, a.self, [batch, a.groups, channels // a.groups, *rest])
+    x = c.call(aten.permute.default, x, [0, 2, 1, *range(3, len(rest) + 3)])
+    return c.call(aten.reshape.default, x, list(meta.shape))

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions over axes."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from .contents import Content, Meta
+from .converter import Converter, handles, require_numbers
+from .errors import MIXES, Refused
+from .schema import base_name
+
+aten = torch.ops.aten
+
+
+def _axes(c: Converter, x: Content, given: Any) -> tuple[int, ...]:
+    require_numbers(x)
+    rank = len(x.shape)
+    given = [given] if isinstance(given, int) else given
+    axes = tuple(sorted(axis % rank for axis in given)) if given else tuple(range(rank))
+    c.keep_batch(x, axes)
+    return axes
+
+
+_REDUCTIONS = {
+    "mean": "mean",
+    "sum": "sum",
+    "amax": "amax",
+    "amin": "amin",
+    "max.default": "amax",
+    "min.default": "amin",
+}
+
+
+@handles(*_REDUCTIONS)
+def _reduce(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    name = base_name(c.applied)
+    axes = _axes(c, a.self, getattr(a, "dim", None))
+    kind = _REDUCTIONS.get(name) or _REDUCTIONS[f"{name}.default"]
+    return c.emit(kind, [a.self], meta, axes=axes, keep_dims=bool(getattr(a, "keepdim", False)))
+
+
+@handles("max.dim", "min.dim")
+def _max(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Any]:
+    axes = _axes(c, a.self, a.dim)
+    greatest = base_name(c.applied) == "max"
+    values = c.emit("amax" if greatest else "amin", [a.self], meta[0], axes=axes, keep_dims=bool(a.keepdim))
+    if greatest:
+        return [values, c.emit("argmax", [a.self], meta[1], axis=axes[0], keep_dims=bool(a.keepdim))]
+    return [values, c.unsupported_part(a, meta, 1)]
+
+
+@handles("argmax")
+def _argmax(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    if a.dim is None:
+        raise Refused(MIXES)
+    return c.emit("argmax", [a.self], meta, axis=_axes(c, a.self, a.dim)[0], keep_dims=bool(a.keepdim))
+
+
+def _correction(a: SimpleNamespace) -> float:
+    if hasattr(a, "unbiased"):
+        return int(a.unbiased)
+    return 1 if a.correction is None else a.correction
+
+
+@handles("var", "std")
+def _var(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    axes, keep = _axes(c, a.self, getattr(a, "dim", None)), bool(getattr(a, "keepdim", False))
+    return c.emit(base_name(c.applied), [a.self], meta, axes=axes, keep_dims=keep, correction=_correction(a))
+
+
+@handles("var_mean", "std_mean")
+def _var_mean(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
+    axes, keep = _axes(c, a.self, getattr(a, "dim", None)), bool(getattr(a, "keepdim", False))
+    kind = base_name(c.applied).removesuffix("_mean")
+    return [
+        c.emit(kind, [a.self], meta[0], axes=axes, keep_dims=keep, correction=_correction(a)),
+        c.emit("mean", [a.self], meta[1], axes=axes, keep_dims=keep),
+    ]
+
+
+@handles("linalg_vector_norm", "norm")
+def _norm(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    order = a.ord if hasattr(a, "ord") else getattr(a, "p", 2)
+    order = 2 if order is None else order
+    axes, keep = _axes(c, a.self, getattr(a, "dim", None)), bool(getattr(a, "keepdim", False))
+    if order == math.inf:
+        magnitude = c.call(aten.abs.default, a.self)
+        return c.emit("amax", [magnitude], meta, axes=axes, keep_dims=keep)
+    if order not in (1, 2):
+        raise Refused(f"of order {order}")
+    return c.emit("norm", [a.self], meta, axes=axes, keep_dims=keep, order=int(order))
+
+
+@handles("cosine_similarity")
+def _cosine_similarity(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    units = []
+    for x in (a.x1, a.x2):
+        axis = a.dim % len(x.shape)
+        c.keep_batch(x, [axis])
+        units.append(
+            c.emit("normalize", [x], x.meta, axis=axis, epsilon=a.eps) if x.is_value else _unit(c, x, axis, a.eps)
+        )
+    return c.call(aten.sum.dim_IntList, c.call(aten.mul.Tensor, *units), [a.dim])
+
+
+def _unit(c: Converter, x: Content, axis: int, epsilon: float) -> Content:
+    length = c.call(aten.clamp_min.default, c.call(aten.linalg_vector_norm.default, x, 2, [axis], True), epsilon)
+    return c.call(aten.div.Tensor, x, length)
+
+
+@handles("logsumexp")
+def _logsumexp(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    axes = list(_axes(c, a.self, a.dim))
+    greatest = c.call(aten.amax.default, a.self, axes, True)
+    terms = c.call(aten.exp.default, c.call(aten.sub.Tensor, a.self, greatest))
+    total = c.call(aten.log.default, c.call(aten.sum.dim_IntList, terms, axes, True))
+    return c.call(aten.reshape.default, c.call(aten.add.Tensor, total, greatest), list(meta.shape))

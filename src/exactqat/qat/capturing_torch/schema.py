@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of ATen operators by the names of their arguments, and the families of operators that look into a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from .contents import Meta
+from .errors import CaptureError
+
+aten = torch.ops.aten
+
+
+def base_name(operator: Any) -> str:
+    return operator._schema.name.split("::")[1]
+
+
+def full_name(operator: Any) -> str:
+    return f"{operator.namespace}.{base_name(operator)}.{operator._overloadname}"
+
+
+def is_random(operator: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in operator.tags
+
+
+def arguments(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of a call by the names of the operator's schema."""
+    bound = dict(kwargs)
+    for position, argument in enumerate(operator._schema.arguments):
+        if position < len(args):
+            bound[argument.name] = args[position]
+        elif argument.name not in bound:
+            bound[argument.name] = argument.default_value if argument.has_default_value() else None
+    return bound
+
+
+def without_out(operator: Any) -> Any:
+    """The operator that returns what this one writes into its argument `out`."""
+    packet = getattr(aten, base_name(operator))
+    wanted = [argument.name for argument in operator._schema.arguments if argument.name != "out"]
+    for overload in packet.overloads():
+        found = getattr(packet, overload)
+        if [argument.name for argument in found._schema.arguments] == wanted:
+            return found
+    raise CaptureError(f"{base_name(operator)}(out=...) is not understood")
+
+
+def call_form(operator: Any, bound: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """`arguments` back to positional and keyword arguments."""
+    schema = operator._schema.arguments
+    return (
+        [bound[argument.name] for argument in schema if not argument.kwarg_only],
+        {argument.name: bound[argument.name] for argument in schema if argument.kwarg_only},
+    )
+
+
+# Operators that give other shapes to what lies in the same order.
+RESHAPES = {
+    *(
+        "view",
+        "reshape",
+        "_unsafe_view",
+        "flatten",
+        "unflatten",
+        "squeeze",
+        "unsqueeze",
+        "view_as",
+        "reshape_as",
+        "ravel",
+    ),
+    *("_reshape_alias", "atleast_1d", "atleast_2d", "atleast_3d"),
+}
+PERMUTES = {
+    *("permute", "transpose", "t", "numpy_T", "mT", "adjoint", "mH", "matrix_H", "movedim", "moveaxis"),
+    *("swapaxes", "swapdims"),
+}
+IDENTITIES = {
+    *("contiguous", "clone", "to", "_to_copy", "type_as", "float", "double", "half", "bfloat16", "alias", "lift_fresh"),
+    *("lift_fresh_copy", "lift", "positive", "resolve_conj", "resolve_neg", "real", "cpu", "cuda", "copy"),
+}
+
+
+DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
+
+
+def _filled(value: Any) -> Callable[..., Any]:
+    def make(bound: Mapping[str, Any], meta: Meta) -> Any:
+        filling = bound["fill_value"] if value is None else value
+        return aten.full.default, arguments(aten.full.default, [list(meta.shape), filling], {"dtype": meta.dtype})
+
+    return make
+
+
+def _drawn(operator: Any) -> Callable[..., Any]:
+    def make(bound: Mapping[str, Any], meta: Meta) -> Any:
+        return operator, arguments(operator, [list(meta.shape)], {"dtype": meta.dtype})
+
+    return make
+
+
+# Operators that read a tensor's shape only.
+SHAPE_ONLY: dict[str, Callable[..., Any]] = {
+    "zeros_like": _filled(0),
+    "ones_like": _filled(1),
+    "full_like": _filled(None),
+    "new_zeros": _filled(0),
+    "new_ones": _filled(1),
+    "new_full": _filled(None),
+    "empty_like": _drawn(aten.empty.memory_format),
+    "new_empty": _drawn(aten.empty.memory_format),
+    "rand_like": _drawn(aten.rand.default),
+    "randn_like": _drawn(aten.randn.default),
+}
+
+
+def permutation(name: str, a: SimpleNamespace, rank: int) -> list[int]:
+    """For each axis of the result, the operand's."""
+    order = list(range(rank))
+    if name == "permute":
+        return [axis % rank for axis in a.dims]
+    if name in ("numpy_T",):
+        return order[::-1]
+    if name in ("movedim", "moveaxis"):
+        source = [a.source] if isinstance(a.source, int) else list(a.source)
+        target = [a.destination] if isinstance(a.destination, int) else list(a.destination)
+        source, target = [axis % rank for axis in source], [axis % rank for axis in target]
+        rest = iter(axis for axis in order if axis not in source)
+        return [source[target.index(axis)] if axis in target else next(rest) for axis in order]
+    first, second = rank - 2, rank - 1
+    if name in ("transpose", "swapdims"):
+        first, second = a.dim0 % rank, a.dim1 % rank
+    elif name == "swapaxes":
+        first, second = a.axis0 % rank, a.axis1 % rank
+    if rank >= 2:
+        order[first], order[second] = order[second], order[first]
+    return order
+
+
+def slice_bounds(start: int | None, stop: int | None, step: int | None, size: int) -> tuple[int, int, int]:
+    begin, end, stride = slice(start, stop, step).indices(size)
+    return begin, max(begin, end), stride

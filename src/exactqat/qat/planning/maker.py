@@ -1,0 +1,470 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How handlers put the operators of the device down: one method for each thing that several of them need."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...device import OPERATORS
+from ..network import Step
+from ..plan import BatchNorm, PlanStep, Weights
+from ..rules import Rule
+from .planner import Planner, SharedGrid, Stored
+from .refusals import Refused, no_operator, word
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """A number for each channel (or one for all) that is computed from constants."""
+
+    names: tuple[str, ...]
+    value: Callable[..., Any]
+
+    @staticmethod
+    def of(name: str) -> Coefficient:
+        """The constant itself."""
+        return Coefficient((name,), lambda array: array.reshape(-1))
+
+    def combined(self, other: float | Coefficient, function: Callable[[Any, Any], Any]) -> Coefficient:
+        """``function(self, other)``"""
+        if not isinstance(other, Coefficient):
+            return Coefficient(self.names, lambda *arrays: function(self.value(*arrays), other))
+        count = len(self.names)
+        return Coefficient(
+            self.names + other.names,
+            lambda *arrays: function(self.value(*arrays[:count]), other.value(*arrays[count:])),
+        )
+
+    def __mul__(self, other: float | Coefficient) -> Coefficient:
+        return self.combined(other, lambda a, b: a * b)
+
+    def __rmul__(self, other: float) -> Coefficient:
+        return self * other
+
+    def __add__(self, other: float | Coefficient) -> Coefficient:
+        return self.combined(other, lambda a, b: a + b)
+
+    def __radd__(self, other: float) -> Coefficient:
+        return self + other
+
+    def __neg__(self) -> Coefficient:
+        return self * -1.0
+
+    def inverse(self) -> Coefficient:
+        return self.combined(1.0, lambda a, b: b / a)
+
+
+class Maker:
+    """Puts down the operators that one float step becomes. The last one has the step's own path.
+
+    Every method takes `part`: the word for an intermediate result, or None for the step's own.
+    """
+
+    def __init__(self, planner: Planner, step: Step, name: str) -> None:
+        """
+        Args:
+            name: for a step without a module: what rules call it.
+        """
+        self.planner = planner
+        self.step = step
+        self.path = planner.path(step, name)
+        known = step.module and step.module not in planner.network.input_names
+        self.owner = step.module if known else self.path
+
+    def within(self, part: str) -> Maker:
+        """A maker whose own result is a part of this one's."""
+        inner = copy.copy(self)
+        inner.path = self.planner.free(f"{self.path}_{part}")
+        return inner
+
+    def store(
+        self,
+        kind: str,
+        operands: Sequence[Stored | str],
+        shape: Sequence[int],
+        part: str | None = None,
+        *,
+        attributes: Mapping[str, Any] | None = None,
+        batch_axis: int | None = None,
+        channels: int | None = None,
+        activation: str = "NONE",
+        bounds: tuple[float, float] | None = None,
+        rule: Rule | None = None,
+        weights: Weights | None = None,
+        nonnegative: bool = False,
+    ) -> Stored:
+        """One operator of the device.
+
+        Args:
+            operands: tensors and names of constants.
+            channels: the axis of the result that holds channels, where it is known.
+            rule: of the result, where it is not that of its path.
+        """
+        self.need(kind)
+        operator = OPERATORS[kind]
+        path = self.name(part)
+        tensors = [each for each in operands if isinstance(each, Stored)]
+        high = activation != "NONE"
+        if operator.same_quantization:
+            if len(tensors) > 1:
+                operands = tensors = self._on_one_grid(tensors, path)
+            grid, high = tensors[0].grid, all(each.high for each in tensors)
+        else:
+            rule = rule or self.rule(path)
+            if bounds is not None:
+                rule = replace(rule, ranges="fixed", fixed_range=bounds)
+            positive = nonnegative or high or (bounds is not None and bounds[0] == 0)
+            grid = SharedGrid(path, rule, positive, operator.fixed_grid)
+        if batch_axis is None:
+            batch_axis = tensors[0].batch_axis
+        stored = Stored(path, tuple(shape), batch_axis, grid, channels, high)
+        step = PlanStep(
+            path,
+            kind,
+            (),
+            dict(attributes or {}),
+            "",
+            stored.shape,
+            batch_axis,
+            activation,
+            bounds,
+            weights=weights,
+            place=self.step.place,
+        )
+        return self.planner.draft(stored, step, operands)
+
+    def leave(self, x: Stored) -> Stored:
+        """The step itself, for the program that runs the device."""
+        path = self.name(None)
+        stored = replace_stored(x, path, self.planner.shape(self.step), self.planner.batch_axis(self.step))
+        step = PlanStep(
+            path,
+            self.step.kind,
+            (),
+            dict(self.step.attributes),
+            "",
+            stored.shape,
+            stored.batch_axis,
+            outside=True,
+            place=self.step.place,
+        )
+        return self.planner.draft(stored, step, [x])
+
+    def only_in_training(self, x: Stored, part: str | None = None, expression: Any = None, **attributes: Any) -> Stored:
+        """What training makes of a tensor and the device leaves as it is.
+
+        Args:
+            attributes: in the place of an expression: `dropout`, a probability, or `stop_gradient`.
+        """
+        path = self.name(part)
+        stored = replace_stored(x, path, x.shape, x.batch_axis)
+        step = PlanStep(
+            path, "", (), attributes, "", x.shape, x.batch_axis, expression=expression, place=self.step.place
+        )
+        return self.planner.draft(stored, step, [x])
+
+    def need(self, kind: str) -> None:
+        """Refuses the step if the device has no operator of that kind."""
+        if not self.has(kind):
+            raise no_operator(self.step)
+
+    @staticmethod
+    def has(kind: str) -> bool:
+        """Whether the device has an operator of that kind."""
+        return kind in OPERATORS
+
+    def name(self, part: str | None) -> str:
+        return self.path if part is None else self.planner.free(f"{self.path}_{part}")
+
+    def rule(self, path: str) -> Rule:
+        return self.planner.rule(path, self.owner)
+
+    def _on_one_grid(self, tensors: list[Stored], path: str) -> list[Stored]:
+        """The tensors on one grid, joined where their rules allow it, else stored once more."""
+        if len({id(tensor.grid.root()) for tensor in tensors}) == 1:
+            return tensors
+        rule = self.rule(path)
+        fixed = tensors[0].grid.root().fixed
+        if fixed is None or not all(tensor.grid.accepts(rule, fixed) for tensor in tensors):
+            fixed = None
+        result = []
+        for index, tensor in enumerate(tensors):
+            if not tensor.grid.accepts(rule, fixed):
+                # A tensor whose rule gives it another kind of range is stored once more, under the rule of the result.
+                tensor = self.affine(tensor, 1.0, 0.0, f"operand_{index}", rule=rule)
+            result.append(tensor)
+        for tensor in result[1:]:
+            result[0].grid.join(tensor.grid)
+        return result
+
+    # --- constants --------------------------------------------------------------------------------------------------
+
+    def array(self, values: Any, name: str) -> str:
+        """A constant with these values."""
+        data = np.asarray(values, np.float32)
+        return self.planner.add_constant(f"{self.path}/{name}", data.shape, data=data)
+
+    def derived(self, name: str, shape: Sequence[int], function: Callable[..., Any], *operands: str) -> str:
+        """A constant computed from others."""
+        return self.planner.derive(f"{self.path}/{name}", shape, function, *operands)
+
+    def reshaped(self, constant: str, shape: Sequence[int]) -> str:
+        """A constant in another shape."""
+        shape = tuple(shape)
+        if self.planner.constants[constant].shape == shape:
+            return constant
+        return self.derived(f"{_word(constant)}_reshaped", shape, lambda array: array.reshape(shape), constant)
+
+    # --- value by value ---------------------------------------------------------------------------------------------
+
+    def affine(
+        self,
+        x: Stored,
+        weight: float | Coefficient,
+        bias: float | Coefficient,
+        part: str | None = None,
+        *,
+        activation: str = "NONE",
+        bounds: tuple[float, float] | None = None,
+        batch_norm: BatchNorm | None = None,
+        channel_axis: int | None = None,
+        rule: Rule | None = None,
+        nonnegative: bool = False,
+    ) -> Stored:
+        """``activation(weight * x + bias)``, value by value, with batch norm in between if one is given.
+
+        Where it is known which axis holds channels, a 1x1 depthwise convolution: the runtimes have operators of their
+        own for some of these, with coarser arithmetic or outside of the fast kernels; a convolution is neither, and it
+        takes any range and number of bits. Elsewhere a product and a sum with constants.
+        """
+        axis = channel_axis if channel_axis is not None else x.channels
+        last: dict[str, Any] = {"activation": activation, "bounds": bounds, "nonnegative": nonnegative}
+        if axis is not None and x.rank in (2, 3, 4) and axis != x.batch_axis:
+            path = self.path if part is None else f"{self.path}_{part}"
+            count, spatial = x.shape[axis], x.rank - 2
+            rule = rule or self.rule(path)
+            constant = replace(rule, ranges="ema", fixed_range=None, fold_batch_norm=False)
+            start = "" if part is None else f"{part}/"
+            filter_ = self._of_channels(weight, (count, *[1] * (x.rank - 1)), f"{start}weight")
+            offset = None if bias == 0 else self._of_channels(bias, (count,), f"{start}bias")
+            attributes = {
+                "strides": (1,) * spatial,
+                "padding": ((0, 0),) * spatial,
+                "dilations": (1,) * spatial,
+                "groups": count,
+                "channel_axis": axis,
+            }
+            weights = Weights(filter_, offset, batch_norm, constant)
+            return self.store(
+                "DEPTHWISE_CONV_2D",
+                [x],
+                x.shape,
+                part,
+                attributes=attributes,
+                channels=axis,
+                rule=rule,
+                weights=weights,
+                **last,
+            )
+        if batch_norm is not None:
+            raise Refused(f"batch norm on a tensor of shape {list(x.shape)}; use it on at most two spatial axes")
+        if isinstance(weight, Coefficient) or isinstance(bias, Coefficient):
+            raise AssertionError("coefficients of channels need an axis of channels")
+        if not bias:
+            return self.multiply(x, self.array(weight, "factor"), part, rule=rule, **last)
+        if weight != 1:
+            x = self.multiply(x, self.array(weight, "factor"), f"{part}_scaled" if part else "scaled")
+        return self.add(x, self.array(bias, "offset"), part, rule=rule, **last)
+
+    def _of_channels(self, value: float | Coefficient, shape: tuple[int, ...], name: str) -> str:
+        """A constant with one number for each channel, [channels, 1, ...]."""
+        if not isinstance(value, Coefficient):
+            return self.array(np.full(shape, value), name)
+        ones = self.array(np.ones(shape[0]), f"{name}/ones")
+        count = len(value.names)
+        return self.derived(
+            name,
+            shape,
+            lambda *arrays: (value.value(*arrays[:count]) * arrays[count]).reshape(shape),
+            *value.names,
+            ones,
+        )
+
+    def fixed_linear(self, x: Stored, matrix: np.ndarray, part: str | None = None) -> Stored:
+        """A product with a matrix [out, in] of fixed numbers, over the last axis."""
+        path = self.path if part is None else f"{self.path}_{part}"
+        rule = self.rule(path)
+        constant = replace(rule, ranges="ema", fixed_range=None, fold_batch_norm=False)
+        weight = self.array(matrix, "weight" if part is None else f"{part}/weight")
+        shape = (*x.shape[:-1], matrix.shape[0])
+        weights = Weights(weight, None, None, constant)
+        return self.store("FULLY_CONNECTED", [x], shape, part, channels=x.rank - 1, rule=rule, weights=weights)
+
+    def binary(
+        self, kind: str, first: Stored | str, second: Stored | str, part: str | None = None, **how: Any
+    ) -> Stored:
+        """An operator on two operands that broadcast."""
+        shapes = [self.shape_of(each) for each in (first, second)]
+        shape = np.broadcast_shapes(*shapes)
+        stored = [each for each in (first, second) if isinstance(each, Stored)]
+        main = max(stored, key=lambda each: (each.rank, math.prod(each.shape)))
+        batch_axis = main.batch_axis + len(shape) - main.rank
+        operands = [
+            self.aligned(each, len(shape), batch_axis) if isinstance(each, Stored) else each for each in (first, second)
+        ]
+        channels = main.channels if main.rank == len(shape) else None
+        return self.store(kind, operands, shape, part, batch_axis=batch_axis, channels=channels, **how)
+
+    def add(self, first: Stored | str, second: Stored | str, part: str | None = None, **how: Any) -> Stored:
+        return self.binary("ADD", first, second, part, **how)
+
+    def multiply(self, first: Stored | str, second: Stored | str, part: str | None = None, **how: Any) -> Stored:
+        if isinstance(first, Stored) and math.prod(first.shape) < math.prod(self.shape_of(second)):
+            # The runtimes are at their best where the second operand is the one that is repeated.
+            first, second = second, first
+        if isinstance(first, str):
+            first, second = second, first
+        if first is second:
+            how["nonnegative"] = True
+        return self.binary("MUL", first, second, part, **how)
+
+    def subtract(self, first: Stored | str, second: Stored | str, part: str | None = None, **how: Any) -> Stored:
+        if self.has("SUB"):
+            return self.binary("SUB", first, second, part, **how)
+        word_ = f"{part}_negated" if part else "negated"
+        if isinstance(second, str):
+            return self.add(
+                first, self.derived(word_, self.shape_of(second), lambda array: -array, second), part, **how
+            )
+        return self.add(first, self.affine(second, -1.0, 0.0, word_), part, **how)
+
+    def unary(self, kind: str, x: Stored, part: str | None = None, **how: Any) -> Stored:
+        """An operator that keeps the shape of its operand."""
+        return self.store(kind, [x], x.shape, part, channels=x.channels, **how)
+
+    def function(
+        self, name: str, x: Stored, part: str | None = None, parameters: Sequence[float | None] = (), **how: Any
+    ) -> Stored:
+        """A function of one value that the device looks up in a table; `name` is a kind of a network's step."""
+        return self.unary("TABLE", x, part, attributes={"function": name, "parameters": tuple(parameters)}, **how)
+
+    def shape_of(self, operand: Stored | str) -> tuple[int, ...]:
+        """Shape of a tensor or of a constant by its name."""
+        return operand.shape if isinstance(operand, Stored) else self.planner.constants[operand].shape
+
+    def aligned(self, x: Stored, rank: int, batch_axis: int) -> Stored:
+        """The operand with as many axes as the result."""
+        missing = rank - x.rank
+        if x.batch_axis + missing != batch_axis:
+            raise Refused(
+                f"operands of which one has the batch on axis {x.batch_axis} of {x.rank} and the result on axis "
+                f"{batch_axis} of {rank}; give both operands the same axes"
+            )
+        return self.reshape(x, (1,) * missing + x.shape, batch_axis, "aligned") if missing else x
+
+    # --- movement ---------------------------------------------------------------------------------------------------
+
+    def reshape(self, x: Stored, shape: Sequence[int], batch_axis: int, part: str | None = None) -> Stored:
+        shape = tuple(shape)
+        if math.prod(shape[:batch_axis]) != math.prod(x.shape[: x.batch_axis]):
+            raise Refused(
+                f"{list(x.shape)} seen as {list(shape)}, which joins an axis in front of the batch with it; put the "
+                "batch first"
+            )
+        channels = _channels_after_reshape(x, shape)
+        attributes = {"new_shape": shape}
+        return self.store("RESHAPE", [x], shape, part, attributes=attributes, batch_axis=batch_axis, channels=channels)
+
+    def transpose(self, x: Stored, axes: Sequence[int], part: str | None = None) -> Stored:
+        axes = tuple(axes)
+        return self.store(
+            "TRANSPOSE",
+            [x],
+            [x.shape[axis] for axis in axes],
+            part,
+            attributes={"permutation": axes},
+            batch_axis=axes.index(x.batch_axis),
+            channels=axes.index(x.channels) if x.channels is not None else None,
+        )
+
+    def slice(self, x: Stored, cuts: Sequence[tuple[int, int, int, int]], part: str | None = None) -> Stored:
+        """cuts: (axis, start, stop, step) for every axis that is cut."""
+        shape, begin, steps = list(x.shape), [0] * x.rank, [1] * x.rank
+        end: list[int | None] = [None] * x.rank
+        for axis, start, stop, step in cuts:
+            shape[axis] = len(range(start, stop, step))
+            begin[axis], end[axis], steps[axis] = start, None if stop == x.shape[axis] else stop, step
+        attributes = {"begin": tuple(begin), "end": tuple(end), "steps": tuple(steps)}
+        return self.store("STRIDED_SLICE", [x], shape, part, attributes=attributes, channels=x.channels)
+
+    def concatenate(self, tensors: Sequence[Stored], axis: int, part: str | None = None) -> Stored:
+        shape = list(tensors[0].shape)
+        shape[axis] = sum(tensor.shape[axis] for tensor in tensors)
+        channels = tensors[0].channels
+        return self.store("CONCATENATION", tensors, shape, part, attributes={"axis": axis}, channels=channels)
+
+    def pad(self, x: Stored, paddings: Sequence[tuple[int, int]], part: str | None = None) -> Stored:
+        """Real zeros round a tensor; paddings: (before, after) per axis."""
+        paddings = tuple((int(before), int(after)) for before, after in paddings)
+        shape = [size + before + after for size, (before, after) in zip(x.shape, paddings, strict=True)]
+        return self.store("PAD", [x], shape, part, attributes={"paddings": paddings}, channels=x.channels)
+
+    def reduce(
+        self, kind: str, x: Stored, axes: Sequence[int], keep_dims: bool, part: str | None = None, **how: Any
+    ) -> Stored:
+        axes = tuple(sorted(axes))
+        if x.batch_axis in axes:
+            raise Refused(f"{word(self.step)} over the batch; every example is computed by itself")
+        if keep_dims:
+            shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
+            return self.store(
+                kind, [x], shape, part, attributes={"axes": axes, "keep_dims": True}, channels=x.channels, **how
+            )
+        shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
+
+        def moved(axis: int | None) -> int | None:
+            return None if axis is None or axis in axes else axis - sum(gone < axis for gone in axes)
+
+        channels = moved(x.channels)
+        if channels is None and len(shape) == 2:
+            channels = 1
+        return self.store(
+            kind,
+            [x],
+            shape,
+            part,
+            attributes={"axes": axes, "keep_dims": False},
+            batch_axis=moved(x.batch_axis),
+            channels=channels,
+            **how,
+        )
+
+
+def replace_stored(x: Stored, path: str, shape: tuple[int, ...], batch_axis: int) -> Stored:
+    """Another tensor that is stored as `x` is."""
+    return Stored(path, shape, batch_axis, x.grid, x.channels if len(shape) == x.rank else None, x.high)
+
+
+def _word(constant: str) -> str:
+    return constant.replace("/", ".").rsplit(".", 1)[-1]
+
+
+def _channels_after_reshape(x: Stored, shape: tuple[int, ...]) -> int | None:
+    """Where the axis of the channels is behind a reshape, if it is still there."""
+    if len(shape) == 2:
+        return 1
+    axis = x.channels
+    if axis is None:
+        return None
+    if shape[: axis + 1] == x.shape[: axis + 1]:
+        return axis
+    behind = x.rank - axis
+    if behind <= len(shape) and shape[-behind:] == x.shape[-behind:]:
+        return len(shape) - behind
+    return None
