@@ -144,3 +144,10 @@ def test_axes_that_runtimes_do_not_take() -> None:
     with pytest.raises(ValueError, match=r"PAD 'y': tensors have at most 5 axes here"):
         builder.pad("six", [(0, 0)] * 6, name="y")
     builder.graph([builder.reduce_max("six", name="y", axes=(1, 4))])
+
+
+def test_the_page_is_made_of_the_declarations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "docs"))
+    import device_page
+
+    assert device_page.PAGE.read_text() == device_page.page(), "run python docs/device_page.py"
