@@ -405,7 +405,7 @@ def generate(source: Source) -> Call:
         out = tuple([choose(source, OUT) if chance(source, 60) else "plain" for _ in call.op.results])
     if context not in OPEN:  # PyTorch itself would read what is not there
         kinds = {name: "freed" if kind == "shrunk" else kind for name, kind in kinds.items()}
-    # PyTorch's fake tensors have no tangents and do not survive freed ones: the dispatcher stays as the error left it.
+    # PyTorch's fake tensors have no tangents and do not survive freed ones: its dispatcher stays as it was then.
     if context in ("jvp", "forward mode"):
         kinds = {name: "meta" if kind == "fake" else kind for name, kind in kinds.items()}
         out = tuple(["meta" if kind == "fake" else kind for kind in out])

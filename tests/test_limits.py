@@ -56,6 +56,42 @@ def test_impossible_values_are_refused(call: Callable[[], Any], message: str) ->
         call()
 
 
+FRAMEWORKS: dict[str, Callable[[Any], Any]] = {
+    "numpy": np.asarray,
+    "torch": lambda array: pytest.importorskip("torch").from_numpy(array),
+    "jax": lambda array: pytest.importorskip("jax").numpy.asarray(array),
+}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_numbers_beyond_float32_are_infinite(framework: str) -> None:
+    """As TensorFlow makes them, attributes and operands alike; a range that is not finite gives NaN."""
+    x = FRAMEWORKS[framework](np.ones((2, 3), np.float32))
+    for _ in range(2):
+        for huge in (1e300, 10**300, 3.4028235677973366e38):
+            for call in (
+                lambda: eq.fake_quant_with_min_max_args(x, -huge, huge),  # noqa: B023
+                lambda: eq.fake_quant_with_min_max_vars(x, -huge, huge),  # noqa: B023
+                lambda: eq.fake_quant_with_min_max_vars_per_channel(x, [-float(huge)] * 3, [float(huge)] * 3),  # noqa: B023
+                lambda: eq.raw_ops.QuantizeAndDequantizeV2(input=x, input_min=-huge, input_max=huge, range_given=True),  # noqa: B023
+            ):
+                assert np.isnan(np.asarray(call())).all()
+        largest = np.asarray(eq.fake_quant_with_min_max_vars(x, -1.0, 3.4028235677973362e38))
+        assert not np.isnan(largest).any()
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_numbers_that_are_none(framework: str) -> None:
+    x = FRAMEWORKS[framework](np.ones((2, 3), np.float32))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="max must be a float64 number, got an integer beyond it"):
+            eq.fake_quant_with_min_max_vars(x, 0.0, 10**400)
+        with pytest.raises(ValueError, match="min must be a float64 number, got an integer beyond it"):
+            eq.fake_quant_with_min_max_vars_per_channel(x, [0, 0, -(10**400)], [1, 1, 1])
+        with pytest.raises(TypeError, match="max must be real, got complex 1j"):
+            eq.fake_quant_with_min_max_vars(x, 0.0, 1j)
+
+
 @pytest.mark.parametrize("strides", [1, "SAME", (1, 1.5, 1, 1), np.ones((4, 1), np.float32)])
 def test_sequences_of_integers_are_static_integers(strides: Any) -> None:
     with pytest.raises(TypeError, match="strides must be a static sequence of integers"):
