@@ -296,6 +296,46 @@ def test_functions(group: str) -> None:
     agree(Function(lambda m, x: [function(m, x) for function in GROUPS[group]]), IMAGE)
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.lstm, self.cell = nn.GRUCell(8, 6), nn.LSTMCell(8, 6), nn.RNNCell(8, 6)
+        self.rnn = nn.RNN(8, 6, 2, batch_first=True, bidirectional=True, nonlinearity="relu")
+
+    def forward(self, x):
+        a = b = c = d = x.new_zeros(x.shape[0], 6)
+        for time in range(x.shape[1]):
+            a, (b, c), d = self.gru(x[:, time], a), self.lstm(x[:, time], (b, c)), self.cell(x[:, time], d)
+        return a, b, d, *self.rnn(x)
+
+
+def test_recurrent_cells() -> None:
+    assert {"lstm", "gru"}.isdisjoint(kinds(agree(Recurrent(), SEQUENCE)))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_attention_across(batch_first: bool) -> None:
+    class Across(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.decoder = nn.TransformerDecoderLayer(8, 2, 16, batch_first=batch_first, norm_first=batch_first)
+
+        def forward(self, x, memory):
+            mask = nn.Transformer.generate_square_subsequent_mask(5)
+            if batch_first:
+                return self.decoder(x, memory, tgt_mask=mask)
+            return self.decoder(x.transpose(0, 1), memory.transpose(0, 1), tgt_mask=mask).transpose(0, 1)
+
+    agree(Across(), SEQUENCE, torch.cat([SEQUENCE, SEQUENCE[:, :2] * 0.3], 1))
+
+
+def test_a_layer_without_a_shape_and_arguments_that_do_not_fit() -> None:
+    with pytest.raises(CaptureError, match="weight has no shape yet"):
+        capture(nn.Sequential(nn.LazyConv2d(4, 3)), IMAGE)
+    with pytest.raises(CaptureError, match="does not fit forward: too many positional"):
+        capture(nn.ReLU(), (IMAGE, IMAGE))
+
+
 def in_slices(m, x):
     y = m.bn(x)
     z = y.transpose(1, 2)

@@ -263,6 +263,9 @@ def _difference(training: Network, evaluation: Network) -> str | None:
 
 def _draft(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: Mapping[str, bool]) -> _Draft:
     """One export of a copy of the model with these training flags, as a network; where none is set, without noise."""
+    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise CaptureError(f"{path} has no shape yet: call the model once with an example")
     # The copy shares the tensors; a forward that keeps things (caches) keeps them there.
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     for module in model.modules():
@@ -275,7 +278,10 @@ def _draft(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], trai
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is None:
             module.momentum = CUMULATIVE
     signature = inspect.signature(copied.forward)
-    arguments = Tree.bind(signature, args, kwargs)
+    try:
+        arguments = Tree.bind(signature, args, kwargs)
+    except TypeError as error:
+        raise CaptureError(f"the example does not fit forward: {error}") from None
     leaves, spec = pytree.tree_flatten(arguments)
     positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     if not positions or any(leaves[index].dim() == 0 for index in positions):

@@ -346,6 +346,69 @@ def _recurrent(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Conte
     ]
 
 
+def _gates(c: Converter, x: Content, state: Content, a: SimpleNamespace) -> tuple[Content, Content]:
+    given = c.call(aten.linear.default, x, a.w_ih, a.b_ih)
+    return given, c.call(aten.linear.default, state, a.w_hh, a.b_hh)
+
+
+@handles("lstm_cell")
+def _lstm_cell(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
+    state, cell = a.hx
+    total = c.call(aten.add.Tensor, *_gates(c, a.input, state, a))
+    gates = c.call(aten.chunk.default, total, 4, 1)
+    enter, forget, output = (c.call(aten.sigmoid.default, gates[index]) for index in (0, 1, 3))
+    entering = c.call(aten.mul.Tensor, enter, c.call(aten.tanh.default, gates[2]))
+    cell = c.call(aten.add.Tensor, c.call(aten.mul.Tensor, forget, cell), entering)
+    return [c.call(aten.mul.Tensor, output, c.call(aten.tanh.default, cell)), cell]
+
+
+@handles("gru_cell")
+def _gru_cell(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    parts = [c.call(aten.chunk.default, half, 3, 1) for half in _gates(c, a.input, a.hx, a)]
+    reset, update = (
+        c.call(aten.sigmoid.default, c.call(aten.add.Tensor, parts[0][index], parts[1][index])) for index in (0, 1)
+    )
+    fresh = c.call(aten.add.Tensor, parts[0][2], c.call(aten.mul.Tensor, reset, parts[1][2]))
+    fresh = c.call(aten.tanh.default, fresh)
+    difference = c.call(aten.sub.Tensor, a.hx, fresh)
+    return c.call(aten.add.Tensor, fresh, c.call(aten.mul.Tensor, update, difference))
+
+
+@handles("rnn_tanh_cell", "rnn_relu_cell")
+def _rnn_cell(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    operator = aten.tanh.default if "tanh" in base_name(c.applied) else aten.relu.default
+    return c.call(operator, c.call(aten.add.Tensor, *_gates(c, a.input, a.hx, a)))
+
+
+@handles("rnn_tanh.input", "rnn_relu.input")
+def _rnn(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
+    """Unrolled: no kind says a plain recurrence."""
+    if a.dropout and a.train and a.num_layers > 1:
+        raise Refused("it drops out between its layers")
+    cell = aten.rnn_tanh_cell.default if "tanh" in base_name(c.applied) else aten.rnn_relu_cell.default
+    axis, count = int(a.batch_first), 4 if a.has_biases else 2
+    steps = c.call(aten.unbind.int, a.input, axis)
+    states = c.call(aten.unbind.int, a.hx, 0)
+    last: list[Content] = []
+    for _ in range(a.num_layers):
+        directions = []
+        for direction in range(2 if a.bidirectional else 1):
+            number = len(last)
+            weights = a.params[number * count : (number + 1) * count]
+            state, made = states[number], []
+            for step in reversed(steps) if direction else steps:
+                state = c.call(cell, step, state, *weights)
+                made.append(state)
+            last.append(state)
+            directions.append(made[::-1] if direction else made)
+        steps = (
+            directions[0]
+            if len(directions) == 1
+            else [c.call(aten.cat.default, list(both), 1) for both in zip(*directions, strict=True)]
+        )
+    return [c.call(aten.stack.default, steps, axis), c.call(aten.stack.default, last, 0)]
+
+
 def _pool_attributes(a: SimpleNamespace, spatial: int) -> tuple[Any, ...]:
     window = _each(a.kernel_size, spatial)
     strides = _each(a.stride, spatial) if a.stride else window
@@ -367,6 +430,19 @@ def _max_pool(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
     return c.emit(
         "max_pool", [x], meta, window=window, strides=strides, padding=padding, dilations=dilations, channel_axis=1
     )
+
+
+@handles("avg_pool3d")
+def _avg_pool_of_channels(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    """A window over the first of three axes only, as local response normalization takes it."""
+    window, strides, padding, _ = _pool_attributes(a, 3)
+    if len(a.self.shape) != 5 or (window[1:], strides[1:], padding[1:]) != ((1, 1), (1, 1), (0, 0)):
+        raise Refused("")
+    batch, channels, depth, height, width = a.self.shape
+    x = c.call(aten.reshape.default, a.self, [batch, channels, depth, height * width])
+    rest = (a.ceil_mode, a.count_include_pad, a.divisor_override)
+    x = c.call(aten.avg_pool2d.default, x, [window[0], 1], [strides[0], 1], [padding[0], 0], *rest)
+    return c.call(aten.reshape.default, x, list(meta.shape))
 
 
 @handles("avg_pool1d", "avg_pool2d")
