@@ -125,6 +125,10 @@ def test_results_into_tensors_without_memory() -> None:
         out = torch.zeros(4, 3)
         torch.func.functionalize(lambda x, out: args(x, out=out))(X, out)
         assert_same_bits(out.numpy(), expected.numpy(), what="functionalize")
+        with pytest.raises(ValueError, match="must have a place for each element"):
+            args(X, out=torch._neg_view(torch.zeros(4, 1)).expand(4, 3))
+        with forward_ad.dual_level(), pytest.raises(ValueError, match="out cannot be used in forward mode"):
+            args(forward_ad.make_dual(X, X), out=torch.zeros(4, 3))
         with pytest.raises(TypeError, match="out must be PyTorch tensors on the CPU"), FakeTensorMode():
             args(torch.empty(4, 3), out=torch.empty(4, 3, device="meta"))
 
