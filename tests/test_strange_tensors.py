@@ -93,6 +93,23 @@ def test_gradient_penalty(name: str, loss: str) -> None:
             assert a is None or torch.allclose(a, b if b is not None else torch.zeros_like(a), atol=1e-5)
 
 
+def test_gradient_penalty_of_a_prepared_network() -> None:
+    from torch import nn
+
+    from exactqat import qat
+
+    torch.manual_seed(0)
+    convolutions = (nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(8, 8, 3, groups=8, bias=False))
+    layers = [layer for conv in convolutions for layer in (conv, nn.BatchNorm2d(8), nn.ReLU())]
+    x = torch.randn(2, 3, 8, 8)
+    model = qat.prepare(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)), x).train()
+    for _ in range(3):
+        leaf = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(model(leaf).abs().sum(), leaf, create_graph=True)
+        (gradient**2).sum().backward()
+        assert leaf.grad is not None and leaf.grad.isfinite().all() and leaf.grad.abs().max() > 0
+
+
 def test_zeros_without_memory() -> None:
     zeros = torch._efficientzerotensor((4, 3))
     for _ in range(2):
