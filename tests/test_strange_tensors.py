@@ -93,6 +93,23 @@ def test_gradient_penalty(name: str, loss: str) -> None:
             assert a is None or torch.allclose(a, b if b is not None else torch.zeros_like(a), atol=1e-5)
 
 
+def test_gradient_penalty_of_a_prepared_network() -> None:
+    from torch import nn
+
+    from exactqat import qat
+
+    torch.manual_seed(0)
+    convolutions = (nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(8, 8, 3, groups=8, bias=False))
+    layers = [layer for conv in convolutions for layer in (conv, nn.BatchNorm2d(8), nn.ReLU())]
+    x = torch.randn(2, 3, 8, 8)
+    model = qat.prepare(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)), x).train()
+    for _ in range(3):
+        leaf = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(model(leaf).abs().sum(), leaf, create_graph=True)
+        (gradient**2).sum().backward()
+        assert leaf.grad is not None and leaf.grad.isfinite().all() and leaf.grad.abs().max() > 0
+
+
 def test_zeros_without_memory() -> None:
     zeros = torch._efficientzerotensor((4, 3))
     for _ in range(2):
@@ -125,6 +142,10 @@ def test_results_into_tensors_without_memory() -> None:
         out = torch.zeros(4, 3)
         torch.func.functionalize(lambda x, out: args(x, out=out))(X, out)
         assert_same_bits(out.numpy(), expected.numpy(), what="functionalize")
+        with pytest.raises(ValueError, match="must have a place for each element"):
+            args(X, out=torch._neg_view(torch.zeros(4, 1)).expand(4, 3))
+        with forward_ad.dual_level(), pytest.raises(ValueError, match="out cannot be used in forward mode"):
+            args(forward_ad.make_dual(X, X), out=torch.zeros(4, 3))
         with pytest.raises(TypeError, match="out must be PyTorch tensors on the CPU"), FakeTensorMode():
             args(torch.empty(4, 3), out=torch.empty(4, 3, device="meta"))
 

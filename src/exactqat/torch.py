@@ -378,6 +378,8 @@ def _into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[Any, ...]
             raise TypeError(f"out must be PyTorch tensors on the CPU like the operands, got {type(tensor).__name__}")
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*tensors, *out)):
         raise ValueError(f"{op.name}: out cannot be used with tensors that require grad; use torch.no_grad()")
+    if _in_forward_mode() and any(tangent is not None for tangent in _unpack((*tensors, *out))[1]):
+        raise ValueError(f"{op.name}: out cannot be used in forward mode with tensors that have tangents")
     names = (*op.operands, *[f"out for {name}" for name in op.results])
     plain = [(name, tensor) for name, tensor in zip(names, (*tensors, *out), strict=True) if _is_plain(tensor)]
     for name, tensor in plain:
@@ -393,6 +395,17 @@ def _into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[Any, ...]
     return op.wrap(out)
 
 
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether elements may share their memory."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return tensor.numel() > 0
+            reach += stride * (size - 1)
+    return False
+
+
 def _copied_into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[Any, ...], out: tuple[Any, ...]) -> Any:
     """For tensors that are more than memory, and where somebody watches: what PyTorch does with them is for it to
     say."""
@@ -401,6 +414,10 @@ def _copied_into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[An
             raise ValueError(f"{op.name}: out for {name} must be a dense tensor, got layout {given.layout}")
         if given._is_zerotensor() or (given.is_inference() and not torch.is_inference_mode_enabled()):
             raise ValueError(f"{op.name}: out for {name} must be writable, got a tensor that never changes")
+        if _overlaps_itself(given):
+            raise ValueError(
+                f"{op.name}: out for {name} must have a place for each element, got strides {given.stride()}"
+            )
     lowered = op.check(tuple([_spec(tensor) for tensor in tensors]), attributes)
     check_out_specs(op, lowered, [_spec(given) for given in out])
     results = _overload(op)(*tensors, *[value for _, value in attributes])
