@@ -86,7 +86,7 @@ def test_networks_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, message in (
         ("vgg", "model must be one of small_mobilenet, dscnn, .* or 'package.module:function', got 'vgg'"),
         ("mine:gone", "'mine:gone' cannot be loaded: .*gone"),
-        ("no.such.module:f", "cannot be loaded: No module named 'no'"),
+        ("no.such.module:f", "cannot be loaded: ModuleNotFoundError: No module named 'no'"),
         ("mine:broken", r"'mine:broken' failed when called with \(7,\), 3: TypeError: .*positional argument"),
         ("mine:nothing", "must give a torch.nn.Module, got NoneType"),
     ):
