@@ -54,9 +54,11 @@ class Resize(DeviceOperator):
     def onnx_resize(writer: Any, operator: Any, output: Tensor, **attributes: Any) -> None:
         (real,) = writer.operands(operator)
         name = output.name
-        sizes = np.array(operator.attributes["size"], np.int64)
-        operands = [real, "", "", writer.constant(f"{name}/size", sizes)]
-        computed = writer.node("Resize", operands, f"{name}/computed", axes=[2, 3], **attributes)
+        # Sizes of all axes: onnxruntime loses those of some (`axes`) where it moves the node in a larger graph.
+        spatial = writer.constant(f"{name}/spatial", np.array(operator.attributes["size"], np.int64))
+        others = writer.node("Shape", [real], f"{name}/others", start=0, end=2)
+        sizes = writer.node("Concat", [others, spatial], f"{name}/sizes", axis=0)
+        computed = writer.node("Resize", [real, "", "", sizes], f"{name}/computed", **attributes)
         writer.result(operator, output, computed)
 
 
