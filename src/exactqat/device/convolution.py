@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors, activate, same_padding, window_shape, windows_of, zero_point_of
+from .arithmetic import Arrays, Tensors, activate, same_padding, window_shape, windows, windows_of, zero_point_of
 from .operator import REQUIRED, Attributes, Shape, need, register
 from .tensor import Tensor
 from .weighted import CACHED_VALUES, Weighted, sums_of_products
@@ -48,6 +48,7 @@ class Conv2D(Convolution):
     """filter [out, height, width, in / groups]; groups follow from its shape."""
 
     kind = "CONV_2D"
+    wide_version = 4
     options = "Conv2DOptions"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -85,6 +86,16 @@ class Conv2D(Convolution):
             np.stack(results).reshape(rows, height, width, channels) if rows else np.zeros((0, height, width, channels))
         )
 
+    def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
+        size = filter.shape[3]
+        groups = x.shape[3] // size
+        sums = np.zeros((x.shape[0], *output.shape[1:3], groups, filter.shape[0] // groups))
+        filter = filter.reshape(groups, -1, *filter.shape[1:])
+        for i, j, met in windows(x, output, filter.shape[2:4], attributes, 0):
+            for group in range(groups):
+                sums[..., group, :] += met[..., group * size : (group + 1) * size] @ filter[group, :, i, j].T
+        return sums.reshape(x.shape[0], *output.shape[1:])
+
     def device_filter(self, codes: np.ndarray) -> np.ndarray:
         return codes.transpose(0, 2, 3, 1)
 
@@ -100,6 +111,7 @@ class DepthwiseConv2D(Convolution):
     """filter [1, height, width, in * multiplier], input channel major."""
 
     kind = "DEPTHWISE_CONV_2D"
+    wide_version = 5
     options = "DepthwiseConv2DOptions"
     filter_axis = 3
 
@@ -135,6 +147,13 @@ class DepthwiseConv2D(Convolution):
         sums = sums.reshape(x.shape[0], *output.shape[1:])
         return self.requantize(sums, codes, inputs, output, attributes, profile)
 
+    def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
+        taps = filter[0].reshape(*filter.shape[1:3], x.shape[3], -1)
+        sums = np.zeros((x.shape[0], *output.shape[1:3], *taps.shape[2:]))
+        for i, j, met in windows(x, output, filter.shape[1:3], attributes, 0):
+            sums += met[..., None] * taps[i, j]
+        return sums.reshape(x.shape[0], *output.shape[1:])
+
     def device_filter(self, codes: np.ndarray) -> np.ndarray:
         return codes.transpose(1, 2, 3, 0)
 
@@ -162,6 +181,7 @@ class TransposeConv(Weighted):
     spatial = True
     per_window_attributes = {"strides": 1}
     version = 4
+    wide_version = 4
     options = "TransposeConvOptions"
     any_batch = False
     order = (3, 1, 0, 2)
@@ -223,6 +243,18 @@ class TransposeConv(Weighted):
         sums[:, : kept.shape[1], : kept.shape[2]] = kept + offset.sum((1, 2))
         sums[:, kept.shape[1] :] = sums[:, :, kept.shape[2] :] = offset.sum((1, 2))
         return self.requantize(sums, codes, inputs, output, attributes, profile)
+
+    def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
+        rows, height, width, _ = x.shape
+        (down, right), window, sizes = attributes["strides"], filter.shape[1:3], output.shape[1:3]
+        whole = ((height - 1) * down + window[0], (width - 1) * right + window[1])
+        cut = [max(before - after, 0) // 2 for before, after in zip(whole, sizes, strict=True)]
+        # Large enough for the windows and for what lies beyond all of them.
+        spread = np.zeros((rows, *(max(pair) + 1 for pair in zip(whole, sizes, strict=True)), filter.shape[0]))
+        for i, j in np.ndindex(window):
+            place = spread[:, i : i + (height - 1) * down + 1 : down, j : j + (width - 1) * right + 1 : right]
+            place += x @ filter[:, i, j].T
+        return spread[:, cut[0] : cut[0] + sizes[0], cut[1] : cut[1] + sizes[1]]
 
     def lower(self, context: Any, step: Any) -> Any:
         """What a plan cuts off before and after is what SAME cuts off, or a slice behind VALID."""

@@ -18,6 +18,7 @@ from .arithmetic import (
     finish,
     fixed_point,
     multiply_fixed_point,
+    multiply_wide,
     round_half_away,
     scale_of,
     zero_point_of,
@@ -35,6 +36,7 @@ class FullyConnected(Weighted):
     attributes = {"activation": "NONE"}
     weights_follow_features = True
     version = 4
+    wide_version = 7
     options = "FullyConnectedOptions"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -53,6 +55,15 @@ class FullyConnected(Weighted):
         x = codes[0]
         sums = sums_of_products(x.reshape(-1, x.shape[-1]), codes[1]).reshape(*x.shape[:-1], -1)
         return self.requantize(sums, codes, inputs, output, attributes, profile)
+
+    def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
+        sums: np.ndarray = x @ filter.T
+        return sums
+
+    def wide_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
+        if profile == "micro":
+            return super().wide_steps(accumulator, inputs, output, profile)
+        return round_half_away(accumulator * real_multiplier(inputs, output)).astype(np.int64)
 
     def fixed_point_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
         if profile != "reference":
@@ -83,11 +94,13 @@ class BatchMatrixMultiply(DeviceOperator):
     """[..., rows, k] times [..., k, columns], leading axes broadcast; adj_x, adj_y: the last two axes stand swapped."""
 
     kind = "BATCH_MATMUL"
+    dtypes = ("int8", "int16")
     most_axes = 5
     attributes = {"adj_x": False, "adj_y": False}
     operands = (2, 2)
     constants = True
     version = 2
+    wide_version = 3
     options = "BatchMatMulOptions"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -131,6 +144,19 @@ class BatchMatrixMultiply(DeviceOperator):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
+        accumulator = self.sums(codes, inputs, attributes)
+        # XNNPACK leaves a second operand with a zero point to the built-in kernel, which computes as the reference.
+        if is_xnnpack(profile) and zero_point_of(inputs[1]) == 0:
+            multiplier = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
+            steps = np.rint(accumulator.astype(np.float32) * multiplier).astype(np.int64)
+        else:
+            exact = float(scale_of(inputs[0]) * scale_of(inputs[1])) / float(scale_of(output))
+            steps = multiply_fixed_point(accumulator, *fixed_point(exact))
+        return finish(steps, output, attributes, profile)
+
+    @staticmethod
+    def sums(codes: Arrays, inputs: Tensors, attributes: Attributes) -> np.ndarray:
+        """int64 sums of products of steps from the zero points."""
         first, second = (
             np.swapaxes(x, -1, -2) if attributes[name] else x
             for x, name in zip(
@@ -139,14 +165,13 @@ class BatchMatrixMultiply(DeviceOperator):
                 strict=True,
             )
         )
-        accumulator = (first @ second).astype(np.int64)
-        # XNNPACK leaves a second operand with a zero point to the built-in kernel, which computes as the reference.
-        if is_xnnpack(profile) and zero_point_of(inputs[1]) == 0:
-            multiplier = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
-            steps = np.rint(accumulator.astype(np.float32) * multiplier).astype(np.int64)
-        else:
-            exact = float(scale_of(inputs[0]) * scale_of(inputs[1])) / float(scale_of(output))
-            steps = multiply_fixed_point(accumulator, *fixed_point(exact))
+        return np.asarray((first @ second).astype(np.int64))
+
+    def wide_integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        exact = float(scale_of(inputs[0]) * scale_of(inputs[1])) / float(scale_of(output))
+        steps = multiply_wide(self.sums(codes, inputs, attributes), *fixed_point(exact))
         return finish(steps, output, attributes, profile)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
