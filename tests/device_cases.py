@@ -492,22 +492,17 @@ def in_int16(rng: Random, graph: Graph) -> Graph:
     """The same network with int16 activations, on grids 256 times finer."""
     kinds = [OPERATORS[operator.kind] for operator in graph.operators]
     fixed = {operator.outputs[0] for operator, kind in zip(graph.operators, kinds, strict=True) if kind.fixed_grid}
-    weights = {
-        operator.inputs[position]: operator.inputs[0]
-        for operator, kind in zip(graph.operators, kinds, strict=True)
-        for position in kind.weights
-    }
+    # Filters stay int8; slopes are of the activations' dtype.
+    filters = {each.inputs[1] for each, kind in zip(graph.operators, kinds, strict=True) if len(kind.weights) == 2}
     tensors: dict[str, Tensor] = {}
     for name, tensor in graph.tensors.items():
         data, dtype, scale = tensor.data, "int16", tensor.quantization.scale[0] / 256
-        if fixed and scale in (2**-12, 2**-11):  # refused by tables
-            scale = np.nextafter(scale, np.float32(1))
         quantization = per_tensor(1 / 32768 if name in fixed else scale, 0, "int16")
         if data is not None and data.dtype == np.int32:
             data = data.astype(np.int64) * 256 + rng.integers(-128, 128, data.shape)
             scale = tensor.quantization.scale / 256
             dtype, quantization = "int64", replace(tensor.quantization, scale=scale)
-        elif name in weights or tensor.dtype != "int8":
+        elif name in filters or tensor.dtype != "int8":
             dtype, quantization = tensor.dtype, tensor.quantization
         elif data is not None:
             data = (data.astype(np.int64) * 256 + rng.integers(0, 256, data.shape)).astype(np.int16)

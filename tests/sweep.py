@@ -47,7 +47,10 @@ class Outcome:
 
 
 def graphs(kind: str, profile: str, count: int) -> Iterator[tuple[Graph, dict[str, np.ndarray]]]:
-    """`count` random graphs with an operator of that name (see `NAMES`), and codes for their inputs; the same ones every time."""
+    """`count` random graphs with an operator of that name (see `NAMES`), and codes for their inputs.
+
+    The same ones every time.
+    """
     rng = np.random.default_rng([*kind.encode(), PROFILES.index(profile)])
     for _ in range(count):
         graph = random_graph(rng, kind)

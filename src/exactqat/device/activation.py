@@ -105,13 +105,6 @@ erf = np.vectorize(math.erf, otypes=[np.float64])
 erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 
-def check_wide_scale(source: Tensor) -> None:
-    """Refuses the scales of int16 for which LiteRT's default kernels take no table, unlike the others'."""
-    scale = float(scale_of(source))
-    fits = source.dtype == "int8" or scale not in (2.0**-12, 2.0**-11)
-    need(fits, f"the input scale in int16 must not be exactly 2**-12 or 2**-11, where kernels differ, got {scale:g}")
-
-
 @register
 class Logistic(Tabulated):
     """1 / (1 + exp(-x))."""
@@ -121,9 +114,6 @@ class Logistic(Tabulated):
     delegated = True
     dtypes = ("int8", "int16")
     wide_version = 3
-
-    def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
-        check_wide_scale(inputs[0])
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.sigmoid(operands[0])
@@ -159,9 +149,6 @@ class Tanh(Tabulated):
     delegated = True
     dtypes = ("int8", "int16")
     wide_version = 3
-
-    def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
-        check_wide_scale(inputs[0])
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.tanh(operands[0])
@@ -418,7 +405,7 @@ def rescaled(steps: np.ndarray, factor: Any) -> np.ndarray:
     return multiply_fixed_point(steps, *fixed_point(factor))
 
 
-def ratio_of(source: Tensor, output: Tensor, profile: str, factor: np.floating = np.float32(1)) -> float:
+def ratio_of(source: Tensor, output: Tensor, profile: str, factor: float | np.floating = 1.0) -> float:
     """Input scale * factor / output scale: in float32, by TFLite-Micro's kernels for int16 in float64."""
     if profile == "micro":
         return float(scale_of(source)) * float(factor) / float(scale_of(output))
@@ -502,7 +489,7 @@ class LeakyRelu(Unary):
         self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
         alpha = np.float32(attributes["alpha"])
-        positive, negative = (ratio_of(source, output, profile, factor) for factor in (np.float32(1), alpha))
+        positive, negative = (ratio_of(source, output, profile, factor) for factor in (1.0, alpha))
         return np.where(codes >= 0, rescaled(codes, positive), rescaled(codes, negative))
 
     @staticmethod

@@ -38,7 +38,7 @@ class Weighted(DeviceOperator):
     filter_axis: ClassVar[int] = 0
 
     def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
-        """filter: int8 codes in the shape of the operator's filter; filter_scale: [1] or [channels]; bias: integer codes
+        """filter: int8 codes in the shape of the operator's filter; filter_scale: [1] or [channels]; bias: integers
         [channels]; then the result's Quantization. The scale of the bias follows."""
         return self._build(builder, *arguments, name=name, **attributes)
 

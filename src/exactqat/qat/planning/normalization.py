@@ -81,7 +81,8 @@ def layer_norm(planner: Planner, step: Step) -> Stored:
     activation = planner.take_activation()
     maker = Maker(planner, step, step.kind)
     axis = axes[0] if len(axes) == 1 else None
-    if axis is not None and axis != x.batch_axis and epsilon <= LARGEST_EPSILON and x.shape[axis] <= LONGEST_ROW:
+    short = axis is not None and axis != x.batch_axis and x.shape[axis] <= LONGEST_ROW
+    if axis is not None and short and epsilon <= LARGEST_EPSILON and not maker.wide():
         return _by_length(maker, x, weight, bias, activation, axis)
     plain = weight is None and bias is None
     how: dict[str, Any] = {"activation": activation} if plain else {}

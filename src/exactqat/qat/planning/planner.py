@@ -44,6 +44,11 @@ class SharedGrid:
         first.writers += second.writers
         second._joined = first
 
+    @property
+    def wide(self) -> bool:
+        """Whether the device stores its tensors in int16."""
+        return self.root().rule.wide
+
     def accepts(self, rule: Rule, fixed: tuple[float, int] | None = None) -> bool:
         """Whether a tensor under `rule`, or on a `fixed` grid, may be stored on this one."""
         grid = self.root()
@@ -124,6 +129,8 @@ class Planner:
         self.done_before: set[str] = set()
         # By value: padding that the only reader does by itself.
         self.ahead: dict[str, list[tuple[int, int]]] = {}
+        # Tensors of 8 bits stored once more in 16, or the other way round, by path and the rule they are stored under.
+        self.converted: dict[tuple[str, Rule], Stored] = {}
         self.problems = Problems()
         self._drafts: list[_Draft] = []
         self._live = _live_steps(network)
