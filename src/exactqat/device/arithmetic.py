@@ -72,9 +72,14 @@ def multiply_wide(accumulator: np.ndarray, significand: Any, exponent: Any) -> n
 
     The multiplier keeps 15 bits of its significand; the product is rounded once, half up.
     """
-    reduced = np.where(np.asarray(significand) < 0x7FFF0000, (np.asarray(significand) + (1 << 15)) >> 16, 0x7FFF)
     shift = 15 - np.asarray(exponent)
-    return (accumulator * reduced + (np.int64(1) << (shift - 1))) >> shift
+    return (accumulator * reduced(significand) + (np.int64(1) << (shift - 1))) >> shift
+
+
+def reduced(significand: Any) -> np.ndarray:
+    """The 15 bits that are kept of a significand in Q31."""
+    significand = np.asarray(significand)
+    return np.where(significand < 0x7FFF0000, (significand + (1 << 15)) >> 16, 0x7FFF)
 
 
 def multiply_round_half_up(product: np.ndarray, factor: np.floating) -> np.ndarray:

@@ -60,6 +60,9 @@ class FullyConnected(Weighted):
         sums: np.ndarray = x @ filter.T
         return sums
 
+    def multiplier_kept(self, multiplier: np.ndarray) -> np.ndarray:
+        return multiplier  # by LiteRT
+
     def wide_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
         if profile == "micro":
             return super().wide_steps(accumulator, inputs, output, profile)

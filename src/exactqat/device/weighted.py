@@ -17,6 +17,7 @@ from .arithmetic import (
     fixed_point,
     multiply_fixed_point,
     multiply_wide,
+    reduced,
     scale_of,
     zero_point_of,
 )
@@ -156,6 +157,11 @@ class Weighted(DeviceOperator):
     def wide_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
         """Steps of the result from 64-bit sums."""
         return multiply_wide(accumulator, *fixed_point(real_multiplier(inputs, output)))
+
+    def multiplier_kept(self, multiplier: np.ndarray) -> np.ndarray:
+        """What kernels for int16 make of real multipliers, float64: training follows them there."""
+        significand, exponent = fixed_point(multiplier)
+        return np.asarray(reduced(significand) * 2.0 ** (exponent - 15))
 
     def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
         """Sums of products of an input and a filter, [..., channels]; the zero point of int16 is 0."""

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..device import OPERATORS, DeviceOperator
+from ..device.weighted import Weighted
 from . import primitives_torch
 from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize, per_channel
 
@@ -331,8 +332,15 @@ class WeightedLayer(QuantizedLayer):
         if self.folded:
             factor = torch.ones_like(bias)
         scales = (self.weight_quantizer.scale(weight), self.source.scale(), self.output_quantizer.scale())
-        largest = LARGEST_WIDE_BIAS_CODE if self.source.rule.wide else LARGEST_BIAS_CODE
-        return channel_grid(factor, bias, *(scale.detach() for scale in scales), largest)
+        raw_scale, input_scale, output_scale = (scale.detach() for scale in scales)
+        if not self.source.rule.wide:
+            return channel_grid(factor, bias, raw_scale, input_scale, output_scale)
+        grid = channel_grid(factor, bias, raw_scale, input_scale, output_scale, LARGEST_WIDE_BIAS_CODE)
+        # Behind int16, 15 bits are kept of a multiplier: half a code of the largest results.
+        multiplier = (grid.weight_scale.detach() * input_scale / output_scale).double()
+        kept = cast(Weighted, self.operator).multiplier_kept(multiplier.cpu().numpy())
+        share = (torch.as_tensor(kept, device=multiplier.device) / multiplier).to(bias.dtype)
+        return grid._replace(factor=grid.factor * share, bias=grid.bias * share)
 
     def compute(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The linear operation with a given weight and bias."""
