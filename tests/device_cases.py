@@ -494,9 +494,14 @@ def in_int16(rng: Random, graph: Graph) -> Graph:
     fixed = {operator.outputs[0] for operator, kind in zip(graph.operators, kinds, strict=True) if kind.fixed_grid}
     # Filters stay int8; slopes are of the activations' dtype.
     filters = {each.inputs[1] for each, kind in zip(graph.operators, kinds, strict=True) if len(kind.weights) == 2}
+    clamped = {each.outputs[0] for each in graph.operators if each.attributes.get("activation") == "RELU6"}
     tensors: dict[str, Tensor] = {}
     for name, tensor in graph.tensors.items():
         data, dtype, scale = tensor.data, "int16", tensor.quantization.scale[0] / 256
+        if fixed and rng.integers(4) == 0:  # some kernels take what is near to these for a shift
+            scale = np.float32(2.0 ** rng.integers(-12, -10) * rng.uniform(0.9985, 1.0015))
+        if name in clamped and rng.integers(2):
+            scale = np.float32(6 / (np.round(6 / scale) + 0.5))  # the upper clamp is a tie
         quantization = per_tensor(1 / 32768 if name in fixed else scale, 0, "int16")
         if data is not None and data.dtype == np.int32:
             data = data.astype(np.int64) * 256 + rng.integers(-128, 128, data.shape)

@@ -2,8 +2,8 @@
 """A small graph of a fully quantized network: what training is lowered to, what is simulated and what is written.
 
 Operators carry TensorFlow Lite's names and meaning (`exactqat.device` declares them), tensors have their channels last
-and the batch first, activations are int8 or int16, weights int8, biases int32 or int64. `Builder` puts a graph together; `Graph.validate`
-refuses everything the device would refuse or compute differently, before a file is written.
+and the batch first, activations are int8 or int16, weights int8, biases int32 or int64. `Builder` puts a graph
+together; `Graph.validate` refuses everything the device would refuse or compute differently, before a file is written.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Operator:
 class Graph:
     """A fully quantized network: tensors by name, operators in order of execution, names of inputs and outputs.
 
-    Activations are int8 per tensor (indices: int32 or int64), or int16 per tensor with zero point 0; an operator has all
-    of its activations in one of them, and QUANTIZE leads from one to the other. Filters are int8 in -127..127, zero
+    Activations are int8 per tensor (indices: int32 or int64), or int16 per tensor with zero point 0; an operator has
+    all of its activations in one of them, and QUANTIZE leads from one to the other. Filters are int8 in -127..127, zero
     point 0, per channel or per tensor; biases int32 [out], behind int16 activations int64, zero point 0, scale exactly
     float32(input scale * filter scale). Other constants are of the activations' dtype, per tensor.
 

@@ -133,7 +133,7 @@ class Logistic(Tabulated):
     def wide_results(
         self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
-        return interpolated.logistic(codes, scale_of(source))
+        return interpolated.logistic(codes, scale_of(source), profile)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         computed = writer.node("Sigmoid", writer.operands(operator), f"{output.name}/computed")
@@ -164,7 +164,7 @@ class Tanh(Tabulated):
     def wide_results(
         self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
-        return interpolated.tanh(codes, scale_of(source))
+        return interpolated.tanh(codes, scale_of(source), profile)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         writer.result(operator, output, writer.node("Tanh", writer.operands(operator), f"{output.name}/computed"))

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from . import short_fixed_point as short
 from .arithmetic import fixed_point, multiply_fixed_point, round_half_away
+from .operator import is_xnnpack
 from .tensor import INT16_MAX, INT16_MIN
 
 # Between two entries of a table of 513 that covers all codes.
@@ -83,10 +85,9 @@ SIGMOID = np.minimum(np.rint(65536 / (1 + np.exp(-np.arange(256) / 24))), 65535)
 SIGMOID[list(_ONE_MORE)] += 1
 
 
-def table_positions(codes: np.ndarray, scale: np.float32) -> np.ndarray:
-    """Codes as multiples of 1 / (3 * 2**12), by a 15-bit multiplier, or by 3 where the scale is taken for 2**-12."""
-    power = power_of_two(scale)
-    if power in (0, 1):
+def table_positions(codes: np.ndarray, scale: np.floating, power: int | None) -> np.ndarray:
+    """Codes as multiples of 1 / (3 * 2**12), by a 15-bit multiplier, or by 3 where the scale is taken for `power`."""
+    if power is not None:
         return codes * (3 << power)
     multiplier, shift = float(scale) * 4096 * 3, 0
     while multiplier <= 32767 / 2 and shift <= 30:
@@ -95,24 +96,31 @@ def table_positions(codes: np.ndarray, scale: np.float32) -> np.ndarray:
     return (codes * int(multiplier) + half) >> shift
 
 
-def power_of_two(scale: np.floating) -> int | None:
-    """log2 of a scale in 2**-12, where it is as good as whole: nearer than 1 / 1000 (LiteRT's CheckedLog2)."""
+def power_of_two(scale: np.floating, largest: int) -> int | None:
+    """log2 of a scale in 2**-12, if it is one of 0..largest, or nearer than 1 / 1000 (LiteRT's CheckedLog2)."""
     exact = float(np.log2(np.float64(scale)))
-    return int(np.rint(exact)) + 12 if abs(np.rint(exact) - exact) < 1e-3 else None
+    power = int(np.rint(exact)) + 12
+    return power if abs(exact - np.rint(exact)) < 1e-3 and 0 <= power <= largest else None
 
 
-def logistic(codes: np.ndarray, scale: np.float32) -> np.ndarray:
+def logistic(codes: np.ndarray, scale: np.floating, profile: str) -> np.ndarray:
     """1 / (1 + exp(-x)) in 1 / 2**15 of int64 codes."""
-    position = table_positions(codes, scale)
+    power = power_of_two(scale, 0)
+    if power is not None and is_xnnpack(profile):
+        return short.logistic(codes)
+    position = table_positions(codes, scale, power)
     index = np.minimum(np.abs(position) >> 9, 254)
     line = (SIGMOID[index] << 9) + (np.abs(position) & 0x1FF) * (SIGMOID[index + 1] - SIGMOID[index])
     result = np.where(np.abs(position) >> 9 >= 255, 0x7FFF << 10, line)
     return np.where(position >= 0, result + (1 << 9), (1 << 25) - result + (1 << 9) - 1) >> 10
 
 
-def tanh(codes: np.ndarray, scale: np.float32) -> np.ndarray:
+def tanh(codes: np.ndarray, scale: np.floating, profile: str) -> np.ndarray:
     """The hyperbolic tangent in 1 / 2**15 of int64 codes."""
-    position = table_positions(codes, scale)
+    power = power_of_two(scale, 1)
+    if power is not None and is_xnnpack(profile):
+        return short.tanh(short.doubled(codes) if power else codes)
+    position = table_positions(codes, scale, power)
     index = np.minimum(np.abs(position) >> 8, 254)
     line = (SIGMOID[index] << 8) + (np.abs(position) & 0xFF) * (SIGMOID[index + 1] - SIGMOID[index])
     result = np.where(np.abs(position) >> 8 >= 255, 0xFFFF << 8, line)

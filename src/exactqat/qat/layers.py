@@ -82,9 +82,8 @@ def channel_grid(
 
     The integer weight codes stay what they are, except that a negative factor turns their signs. A channel is constant
     if its factor or its weights are zero, or if they are so small that they cannot matter: the largest possible sum
-    would move the result by less than a step, or the bias is more than 2**30 steps of its own grid (2**40 behind int16).
-    It keeps only its
-    bias, on a grid 256 times finer than that of the result.
+    would move the result by less than a step, or the bias is more than 2**30 steps of its own grid (2**40 behind
+    int16). It keeps only its bias, on a grid 256 times finer than that of the result.
     """
     scale = raw_scale * factor.abs()
     step = scale * input_scale

@@ -4,7 +4,8 @@
 Four rules hold for every policy. A range always contains zero, so that zero (padding, ReLU's floor) is represented
 exactly. A range with min > max is refused when it enters (constructor, `load_state_dict`). An activation range narrower
 than `SMALLEST_WIDTH`, such as that of a tensor which is always zero, has no usable scale; ``[0, 1]`` stands in for it,
-in training and on the device alike. A range of 16 bits is symmetric, because the zero point of int16 is 0. Weights need no such rule: a channel whose range is zero is all zero.
+in training and on the device alike. Weights need no such rule: a channel whose range is zero is all zero. A range of 16
+bits is symmetric, because the zero point of int16 is 0.
 """
 
 from __future__ import annotations
