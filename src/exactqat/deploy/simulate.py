@@ -42,7 +42,8 @@ def simulate(
     """Codes of `tensors` (default: the graph's outputs) for a batch of input codes.
 
     x: int8 or int16, as the graph has it, [batch, ...] for a graph with one input, or one such array per input name.
-    `batch_size` examples are computed at a time, which bounds the memory. Every (operator, profile) pair named in EXACT is bit-exact.
+    `batch_size` examples are computed at a time, which bounds the memory. Every (operator, profile) pair named in EXACT
+    is bit-exact.
     """
     profile = profile_named(profile)
     inputs = check_inputs(graph, x)

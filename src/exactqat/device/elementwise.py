@@ -33,7 +33,7 @@ class Binary(DeviceOperator):
     """
 
     operands = (2, 2)
-    dtypes = ("int8", "int16")
+    dtypes: ClassVar[tuple[str, ...]] = ("int8", "int16")
     constants = True
     onnx_kind: ClassVar[str]
 

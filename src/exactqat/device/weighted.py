@@ -100,10 +100,9 @@ class Weighted(DeviceOperator):
         need(fits, f"{message}, got {multiplier.min():g}..{multiplier.max():g}")
         bound = filter_reach(filter.data, axis, input) + np.abs(bias.data.astype(np.int64))
         # Behind int16, kernels multiply 64-bit sums by 15 bits.
-        bits = 31 if input.dtype == "int8" else 47
-        need(
-            int(bound.max()) < 2**bits, f"the {bits + 1}-bit accumulator can overflow; the bias or filter is too large"
-        )
+        bits, word = (31, "int32") if input.dtype == "int8" else (47, "48-bit")
+        fits = int(bound.max()) < 2**bits
+        need(fits, f"the {word} accumulator can overflow; the bias or the filter is too large")
 
     def requantize(
         self,
@@ -183,8 +182,8 @@ class Weighted(DeviceOperator):
         ]
 
 
-# The largest code of a bias; of int64, what the 48 bits of kernels' sums leave room for.
-LARGEST_BIAS = {"int32": 2**31 - 1, "int64": 2**46}
+# The largest code of a bias; of int64, what kernels' sums of 48 bits hold.
+LARGEST_BIAS = {"int32": 2**31 - 1, "int64": 2**47}
 
 
 def bias_dtype(input: Tensor) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ...device import OPERATORS
-from ...device.operator import in_int16
 from ..network import Step
 from ..plan import BatchNorm, PlanStep, Weights
 from ..rules import Rule
@@ -154,9 +153,10 @@ class Maker:
     def _need_dtype(self, kind: str, rule: Rule) -> None:
         """Refuses the step in 16 bits if no runtime has the operator for them."""
         if rule.wide and self.planner.deployable and "int16" not in OPERATORS[kind].dtypes:
+            self.planner.refused_in_int16 = True
             raise Refused(
                 f"{word(self.step)} in 16 bits (rule match={rule.match!r}): no runtime has {kind} in int16; give it a "
-                f"rule of 8 bits, or build it of what they have: {', '.join(in_int16())}"
+                "rule of 8 bits"
             )
 
     def _converted(self, x: Stored, rule: Rule) -> Stored:

@@ -139,4 +139,8 @@ def normalize(planner: Planner, step: Step) -> Stored:
     x, axis = planner.tensor(step), int(step.attributes["axis"])
     if axis == x.batch_axis:
         raise Refused(f"{word(step)} over the batch; every example is computed by itself")
-    return Maker(planner, step, "normalize").unary("L2_NORMALIZATION", x, attributes={"axis": axis})
+    maker = Maker(planner, step, "normalize")
+    if maker.wide():  # no runtime has it in int16
+        row = _normalized(maker, x, (axis,), 0.0, "row", centered=False)
+        return maker.affine(row, 1 / math.sqrt(x.shape[axis]), 0.0)
+    return maker.unary("L2_NORMALIZATION", x, attributes={"axis": axis})

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...device.operator import in_int16
 from ..network import KINDS, Constant, Network, Place, Step
 from ..plan import Derived, Grid, Plan, PlanInput, PlanStep, Weights
 from ..rules import Rule, RuleBook
@@ -132,6 +133,7 @@ class Planner:
         # Tensors of 8 bits stored once more in 16, or the other way round, by path and the rule they are stored under.
         self.converted: dict[tuple[str, Rule], Stored] = {}
         self.problems = Problems()
+        self.refused_in_int16 = False
         self._drafts: list[_Draft] = []
         self._live = _live_steps(network)
         self._readers: dict[str, list[Step]] = {}
@@ -154,7 +156,8 @@ class Planner:
             if name not in self.network.values:
                 what = f"the model returns '{name}', which does not depend on its input; take it from the model itself"
                 self.problems.add("output", what, Place())
-        self.problems.raise_any(SUPPORTED)
+        wide = [f"in 16 bits {', '.join(in_int16())}"] if self.refused_in_int16 else []
+        self.problems.raise_any([*SUPPORTED, *wide])
         return self._finish(inputs)
 
     def _visit(self, step: Step) -> None:
