@@ -512,7 +512,7 @@ def in_int16(rng: Random, graph: Graph) -> Graph:
         elif data is not None:
             data = (data.astype(np.int64) * 256 + rng.integers(0, 256, data.shape)).astype(np.int16)
         # All codes of a function of one operand.
-        every = len(graph.tensors) == 2 and tensor.shape == (1, 16, 16)
+        every = len(graph.tensors) == 2 and tensor.shape == (1, 16, 16) and not kinds[0].same_quantization
         shape = (1, 256, 256) if every else tensor.shape
         tensors[name] = Tensor(name, shape, dtype, quantization, data)
     result = Graph(tensors, graph.operators, graph.inputs, graph.outputs)

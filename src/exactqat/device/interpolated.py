@@ -18,25 +18,29 @@ SEGMENT = 128
 
 def interpolation_table(
     function: Callable[[np.ndarray], np.ndarray],
-    scale: np.floating,
+    width: float,
     zero_point: int,
-    output_scale: np.floating,
+    real: type[np.floating],
 ) -> np.ndarray:
-    """513 int64 codes of a function float32 -> float32, at every 128th code of a grid (LiteRT's LUTPopulate).
+    """513 int64 codes of a function, at every 128th code of a grid (LiteRT's LUTPopulate).
 
     Every value is moved by half of what a straight line to the next one misses in the middle.
+
+    Args:
+        width: of all codes of the operand; those of the result reach from -1 to 1.
+        real: what the table is computed in.
     """
-    low = np.float32(scale) * np.float32(INT16_MIN - zero_point)
-    high = np.float32(scale) * np.float32(INT16_MAX - zero_point)
-    ends = [np.float32(output_scale) * np.float32(code) for code in (INT16_MIN, INT16_MAX)]
-    factor = np.float32(INT16_MAX - INT16_MIN + 1) / (ends[1] - ends[0])
-    step = (high - low) / np.float32(512)
-    at = low + np.arange(512, dtype=np.float32) * step
-    behind = low + np.arange(1, 513, dtype=np.float32) * step
+    full = real(INT16_MAX - INT16_MIN)
+    scale, output_scale = real(width) / full, real(2) / full
+    low, high = scale * real(INT16_MIN - zero_point), scale * real(INT16_MAX - zero_point)
+    factor = real(INT16_MAX - INT16_MIN + 1) / (output_scale * real(INT16_MAX) - output_scale * real(INT16_MIN))
+    step = (high - low) / real(512)
+    at = low + np.arange(512).astype(real) * step
+    behind = low + np.arange(1, 513).astype(real) * step
     value = round_half_away(function(at) * factor)
-    line = round_half_away((function(behind) * factor + value) / np.float32(2))
-    middle = round_half_away(function(at + step / np.float32(2)) * factor)
-    values = value - round_half_away((line - middle) / np.float32(2))
+    line = round_half_away((function(behind) * factor + value) / real(2))
+    middle = round_half_away(function(at + step / real(2)) * factor)
+    values = value - round_half_away((line - middle) / real(2))
     last = round_half_away(function(np.array([high])) * factor)
     return np.clip(np.concatenate([values, last]), INT16_MIN, INT16_MAX).astype(np.int64)
 
@@ -48,11 +52,11 @@ def look_up(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
     return base + ((slope * (codes & (SEGMENT - 1)) + 64) >> 7)
 
 
-def softmax(codes: np.ndarray, scale: np.floating, beta: float) -> np.ndarray:
+def softmax(codes: np.ndarray, scale: np.floating, beta: float, profile: str) -> np.ndarray:
     """Softmax over the last axis of int64 codes, in 1 / 2**15."""
-    full = np.float32(INT16_MAX - INT16_MIN)
-    powers = interpolation_table(exponential, np.float32(10) / full, INT16_MAX, np.float32(2) / full)
-    reciprocals = interpolation_table(one_over_one_plus, np.float32(1) / full, INT16_MIN, np.float32(2) / full)
+    real = np.float32 if profile == "micro" else np.float64
+    powers = interpolation_table(exponential, 10, INT16_MAX, real)
+    reciprocals = interpolation_table(one_over_one_plus, 1, INT16_MIN, real)
     rescale = float(scale) * beta / (10.0 / 65535.0)
     difference = multiply_fixed_point(codes - codes.max(-1, keepdims=True), *fixed_point(rescale))
     values = look_up(np.clip(difference + INT16_MAX, INT16_MIN, INT16_MAX), powers)
@@ -65,14 +69,14 @@ def softmax(codes: np.ndarray, scale: np.floating, beta: float) -> np.ndarray:
 
 
 def exponential(x: np.ndarray) -> np.ndarray:
-    """float32 exp, as the C library has it."""
-    with np.errstate(over="ignore"):
-        return np.exp(x.astype(np.float64)).astype(np.float32)
+    """exp in the precision of x, as the C library has it."""
+    return np.exp(x.astype(np.float64)).astype(x.dtype)
 
 
 def one_over_one_plus(x: np.ndarray) -> np.ndarray:
-    """float32 1 / (1 + x)."""
-    return np.float32(1) / (np.float32(1) + x)
+    """1 / (1 + x) in the precision of x."""
+    one = x.dtype.type(1)
+    return np.asarray(one / (one + x))
 
 
 # sigmoid(i / 24) in 1 / 2**16, one table for sigmoid and tanh. In the kernels these entries are not the nearest number

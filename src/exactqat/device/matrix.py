@@ -173,7 +173,9 @@ class BatchMatrixMultiply(DeviceOperator):
     def wide_integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
-        exact = float(scale_of(inputs[0]) * scale_of(inputs[1])) / float(scale_of(output))
+        scales = [scale_of(tensor) for tensor in inputs]
+        product = float(scales[0]) * float(scales[1]) if profile == "micro" else float(scales[0] * scales[1])
+        exact = product / float(scale_of(output))
         steps = multiply_wide(self.sums(codes, inputs, attributes), *fixed_point(exact))
         return finish(steps, output, attributes, profile)
 

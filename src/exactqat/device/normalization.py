@@ -126,7 +126,7 @@ class Softmax(Row):
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
         beta = float(np.float32(attributes["beta"]))
-        return interpolated.softmax(codes[0].astype(np.int64), scale_of(inputs[0]), beta).astype(np.int16)
+        return interpolated.softmax(codes[0].astype(np.int64), scale_of(inputs[0]), beta, profile).astype(np.int16)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"beta": float(attributes["beta"])}

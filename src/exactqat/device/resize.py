@@ -116,6 +116,11 @@ class ResizeNearestNeighbor(Resize):
         columns = self.indices(inputs[0].shape[2], width, attributes, profile)
         return codes[0][:, rows[:, None], columns]
 
+    def wide_integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return self.integers(codes, inputs, output, attributes, "reference")
+
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         # ONNX places its half pixels half a pixel further up, and rounds where TensorFlow cuts off.
         attributes = operator.attributes
