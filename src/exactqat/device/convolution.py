@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors, activate, same_padding, window_shape, windows, windows_of, zero_point_of
+from .arithmetic import Arrays, Tensors, activate, same_padding, window_shape, windows_of, zero_point_of
 from .operator import REQUIRED, Attributes, Shape, need, register
 from .tensor import Tensor
 from .weighted import CACHED_VALUES, Weighted, sums_of_products
@@ -86,18 +86,20 @@ class Conv2D(Convolution):
             np.stack(results).reshape(rows, height, width, channels) if rows else np.zeros((0, height, width, channels))
         )
 
+    def device_filter(self, codes: np.ndarray) -> np.ndarray:
+        return codes.transpose(0, 2, 3, 1)
+
     def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
         size = filter.shape[3]
         groups = x.shape[3] // size
         sums = np.zeros((x.shape[0], *output.shape[1:3], groups, filter.shape[0] // groups))
         filter = filter.reshape(groups, -1, *filter.shape[1:])
-        for i, j, met in windows(x, output, filter.shape[2:4], attributes, 0):
+        met = windows_of(x, filter.shape[2:4], attributes, 0)
+        for i, j in np.ndindex(filter.shape[2:4]):
             for group in range(groups):
-                sums[..., group, :] += met[..., group * size : (group + 1) * size] @ filter[group, :, i, j].T
+                values = met[:, :, :, i, j, group * size : (group + 1) * size]
+                sums[..., group, :] += values @ filter[group, :, i, j].T
         return sums.reshape(x.shape[0], *output.shape[1:])
-
-    def device_filter(self, codes: np.ndarray) -> np.ndarray:
-        return codes.transpose(0, 2, 3, 1)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         outputs, height, width, inputs = writer.graph.tensors[operator.inputs[1]].shape
@@ -147,15 +149,16 @@ class DepthwiseConv2D(Convolution):
         sums = sums.reshape(x.shape[0], *output.shape[1:])
         return self.requantize(sums, codes, inputs, output, attributes, profile)
 
+    def device_filter(self, codes: np.ndarray) -> np.ndarray:
+        return codes.transpose(1, 2, 3, 0)
+
     def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
         taps = filter[0].reshape(*filter.shape[1:3], x.shape[3], -1)
         sums = np.zeros((x.shape[0], *output.shape[1:3], *taps.shape[2:]))
-        for i, j, met in windows(x, output, filter.shape[1:3], attributes, 0):
-            sums += met[..., None] * taps[i, j]
+        met = windows_of(x, filter.shape[1:3], attributes, 0)
+        for i, j in np.ndindex(filter.shape[1:3]):
+            sums += met[:, :, :, i, j, :, None] * taps[i, j]
         return sums.reshape(x.shape[0], *output.shape[1:])
-
-    def device_filter(self, codes: np.ndarray) -> np.ndarray:
-        return codes.transpose(1, 2, 3, 0)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         options = super().tflite_options(inputs, output, attributes)

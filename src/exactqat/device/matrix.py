@@ -56,6 +56,16 @@ class FullyConnected(Weighted):
         sums = sums_of_products(x.reshape(-1, x.shape[-1]), codes[1]).reshape(*x.shape[:-1], -1)
         return self.requantize(sums, codes, inputs, output, attributes, profile)
 
+    def fixed_point_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
+        if profile != "reference":
+            return super().fixed_point_steps(accumulator, inputs, output, profile)
+        # LiteRT's reference kernel multiplies in float64 and rounds once, unlike that of the convolutions.
+        return round_half_away(accumulator * real_multiplier(inputs, output)).astype(np.int64)
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        options = {"fusedActivationFunction": ("ActivationFunctionType", attributes["activation"])}
+        return {**options, "keepNumDims": True} if len(output.shape) > 2 else options
+
     def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
         sums: np.ndarray = x @ filter.T
         return sums
@@ -67,16 +77,6 @@ class FullyConnected(Weighted):
         if profile == "micro":
             return super().wide_steps(accumulator, inputs, output, profile)
         return round_half_away(accumulator * real_multiplier(inputs, output)).astype(np.int64)
-
-    def fixed_point_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
-        if profile != "reference":
-            return super().fixed_point_steps(accumulator, inputs, output, profile)
-        # LiteRT's reference kernel multiplies in float64 and rounds once, unlike that of the convolutions.
-        return round_half_away(accumulator * real_multiplier(inputs, output)).astype(np.int64)
-
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
-        options = {"fusedActivationFunction": ("ActivationFunctionType", attributes["activation"])}
-        return {**options, "keepNumDims": True} if len(output.shape) > 2 else options
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         outputs, inputs = writer.graph.tensors[operator.inputs[1]].shape
@@ -147,7 +147,15 @@ class BatchMatrixMultiply(DeviceOperator):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
-        accumulator = self.sums(codes, inputs, attributes)
+        first, second = (
+            np.swapaxes(x, -1, -2) if attributes[name] else x
+            for x, name in zip(
+                (centered(code, tensor).astype(np.float64) for code, tensor in zip(codes, inputs, strict=True)),
+                ("adj_x", "adj_y"),
+                strict=True,
+            )
+        )
+        accumulator = (first @ second).astype(np.int64)
         # XNNPACK leaves a second operand with a zero point to the built-in kernel, which computes as the reference.
         if is_xnnpack(profile) and zero_point_of(inputs[1]) == 0:
             multiplier = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
@@ -157,30 +165,21 @@ class BatchMatrixMultiply(DeviceOperator):
             steps = multiply_fixed_point(accumulator, *fixed_point(exact))
         return finish(steps, output, attributes, profile)
 
-    @staticmethod
-    def sums(codes: Arrays, inputs: Tensors, attributes: Attributes) -> np.ndarray:
-        """int64 sums of products of steps from the zero points."""
-        first, second = (
-            np.swapaxes(x, -1, -2) if attributes[name] else x
-            for x, name in zip(
-                (centered(code, tensor).astype(np.float64) for code, tensor in zip(codes, inputs, strict=True)),
-                ("adj_x", "adj_y"),
-                strict=True,
-            )
-        )
-        return np.asarray((first @ second).astype(np.int64))
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"adjX": bool(attributes["adj_x"]), "adjY": bool(attributes["adj_y"])}
 
     def wide_integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
+        turned = [
+            np.swapaxes(code, -1, -2) if attributes[name] else code
+            for code, name in zip(codes, ("adj_x", "adj_y"), strict=True)
+        ]
+        first, second = (code.astype(np.float64) for code in turned)
         scales = [scale_of(tensor) for tensor in inputs]
         product = float(scales[0]) * float(scales[1]) if profile == "micro" else float(scales[0] * scales[1])
-        exact = product / float(scale_of(output))
-        steps = multiply_wide(self.sums(codes, inputs, attributes), *fixed_point(exact))
-        return finish(steps, output, attributes, profile)
-
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
-        return {"adjX": bool(attributes["adj_x"]), "adjY": bool(attributes["adj_y"])}
+        multiplier = fixed_point(product / float(scale_of(output)))
+        return finish(multiply_wide((first @ second).astype(np.int64), *multiplier), output, attributes, profile)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         name, operands = output.name, []

@@ -12,7 +12,7 @@ import numpy as np
 from .arithmetic import Arrays, Tensors, centered, finish, same_padding, window_shape, windows, zero_point_of
 from .convolution import onnx_window, window_options
 from .operator import REQUIRED, Attributes, DeviceOperator, Shape, need, register
-from .tensor import Tensor, code_range
+from .tensor import INT8_MIN, INT16_MIN, Tensor
 
 
 class Pool(DeviceOperator):
@@ -134,11 +134,16 @@ class MaxPool2D(Pool):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
-        lowest, _ = code_range(output)
-        largest = np.full((codes[0].shape[0], *output.shape[1:]), lowest, output.dtype)
-        for _, _, values in windows(codes[0], output, attributes["filter_size"], attributes, lowest):
+        largest = np.full((codes[0].shape[0], *output.shape[1:]), INT8_MIN, np.int8)
+        for _, _, values in windows(codes[0], output, attributes["filter_size"], attributes, INT8_MIN):
             largest = np.maximum(largest, values)
         return finish(centered(largest, output), output, attributes, profile)
+
+    def wide_integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        met = windows(codes[0], output, attributes["filter_size"], attributes, INT16_MIN)
+        return np.maximum.reduce([values for _, _, values in met])
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         window = onnx_window(

@@ -18,10 +18,10 @@ class Quantize(DeviceOperator):
     """The same real numbers on another grid, of the same dtype or another one."""
 
     kind = "QUANTIZE"
-    dtypes = ("int8", "int16")
-    changes_dtype = True
     version = 2
     options = "QuantizeOptions"
+    dtypes = ("int8", "int16")
+    changes_dtype = True
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         ratio = float(scale_of(inputs[0]) / scale_of(output))
