@@ -25,6 +25,15 @@ from .operator import Attributes, DeviceOperator, is_xnnpack, need
 from .tensor import INT8_MAX, INT8_MIN, Quantization, Tensor, code_range
 
 
+# The largest code of a bias; of int64, what kernels' sums of 48 bits hold.
+LARGEST_BIAS = {"int32": 2**31 - 1, "int64": 2**47}
+
+
+def bias_dtype(input: Tensor) -> str:
+    """What the bias is stored in, by what the input is."""
+    return "int64" if input.dtype == "int16" else "int32"
+
+
 class Weighted(DeviceOperator):
     """Operands: an activation, a filter (int8, narrow, symmetric, per channel or per tensor), a bias (int32; behind an
     int16 activation int64).
@@ -104,6 +113,27 @@ class Weighted(DeviceOperator):
         fits = int(bound.max()) < 2**bits
         need(fits, f"the {word} accumulator can overflow; the bias or the filter is too large")
 
+    def wide_integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        sums = self.wide_sums(codes[0].astype(np.float64), codes[1].astype(np.float64), output, attributes)
+        # Whole numbers below 2**53, which float64 adds in any order.
+        steps = self.wide_steps(sums.astype(np.int64) + codes[2], inputs, output, profile)
+        return finish(steps, output, attributes, profile)
+
+    def wide_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
+        """Steps of the result from 64-bit sums."""
+        return multiply_wide(accumulator, *fixed_point(real_multiplier(inputs, output)))
+
+    def multiplier_kept(self, multiplier: np.ndarray) -> np.ndarray:
+        """What kernels for int16 make of real multipliers, float64: training follows them there."""
+        significand, exponent = fixed_point(multiplier)
+        return np.asarray(reduced(significand) * 2.0 ** (exponent - 15))
+
+    def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
+        """Sums of products of an input and a filter, [..., channels]; the zero point of int16 is 0."""
+        raise NotImplementedError(f"{self.kind} has no int16 form")
+
     def requantize(
         self,
         sums: np.ndarray,
@@ -145,27 +175,6 @@ class Weighted(DeviceOperator):
             into[start : start + rows] = real
         return result
 
-    def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
-    ) -> np.ndarray:
-        sums = self.wide_sums(codes[0].astype(np.float64), codes[1].astype(np.float64), output, attributes)
-        # Whole numbers below 2**53, which float64 adds in any order.
-        steps = self.wide_steps(sums.astype(np.int64) + codes[2], inputs, output, profile)
-        return finish(steps, output, attributes, profile)
-
-    def wide_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
-        """Steps of the result from 64-bit sums."""
-        return multiply_wide(accumulator, *fixed_point(real_multiplier(inputs, output)))
-
-    def multiplier_kept(self, multiplier: np.ndarray) -> np.ndarray:
-        """What kernels for int16 make of real multipliers, float64: training follows them there."""
-        significand, exponent = fixed_point(multiplier)
-        return np.asarray(reduced(significand) * 2.0 ** (exponent - 15))
-
-    def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
-        """Sums of products of an input and a filter, [..., channels]; the zero point of int16 is 0."""
-        raise NotImplementedError(f"{self.kind} has no int16 form")
-
     def fixed_point_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
         """Steps from the zero point where multipliers are 32-bit fixed-point numbers."""
         return multiply_fixed_point(accumulator, *fixed_point(real_multiplier(inputs, output)))
@@ -180,15 +189,6 @@ class Weighted(DeviceOperator):
             writer.dequantized(filter, filter.data.transpose(axes).reshape(shape), None if single else channel_axis),
             writer.dequantized(bias, bias.data, None if single else 0),
         ]
-
-
-# The largest code of a bias; of int64, what kernels' sums of 48 bits hold.
-LARGEST_BIAS = {"int32": 2**31 - 1, "int64": 2**47}
-
-
-def bias_dtype(input: Tensor) -> str:
-    """What the bias is stored in, by what the input is."""
-    return "int64" if input.dtype == "int16" else "int32"
 
 
 # Of float32, what a core's second-level cache holds beside the other things.
