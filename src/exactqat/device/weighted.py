@@ -24,7 +24,6 @@ from .arithmetic import (
 from .operator import Attributes, DeviceOperator, is_xnnpack, need
 from .tensor import INT8_MAX, INT8_MIN, Quantization, Tensor, code_range
 
-
 # The largest code of a bias; of int64, what kernels' sums of 48 bits hold.
 LARGEST_BIAS = {"int32": 2**31 - 1, "int64": 2**47}
 
@@ -119,7 +118,7 @@ class Weighted(DeviceOperator):
         sums = self.wide_sums(codes[0].astype(np.float64), codes[1].astype(np.float64), output, attributes)
         # Whole numbers below 2**53, which float64 adds in any order.
         steps = self.wide_steps(sums.astype(np.int64) + codes[2], inputs, output, profile)
-        return finish(steps, output, attributes, profile)
+        return np.clip(steps, *bounds(output, attributes, profile)).astype(output.dtype)
 
     def wide_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
         """Steps of the result from 64-bit sums."""
