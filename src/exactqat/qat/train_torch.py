@@ -435,7 +435,8 @@ def _quantizer(grid: Grid) -> FakeQuantize:
     rule = grid.rule
     if grid.fixed is not None:
         scale, zero_point = grid.fixed
-        lowest, highest = (-(2**15), 2**15 - 1) if rule.wide else (-128, 127)
+        # Ranges of 16 bits are symmetric, and reach 32767 steps.
+        lowest, highest = (1 - 2**15, 2**15 - 1) if rule.wide else (-128, 127)
         ends = (scale * (lowest - zero_point), scale * (highest - zero_point))
         rule = replace(rule, ranges="fixed", fixed_range=ends, activation_bits=grid.bits)
     quantizer = FakeQuantize(rule, grid.nonnegative)
