@@ -2,8 +2,8 @@
 """Random graphs of every operator of the device, simulated and run: `python tests/sweep.py --count 3000 --write`.
 
 An emulated ARM64 runs them as several processors, which choose different kernels; their counts are added up. With
---write the counts go to `exactqat/device/measured.json`, from which `deploy.EXACT` and `deploy.MEASURED` are read; pairs
-of operator and profile that this machine cannot run keep what another machine wrote.
+--write the counts go to `exactqat/device/measured.json`, from which `deploy.EXACT` and `deploy.MEASURED` are read;
+pairs of operator and profile that this machine cannot run keep what another machine wrote.
 """
 
 from __future__ import annotations

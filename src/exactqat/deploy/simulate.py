@@ -32,6 +32,13 @@ MEASURED: dict[tuple[str, str], tuple[int, int, int]] = _measured()
 EXACT: dict[tuple[str, str], int] = {pair: values for pair, (values, differing, _) in MEASURED.items() if not differing}
 
 
+def unclaimed(graph: Graph, profile: str) -> tuple[str, ...]:
+    """The kinds of operators in a graph whose equality with the profile's runtime was not shown; none: all are."""
+    profile = profile_named(profile)
+    kinds = dict.fromkeys(operator.kind for operator in graph.operators)
+    return tuple(kind for kind in kinds if (kind, profile) not in EXACT)
+
+
 def simulate(
     graph: Graph,
     x: np.ndarray | Mapping[str, np.ndarray],
@@ -99,4 +106,5 @@ __all__ = [
     "quantize",
     "simulate",
     "simulate_operator",
+    "unclaimed",
 ]
