@@ -9,8 +9,9 @@ how much.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 
 import numpy as np
@@ -86,8 +87,28 @@ def simulate_operator(graph: Graph, operator: Operator, values: Mapping[str, np.
     """Codes of one operator's result from the codes of its operands, by tensor name."""
     tensors = [graph.tensors[name] for name in operator.inputs]
     codes = [values[tensor.name] if tensor.data is None else tensor.data for tensor in tensors]
-    output = graph.tensors[operator.outputs[0]]
-    return OPERATORS[operator.kind].integers(codes, tensors, output, operator.attributes, profile_named(profile))
+    output, declaration = graph.tensors[operator.outputs[0]], OPERATORS[operator.kind]
+    compute = functools.partial(
+        declaration.integers,
+        inputs=tensors,
+        output=output,
+        attributes=operator.attributes,
+        profile=profile_named(profile),
+    )
+    int8 = all(code.dtype == np.int8 for code in codes)
+    if declaration.pointwise and int8 and max(code.size for code in codes) > 2 * 256 ** len(codes):
+        return from_table(compute, codes)
+    return compute(codes)
+
+
+def from_table(compute: Callable[[Sequence[np.ndarray]], np.ndarray], codes: Sequence[np.ndarray]) -> np.ndarray:
+    """What `compute` makes of int8 operands value by value, looked up among its results for all pairs of codes."""
+    all_codes = np.arange(-128, 128).astype(np.int8)
+    table = compute(np.meshgrid(*[all_codes] * len(codes), indexing="ij")).ravel()
+    index = codes[0].view(np.uint8) ^ np.uint8(128)
+    if len(codes) > 1:
+        index = (index.astype(np.uint16) << 8) | (codes[1].view(np.uint8) ^ np.uint8(128))
+    return table.take(index)
 
 
 __all__ = [

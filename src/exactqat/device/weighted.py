@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +14,6 @@ from .arithmetic import (
     Arrays,
     Tensors,
     bounds,
-    finish,
     fixed_point,
     multiply_fixed_point,
     scale_of,
@@ -106,40 +106,54 @@ class Weighted(DeviceOperator):
         profile: str,
     ) -> np.ndarray:
         """Codes of the result from the sums of products of *codes*: the input's zero point is still in them."""
-        filter, bias = (code.astype(np.int64) for code in codes[1:])
+        filter, bias = codes[1:]
         axes = tuple(axis for axis in range(filter.ndim) if axis != self.filter_axis)
-        offset = bias - zero_point_of(inputs[0]) * filter.sum(axes)
-        result = np.empty(sums.shape, np.int8)
-        flat, into = sums.reshape(-1, sums.shape[-1]), result.reshape(-1, sums.shape[-1])
-        largest = (filter_reach(filter, self.filter_axis, inputs[0]) + np.abs(bias)).max()
-        exact = sums.dtype == np.float32 and largest < 2**24
-        added = offset.astype(np.float32) if exact else offset
-        input_scale, filter_scale = (tensor.quantization.scale for tensor in inputs[:2])
-        multiplier = input_scale * filter_scale / scale_of(output)
-        zero_point = np.float32(zero_point_of(output))
-        lowest, highest = (np.float32(bound) for bound in bounds(output, attributes, profile))
-        # Few enough values at a time to stay in the core's own cache from the first step to the last.
-        rows = max(min(CACHED_VALUES // sums.shape[-1], len(flat)), 1)
-        # Whole blocks of them: NumPy is three times slower on rows as short as there are channels.
-        added, multiplier = (np.broadcast_to(each, (rows, sums.shape[-1])).copy() for each in (added, multiplier))
+        added = bias.astype(np.int64) - zero_point_of(inputs[0]) * filter.sum(axes, dtype=np.int64)
+        result = np.empty(sums.shape, output.dtype)
+        flat, into = (array.reshape(-1, sums.shape[-1]) for array in (sums, result))
+        rows = rows_of_block(sums.shape[-1], len(flat))
+        requantization = Requantization(self, inputs, output, attributes, profile, rows)
         for start in range(0, len(flat), rows):
             block = flat[start : start + rows]
-            if not is_xnnpack(profile):
-                steps = self.fixed_point_steps(block.astype(np.int64) + offset, inputs, output, profile)
-                into[start : start + rows] = finish(steps, output, attributes, profile)
-                continue
-            whole = block if exact else block.astype(np.int64)
-            real = (whole + added[: len(block)]).astype(np.float32, copy=False)
-            real *= multiplier[: len(block)]
-            np.rint(real, out=real)
-            real += zero_point
-            np.clip(real, lowest, highest, out=real)
-            into[start : start + rows] = real
+            requantization.store(block.astype(np.float64) + added, into[start : start + rows])
         return result
 
-    def fixed_point_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
-        """Steps from the zero point where multipliers are 32-bit fixed-point numbers."""
-        return multiply_fixed_point(accumulator, *fixed_point(real_multiplier(inputs, output)))
+    def store_products(
+        self,
+        met: np.ndarray,
+        result: np.ndarray,
+        codes: Arrays,
+        inputs: Tensors,
+        output: Tensor,
+        attributes: Attributes,
+        profile: str,
+        channels: slice = slice(None),
+    ) -> None:
+        """Writes into `result` [batch, height, width, channels] what the filter's channels make of the codes that they
+        meet at each place: `met` [batch, height, width, ...]. All steps are done with one block of places after the
+        other."""
+        filter = codes[1][channels].reshape(result.shape[-1], -1)
+        places = met.shape[:3]
+        total = math.prod(places)
+        # BLAS rearranges the filter for every block, and a line of places is in one.
+        fewest = max(min(FEWEST_IN_A_BLOCK, total), places[2])
+        rows = rows_of_block(max(filter.shape[1] + 1, len(filter)), total, fewest)
+        largest = -int(np.iinfo(met.dtype).min)
+        products = Products(filter, codes[2][channels], zero_point_of(inputs[0]), largest, rows)
+        requantization = Requantization(self, inputs, output, attributes, profile, rows, channels)
+        for block in blocks(places, rows):
+            part = met[block]
+            count = math.prod(part.shape[:3])
+            products.codes[:count, :-1].reshape(part.shape)[...] = part
+            requantization.store(products(count), result[block])
+
+    def fixed_point_steps(
+        self, multiplier: np.ndarray, rows: int, profile: str
+    ) -> Callable[[np.ndarray], np.ndarray]:
+        """From int64 accumulators [at most rows, channels] to steps from the zero point, where multipliers are 32-bit
+        fixed-point numbers: of float64 ones [channels]."""
+        significand, exponent = (np.tile(part, (rows, 1)) for part in fixed_point(multiplier))
+        return lambda whole: multiply_fixed_point(whole, significand[: len(whole)], exponent[: len(whole)])
 
     def onnx_weights(
         self, writer: Any, operator: Any, axes: Sequence[int], shape: Sequence[int], channel_axis: int = 0
@@ -155,24 +169,121 @@ class Weighted(DeviceOperator):
 
 # Of float32, what a core's second-level cache holds beside the other things.
 CACHED_VALUES = 1 << 16
+# Of rows, for a product that costs more than its preparation.
+FEWEST_IN_A_BLOCK = 256
+# Below, float64 is the faster way to exact sums.
+FEWEST_IN_A_PART = 256
 
 
-def sums_of_products(codes: np.ndarray, filter: np.ndarray) -> np.ndarray:
-    """Codes [rows, k] times a filter [channels, k], summed exactly: float32 where it holds every sum, else float64.
+def rows_of_block(values: int, most: int, fewest: int = 1) -> int:
+    """How many rows of that many values make a block that stays in the core's own cache."""
+    return max(min(CACHED_VALUES // values, most), fewest)
 
-    Products and sums of these integers are exact in either, in any order, and BLAS is the fast way to form them.
+
+def blocks(places: Sequence[int], rows: int) -> Iterator[tuple[slice, slice]]:
+    """Parts of [batch, height, width] of at most `rows` places: several images, or several lines of one."""
+    images, height, width = places
+    if height * width <= rows:
+        together = rows // (height * width)
+        yield from ((slice(first, first + together), slice(None)) for first in range(0, images, together))
+        return
+    together = rows // width
+    for image in range(images):
+        yield from ((slice(image, image + 1), slice(line, line + together)) for line in range(0, height, together))
+
+
+class Requantization:
+    """From accumulators [rows, channels] to codes, a block of at most `rows` at a time.
+
+    Accumulators are integers, in float32 where it holds them exactly.
     """
-    reach = int(np.abs(filter.astype(np.int64)).sum(1).max(initial=0)) * -INT8_MIN
-    if reach < 2**24:
-        return codes.astype(np.float32) @ filter.astype(np.float32).T
-    # Halves of the sum are as fast as the whole in float32, and twice as fast as the whole in float64.
-    half = filter.shape[1] // 2
-    if half == 0 or reach >= 2**31:
-        return codes.astype(np.float64) @ filter.astype(np.float64).T
-    first = sums_of_products(codes[:, :half], filter[:, :half])
-    total: np.ndarray = first.astype(np.float64)
-    total += sums_of_products(codes[:, half:], filter[:, half:])
-    return total
+
+    def __init__(
+        self,
+        operator: Weighted,
+        inputs: Tensors,
+        output: Tensor,
+        attributes: Attributes,
+        profile: str,
+        rows: int,
+        channels: slice = slice(None),
+    ) -> None:
+        self.zero_point = np.float32(zero_point_of(output))
+        self.bounds = [np.float32(bound) for bound in bounds(output, attributes, profile)]
+        self.steps = None
+        # Numbers of channels as often as a block has rows: NumPy is three times slower on rows as short as those.
+        if is_xnnpack(profile):
+            input_scale, filter_scale = (tensor.quantization.scale for tensor in inputs[:2])
+            multiplier = np.broadcast_to(input_scale * filter_scale / scale_of(output), inputs[2].shape)
+            self.multiplier = np.tile(multiplier[channels], (rows, 1))
+        else:
+            self.steps = operator.fixed_point_steps(real_multiplier(inputs, output)[channels], rows, profile)
+
+    def store(self, accumulators: np.ndarray, result: np.ndarray) -> None:
+        """Writes the codes into `result`; the accumulators may be overwritten."""
+        if self.steps is None:
+            real = accumulators.astype(np.float32, copy=False)
+            np.multiply(real, self.multiplier[: len(real)], out=real)
+            np.rint(real, out=real)
+        else:
+            real = self.steps(accumulators.astype(np.int64)).astype(np.float32)
+        if self.zero_point:
+            np.add(real, self.zero_point, out=real)
+        np.clip(real, *self.bounds, out=real)
+        np.copyto(result, real.reshape(result.shape), casting="unsafe")
+
+
+class Products:
+    """Sums of products of codes with the rows of a filter [channels, k], and a number added to each: exact.
+
+    Products and sums of these integers are exact in float32 below 2**24, in any order, and BLAS is the fast way to form
+    them. Where a sum can be larger, parts of it are formed so and added in float64.
+
+    Args:
+        filter: int8.
+        bias: integers [channels].
+        zero_point: of the codes, which they are rid of.
+        largest: the largest magnitude that a code can have.
+        rows: of a block, at most.
+    """
+
+    def __init__(self, filter: np.ndarray, bias: np.ndarray, zero_point: int, largest: int, rows: int) -> None:
+        channels, depth = filter.shape
+        width = (2**24 - 1) // (-INT8_MIN * largest)  # of a part that is exact whatever the filter
+        dtype = np.float32 if width >= FEWEST_IN_A_PART else np.float64
+        self.matrix = np.empty((channels, depth + 1), dtype)
+        weights = self.matrix[:, :-1]
+        weights[...] = filter
+        self.added = bias.astype(np.float64) - zero_point * row_sums(weights)
+        most = np.abs(self.added).max(initial=0)
+        self.whole = dtype == np.float64 or most + depth * INT8_MAX * largest < 2**24
+        if not self.whole:
+            reach = largest * row_sums(np.abs(weights)) + np.abs(self.added)
+            self.whole = bool(reach.max() < 2**24)
+        self.edges = [*range(0, depth, width), depth]
+        # What is added comes with a last code, which is always 1.
+        self.matrix[:, -1] = self.added
+        self.codes = np.empty((rows, depth + 1), dtype)
+        self.codes[:, -1] = 1
+        self.sums = np.empty((rows, channels), dtype)
+
+    def __call__(self, rows: int) -> np.ndarray:
+        """The sums [rows, channels] of what stands in the first rows of `codes`, valid until the next call."""
+        sums, codes = self.sums[:rows], self.codes[:rows]
+        if self.whole:
+            return np.matmul(codes, self.matrix.T, out=sums)
+        total = np.broadcast_to(self.added, sums.shape).copy()
+        for start, end in itertools.pairwise(self.edges):
+            total += np.matmul(codes[:, start:end], self.matrix[:, start:end].T, out=sums)
+        return total
+
+
+def row_sums(weights: np.ndarray) -> np.ndarray:
+    """float64 [rows] of int8 values in float32 or float64 [rows, values], exact."""
+    count = weights.shape[1]
+    if weights.dtype == np.float32 and count * -INT8_MIN >= 2**24:
+        return np.asarray(weights.sum(1, dtype=np.float64))
+    return np.asarray((weights @ np.ones(count, weights.dtype)).astype(np.float64))
 
 
 def filter_reach(filter: np.ndarray, axis: int, input: Tensor) -> np.ndarray:
@@ -185,10 +296,15 @@ def filter_reach(filter: np.ndarray, axis: int, input: Tensor) -> np.ndarray:
 
 
 def real_multiplier(inputs: Tensors, output: Tensor) -> np.ndarray:
-    """float64 input scale * filter scale / output scale, per channel."""
+    """float64 input scale * filter scale / output scale, [channels]."""
     input_scale, filter_scale = (tensor.quantization.scale.astype(np.float64) for tensor in inputs[:2])
-    multiplier: np.ndarray = input_scale * filter_scale / float(scale_of(output))
-    return multiplier
+    multiplier = input_scale * filter_scale / float(scale_of(output))
+    return np.broadcast_to(multiplier, inputs[2].shape)
 
 
-__all__ = ["CACHED_VALUES", "Weighted", "filter_reach", "real_multiplier", "sums_of_products"]
+__all__ = [
+    "Products",
+    "Requantization",
+    "Weighted",
+    "filter_reach",
+]
