@@ -2,18 +2,18 @@
 """Times the integer simulation beside the LiteRT run that it is compared with; the two take turns.
 
     python bench/simulate.py [--networks mobilenet_v2 resnet50] [--batches 1 8] [--profiles xnnpack reference]
-                             [--threads 1] [--turns 5] [--verify]
+                             [--turns 7] [--verify]
 
 The networks have their published shapes and random weights; neither side is faster or slower for what the integers are.
-LiteRT runs with one thread, through XNNPACK or its reference kernels. The goal is 3 times its time for a MobileNetV2
-under XNNPACK. --verify also times `deploy.verify` on eight images, end to end.
+LiteRT runs with one thread, through XNNPACK or its reference kernels; the simulation takes the cores it gets (`taskset
+-c 0` gives it one). The goal is 3 times LiteRT's time for a MobileNetV2 under XNNPACK. --verify also times
+`deploy.verify` on eight images, end to end.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 import tempfile
 import time
@@ -27,7 +27,7 @@ from rich.table import Table
 from timing import summarize
 
 from exactqat import deploy
-from exactqat.deploy.verify import open_runtime
+from exactqat.deploy.verify import open_runtime, profile_here
 
 # Of the tables, also where output goes into a file.
 WIDTH = 120
@@ -125,10 +125,30 @@ def resnet50_graph() -> deploy.Graph:
 NETWORKS: dict[str, Callable[[], deploy.Graph]] = {"mobilenet_v2": mobilenet_v2_graph, "resnet50": resnet50_graph}
 
 
-def seconds(call: Callable[[], object]) -> float:
+def seconds(call: Callable[..., object], *arguments: object) -> float:
     start = time.perf_counter()
-    call()
+    call(*arguments)
     return time.perf_counter() - start
+
+
+def images(graph: deploy.Graph, count: int) -> dict[str, np.ndarray]:
+    shape = (count, *graph.tensors["x"].shape[1:])
+    return {"x": np.random.default_rng(1).integers(-128, 128, shape).astype(np.int8)}
+
+
+def measured(graph: deploy.Graph, path: Path, profile: str, batch: int, turns: int) -> tuple[str, ...]:
+    """Milliseconds of LiteRT and of the simulation, the median of their ratios and its spread."""
+    runtime, codes = open_runtime(path.read_bytes(), graph.inputs, graph.outputs, profile), images(graph, batch)
+    device, simulated = runtime.run(codes), deploy.simulate(graph, codes, profile)
+    if any(not np.array_equal(device[name], simulated[name]) for name in device):
+        raise SystemExit(f"{path.stem}: the simulation differs from LiteRT, so there is nothing to time")
+    theirs, ours = [], []
+    for _ in range(turns):
+        theirs.append(seconds(runtime.run, codes))
+        ours.append(seconds(deploy.simulate, graph, codes, profile))
+    ratios = summarize([b / a for a, b in zip(theirs, ours, strict=True)])
+    times = (f"{1000 * summarize(samples).median:.1f}" for samples in (theirs, ours))
+    return (*times, f"{ratios.median:.2f}", f"{ratios.spread:.0%}")
 
 
 def main() -> int:
@@ -136,41 +156,22 @@ def main() -> int:
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--profiles", nargs="+", default=["xnnpack"])
-    parser.add_argument("--threads", type=int, default=1, help="of the simulation's BLAS; LiteRT always has one")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--verify", action="store_true", help="also time deploy.verify on eight images")
     arguments = parser.parse_args()
-    if os.environ.get("OPENBLAS_NUM_THREADS") != str(arguments.threads):
-        # BLAS reads it when it is loaded.
-        os.environ["OPENBLAS_NUM_THREADS"] = str(arguments.threads)
-        os.execv(sys.executable, [sys.executable, *sys.argv])
-
     table = Table("network", "profile", "images", "LiteRT, ms", "simulation, ms", "times", "spread")
     lines = []
     for network in arguments.networks:
         graph = NETWORKS[network]()
         with tempfile.TemporaryDirectory() as folder:
-            path = deploy.write_tflite(graph, Path(folder) / "model.tflite")
-            for profile in arguments.profiles:
-                runtime = open_runtime(path.read_bytes(), graph.inputs, graph.outputs, profile)
+            path = deploy.write_tflite(graph, Path(folder) / f"{network}.tflite")
+            for named in arguments.profiles:
+                profile = profile_here(named)
                 for batch in arguments.batches:
-                    shape = (batch, *graph.tensors["x"].shape[1:])
-                    codes = {"x": np.random.default_rng(1).integers(-128, 128, shape).astype(np.int8)}
-                    device, simulated = runtime.run(codes), deploy.simulate(graph, codes, profile)
-                    if any(not np.array_equal(device[name], simulated[name]) for name in device):
-                        raise SystemExit(f"{network}: the simulation differs from LiteRT, so there is nothing to time")
-                    samples: tuple[list[float], list[float]] = ([], [])
-                    for _ in range(arguments.turns):
-                        samples[0].append(seconds(lambda codes=codes: runtime.run(codes)))
-                        samples[1].append(seconds(lambda codes=codes: deploy.simulate(graph, codes, profile)))
-                    theirs, ours = map(summarize, samples)
-                    ratios = summarize([b / a for a, b in zip(*samples, strict=True)])
-                    times = [f"{1000 * statistics.median:.1f}" for statistics in (theirs, ours)]
-                    row = (network, profile, str(batch), *times, f"{ratios.median:.2f}", f"{ratios.spread:.0%}")
-                    table.add_row(*row)
+                    row = measured(graph, path, profile, batch, arguments.turns)
+                    table.add_row(network, profile, str(batch), *row)
                 if arguments.verify:
-                    images = np.random.default_rng(2).integers(-128, 128, (8, *shape[1:])).astype(np.int8)
-                    took = seconds(lambda images=images: deploy.verify(graph, path, images, profile))
+                    took = seconds(deploy.verify, graph, path, images(graph, 8), profile)
                     lines.append(f"{network}, {profile}: deploy.verify of 8 images took {took:.1f} s")
     console = Console(width=WIDTH)
     console.print(table)

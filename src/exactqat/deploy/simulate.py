@@ -17,6 +17,7 @@ from importlib import resources
 import numpy as np
 
 from ..device import OPERATORS, PROFILES, profile_named
+from ..device.blocks import one_thread_for_blas
 from ..device.tensor import dequantize, quantize
 from .graph import Graph, Operator
 
@@ -31,6 +32,9 @@ def _measured() -> dict[tuple[str, str], tuple[int, int, int]]:
 MEASURED: dict[tuple[str, str], tuple[int, int, int]] = _measured()
 # (kind, profile) -> results compared without one difference. A pair that is not here is not claimed to be exact.
 EXACT: dict[tuple[str, str], int] = {pair: values for pair, (values, differing, _) in MEASURED.items() if not differing}
+
+# A table of all codes is asked for so many results; below that it costs more than it gives.
+PAYS = 2
 
 
 def simulate(
@@ -53,12 +57,13 @@ def simulate(
         raise ValueError(f"tensors names {unknown}, which the graph does not compute")
     total = next(iter(inputs.values())).shape[0]
     parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
-    for start in range(0, total, batch_size):
-        values = {name: codes[start : start + batch_size] for name, codes in inputs.items()}
-        for operator in graph.operators:
-            values[operator.outputs[0]] = simulate_operator(graph, operator, values, profile)
-        for name in wanted:
-            parts[name].append(values[name])
+    with one_thread_for_blas():
+        for start in range(0, total, batch_size):
+            values = {name: codes[start : start + batch_size] for name, codes in inputs.items()}
+            for operator in graph.operators:
+                values[operator.outputs[0]] = simulate_operator(graph, operator, values, profile)
+            for name in wanted:
+                parts[name].append(values[name])
     empty = {name: (0, *graph.tensors[name].shape[1:]) for name in wanted}
     return {
         name: np.concatenate(part) if part else np.zeros(empty[name], graph.tensors[name].dtype)
@@ -96,7 +101,7 @@ def simulate_operator(graph: Graph, operator: Operator, values: Mapping[str, np.
         profile=profile_named(profile),
     )
     int8 = all(code.dtype == np.int8 for code in codes)
-    if declaration.pointwise and int8 and max(code.size for code in codes) > 2 * 256 ** len(codes):
+    if declaration.pointwise and int8 and max(code.size for code in codes) > PAYS * 256 ** len(codes):
         return from_table(compute, codes)
     return compute(codes)
 
@@ -105,10 +110,8 @@ def from_table(compute: Callable[[Sequence[np.ndarray]], np.ndarray], codes: Seq
     """What `compute` makes of int8 operands value by value, looked up among its results for all pairs of codes."""
     all_codes = np.arange(-128, 128).astype(np.int8)
     table = compute(np.meshgrid(*[all_codes] * len(codes), indexing="ij")).ravel()
-    index = codes[0].view(np.uint8) ^ np.uint8(128)
-    if len(codes) > 1:
-        index = (index.astype(np.uint16) << 8) | (codes[1].view(np.uint8) ^ np.uint8(128))
-    return table.take(index)
+    first, *others = (code.view(np.uint8) ^ np.uint8(128) for code in codes)
+    return table.take((first.astype(np.uint16) << 8) | others[0] if others else first)
 
 
 __all__ = [

@@ -11,9 +11,10 @@ import numpy as np
 
 from .. import raw_ops
 from .arithmetic import Arrays, Tensors, activate, same_padding, window_shape, windows_of, zero_point_of
+from .blocks import repeated, rows_of_block, scratch, share
 from .operator import REQUIRED, Attributes, Shape, need, register
 from .tensor import Tensor
-from .weighted import Requantization, Weighted, filter_reach, rows_of_block
+from .weighted import Requantization, Weighted, filter_reach
 
 
 class Convolution(Weighted):
@@ -116,20 +117,23 @@ class DepthwiseConv2D(Convolution):
         together = rows_of_block(per_image, max(x.shape[0], 1))
         rows = rows_of_block(filter.shape[3], max(math.prod(result.shape[:3]), 1))
         requantization = Requantization(self, inputs, output, attributes, profile, rows)
-        bias = np.tile(codes[2].astype(dtype), (rows, 1))
-        # Fresh memory of this size would cost as much as what is computed in it.
-        steps = np.empty((together, *x.shape[1:]), dtype)
-        sums = np.empty((together, *output.shape[1:]), dtype)
+        bias = repeated("bias", codes[2], rows, dtype)
+        steps = scratch("steps", (together, *x.shape[1:]), dtype)
+        sums = scratch("sums", (together, *output.shape[1:]), dtype)
         for image in range(0, x.shape[0], together):
             stored = result[image : image + together]
             count = len(stored)
             np.subtract(x[image : image + count], dtype(zero_point_of(inputs[0])), out=steps[:count], dtype=dtype)
             depthwise(steps[:count], taps, attributes, sums[:count])
             places, flat = (array.reshape(-1, filter.shape[3]) for array in (stored, sums[:count]))
-            for start in range(0, len(flat), rows):
-                part = flat[start : start + rows]
-                part += bias[: len(part)]
-                requantization.store(part, places[start : start + rows])
+
+            def store(todo: Sequence[int], flat: np.ndarray = flat, places: np.ndarray = places) -> None:
+                for start in todo:
+                    part = flat[start : start + rows]
+                    part += bias[: len(part)]
+                    requantization.store(part, places[start : start + rows])
+
+            share(store, range(0, len(flat), rows))
         return result
 
     def device_filter(self, codes: np.ndarray) -> np.ndarray:
@@ -280,8 +284,10 @@ class TransposeConv(Weighted):
 def depthwise(steps: np.ndarray, taps: np.ndarray, attributes: Attributes, out: np.ndarray) -> None:
     """Each channel of steps [batch, height, width, channels] convolved with its own taps [height, width, channels,
     multiplier], by the library's own operator: beyond the image there are zeros."""
-    words = {name: (1, *attributes[name], 1) for name in ("strides", "dilations")}
-    raw_ops.DepthwiseConv2dNative(input=steps, filter=taps, padding=attributes["padding"], out=out, **words)
+    strides, dilations = ((1, *attributes[name], 1) for name in ("strides", "dilations"))
+    raw_ops.DepthwiseConv2dNative(
+        input=steps, filter=taps, strides=strides, padding=attributes["padding"], dilations=dilations, out=out
+    )
 
 
 def activation_option(attributes: Attributes) -> tuple[str, str]:

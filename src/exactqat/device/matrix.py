@@ -56,9 +56,7 @@ class FullyConnected(Weighted):
         self.store_products(rows, into, codes, inputs, output, attributes, profile)
         return result
 
-    def fixed_point_steps(
-        self, multiplier: np.ndarray, rows: int, profile: str
-    ) -> Callable[[np.ndarray], np.ndarray]:
+    def fixed_point_steps(self, multiplier: np.ndarray, rows: int, profile: str) -> Callable[[np.ndarray], np.ndarray]:
         if profile != "reference":
             return super().fixed_point_steps(multiplier, rows, profile)
         # LiteRT's reference kernel multiplies in float64 and rounds once, unlike that of the convolutions.
@@ -135,15 +133,15 @@ class BatchMatrixMultiply(DeviceOperator):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
+        operands = [centered(code, tensor) for code, tensor in zip(codes, inputs, strict=True)]
+        depth = operands[0].shape[-2 if attributes["adj_x"] else -1]
+        reach = depth * math.prod(int(np.abs(operand).max(initial=0)) for operand in operands)
+        dtype = np.float32 if reach < 2**24 else np.float64  # which holds all sums
         first, second = (
-            np.swapaxes(x, -1, -2) if attributes[name] else x
-            for x, name in zip(
-                (centered(code, tensor).astype(np.float64) for code, tensor in zip(codes, inputs, strict=True)),
-                ("adj_x", "adj_y"),
-                strict=True,
-            )
+            np.swapaxes(x.astype(dtype), -1, -2) if attributes[name] else x.astype(dtype)
+            for x, name in zip(operands, ("adj_x", "adj_y"), strict=True)
         )
-        accumulator = (first @ second).astype(np.int64)
+        accumulator = np.matmul(first, second).astype(np.int64)
         # XNNPACK leaves a second operand with a zero point to the built-in kernel, which computes as the reference.
         if is_xnnpack(profile) and zero_point_of(inputs[1]) == 0:
             multiplier = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
+from .blocks import blocks, repeated, rows_of_block, scratch, share, threads
 from .operator import Attributes, DeviceOperator, is_xnnpack, need
 from .tensor import INT8_MAX, INT8_MIN, Quantization, Tensor
 
@@ -136,23 +137,27 @@ class Weighted(DeviceOperator):
         places = met.shape[:3]
         total = math.prod(places)
         # BLAS rearranges the filter for every block, and a line of places is in one.
-        fewest = max(min(FEWEST_IN_A_BLOCK, total), places[2])
-        rows = rows_of_block(max(filter.shape[1] + 1, len(filter)), total, fewest)
+        fewest = min(FEWEST_IN_A_BLOCK, max(total // threads(), FEWEST_FOR_A_THREAD), total)
+        rows = rows_of_block(max(filter.shape[1] + 1, len(filter)), total, max(fewest, places[2]))
         largest = -int(np.iinfo(met.dtype).min)
-        products = Products(filter, codes[2][channels], zero_point_of(inputs[0]), largest, rows)
+        products = Products(filter, codes[2][channels], zero_point_of(inputs[0]), largest)
         requantization = Requantization(self, inputs, output, attributes, profile, rows, channels)
-        for block in blocks(places, rows):
-            part = met[block]
-            count = math.prod(part.shape[:3])
-            products.codes[:count, :-1].reshape(part.shape)[...] = part
-            requantization.store(products(count), result[block])
 
-    def fixed_point_steps(
-        self, multiplier: np.ndarray, rows: int, profile: str
-    ) -> Callable[[np.ndarray], np.ndarray]:
+        def work(todo: Sequence[tuple[slice, slice]]) -> None:
+            values, sums = products.buffers(rows)
+            for block in todo:
+                part = met[block]
+                count = math.prod(part.shape[:3])
+                values[:count, :-1].reshape(part.shape)[...] = part
+                requantization.store(products.sums(values[:count], sums[:count]), result[block])
+
+        share(work, blocks(places, rows))
+
+    def fixed_point_steps(self, multiplier: np.ndarray, rows: int, profile: str) -> Callable[[np.ndarray], np.ndarray]:
         """From int64 accumulators [at most rows, channels] to steps from the zero point, where multipliers are 32-bit
         fixed-point numbers: of float64 ones [channels]."""
-        significand, exponent = (np.tile(part, (rows, 1)) for part in fixed_point(multiplier))
+        numbers = zip(("significand", "exponent"), fixed_point(multiplier), strict=True)
+        significand, exponent = (repeated(name, part, rows) for name, part in numbers)
         return lambda whole: multiply_fixed_point(whole, significand[: len(whole)], exponent[: len(whole)])
 
     def onnx_weights(
@@ -167,29 +172,10 @@ class Weighted(DeviceOperator):
         ]
 
 
-# Of float32, what a core's second-level cache holds beside the other things.
-CACHED_VALUES = 1 << 16
 # Of rows, for a product that costs more than its preparation.
-FEWEST_IN_A_BLOCK = 256
+FEWEST_IN_A_BLOCK, FEWEST_FOR_A_THREAD = 256, 64
 # Below, float64 is the faster way to exact sums.
 FEWEST_IN_A_PART = 256
-
-
-def rows_of_block(values: int, most: int, fewest: int = 1) -> int:
-    """How many rows of that many values make a block that stays in the core's own cache."""
-    return max(min(CACHED_VALUES // values, most), fewest)
-
-
-def blocks(places: Sequence[int], rows: int) -> Iterator[tuple[slice, slice]]:
-    """Parts of [batch, height, width] of at most `rows` places: several images, or several lines of one."""
-    images, height, width = places
-    if height * width <= rows:
-        together = rows // (height * width)
-        yield from ((slice(first, first + together), slice(None)) for first in range(0, images, together))
-        return
-    together = rows // width
-    for image in range(images):
-        yield from ((slice(image, image + 1), slice(line, line + together)) for line in range(0, height, together))
 
 
 class Requantization:
@@ -211,11 +197,10 @@ class Requantization:
         self.zero_point = np.float32(zero_point_of(output))
         self.bounds = [np.float32(bound) for bound in bounds(output, attributes, profile)]
         self.steps = None
-        # Numbers of channels as often as a block has rows: NumPy is three times slower on rows as short as those.
         if is_xnnpack(profile):
             input_scale, filter_scale = (tensor.quantization.scale for tensor in inputs[:2])
             multiplier = np.broadcast_to(input_scale * filter_scale / scale_of(output), inputs[2].shape)
-            self.multiplier = np.tile(multiplier[channels], (rows, 1))
+            self.multiplier = repeated("multiplier", multiplier[channels], rows)
         else:
             self.steps = operator.fixed_point_steps(real_multiplier(inputs, output)[channels], rows, profile)
 
@@ -229,7 +214,7 @@ class Requantization:
             real = self.steps(accumulators.astype(np.int64)).astype(np.float32)
         if self.zero_point:
             np.add(real, self.zero_point, out=real)
-        np.clip(real, *self.bounds, out=real)
+        real.clip(*self.bounds, out=real)
         np.copyto(result, real.reshape(result.shape), casting="unsafe")
 
 
@@ -244,14 +229,13 @@ class Products:
         bias: integers [channels].
         zero_point: of the codes, which they are rid of.
         largest: the largest magnitude that a code can have.
-        rows: of a block, at most.
     """
 
-    def __init__(self, filter: np.ndarray, bias: np.ndarray, zero_point: int, largest: int, rows: int) -> None:
+    def __init__(self, filter: np.ndarray, bias: np.ndarray, zero_point: int, largest: int) -> None:
         channels, depth = filter.shape
         width = (2**24 - 1) // (-INT8_MIN * largest)  # of a part that is exact whatever the filter
         dtype = np.float32 if width >= FEWEST_IN_A_PART else np.float64
-        self.matrix = np.empty((channels, depth + 1), dtype)
+        self.matrix = scratch("matrix", (channels, depth + 1), dtype)
         weights = self.matrix[:, :-1]
         weights[...] = filter
         self.added = bias.astype(np.float64) - zero_point * row_sums(weights)
@@ -263,27 +247,27 @@ class Products:
         self.edges = [*range(0, depth, width), depth]
         # What is added comes with a last code, which is always 1.
         self.matrix[:, -1] = self.added
-        self.codes = np.empty((rows, depth + 1), dtype)
-        self.codes[:, -1] = 1
-        self.sums = np.empty((rows, channels), dtype)
 
-    def __call__(self, rows: int) -> np.ndarray:
-        """The sums [rows, channels] of what stands in the first rows of `codes`, valid until the next call."""
-        sums, codes = self.sums[:rows], self.codes[:rows]
+    def buffers(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """For `rows` codes [rows, k + 1], the last of which is 1, and their sums [rows, channels]."""
+        channels, depth = self.matrix.shape
+        codes = scratch("codes", (rows, depth), self.matrix.dtype)
+        codes[:, -1] = 1
+        return codes, scratch("sums", (rows, channels), self.matrix.dtype)
+
+    def sums(self, codes: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Of codes, in `out` where it can hold them; both are `buffers`."""
         if self.whole:
-            return np.matmul(codes, self.matrix.T, out=sums)
-        total = np.broadcast_to(self.added, sums.shape).copy()
+            return np.matmul(codes, self.matrix.T, out=out)
+        total = np.broadcast_to(self.added, out.shape).copy()
         for start, end in itertools.pairwise(self.edges):
-            total += np.matmul(codes[:, start:end], self.matrix[:, start:end].T, out=sums)
+            total += np.matmul(codes[:, start:end], self.matrix[:, start:end].T, out=out)
         return total
 
 
 def row_sums(weights: np.ndarray) -> np.ndarray:
-    """float64 [rows] of int8 values in float32 or float64 [rows, values], exact."""
-    count = weights.shape[1]
-    if weights.dtype == np.float32 and count * -INT8_MIN >= 2**24:
-        return np.asarray(weights.sum(1, dtype=np.float64))
-    return np.asarray((weights @ np.ones(count, weights.dtype)).astype(np.float64))
+    """float64 [rows] of weights [rows, values]; below 2**24, or 128 times as much would not fit into an accumulator."""
+    return np.asarray((weights @ np.ones(weights.shape[1], weights.dtype)).astype(np.float64))
 
 
 def filter_reach(filter: np.ndarray, axis: int, input: Tensor) -> np.ndarray:
