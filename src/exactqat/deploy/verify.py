@@ -113,8 +113,8 @@ def verify(
     names = graph.results()
     if not all(OPERATORS[operator.kind].any_batch for operator in graph.operators):
         batch_size = 1
-    plain = _runtime(content, graph.inputs, graph.outputs, profile)
-    opened = _runtime(_with_outputs(content, names), graph.inputs, names, profile)
+    plain = open_runtime(content, graph.inputs, graph.outputs, profile)
+    opened = open_runtime(_with_outputs(content, names), graph.inputs, names, profile)
     operators = {name: Tally() for name in names}
     noises = {name: (_Noise(), _Noise()) for name in float_values or () if name in operators}
     outputs = {name: Tally() for name in graph.outputs}
@@ -237,7 +237,7 @@ def profile_here(profile: str) -> str:
     raise ValueError(f"profile {profile!r} cannot run on this machine; here: {', '.join(here)}")
 
 
-def _runtime(
+def open_runtime(
     content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str
 ) -> _Runtime | _Micro | _Emulated:
     if profile == "micro":

@@ -454,6 +454,7 @@ class PRelu(DeviceOperator):
     """x, or slope * x where x is negative; the slopes are a constant that broadcasts to x. XNNPACK leaves it alone."""
 
     kind = "PRELU"
+    pointwise = True
     operands = (2, 2)
     weights = (1,)
 
