@@ -36,6 +36,8 @@ class RuntimeRefusal(RuntimeError):
 class Comparison:
     """Codes of one tensor: how many were compared, how many differ, by how much at most, and whether 0 is claimed.
 
+    kind: the operator; with int16 activations as "CONV_2D:int16".
+
     trained_sqnr, device_sqnr: signal to quantization noise in dB, of the fake-quantized and of the device's tensor
     against the float network's; None where no values were given, or where there is no signal or no noise.
     """
@@ -95,7 +97,7 @@ def verify(
     float_values: Mapping[str, np.ndarray] | None = None,
     trained_values: Mapping[str, np.ndarray] | None = None,
 ) -> Report:
-    """Compares the file at `path` with `graph` on int8 input codes x [batch, ...] (or one array per input name).
+    """Compares the file at `path` with `graph` on input codes x [batch, ...] (or one array per input name).
 
     profile: one of `profiles_here`, or "xnnpack" for the runtime's default kernels on this processor. float_values and
     trained_values: what the float and the fake-quantized network make of the same images, or of the first of them, by
@@ -146,11 +148,11 @@ def verify(
         end_to_end = device if agree else simulate(graph, batch, profile)
         for name, codes in plain.run(batch).items():
             outputs[name].add(codes, end_to_end[name])
-    exact = {operator.outputs[0]: (operator.kind, profile) in EXACT for operator in graph.operators}
+    kinds = {operator.outputs[0]: graph.measured_as(operator) for operator in graph.operators}
+    exact = {name: (kind, profile) in EXACT for name, kind in kinds.items()}
     rows = []
-    for operator in graph.operators:
-        name = operator.outputs[0]
-        row = operators[name].comparison(name, operator.kind, exact[name])
+    for name, kind in kinds.items():
+        row = operators[name].comparison(name, kind, exact[name])
         if name in noises:
             trained_noise, device_noise = noises[name]
             row = replace(row, trained_sqnr=trained_noise.decibels(), device_sqnr=device_noise.decibels())

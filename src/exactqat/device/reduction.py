@@ -94,6 +94,8 @@ class Mean(Reduction):
     """The average."""
 
     kind = "MEAN"
+    dtypes = ("int8", "int16")
+    wide_version = 3
     onnx_kind = "ReduceMean"
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
@@ -113,6 +115,11 @@ class Mean(Reduction):
         total = centered(codes[0], inputs[0]).sum(axes, keepdims=keep)
         steps = multiply_fixed_point(total, (significand << shift) // count, exponent - shift)
         return finish(steps, output, attributes, profile)
+
+    def wide_integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return self.integers(codes, inputs, output, attributes, "reference")
 
 
 @register
@@ -147,6 +154,8 @@ class ReduceExtreme(Reduction):
     """The largest or the smallest code."""
 
     same_quantization = True
+    dtypes = ("int8", "int16")
+    wide_version = 3
 
 
 @register
@@ -203,7 +212,7 @@ class ArgMax(DeviceOperator):
         need(1 <= axis < len(first), f"axis must be in 1..{len(first) - 1}, got {axis}")
         return first[:axis] + first[axis + 1 :]
 
-    def dtype(self, attributes: Attributes) -> str:
+    def dtype(self, attributes: Attributes, stored: str = "int8") -> str:
         return str(attributes["output_type"])
 
     def check_attributes(self, attributes: Attributes) -> None:

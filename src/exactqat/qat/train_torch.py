@@ -371,7 +371,9 @@ class _Building:
             # Its range follows its largest magnitude: it is not what rules with learned ranges are about.
             rule = replace(self.plan.grids[step.grid].rule, ranges="ema", fixed_range=None, per_channel=False)
             with torch.no_grad():
-                constants[position] = ConstantOperand(source, WeightFakeQuantize(rule, source()))
+                # It is stored in what the other operand is stored in.
+                quantizer = WeightFakeQuantize(rule, source(), bits=16 if rule.wide else None)
+            constants[position] = ConstantOperand(source, quantizer)
         return constants
 
     def _weighted(
@@ -433,8 +435,9 @@ def _quantizer(grid: Grid) -> FakeQuantize:
     rule = grid.rule
     if grid.fixed is not None:
         scale, zero_point = grid.fixed
-        ends = (scale * (-128 - zero_point), scale * (127 - zero_point))
-        rule = replace(rule, ranges="fixed", fixed_range=ends, activation_bits=8)
+        lowest, highest = (-(2**15), 2**15 - 1) if rule.wide else (-128, 127)
+        ends = (scale * (lowest - zero_point), scale * (highest - zero_point))
+        rule = replace(rule, ranges="fixed", fixed_range=ends, activation_bits=grid.bits)
     quantizer = FakeQuantize(rule, grid.nonnegative)
     quantizer.range.writers = 0
     return quantizer
