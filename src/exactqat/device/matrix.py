@@ -25,7 +25,7 @@ from .arithmetic import (
 )
 from .operator import Attributes, DeviceOperator, Shape, is_xnnpack, need, register
 from .tensor import Tensor
-from .weighted import Weighted
+from .weighted import Weighted, real_multiplier
 
 
 @register
