@@ -34,9 +34,9 @@ WIDE = """
 ## With int16 activations
 
 What [a rule of 16 bits](bring-your-model.md#sixteen-bits-for-what-eight-cannot-hold) asks for: int8 weights, int64
-biases, zero points of 0. LiteRT's own kernels compute all of it, also where int8 would be XNNPACK's. QUANTIZE stands for
-both directions between int8 and int16 as well. Operators that are not here have no int16 form in the runtimes, or none
-of use.
+biases, zero points of 0. LiteRT's own kernels compute all of it, also where int8 would be XNNPACK's. QUANTIZE stands
+for both directions between int8 and int16 as well. Operators that are not here have no int16 form in the runtimes, or
+none of use.
 
 """
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random graphs of every operator of the device, simulated and run: `python tests/sweep.py --count 3000 --write`.
 
-With --write the counts go to `exactqat/device/measured.json`, from which `deploy.EXACT` and `deploy.MEASURED` are read;
+An emulated ARM64 runs them as several processors, which choose different kernels; their counts are added up. With
+--write the counts go to `exactqat/device/measured.json`, from which `deploy.EXACT` and `deploy.MEASURED` are read;
 pairs of operator and profile that this machine cannot run keep what another machine wrote.
 """
 
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import itertools
 import json
+import os
 import platform
 import sys
 import tempfile
@@ -24,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from device_cases import NAMES, random_codes, random_graph  # noqa: E402
 
 import exactqat.device  # noqa: E402
-from exactqat.deploy import Graph, profiles_here, verify, write_tflite  # noqa: E402
+from exactqat.deploy import Graph, emulation, profiles_here, verify, write_tflite  # noqa: E402
 from exactqat.deploy.verify import RuntimeRefusal  # noqa: E402
 from exactqat.device import PROFILES  # noqa: E402
 
@@ -58,9 +61,10 @@ def graphs(kind: str, profile: str, count: int) -> Iterator[tuple[Graph, dict[st
 
 
 def sweep(kind: str, profile: str, count: int, folder: Path) -> Outcome:
-    """Runs `count` random graphs on the profile's runtime and compares every result with the simulation."""
+    """Runs `count` random graphs on the profile's runtimes and compares every result with the simulation."""
     outcome = Outcome()
-    for graph, codes in graphs(kind, profile, count):
+    for cpu, (graph, codes) in itertools.product(processors(profile), graphs(kind, profile, count)):
+        os.environ["EXACTQAT_ARM64_CPU"] = cpu
         outcome.graphs += 1
         try:
             report = verify(graph, write_tflite(graph, folder / "model.tflite"), codes, profile)
@@ -76,9 +80,18 @@ def sweep(kind: str, profile: str, count: int, folder: Path) -> Outcome:
     return outcome
 
 
+def processors(profile: str) -> tuple[str, ...]:
+    """Those that are emulated for a profile, one after the other; an empty name stands for this machine's own."""
+    native = platform.machine().lower() in ("aarch64", "arm64")
+    return tuple(emulation.CPUS) if profile == "xnnpack-arm64" and not native else ("",)
+
+
 def version(profile: str) -> str:
     """What was run."""
     name = "tflite-micro" if profile == "micro" else "ai-edge-litert"
+    emulated = [emulation.CPUS[cpu].model for cpu in processors(profile) if cpu]
+    if emulated:
+        return f"{name} {emulation.versions()[name]} on aarch64, emulated as {'; '.join(emulated)}"
     return f"{name} {importlib.metadata.version(name)} on {platform.machine()}"
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..device import OPERATORS, PROFILE_ALIASES, profile_named
+from .emulation import SET_UP, EmulatedInterpreter, is_set_up
 from .graph import Graph
 from .simulate import EXACT, check_inputs, dequantize, simulate, simulate_operator
 from .tflite import IDENTIFIER, import_deploy
@@ -114,8 +115,8 @@ def verify(
     names = graph.results()
     if not all(OPERATORS[operator.kind].any_batch for operator in graph.operators):
         batch_size = 1
-    plain = _runtime(content, graph.inputs, graph.outputs, profile)
-    opened = _runtime(_with_outputs(content, names), graph.inputs, names, profile)
+    plain = open_runtime(content, graph.inputs, graph.outputs, profile)
+    opened = open_runtime(_with_outputs(content, names), graph.inputs, names, profile)
     operators = {name: Tally() for name in names}
     noises = {name: (_Noise(), _Noise()) for name in float_values or () if name in operators}
     outputs = {name: Tally() for name in graph.outputs}
@@ -210,6 +211,8 @@ def profiles_here() -> tuple[str, ...]:
     if importlib.util.find_spec("ai_edge_litert") is not None:
         found += [default[machine] for machine in [platform.machine().lower()] if machine in default]
         found.append("reference")
+        if "xnnpack-arm64" not in found and is_set_up():
+            found.append("xnnpack-arm64")
     if importlib.util.find_spec("tflite_micro") is not None:
         found.append("micro")
     return tuple(found)
@@ -231,11 +234,19 @@ def profile_here(profile: str) -> str:
     if profile == "micro":
         import_micro()
     import_deploy("ai_edge_litert.interpreter")
+    if profile == "xnnpack-arm64":
+        raise ValueError(f"profile {profile!r} needs an ARM64 processor or its emulation, which this sets up: {SET_UP}")
     raise ValueError(f"profile {profile!r} cannot run on this machine; here: {', '.join(here)}")
 
 
-def _runtime(content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str) -> _Runtime | _Micro:
-    return (_Micro if profile == "micro" else _Runtime)(content, inputs, outputs, profile)
+def open_runtime(
+    content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str
+) -> _Runtime | _Micro | _Emulated:
+    if profile == "micro":
+        return _Micro(content, inputs, outputs, profile)
+    if profile == "xnnpack-arm64" and platform.machine().lower() not in ("aarch64", "arm64"):
+        return _Emulated(content, inputs, outputs)
+    return _Runtime(content, inputs, outputs, profile)
 
 
 def import_micro() -> Any:
@@ -274,6 +285,25 @@ class _Runtime:
             self.interpreter.set_tensor(index, batch[name])
         self.interpreter.invoke()
         return {name: self.interpreter.get_tensor(index) for name, index in self.outputs.items()}
+
+
+class _Emulated:
+    """LiteRT on an emulated processor, addressed by tensor names."""
+
+    def __init__(self, content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
+        self.interpreter = EmulatedInterpreter(content)
+        self.inputs = _indices(self.interpreter.inputs, inputs)
+        self.outputs = _indices(self.interpreter.outputs, outputs)
+
+    def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        given = {index: np.ascontiguousarray(batch[name]) for name, index in self.inputs.items()}
+        try:
+            results = self.interpreter.run(given, list(self.outputs.values()))
+        except RuntimeError as error:
+            raise RuntimeRefusal(f"LiteRT does not take the file on ARM64: {error}") from error
+        if not self.interpreter.delegated():
+            raise RuntimeError("LiteRT runs without XNNPACK on the emulated processor, which no phone does")
+        return dict(zip(self.outputs, results, strict=True))
 
 
 class _Micro:

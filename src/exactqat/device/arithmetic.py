@@ -54,17 +54,17 @@ def fixed_point(multiplier: Any) -> tuple[np.ndarray, np.ndarray]:
 def multiply_fixed_point(accumulator: np.ndarray, significand: Any, exponent: Any) -> np.ndarray:
     """TensorFlow Lite's MultiplyByQuantizedMultiplier: doubling high multiply with rounding, then a rounding shift."""
     # The kernels shift left in int32 and wrap, which matters for multipliers of 1 and more only.
-    shifted = (accumulator << np.maximum(exponent, 0)).astype(np.int32).astype(np.int64)
-    product = shifted * significand
-    nudged = product + np.where(product >= 0, 2**30, 1 - 2**30)
-    high = np.where(nudged >= 0, nudged >> 31, -(-nudged >> 31))
-    return rounding_shift(high, np.maximum(-exponent, 0))
+    exponent = np.asarray(exponent)
+    left = accumulator << np.maximum(exponent, 0) if np.any(exponent > 0) else accumulator
+    # Their nudge of 2**30, or 1 - 2**30 with division towards zero, comes down to rounding half up.
+    high = np.multiply(left.astype(np.int32), significand, dtype=np.int64) + 2**30
+    return rounding_shift(high >> 31, np.maximum(-exponent, 0))
 
 
 def rounding_shift(x: np.ndarray, shift: Any) -> np.ndarray:
     """x / 2**shift, rounded half away from zero."""
-    mask = (np.int64(1) << shift) - 1
-    return (x >> shift) + ((x & mask) > (mask >> 1) + (x < 0))
+    half = (np.int64(1) << shift) >> 1
+    return (x + half - ((x < 0) & (half > 0))) >> shift
 
 
 def multiply_wide(accumulator: np.ndarray, significand: Any, exponent: Any) -> np.ndarray:

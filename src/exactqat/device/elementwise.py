@@ -35,6 +35,7 @@ class Binary(DeviceOperator):
     operands = (2, 2)
     dtypes: ClassVar[tuple[str, ...]] = ("int8", "int16")
     constants = True
+    pointwise = True
     onnx_kind: ClassVar[str]
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -189,6 +190,7 @@ class Subtract(Add):
 class Extreme(Binary):
     """The larger or the smaller of two codes on one grid."""
 
+    pointwise = False  # it is, but nothing is faster than to compare
     same_quantization = True
     version = 2
     wide_version = 4
@@ -263,6 +265,7 @@ class SquaredDifference(Binary):
 class Unary(DeviceOperator):
     """One operand, its result on a grid of its own."""
 
+    pointwise = True
     onnx_kind: ClassVar[str]
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:

@@ -22,10 +22,8 @@ Raw = Any
 def high_multiply(a: Raw, b: Raw) -> np.ndarray:
     """The doubled product's upper 32 bits, rounded: SaturatingRoundingDoublingHighMul."""
     a, b = np.asarray(a, np.int64), np.asarray(b, np.int64)
-    product = a * b
-    nudged = product + np.where(product >= 0, 2**30, 1 - 2**30)
-    high = np.where(nudged >= 0, nudged >> 31, -(-nudged >> 31))
-    return np.where((a == INT32_MIN) & (b == INT32_MIN), INT32_MAX, high)
+    # The library's nudge of 2**30, or 1 - 2**30 with division towards zero, comes down to rounding half up.
+    return np.where((a == INT32_MIN) & (b == INT32_MIN), INT32_MAX, (a * b + 2**30) >> 31)
 
 
 def saturating_shift_left(x: Raw, bits: int) -> np.ndarray:

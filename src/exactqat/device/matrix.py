@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from .arithmetic import (
 )
 from .operator import Attributes, DeviceOperator, Shape, is_xnnpack, need, register
 from .tensor import Tensor
-from .weighted import Weighted, real_multiplier, sums_of_products
+from .weighted import Weighted, real_multiplier
 
 
 @register
@@ -53,14 +53,16 @@ class FullyConnected(Weighted):
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
         x = codes[0]
-        sums = sums_of_products(x.reshape(-1, x.shape[-1]), codes[1]).reshape(*x.shape[:-1], -1)
-        return self.requantize(sums, codes, inputs, output, attributes, profile)
+        result = np.empty((*x.shape[:-1], len(codes[1])), output.dtype)
+        rows, into = (array.reshape(-1, 1, 1, array.shape[-1]) for array in (x, result))
+        self.store_products(rows, into, codes, inputs, output, attributes, profile)
+        return result
 
-    def fixed_point_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
+    def fixed_point_steps(self, multiplier: np.ndarray, rows: int, profile: str) -> Callable[[np.ndarray], np.ndarray]:
         if profile != "reference":
-            return super().fixed_point_steps(accumulator, inputs, output, profile)
+            return super().fixed_point_steps(multiplier, rows, profile)
         # LiteRT's reference kernel multiplies in float64 and rounds once, unlike that of the convolutions.
-        return round_half_away(accumulator * real_multiplier(inputs, output)).astype(np.int64)
+        return lambda whole: round_half_away(whole * multiplier).astype(np.int64)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         options = {"fusedActivationFunction": ("ActivationFunctionType", attributes["activation"])}
@@ -147,15 +149,15 @@ class BatchMatrixMultiply(DeviceOperator):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
+        operands = [centered(code, tensor) for code, tensor in zip(codes, inputs, strict=True)]
+        depth = operands[0].shape[-2 if attributes["adj_x"] else -1]
+        reach = depth * math.prod(int(np.abs(operand).max(initial=0)) for operand in operands)
+        dtype = np.float32 if reach < 2**24 else np.float64  # which holds all sums
         first, second = (
-            np.swapaxes(x, -1, -2) if attributes[name] else x
-            for x, name in zip(
-                (centered(code, tensor).astype(np.float64) for code, tensor in zip(codes, inputs, strict=True)),
-                ("adj_x", "adj_y"),
-                strict=True,
-            )
+            np.swapaxes(x.astype(dtype), -1, -2) if attributes[name] else x.astype(dtype)
+            for x, name in zip(operands, ("adj_x", "adj_y"), strict=True)
         )
-        accumulator = (first @ second).astype(np.int64)
+        accumulator = np.matmul(first, second).astype(np.int64)
         # XNNPACK leaves a second operand with a zero point to the built-in kernel, which computes as the reference.
         if is_xnnpack(profile) and zero_point_of(inputs[1]) == 0:
             multiplier = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)

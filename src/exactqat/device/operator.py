@@ -102,6 +102,8 @@ class DeviceOperator:
         filter_axis: the filter's axis of output channels on the device, for operators with weights; else None.
         weights_follow_features: the order of the last axis does not matter, because the weights can follow it.
         moves_axes: the user's axes are others behind it: permuted, split or joined.
+        pointwise: each value of the result follows from one value of each operand, which broadcast, and from nothing
+            else.
         version: the lowest version of the operator in a .tflite file that carries its int8 form.
         wide_version: likewise its int16 form, if that is another one; else 0.
         options: the name of its options table in the .tflite schema, without the final T.
@@ -128,6 +130,7 @@ class DeviceOperator:
     filter_axis: ClassVar[int | None] = None
     weights_follow_features: ClassVar[bool] = False
     moves_axes: ClassVar[bool] = False
+    pointwise: ClassVar[bool] = False
     version: ClassVar[int] = 1
     wide_version: ClassVar[int] = 0
     options: ClassVar[str] = ""

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors, centered, finish, same_padding, window_shape, windows, zero_point_of
+from .arithmetic import Arrays, Tensors, finish, same_padding, window_shape, windows, zero_point_of
 from .convolution import onnx_window, window_options
 from .operator import REQUIRED, Attributes, DeviceOperator, Shape, need, register
-from .tensor import INT8_MIN, INT16_MIN, Tensor
+from .tensor import INT16_MIN, Tensor
 
 
 class Pool(DeviceOperator):
@@ -95,9 +95,10 @@ class AveragePool2D(Pool):
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
         filter_size = attributes["filter_size"]
-        x = codes[0].astype(np.int64)
-        total = sum(values for _, _, values in windows(x, output, filter_size, attributes, 0))
-        ones = np.ones_like(x[:1, :, :, :1])
+        total = np.zeros((codes[0].shape[0], *output.shape[1:]), np.int64)
+        for _, _, values in windows(codes[0], output, filter_size, attributes, 0):
+            total += values
+        ones = np.ones_like(codes[0][:1, :, :, :1], np.int64)
         count = sum(values for _, _, values in windows(ones, output, filter_size, attributes, 0))
         magnitude = (np.abs(total) + count // 2) // count
         return finish(np.sign(total) * magnitude - zero_point_of(output), output, attributes, profile)
@@ -134,10 +135,11 @@ class MaxPool2D(Pool):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
-        largest = np.full((codes[0].shape[0], *output.shape[1:]), INT8_MIN, np.int8)
-        for _, _, values in windows(codes[0], output, attributes["filter_size"], attributes, INT8_MIN):
-            largest = np.maximum(largest, values)
-        return finish(centered(largest, output), output, attributes, profile)
+        lowest = np.iinfo(codes[0].dtype).min
+        largest = np.full((codes[0].shape[0], *output.shape[1:]), lowest, codes[0].dtype)
+        for _, _, values in windows(codes[0], output, attributes["filter_size"], attributes, lowest):
+            np.maximum(largest, values, out=largest)
+        return largest
 
     def wide_integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str

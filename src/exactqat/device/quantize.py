@@ -18,6 +18,7 @@ class Quantize(DeviceOperator):
     """The same real numbers on another grid, of the same dtype or another one."""
 
     kind = "QUANTIZE"
+    pointwise = True
     version = 2
     options = "QuantizeOptions"
     dtypes = ("int8", "int16")
