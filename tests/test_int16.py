@@ -355,3 +355,21 @@ def test_functions_in_16_bits(tmp_path: Path) -> None:
     assert {graph.tensors[name].dtype for name in graph.results()} == {"int16"}
     # TFLite-Micro has no GATHER in int16, by which tables are looked up.
     assert_equal_on_devices(graph, tmp_path, tuple(name for name in profiles_here() if name != "micro"))
+
+
+@pytest.mark.parametrize("kind", ["add", "sub"])
+@pytest.mark.parametrize("shapes", [((1, 5003), (1, 5003)), ((1, 40, 125), (1, 1, 125)), ((1, 15), (1, 15))])
+def test_sums_of_very_different_grids(kind: str, shapes: tuple[tuple[int, ...], ...], tmp_path: Path) -> None:
+    """LiteRT on x86 adds vectors of 16 by shifts of its own; steps of the result that are this small show it."""
+    rng = np.random.default_rng(0)
+    for exponent in (-4.3, -9.2, -16.3, -18.0):
+        builder = Builder()
+        builder.input("x", shapes[0], per_tensor(1.0, 0, "int16"))
+        builder.input("z", shapes[1], per_tensor(2.0**exponent, 0, "int16"))
+        result = getattr(builder, kind)("x", "z", per_tensor(1 / 255, 0, "int16"), name="y")
+        graph = builder.graph([result])
+        path = deploy.write_tflite(graph, tmp_path / "model.tflite")
+        low, high = np.random.default_rng(1).integers(-20, 20, shapes[0]), rng.integers(-32768, 32768, shapes[1])
+        codes = {"x": low.astype(np.int16), "z": (high // (512 if exponent > -5 else 1)).astype(np.int16)}
+        for profile in profiles_here():
+            assert verify(graph, path, codes, profile).differing == 0, (exponent, profile)
