@@ -360,7 +360,7 @@ def test_functions_in_16_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["add", "sub"])
 @pytest.mark.parametrize("shapes", [((1, 5003), (1, 5003)), ((1, 40, 125), (1, 1, 125)), ((1, 15), (1, 15))])
 def test_sums_of_very_different_grids(kind: str, shapes: tuple[tuple[int, ...], ...], tmp_path: Path) -> None:
-    """LiteRT on x86 adds vectors of 16 by shifts of its own; steps of the result that are this small show it."""
+    """LiteRT adds vectors of 16 by shifts of its own; steps of the result that are this small show it."""
     rng = np.random.default_rng(0)
     for exponent in (-4.3, -9.2, -16.3, -18.0):
         builder = Builder()

@@ -24,7 +24,7 @@ from .arithmetic import (
 from .operator import Attributes, DeviceOperator, Shape, is_xnnpack, need, register
 from .tensor import Tensor
 
-# Values that LiteRT's kernels for int16 add at a time on x86.
+# Values that LiteRT's default kernels for int16 add at a time.
 VECTOR = 16
 
 
@@ -86,7 +86,7 @@ class Add(FusedBinary):
     options = "AddOptions"
     onnx_kind = "Add"
     sign: ClassVar[int] = 1
-    # Whether LiteRT has a kernel of vectors for int16 on x86.
+    # Whether LiteRT has a kernel of vectors for int16.
     in_vectors: ClassVar[bool] = True
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
@@ -135,7 +135,7 @@ class Add(FusedBinary):
             multiply_fixed_point(code.astype(np.int64) << 15, *multiplier)
             for code, multiplier in zip(codes, multipliers, strict=True)
         ]
-        if self.in_vectors and profile == "xnnpack-x86" and codes[0].shape == codes[1].shape:
+        if self.in_vectors and is_xnnpack(profile) and codes[0].shape == codes[1].shape:
             # Vectors of 16 values shift once, to the left or, cutting off, to the right; the rest is computed as above.
             count = codes[0].size // VECTOR * VECTOR
             for term, code, multiplier in zip(terms, codes, multipliers, strict=True):
