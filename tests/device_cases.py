@@ -464,6 +464,7 @@ CASES: dict[str, Case] = {
     "REDUCE_MAX": partial(random_reduction, kind="REDUCE_MAX"),
     "REDUCE_MIN": partial(random_reduction, kind="REDUCE_MIN"),
     "ARG_MAX": partial(random_index, kind="ARG_MAX"),
+    "ARG_MIN": partial(random_index, kind="ARG_MIN"),
     "TRANSPOSE_CONV": random_transpose_conv,
     "BATCH_MATMUL": random_batch_matmul,
     "PADV2": random_pad_v2,

@@ -244,3 +244,16 @@ class ArgMax(DeviceOperator):
         axis = operator.attributes["axis"]
         computed = writer.node(self.onnx_name, [real], f"{output.name}/computed", axis=axis, keepdims=0)
         writer.store_indices(output, computed)
+
+
+@register
+class ArgMin(ArgMax):
+    """The index of the first smallest value along `axis`, which is left out of the result."""
+
+    kind = "ARG_MIN"
+    options = "ArgMinOptions"
+    onnx_name = "ArgMin"
+    find = staticmethod(np.argmin)
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.argmin(operands[0], attributes["axis"])
