@@ -146,7 +146,10 @@ def test_end_to_end(name: str, tmp_path: Path) -> None:
     # What PyTorch stores lies within a few codes of 65,536; tables of tanh and sigmoid are coarser than its own.
     stored = device_codes(model, x, lowered=(graph, layouts))
     integers = simulate(graph, {each: stored[each] for each in graph.inputs}, tensors=list(stored))
+    grids = model.numbers().grids
     for path, codes in stored.items():
+        # Training and device count in the same steps, also where the device fixes them.
+        assert grids[model.plan.stored(path).grid][0] == graph.tensors[path].quantization.scale[0]
         assert np.abs(codes.astype(np.int64) - integers[path]).max() <= 8, path
     onnx = pytest.importorskip("onnx")
     del onnx

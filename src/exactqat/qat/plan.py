@@ -44,6 +44,20 @@ class Grid:
         """What the device stores it in."""
         return "int16" if self.rule.wide else "int8"
 
+    @property
+    def fixed_range(self) -> tuple[float, float] | None:
+        """The range, if the device fixes the grid; of 16 bits the symmetric one that 32767 steps reach."""
+        if self.fixed is None:
+            return None
+        scale, zero_point = self.fixed
+        lowest, highest = (1 - 2**15, 2**15 - 1) if self.rule.wide else (-128, 127)
+        return scale * (lowest - zero_point), scale * (highest - zero_point)
+
+    @property
+    def constant_bits(self) -> int:
+        """Of constants beside its tensors, which are stored in what these are stored in."""
+        return 16 if self.rule.wide else self.rule.weight_bits
+
 
 @dataclass(frozen=True)
 class Derived:

@@ -372,7 +372,7 @@ class _Building:
             rule = replace(self.plan.grids[step.grid].rule, ranges="ema", fixed_range=None, per_channel=False)
             with torch.no_grad():
                 # It is stored in what the other operand is stored in.
-                quantizer = WeightFakeQuantize(rule, source(), bits=16 if rule.wide else None)
+                quantizer = WeightFakeQuantize(rule, source(), bits=self.plan.grids[step.grid].constant_bits)
             constants[position] = ConstantOperand(source, quantizer)
         return constants
 
@@ -434,10 +434,7 @@ def _node(root: nn.Module, path: str) -> nn.Module:
 def _quantizer(grid: Grid) -> FakeQuantize:
     rule = grid.rule
     if grid.fixed is not None:
-        scale, zero_point = grid.fixed
-        lowest, highest = (-(2**15), 2**15 - 1) if rule.wide else (-128, 127)
-        ends = (scale * (lowest - zero_point), scale * (highest - zero_point))
-        rule = replace(rule, ranges="fixed", fixed_range=ends, activation_bits=grid.bits)
+        rule = replace(rule, ranges="fixed", fixed_range=grid.fixed_range, activation_bits=grid.bits)
     quantizer = FakeQuantize(rule, grid.nonnegative)
     quantizer.range.writers = 0
     return quantizer

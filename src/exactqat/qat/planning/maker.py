@@ -169,10 +169,7 @@ class Maker:
         grid = x.grid.root()
         own = replace(grid.rule, match=rule.match, activation_bits=rule.activation_bits)
         if grid.fixed is not None:
-            scale, zero_point = grid.fixed
-            lowest, highest = (-(2**15), 2**15 - 1) if grid.wide else (-128, 127)
-            ends = (scale * (lowest - zero_point), scale * (highest - zero_point))
-            own = replace(own, ranges="fixed", fixed_range=ends)
+            own = replace(own, ranges="fixed", fixed_range=grid.finished().fixed_range)
         return self._stored_again(x, own)
 
     def _stored_again(self, x: Stored, rule: Rule) -> Stored:
