@@ -5,8 +5,8 @@ The function is traced with a large prime for the batch, so that every size that
 prime and nothing else is; the network's shapes are for one example. What depends on the parameters alone stays opaque:
 such a constant is computed by JAX from the parameters at every step.
 
-It is traced as in evaluation. Batch norms and dropouts tell what they are (`capturing_jax.layers`), so they train all the
-same.
+It is traced as in evaluation. Batch norms and dropouts tell what they are (`capturing_jax.layers`), so they train all
+the same.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Tree:
     """How a function's arguments and results nest."""
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.definition: Any
         leaves, self.definition = jax.tree.flatten((tuple(args), dict(kwargs)))
         self.arrays = tuple(index for index, leaf in enumerate(leaves) if is_batch(leaf))
         # What the network was captured for: its values are fixed in it.

@@ -106,7 +106,7 @@ class Functional:
         self.plan = plan
         self.primitives = primitives
         self.grids = {name: _with_fixed_ends(grid) for name, grid in plan.grids.items()}
-        self.grid_of = {each.path: each.grid for each in (*plan.inputs, *plan.steps)}
+        self.grid_of = {each.path: each.grid for each in plan.inputs} | {step.path: step.grid for step in plan.steps}
         self.writers = dict.fromkeys(plan.grids, 0)
         # Steps with the same weight under the same rule share what is learned of its range; the first one's path.
         self.weight_owner: dict[str, str] = {}
@@ -169,8 +169,8 @@ class Functional:
                 visit(step.weights.bias)
                 norm = step.weights.batch_norm
                 if norm is not None:
-                    for name in (norm.weight, norm.bias, norm.mean, norm.variance, norm.counter):
-                        visit(name or None)
+                    for each in (norm.weight, norm.bias, norm.mean, norm.variance, norm.counter):
+                        visit(each or None)
         return list(found)
 
     @property
@@ -192,14 +192,12 @@ class Functional:
         for name, grid in self.grids.items():
             rule = grid.rule
             low, high = rule.fixed_range if rule.fixed_range is not None else (0.0, 0.0)
-            ends = {"minimum": np.float32(low), "maximum": np.float32(high)}
+            ends: dict[str, Any] = {"minimum": np.asarray(low, np.float32), "maximum": np.asarray(high, np.float32)}
             learned = {end: value for end, value in ends.items() if _is_learned(grid, end)}
             if learned:
-                arrays.learned[name] = {end: np.asarray(value) for end, value in learned.items()}
-            arrays.ranges[name] = {
-                **{end: np.asarray(value) for end, value in ends.items() if end not in learned},
-                "batches": np.asarray(0, np.int32),
-            }
+                arrays.learned[name] = learned
+            others = {end: value for end, value in ends.items() if end not in learned}
+            arrays.ranges[name] = {**others, "batches": np.asarray(0, np.int32)}
         run = Run(self, arrays, Mode(), primitives=primitives_numpy)
         for step in self.plan.steps:
             weights = step.weights

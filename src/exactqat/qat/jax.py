@@ -107,8 +107,8 @@ class Prepared:
         """Parameters and state to begin with.
 
         Returns:
-            params: ``{"model": the user's tree of trained parameters, "ranges": the learned ranges}``; give ``"ranges"``
-                a learning rate of its own by `optax.multi_transform`.
+            params: ``{"model": the user's tree of trained parameters, "ranges": the learned ranges}``; give
+                ``"ranges"`` a learning rate of its own by `optax.multi_transform`.
             state: all else.
         """
         leaves = {name: _float32(leaf) for name, leaf in zip(self._model.names, self._model.leaves, strict=True)}
@@ -160,9 +160,10 @@ class Prepared:
         return params, replace(state, calibrated=True)
 
     def freeze(self, state: State) -> State:
-        """The state of the last phase of training: batch-norm statistics and ranges are fixed, biases stand on the int32
-        grid. From here on the network computes what the device computes; weights, gamma, beta and biases may still be
-        trained."""
+        """The state of the last phase of training: batch-norm statistics and ranges are fixed, biases on the int32 grid.
+
+        From here on the network computes what the device computes; weights, gamma, beta and biases may still be trained.
+        """
         return replace(state, frozen=True)
 
     def variables(self, params: Params, state: State) -> Any:
@@ -227,11 +228,12 @@ class Prepared:
     ) -> tuple[Any, Params, State]:
         functional, arrays = self._functional, self._arrays(params, state)
         tree = self.plan.network.input_tree
-        inputs = [_checked(each, given) for each, given in zip(tree.flatten(*args, **kwargs), self.plan.inputs)]
+        inputs = [
+            _checked(each, given) for each, given in zip(tree.flatten(*args, **kwargs), self.plan.inputs, strict=True)
+        ]
         if mode.quantizing and not state.calibrated and functional.needs_calibration:
-            raise ValueError(
-                f"the range of '{functional.needs_calibration[0]}' is set from data before training: call calibrate first"
-            )
+            first = functional.needs_calibration[0]
+            raise ValueError(f"the range of '{first}' is set from data before training: call calibrate first")
         if mode.quantizing and not mode.training:
             self._need_data(arrays)
         if mode.training and functional.random_steps and key is None:
@@ -276,8 +278,8 @@ def prepare(
         given: parameters (not for NNX), the example and, if need be, the rules.
         example: a batch as the model gets it: an array, or a tuple of positional or a dictionary of keyword arguments.
             Its values do not matter, nor does the number of examples. What is no array keeps its value.
-        rules: settings by the paths of layers, which are those of their parameters; see `Rule`. The first match decides.
-            The input is called ``"input"``.
+        rules: settings by the paths of layers, which are those of their parameters; see `Rule`. The first match
+            decides. The input is called ``"input"``.
         deployable: refuse rules that the device cannot run.
 
     Raises:
@@ -364,7 +366,7 @@ def dropout(x: Any, rate: float, broadcast_axes: Sequence[int] = ()) -> Any:
     return layer("dropout", x, rate=float(rate), kept_axes=tuple(axis % x.ndim for axis in broadcast_axes))
 
 
-# --- the kinds of models ------------------------------------------------------------------------------------------------
+# --- the kinds of models ----------------------------------------------------------------------------------------------
 
 # Arguments that tell training from evaluation, and what they are in evaluation.
 _FLAGS = {
@@ -441,7 +443,10 @@ def _linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mappi
     definition = jax.tree.structure(variables)
     short = [name.partition(".")[2] for name, _ in found]
     # Without the collection's name, where that is enough to tell them apart.
-    names = [name if short.count(brief) == 1 and brief else full for (full, _), brief, name in zip(found, short, short)]
+    names = [
+        name if short.count(brief) == 1 and brief else full
+        for (full, _), brief, name in zip(found, short, short, strict=True)
+    ]
     trained = frozenset(name for name, (full, _) in zip(names, found, strict=True) if full.startswith("params."))
     params_definition = jax.tree.structure(variables["params"])
     params_names = [name for name in names if name in trained]
@@ -523,7 +528,9 @@ def _checked(x: Any, given: Any) -> Any:
     array = _float32(x)
     shape = given.shape
     fits = array.ndim == len(shape) and all(
-        size == wanted for axis, (size, wanted) in enumerate(zip(array.shape, shape)) if axis != given.batch_axis
+        size == wanted
+        for axis, (size, wanted) in enumerate(zip(array.shape, shape, strict=True))
+        if axis != given.batch_axis
     )
     if not fits:
         wanted = ["any" if axis == given.batch_axis else size for axis, size in enumerate(shape)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """NumPy's answers to the few functions by which `functional` makes integers of trained numbers.
 
-Every operation is rounded by itself, as PyTorch rounds it on a CPU: so the same numbers give the same integers, whatever
-framework trained them.
+Every operation is rounded by itself, as PyTorch rounds it on a CPU: so the same numbers give the same integers,
+whatever framework trained them.
 """
 
 from __future__ import annotations

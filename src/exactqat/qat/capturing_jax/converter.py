@@ -131,9 +131,9 @@ class Converter:
         drawn = next((each.random for each in nodes(node) if each.random), None)
         if drawn is not None:
             raise CaptureError(
-                f"{drawn} draws random numbers; a network that is deployed does the same for every input: give it its flag "
-                "for evaluation (deterministic=True), noise of training is put in by exactqat.qat.jax.dropout and the "
-                "layers of Flax"
+                f"{drawn} draws random numbers; a network that is deployed does the same for every input: give it its "
+                "flag for evaluation (deterministic=True), noise of training is put in by exactqat.qat.jax.dropout and "
+                "the layers of Flax"
             )
         if node.path:
             name = node.path
@@ -202,7 +202,7 @@ class Converter:
             return None
         return step, self.items[str(step.inputs[0])]
 
-    # --- movement of either ---------------------------------------------------------------------------------------------
+    # --- movement of either -------------------------------------------------------------------------------------------
 
     def permute(self, item: Item, axes: Sequence[int]) -> Item:
         axes = tuple(int(axis) for axis in axes)
@@ -287,7 +287,7 @@ class Converter:
                 # There is no such value; anything that has a batch stands in for it.
                 reason = reason or "it mixes the examples of a batch"
                 shape = (self.prime, *[size for size in shape if not size or size % self.prime])
-            attributes = {"reason": reason} if reason else {}
+            attributes: dict[str, Any] = {"reason": reason} if reason else {}
             results.append(self.emit("unsupported", tensors, shape, np.float32, label=label, **attributes))
         return results
 

@@ -98,7 +98,7 @@ def samples_of(name: str, params: Any, operands: list[Item]) -> dict[str, np.nda
     for root in moving[0].samples:
         if all(root in each.samples for each in moving):
             given = [
-                each.samples[root] if isinstance(each, Moving) else np.float64(number)  # type: ignore[arg-type]
+                each.samples[root] if isinstance(each, Moving) else np.float64(number)
                 for each, number in zip(operands, numbers, strict=True)
             ]
             with np.errstate(all="ignore"):
@@ -185,7 +185,9 @@ def _binary(c: Converter, equation: Any, operands: list[Any]) -> Item:
         made = _log_softmax(c, first, second)
         if made is not None:
             return made
-    operands = [each if number is None else c.data(np.float32(number)) for each, number in zip(operands, numbers)]
+    operands = [
+        each if number is None else c.data(np.float32(number)) for each, number in zip(operands, numbers, strict=True)
+    ]
     return elementwise(c, equation, operands, _BINARY[name])
 
 

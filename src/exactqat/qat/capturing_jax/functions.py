@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of one value, known by what they compute.
 
-`x * sigmoid(x)`, a clip, `jnp.where(x > 0, x, 0.1 * x)`: however a function is written, it is told by its values at many
-points, not by its name or the order of its operations.
+`x * sigmoid(x)`, a clip, `jnp.where(x > 0, x, 0.1 * x)`: however a function is written, it is told by its values at
+many points, not by its name or the order of its operations.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def same(first: np.ndarray, second: np.ndarray) -> bool:
 
 def _known() -> list[tuple[str, dict[str, Any], np.ndarray]]:
     with np.errstate(all="ignore"):
-        found = [(name, {}, FUNCTIONS[name](NumPyPrimitives, POINTS)) for name in _PLAIN]
+        found: list[tuple[str, dict[str, Any], np.ndarray]] = []
+        for name in _PLAIN:
+            found.append((name, {}, FUNCTIONS[name](NumPyPrimitives, POINTS)))
         for word, approximate in (("none", False), ("tanh", True)):
             found.append(("gelu", {"approximate": word}, FUNCTIONS["gelu"](NumPyPrimitives, POINTS, approximate)))
         found.append(("softplus", {"beta": 1.0, "threshold": 20.0}, FUNCTIONS["softplus"](NumPyPrimitives, POINTS)))
