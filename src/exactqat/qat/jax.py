@@ -133,7 +133,7 @@ class Prepared:
             ValueError: a learned range was not calibrated, or there is no key for dropout.
             TypeError: the arguments nest otherwise than the example's.
         """
-        mode = Mode(training=train, frozen=state.frozen)
+        mode = Mode(training=train, frozen=_checked_state(state).frozen)
         outputs, _, new = self._run(params, state, args, kwargs, mode, key)
         return outputs, new
 
@@ -146,7 +146,7 @@ class Prepared:
         Raises:
             ValueError: the state is frozen, or there is no batch.
         """
-        if state.frozen:
+        if _checked_state(state).frozen:
             raise ValueError("calibrate before freeze: the ranges of a frozen network are fixed")
         mode = Mode(quantizing=False, observing=True)
         observe = jax.jit(lambda params, state, args, kwargs: self._run(params, state, args, kwargs, mode)[1:])
@@ -160,11 +160,12 @@ class Prepared:
         return params, replace(state, calibrated=True)
 
     def freeze(self, state: State) -> State:
-        """The state of the last phase of training: batch-norm statistics and ranges are fixed, biases on the int32 grid.
+        """The state of the last phase of training: statistics and ranges are fixed, biases stand on the int32 grid.
 
-        From here on the network computes what the device computes; weights, gamma, beta and biases may still be trained.
+        From here on the network computes what the device computes; weights, gamma, beta and biases may still be
+        trained.
         """
-        return replace(state, frozen=True)
+        return replace(_checked_state(state), frozen=True)
 
     def variables(self, params: Params, state: State) -> Any:
         """What `prepare` was given, with the trained values: a tree of parameters, Linen's variables, an NNX module."""
@@ -192,7 +193,7 @@ class Prepared:
         """
         from ..deploy.lower import lower
 
-        if not state.frozen:
+        if not _checked_state(state).frozen:
             raise ValueError("the state must be frozen before it is lowered: call freeze and train its last phase")
         return lower(self.trained(params, state))
 
@@ -211,8 +212,6 @@ class Prepared:
             ) from error
 
     def _arrays(self, params: Params, state: State) -> Arrays:
-        if not isinstance(state, State):
-            raise TypeError(f"state must be the State that init gives, got {type(state).__name__}")
         tensors = {name: _float32(leaf) for name, leaf in self._tensors(params, state).items()}
         return Arrays(tensors, params["ranges"], state.ranges)
 
@@ -321,7 +320,11 @@ def prepare(
     planned = plan(network, rules, deployable)
     for sentence in planned.unused_rules:
         warnings.warn(sentence, UnusedRuleWarning, stacklevel=2)
-    return Prepared(known, Functional(planned, primitives_jax))
+    functional = Functional(planned, primitives_jax)
+    if not (is_nnx or is_linen):
+        # Only now it is known which of its leaves are statistics.
+        known = _function_model(model, named["variables"], frozenset(functional.statistics))
+    return Prepared(known, functional)
 
 
 def batch_norm(
@@ -391,13 +394,13 @@ def _unused_flags(signature: inspect.Signature, args: Sequence[Any], kwargs: Map
     return {name: value for name, value in _FLAGS.items() if name in signature.parameters and name not in given}
 
 
-def _function_model(function: Callable[..., Any], params: Any) -> _Model:
+def _function_model(function: Callable[..., Any], params: Any, statistics: frozenset[str] = frozenset()) -> _Model:
     found = named_leaves(params)
     definition = jax.tree.structure(params)
     names = [name for name, _ in found]
     if not found:
         raise TypeError("variables must be a tree of arrays, got one without a leaf")
-    statistics = _statistics(function, params)
+    statistics |= _statistics(params)
     trained = frozenset(
         name for name, leaf in found if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and name not in statistics
     )
@@ -418,7 +421,7 @@ def _function_model(function: Callable[..., Any], params: Any) -> _Model:
     return _Model(call, names, leaves, trained, tree, names_of_tree, restore, _without_first(function))
 
 
-def _statistics(function: Callable[..., Any], params: Any) -> frozenset[str]:
+def _statistics(params: Any) -> frozenset[str]:
     """Leaves that Flax keeps apart from the trained ones, for functions that get Linen's variables."""
     if not isinstance(params, Mapping) or "params" not in params:
         return frozenset()
@@ -516,6 +519,12 @@ def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(batch, Mapping):
         return (), dict(batch)
     return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
+
+
+def _checked_state(state: Any) -> State:
+    if not isinstance(state, State):
+        raise TypeError(f"state must be the State that init gives, got {type(state).__name__}")
+    return state
 
 
 def _float32(leaf: Any) -> Any:

@@ -54,9 +54,11 @@ class Converter:
         self._trainable = trainable
         self._shapes = shapes
         self._names: dict[int, str] = {}
+        self._made: dict[Any, Moving] = {}
         self._fixed_items: dict[str, Fixed] = {}
         self._numbers = itertools.count(1)
-        self._equation: Any = None
+        # Those that are being read, the innermost last.
+        self._equations: list[Any] = []
 
     # --- shapes -------------------------------------------------------------------------------------------------------
 
@@ -101,17 +103,22 @@ class Converter:
         """One float step. shape: as traced."""
         shape = tuple(int(size) for size in shape)
         axis = self.batch_axis(shape)
-        output = f"v{next(self._numbers)}"
         inputs = tuple(self.operand(each) for each in operands)
+        # What is written twice is computed once. Expressions, which draw random numbers, are told apart.
+        same = (kind, inputs, shape, repr(sorted(attributes.items())))
+        if kind != "unsupported" and same in self._made:
+            return self._made[same]
+        output = f"v{next(self._numbers)}"
         step = Step(kind, inputs, output, attributes, self.place(), module, label or self._label(kind))
         self.steps.append(step)
         self.made_by[output] = step
         self.values[output] = Value(output, self.for_one(shape), axis, _dtype(dtype))
         recent = dict(list((samples or {}).items())[-15:])
-        return self._entered(Moving(output, shape, dtype, {**recent, output: POINTS}))
+        self._made[same] = self._entered(Moving(output, shape, dtype, {**recent, output: POINTS}))
+        return self._made[same]
 
     def _label(self, kind: str) -> str:
-        return self._equation.primitive.name if kind == "unsupported" and self._equation is not None else kind
+        return self._equations[-1].primitive.name if kind == "unsupported" and self._equations else kind
 
     def operand(self, item: Item | float | None) -> str | float | None:
         """How a step names what it reads."""
@@ -178,16 +185,17 @@ class Converter:
         return layer_path(item.sources[0])
 
     def place(self) -> Place:
-        """Where the current equation stands in the user's files."""
-        if self._equation is None:
-            return Place()
-        info = self._equation.source_info
-        # Linen names the scopes of its modules, the model's own first.
-        scopes = [each for each in str(info.name_stack).split("/") if each.replace("_", "a").isalnum()][1:]
-        for frame in [] if info.traceback is None else info.traceback.frames:
-            if not _is_library(frame.file_name):
-                return Place(".".join(scopes), frame.file_name, frame.line_num)
-        return Place(".".join(scopes))
+        """Where the current equation, or the call that it stands in, is in the user's files."""
+        path = ""
+        for equation in reversed(self._equations):
+            info = equation.source_info
+            # Linen names the scopes of its modules, the model's own first.
+            scopes = [each for each in str(info.name_stack).split("/") if each.replace("_", "a").isalnum()][1:]
+            path = path or ".".join(scopes)
+            for frame in [] if info.traceback is None else info.traceback.frames:
+                if not _is_library(frame.file_name):
+                    return Place(path, frame.file_name, frame.line_num)
+        return Place(path)
 
     def step_of(self, item: Any) -> Step | None:
         """The step that made an item."""
@@ -235,10 +243,10 @@ class Converter:
             return known[variable]
 
         for equation in jaxpr.eqns:
-            outer, self._equation = self._equation, equation
+            self._equations.append(equation)
             results = self._apply(equation, [read(each) for each in equation.invars])
             known.update(zip(equation.outvars, results, strict=True))
-            self._equation = outer
+            self._equations.pop()
         return [read(each) for each in jaxpr.outvars]
 
     def data(self, values: Any, dtype: Any = None) -> Fixed:

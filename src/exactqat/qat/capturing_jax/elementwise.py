@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from ...device.activation import NumPyPrimitives
@@ -387,6 +388,8 @@ def _convert(c: Converter, equation: Any, operands: list[Any]) -> Item:
     (x,) = operands
     if x.comparison is not None:
         raise Refused("truth values made numbers")
+    if not jnp.issubdtype(equation.params["new_dtype"], jnp.floating) and jnp.issubdtype(x.dtype, jnp.floating):
+        raise Refused("whole numbers made of real ones")
     return x
 
 

@@ -274,7 +274,7 @@ def telling() -> Iterator[None]:
     token = _capturing.set(True)
     with _patching, ExitStack() as stack:
         try:
-            if "flax" in sys.modules:
+            if sys.modules.get("flax") is not None:
                 from flax import linen, nnx
 
                 stack.enter_context(linen.intercept_methods(_linen))

@@ -87,21 +87,39 @@ class Tidying:
                 return step.output
             self._take(step, reader, inputs=(*step.inputs[:2], self.c.constant(vector)))
             return reader.output
-        behind = self._only_reader(reader.output)
-        if reader.kind == "reshape" and step.kind == "linear" and behind is not None and behind.kind == "add":
-            lead = self.c.values[step.output].shape[:-1]
-            split = self.c.values[reader.output].shape
-            others = [each for each in behind.inputs if each != reader.output]
-            name = others[0] if others else None
-            if isinstance(name, str) and name in self.c.constants and split[: len(lead)] == lead:
-                item = self.c.fixed_named(name)
-                sizes = (1,) * (len(split) - len(item.shape)) + item.shape
-                same = self.c.values[behind.output].shape == split
-                if same and sizes == (1,) * len(lead) + split[len(lead) :]:
-                    bias = self.c.constant(item.then(lambda array: array.reshape(-1)))
-                    self.steps[step.output] = replace(step, inputs=(*step.inputs[:2], bias))
-                    self._take(reader, behind)
+        if reader.kind == "reshape":
+            self._bias_behind_reshapes(step, reader)
         return step.output
+
+    def _bias_behind_reshapes(self, step: Step, reshape: Step) -> None:
+        """Likewise where axes of size 1 came or went in between, or the channels of a product were split."""
+        last, reader = reshape, self._only_reader(reshape.output)
+        while reader is not None and reader.kind == "reshape":
+            last, reader = reader, self._only_reader(reader.output)
+        if reader is None or reader.kind != "add":
+            return
+        names = [each for each in reader.inputs if each != last.output]
+        if len(names) != 1 or not isinstance(names[0], str) or names[0] not in self.c.constants:
+            return
+        before, after = self.c.values[step.output].shape, self.c.values[last.output].shape
+        item, axis = self.c.fixed_named(names[0]), self._axis(step)
+        if len(item.shape) > len(after) or self.c.values[reader.output].shape != after:
+            return
+        sizes = (1,) * (len(after) - len(item.shape)) + item.shape
+        wide = [at for at, size in enumerate(before) if size != 1]
+        kept = [at for at, size in enumerate(after) if size != 1]
+        whole = [before[at] for at in wide] == [after[at] for at in kept] and axis in wide
+        if whole:
+            places = [kept[wide.index(axis)]]
+        elif axis == len(before) - 1 and after[: len(before) - 1] == before[:-1]:
+            places = list(range(len(before) - 1, len(after)))
+        else:
+            return
+        if any(size != (after[at] if at in places else 1) for at, size in enumerate(sizes)):
+            return
+        bias = self.c.constant(item.then(lambda array: array.reshape(-1)))
+        self.steps[step.output] = replace(step, inputs=(*step.inputs[:2], bias))
+        self._take(last, reader)
 
     def _other(self, name: str, reader: Step, axis: int) -> Fixed | None:
         """The vector that a reader combines a value with; None if it is more than that."""
