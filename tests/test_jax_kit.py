@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -406,6 +407,23 @@ def test_flax_is_asked_for_by_its_extra() -> None:
         "assert [step.kind for step in prepared.plan.steps] == ['FULLY_CONNECTED']"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    for needed in ("ai_edge_litert", "flax", "optax", "sklearn"):
+        pytest.importorskip(needed)
+    program = Path(__file__).resolve().parent.parent / "examples" / "digits_flax.py"
+    run = subprocess.run([sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    accuracy = float(run.stdout.split()[1].rstrip(";"))
+    assert accuracy > 0.9 and run.stdout.endswith(" 0 differ\n") and (tmp_path / "digits.tflite").exists()
+
+
+def test_the_page_runs(tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+    page = Path(__file__).resolve().parent.parent / "docs" / "jax-kit.md"
+    (program,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
 
 
 def test_writing_and_verifying_take_what_lower_gives(tmp_path: Path) -> None:
