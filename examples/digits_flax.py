@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digits in Flax NNX, with learned ranges: trained in float, then as the device computes, then compared with it.
-
-pip install 'exactqat[flax,deploy]' scikit-learn
-python examples/digits_flax.py
-"""
+"""Digits in Flax NNX, with learned ranges, to LiteRT (pip install 'exactqat[flax,deploy]' scikit-learn)."""
 
 import jax
 import jax.numpy as jnp
@@ -54,9 +50,8 @@ for number in range(8):
         carry = (carry[0], prepared.freeze(carry[1]), carry[2])
     carry, losses = epoch(carry, np.random.default_rng(number).permutation(1408).reshape(22, 64))
 graph = prepared.lower(*carry[:2])
-path = deploy.write_tflite(graph, "digits.tflite")
 codes = deploy.quantize(np.asarray(images[1408:]), graph.tensors["input"].quantization)
 scores = deploy.simulate(graph, codes)[graph.outputs[0]]
-report = deploy.verify(graph, path, codes)
+report = deploy.verify(graph, deploy.write_tflite(graph, "digits.tflite"), codes)
 print(f"accuracy {(scores.argmax(1) == labels[1408:]).mean():.3f}; {report.values} integers, {report.differing} differ")
 assert report.differing == 0

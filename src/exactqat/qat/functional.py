@@ -88,9 +88,9 @@ def grid_steps(bits: int, narrow_range: bool) -> int:
     return 2**bits - 1 - int(narrow_range)
 
 
-def per_channel(vector: Any, rank: int, axis: int) -> Any:
+def per_channel(primitives: Any, vector: Any, rank: int, axis: int) -> Any:
     """A vector [channels] that broadcasts along all axes of an array but `axis`."""
-    return vector.reshape(tuple(-1 if at == axis else 1 for at in range(rank)))
+    return primitives.reshape(vector, tuple(-1 if at == axis else 1 for at in range(rank)))
 
 
 class Functional:
@@ -254,6 +254,21 @@ class Functional:
         return _codes(values, scale, zero_point)
 
 
+class Dropout:
+    """The expression of a step that training alone has: each value dropped with a probability.
+
+    What is dropped is the same along `kept_axes`.
+    """
+
+    def __init__(self, rate: float, kept_axes: Sequence[int] = ()) -> None:
+        self.rate = rate
+        self.kept_axes = tuple(kept_axes)
+        self.sources: tuple[str, ...] = ()
+
+    def __call__(self, primitives: Any, x: Any, key: Any) -> Any:
+        return primitives.dropout(x, self.rate, key, self.kept_axes)
+
+
 class TrainedNetwork:
     """A network with the numbers that training left behind: what `exactqat.deploy` takes.
 
@@ -330,7 +345,7 @@ class Run:
         if name not in self.constants:
             if isinstance(constant.expression, Derived):
                 operands = [self.constant(operand) for operand in constant.expression.operands]
-                value = constant.expression.function(*operands)
+                value = self._computed(constant.expression.function, operands)
             elif constant.expression is not None:
                 value = constant.expression(*(self.tensors[path] for path in constant.sources))
             else:
@@ -338,6 +353,11 @@ class Run:
             in_numpy = self.primitives is primitives_numpy
             self.constants[name] = np.asarray(value) if in_numpy else self.as_array(value)
         return self.constants[name]
+
+    def _computed(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """A function of arrays that have NumPy's methods, which not all frameworks' have by themselves."""
+        wrapped = getattr(self.primitives, "WithMethods", None)
+        return function(*operands) if wrapped is None else function(*map(wrapped, operands)).tensor
 
     def as_array(self, value: Any) -> Any:
         """NumPy values as the framework's."""
@@ -448,7 +468,7 @@ class Run:
             return weight
         assert weights.batch_norm is not None
         factor, _ = self.factor_and_offset(weights.batch_norm)
-        return weight * per_channel(factor, len(weight.shape), weights.channel_axis)
+        return weight * per_channel(self.primitives, factor, len(weight.shape), weights.channel_axis)
 
     def weight_bounds(self, path: str, weights: Weights, channels_last: Any) -> tuple[Any, Any]:
         """(min, max) of a weight, [out_channels] or rank 0."""
@@ -612,7 +632,7 @@ class Run:
 
         if self.mode.frozen and self.mode.quantizing:
             grid = self.channel_grid(step, scale)
-            factor = per_channel(grid.factor, len(weight.shape), weights.channel_axis)
+            factor = per_channel(self.primitives, grid.factor, len(weight.shape), weights.channel_axis)
             return self._stored(step, compute(weight * factor, grid.bias))
         bias = self.optional(weights.bias)
         if norm is None:
@@ -629,7 +649,7 @@ class Run:
         p, axis = self.primitives, self._channel_axis(step, len(x.shape))
         if not (self.mode.training and norm.training and not self.mode.frozen):
             factor, offset = self.factor_and_offset(norm)
-            return x * per_channel(factor, len(x.shape), axis) + per_channel(offset, len(x.shape), axis)
+            return x * per_channel(p, factor, len(x.shape), axis) + per_channel(p, offset, len(x.shape), axis)
         mean, variance = (p.stop_gradient(self.constant(name)) for name in (norm.mean, norm.variance))
         weight, bias = self.optional(norm.weight), self.optional(norm.bias)
         weight = mean * 0.0 + 1.0 if weight is None else weight
@@ -663,11 +683,11 @@ class Run:
         axis = self._channel_axis(step, len(raw.shape))
         others = [at for at in range(len(raw.shape)) if at != axis]
         mean = p.mean(raw, others)
-        variance = p.mean(p.square(raw - per_channel(mean, len(raw.shape), axis)), others)
+        variance = p.mean(p.square(raw - per_channel(p, mean, len(raw.shape), axis)), others)
         correction = running / p.sqrt(variance + norm.epsilon)
         shift = factor * correction * (mean if bias is None else mean - bias)
         shift = -shift if beta is None else beta - shift
-        correction, shift = (per_channel(vector, len(raw.shape), axis) for vector in (correction, shift))
+        correction, shift = (per_channel(p, vector, len(raw.shape), axis) for vector in (correction, shift))
         result = compute(weight, None) * correction + shift
         self._normalized(step, norm, p.stop_gradient(raw))
         return result
@@ -723,14 +743,16 @@ class Run:
         quantized, raw_scale = self.quantized_weight(step.path, weights)
         safe = np.where(raw_scale > 0, raw_scale, np.float32(1))
         rank, axis = quantized.ndim, weights.channel_axis
-        codes = np.rint(quantized / per_channel(safe, rank, axis)).astype(np.int64)
+        codes = np.rint(quantized / per_channel(primitives_numpy, safe, rank, axis)).astype(np.int64)
         with np.errstate(divide="ignore", invalid="ignore"):
             grid = self.channel_grid(step, raw_scale)
         signs = np.sign(np.asarray(grid.factor)).astype(np.int64)
         scales = np.asarray(grid.weight_scale)
         one_scale = not weights.rule.per_channel and bool(np.all(scales == scales[0]))
         bias = np.asarray(grid.bias_code).astype(np.float64)
-        return WeightNumbers(codes * per_channel(signs, rank, axis), scales[:1] if one_scale else scales, bias)
+        return WeightNumbers(
+            codes * per_channel(primitives_numpy, signs, rank, axis), scales[:1] if one_scale else scales, bias
+        )
 
 
 def least_error_fraction(

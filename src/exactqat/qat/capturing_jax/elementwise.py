@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...device.activation import NumPyPrimitives
+from ..functions import identify, same
 from .converter import Converter, handles
-from .functions import identify, same
 from .items import Fixed, Item, Moving, Refused
 
 # Below this, softmax makes nothing of a value: a mask.

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching
 
+from ..functional import Dropout
 from .converter import Converter, handles
 from .items import Fixed, Item, Refused
 
@@ -53,18 +54,6 @@ def _batched(operands: Sequence[Any], axes: Sequence[Any], *, attributes: Attrib
 
 
 batching.primitive_batchers[_LAYER] = _batched
-
-
-class Dropout:
-    """What training makes of a tensor: each value dropped with a probability, the same along `kept_axes`."""
-
-    def __init__(self, rate: float, kept_axes: Sequence[int] = ()) -> None:
-        self.rate = rate
-        self.kept_axes = tuple(kept_axes)
-        self.sources: tuple[str, ...] = ()
-
-    def __call__(self, primitives: Any, x: Any, key: Any) -> Any:
-        return primitives.dropout(x, self.rate, key, self.kept_axes)
 
 
 def capturing() -> bool:
