@@ -185,10 +185,10 @@ def random_reduction(rng: Random, builder: Builder, kind: str) -> str:
     return builder.operator(kind, ["x"], output, name="y", axes=axes, keep_dims=keep)
 
 
-def random_arg_max(rng: Random, builder: Builder) -> str:
+def random_index(rng: Random, builder: Builder, kind: str) -> str:
     shape = builder.tensor(random_tensor(rng, builder)).shape
     axis, dtype = int(rng.integers(1, len(shape))), str(rng.choice(["int32", "int64"]))
-    return builder.arg_max("x", axis, name="y", output_type=dtype)
+    return getattr(builder, kind.lower())("x", axis, name="y", output_type=dtype)
 
 
 def random_transpose_conv(rng: Random, builder: Builder) -> str:
@@ -463,7 +463,8 @@ CASES: dict[str, Case] = {
     "SUM": partial(random_reduction, kind="SUM"),
     "REDUCE_MAX": partial(random_reduction, kind="REDUCE_MAX"),
     "REDUCE_MIN": partial(random_reduction, kind="REDUCE_MIN"),
-    "ARG_MAX": random_arg_max,
+    "ARG_MAX": partial(random_index, kind="ARG_MAX"),
+    "ARG_MIN": partial(random_index, kind="ARG_MIN"),
     "TRANSPOSE_CONV": random_transpose_conv,
     "BATCH_MATMUL": random_batch_matmul,
     "PADV2": random_pad_v2,

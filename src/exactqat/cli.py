@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
     from rich.text import Text
 
     from .job.pipeline import Results
@@ -336,9 +337,24 @@ def _native_messages_kept_back() -> Iterator[None]:
             os.close(kept)
 
 
+def _bars(console: "Console", disable: bool) -> "Progress":
+    """What is done, how far, and the time left; gone when it ends."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description:<42}", markup=False),
+        BarColumn(bar_width=20),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=console,
+        transient=True,
+        disable=disable,
+    )
+
+
 def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet: bool, device: str = "cpu") -> int:
     import torch
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     from .job import data as sources
     from .job import pipeline, processes, report, training
@@ -371,19 +387,7 @@ def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet:
             )  # fmt: skip
         dataset = sources.load(settings.data, settings.image_size)
         _print_skipped(errors, dataset.skipped)
-        with (
-            Progress(
-                TextColumn("{task.description:<42}", markup=False),
-                BarColumn(bar_width=20),
-                TaskProgressColumn(),
-                TimeRemainingColumn(),
-                TextColumn("left"),
-                console=console,
-                transient=True,
-                disable=quiet or not together.writes,
-            ) as bars,
-            _native_messages_kept_back(),
-        ):
+        with _bars(console, disable=quiet or not together.writes) as bars, _native_messages_kept_back():
             task = bars.add_task("float training", total=pipeline.total_steps(settings, dataset))
             progress = pipeline.Progress(
                 begin=lambda text: bars.update(task, description=text),
@@ -560,8 +564,12 @@ def _verify(directory: Path, quiet: bool, model: str | None = None, profile: str
 
     console = _console()
     torch.set_num_threads(1)
-    with _native_messages_kept_back(), console.status(_line("comparing")) as status:
-        progress = pipeline.Progress(begin=lambda text: status.update(_line(text)))
+    with _native_messages_kept_back(), _bars(console, disable=quiet) as bars:
+        task = bars.add_task("comparing", total=None)
+        progress = pipeline.Progress(
+            begin=lambda text: bars.reset(task, description=text, total=None),
+            compared=lambda done, all: bars.update(task, completed=done, total=all),
+        )
         reports = pipeline.verify_directory(directory, progress, model=model, profile=profile)
     differing = sum(report.differing for report in reports.values())
     values = sum(report.values for report in reports.values())

@@ -19,8 +19,6 @@ from .graph import Graph, Tensor
 from .simulate import check_inputs, simulate
 from .tflite import import_deploy, tflite_bytes, write_whole
 
-# Where TFLite-Micro's resolver is not called after the operator as it stands in the file.
-_NAMES = {"PADV2": "PadV2", "CUMSUM": "CumSum", "RELU_N1_TO_1": "ReluN1To1"}
 _WIDTH = 120
 _TYPES = {"int8": "signed char", "int16": "short", "int32": "int", "int64": "long long"}
 
@@ -144,7 +142,9 @@ def _operators(upper: str, content: bytes) -> list[str]:
 
 
 def _resolver_name(kind: str) -> str:
-    return _NAMES.get(kind) or "".join(part if part == "2D" else part.capitalize() for part in kind.split("_"))
+    """As TFLite-Micro's resolver calls it: a second version is a word of its own, and so are two dimensions."""
+    words = re.sub(r"(V\d)$", r"_\1", kind).split("_")
+    return "".join(word if word[0].isdigit() else word.capitalize() for word in words)
 
 
 def _quantizations(upper: str, side: str, tensors: Sequence[Tensor]) -> list[str]:

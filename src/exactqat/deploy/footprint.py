@@ -188,6 +188,6 @@ def _operators_on_cpu(compiled: bytes) -> dict[str, int]:
     schema = import_deploy("ai_edge_litert.schema_py_generated")
     words = {code: word for word, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)}
     model = schema.ModelT.InitFromPackedBuf(compiled)
-    kinds = [words[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in model.operatorCodes]
-    operators = (kinds[operator.opcodeIndex] for operator in model.subgraphs[0].operators)
-    return dict(Counter(kind for kind in operators if kind != "CUSTOM"))
+    codes = [max(code.builtinCode, code.deprecatedBuiltinCode) for code in model.operatorCodes]
+    found = Counter(codes[operator.opcodeIndex] for operator in model.subgraphs[0].operators)
+    return {words[code]: count for code, count in found.items() if code != schema.BuiltinOperator.CUSTOM}

@@ -57,6 +57,16 @@ def tflite_bytes(graph: Graph, description: str = "") -> bytes:
     return _Writer(graph).finish("; ".join(filter(None, ("exactqat", description))))
 
 
+def is_file_of(graph: Graph, content: bytes) -> bool:
+    """Whether this is what `write_tflite` makes of the graph, to the byte; its description may be any."""
+    schema = import_deploy("ai_edge_litert.schema_py_generated")
+    try:
+        description = schema.Model.GetRootAs(content, 0).Description().decode()
+        return tflite_bytes(graph, description.removeprefix("exactqat").removeprefix("; ")) == content
+    except Exception:  # noqa: BLE001 - the reader trusts all that it reads
+        return False
+
+
 def import_deploy(name: str, extra: str = "deploy") -> Any:
     """Imports a module that only this room needs, or says which extra of the package brings it."""
     try:

@@ -52,10 +52,12 @@ class Refusal(ValueError):
 class Layout:
     """Where the axes of the user's tensor lie on the device: `axes[k]` is the user's axis that device axis k holds.
 
-    -1 stands for an axis of size 1 that the user's tensor does not have. The batch comes first on the device.
+    -1 stands for an axis of size 1 that the user's tensor does not have. The batch comes first on the device. `order`:
+    of the last axis, where its elements lie elsewhere too; place k holds the user's element order[k].
     """
 
     axes: tuple[int, ...]
+    order: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -84,12 +84,18 @@ class AveragePool2D(Pool):
 
     def counts(self, primitives: Any, x: Any, attributes: Attributes) -> Any:
         """How many values every window counts, with an axis of 1 for the batch and the channels."""
-        padded = any(map(any, window_arguments(x, attributes)[2]))
-        if attributes["padding"] != "SAME" or not padded:
-            return float(math.prod(attributes["filter_size"]))
-        spatial = spatial_axes(x, attributes)
-        shape = tuple(x.shape[axis] if axis in spatial else 1 for axis in range(x.ndim))
-        return self.sums(primitives, primitives.array(np.ones(shape, np.float32), x), attributes)
+        window, strides, padding, _ = window_arguments(x, attributes)
+        if attributes["padding"] != "SAME" or not any(map(any, padding)):
+            return float(math.prod(window))
+        result = np.ones((1,) * x.ndim, np.float32)
+        for axis, side, stride, (before, after) in zip(
+            spatial_axes(x, attributes), window, strides, padding, strict=True
+        ):
+            size = int(x.shape[axis])
+            first = np.arange(0, size + before + after - side + 1, stride) - before
+            inside = np.minimum(first + side, size) - np.maximum(first, 0)
+            result = result * inside.reshape([-1 if place == axis else 1 for place in range(x.ndim)])
+        return primitives.array(result.astype(np.float32), x)
 
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str

@@ -199,6 +199,8 @@ class ArgMax(DeviceOperator):
     axis_attributes = ("axis",)
     version = 2
     options = "ArgMaxOptions"
+    onnx_name: ClassVar[str] = "ArgMax"
+    find = staticmethod(np.argmax)
 
     def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
         """input; axis; output_type "int32" or "int64"."""
@@ -229,7 +231,7 @@ class ArgMax(DeviceOperator):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
-        return codes[0].argmax(attributes["axis"]).astype(output.dtype)
+        return self.find(codes[0], attributes["axis"]).astype(output.dtype)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"outputType": ("TensorType", str(attributes["output_type"]).upper())}
@@ -240,4 +242,18 @@ class ArgMax(DeviceOperator):
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         real = writer.in_graph_order(operator.inputs[0], f"{output.name}/channels_last")
         axis = operator.attributes["axis"]
-        writer.store_indices(output, writer.node("ArgMax", [real], f"{output.name}/computed", axis=axis, keepdims=0))
+        computed = writer.node(self.onnx_name, [real], f"{output.name}/computed", axis=axis, keepdims=0)
+        writer.store_indices(output, computed)
+
+
+@register
+class ArgMin(ArgMax):
+    """The index of the first smallest value along `axis`, which is left out of the result."""
+
+    kind = "ARG_MIN"
+    options = "ArgMinOptions"
+    onnx_name = "ArgMin"
+    find = staticmethod(np.argmin)
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.argmin(operands[0], attributes["axis"])

@@ -6,12 +6,8 @@ from __future__ import annotations
 import glob
 import importlib.util
 import json
-import os
 import platform
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -204,11 +200,12 @@ class Results:
 @dataclass(frozen=True)
 class Progress:
     """How the job tells what it does. begin(text): a new piece of work; advance(n): n more training steps are done;
-    say(text): a sentence that the user should read."""
+    say(text): a sentence that the user should read; compared(n, m): n of the m comparisons of a file are done."""
 
     begin: Callable[[str], None] = lambda text: None
     advance: Callable[[int], None] = lambda steps: None
     say: Callable[[str], None] = lambda text: None
+    compared: Callable[[int, int], None] = lambda done, all: None
 
 
 def total_steps(settings: Settings, dataset: Dataset) -> int:
@@ -738,14 +735,13 @@ def verify_directory(
     for folder in folders:
         files.check_file(folder / "model.tflite")
     with files.locked(out, writes=False):
-        _try_in_a_child([folder / "model.tflite" for folder in folders])
         for folder in folders:
             progress.begin(f"{folder.name.upper()} on the runtime")
             graph, checkpoint = restore_graph(folder / "checkpoint.pt", model)
             dataset = dataset or load(checkpoint["data"], checkpoint["image_size"])
             path, codes = folder / "model.tflite", input_codes(graph, dataset)
             try:
-                reports[folder.name] = verify(graph, path, codes, profile)
+                reports[folder.name] = verify(graph, path, codes, profile, progress=progress.compared)
             except (ValueError, RuntimeError) as error:
                 raise ValueError(f"{path} cannot be compared: {error}") from error
     return reports
@@ -767,37 +763,6 @@ def npu_directory(out: Path, accelerator: str, model: str | None = None) -> dict
             folder.name: npu_footprint(restore_graph(folder / "checkpoint.pt", model)[0], accelerator)
             for folder in folders
         }
-
-
-TRIAL = """
-import sys
-from ai_edge_litert.interpreter import Interpreter
-for path in sys.argv[1:]:
-    print(path.encode(errors="surrogateescape").hex(), flush=True)
-    try:
-        with open(path, "rb") as file:
-            interpreter = Interpreter(model_content=file.read(), num_threads=1)
-        interpreter.allocate_tensors()
-        interpreter.invoke()
-    except Exception:
-        pass
-"""
-
-
-def _try_in_a_child(paths: Sequence[Path]) -> None:
-    """Lets another process run the files once: the runtime trusts what it reads, and a damaged file can be its death.
-
-    Raises:
-        ValueError: names the file that was. What it refuses in an orderly way is not told here.
-    """
-    # -P: nothing is imported from the working directory.
-    child = subprocess.run([sys.executable, "-P", "-c", TRIAL, *paths], capture_output=True, text=True)
-    if child.returncode < 0:
-        died_of = bytes.fromhex(child.stdout.split()[-1]) if child.stdout.split() else b"one of the files"
-        raise ValueError(
-            f"{os.fsdecode(died_of)} cannot be compared: the runtime died of it "
-            f"({signal.Signals(-child.returncode).name}), so it is damaged"
-        )
 
 
 def metrics(results: Results) -> dict[str, Any]:

@@ -419,7 +419,9 @@ class FusedBatchNorm(nn.Module):
     def factor_and_offset(self) -> tuple[Tensor, Tensor]:
         """Inference as ``factor * x + offset`` for each channel, both [channels]; a gamma of 0 gives factor 0."""
         weight, bias, mean, variance, _ = self.tensors()
-        deviation = torch.sqrt(variance + self.eps)
+        # By way of float64: PyTorch's root of float32 is not always the nearest number, and other frameworks' kits give
+        # the same integers.
+        deviation = torch.sqrt((variance + self.eps).double()).to(variance.dtype)
         factor = 1.0 / deviation if weight is None else weight / deviation
         # A copy in training, where the statistics change before the backward pass.
         mean = mean.clone() if self.training else mean
