@@ -373,3 +373,43 @@ def test_sums_of_very_different_grids(kind: str, shapes: tuple[tuple[int, ...], 
         codes = {"x": low.astype(np.int16), "z": (high // (512 if exponent > -5 else 1)).astype(np.int16)}
         for profile in profiles_here():
             assert verify(graph, path, codes, profile).differing == 0, (exponent, profile)
+
+
+def test_jax_in_16_bits(tmp_path: Path) -> None:
+    """The same rule, the same symmetric grids, borders and biases as in PyTorch."""
+    jax = pytest.importorskip("jax")
+    import exactqat.qat.jax as kit
+
+    rng = np.random.default_rng(0)
+    shapes = {"first": (3, 3, 3, 8), "second": (8, 8), "head": (8, 4)}
+    params = {
+        name: {"w": rng.normal(size=shape).astype(np.float32) / 4, "b": rng.normal(size=shape[-1]).astype(np.float32)}
+        for name, shape in shapes.items()
+    }
+
+    def apply(params: dict[str, dict[str, np.ndarray]], x: np.ndarray) -> np.ndarray:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        y = jax.lax.conv_general_dilated(x, params["first"]["w"], (1, 1), "SAME", dimension_numbers=numbers)
+        y = jax.nn.relu(y + params["first"]["b"])
+        gate = jax.nn.sigmoid(y)
+        y = jax.numpy.tanh(y @ params["second"]["w"] + params["second"]["b"]) * gate + 0.3 * y
+        return y.mean((1, 2)) @ params["head"]["w"] + params["head"]["b"]
+
+    x = rng.normal(size=(2, 6, 6, 3)).astype(np.float32)
+    for rules in (
+        [WIDE],
+        [qat.Rule(activation_bits=16, ranges="learned")],
+        [qat.Rule("head*", activation_bits=16), qat.Rule()],
+    ):
+        model = kit.prepare(apply, params, x, rules)
+        trained_params, state = model.calibrate(*model.init(), [x])
+        _, state = model.apply(trained_params, state, x, train=True)
+        state = model.freeze(state)
+        y, _ = model.apply(trained_params, state, x)
+        graph = model.lower(trained_params, state)
+        (result,), (source,) = graph.outputs, graph.inputs
+        assert graph.tensors[result].dtype == "int16"
+        assert_equal_on_devices(graph, tmp_path)
+        codes = simulate(graph, quantize(x, graph.tensors[source].quantization))[result]
+        real = dequantize(codes, graph.tensors[result].quantization)
+        assert np.abs(real - np.asarray(y)).max() <= 8.5 * graph.tensors[result].quantization.scale[0]

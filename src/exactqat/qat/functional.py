@@ -24,6 +24,8 @@ from .rules import Rule
 
 SMALLEST_WIDTH = 2.0**-20
 LARGEST_BIAS_CODE = 2.0**30
+# Of a bias in int64, behind int16 activations.
+LARGEST_WIDE_BIAS_CODE = 2.0**40
 SMALLEST_MULTIPLIER = 2.0**-31
 _CLIPPING_CANDIDATES = 24
 
@@ -383,7 +385,13 @@ class Run:
         where = self.primitives.where
         low, high = self.end(grid, "minimum"), self.end(grid, "maximum")
         collapsed = high - low < SMALLEST_WIDTH
-        return where(collapsed, low * 0.0, low), where(collapsed, low * 0.0 + 1.0, high)
+        low, high = where(collapsed, low * 0.0, low), where(collapsed, low * 0.0 + 1.0, high)
+        return self._symmetric(low, high) if self.functional.grids[grid].rule.wide else (low, high)
+
+    def _symmetric(self, low: Any, high: Any) -> tuple[Any, Any]:
+        """-32768 and 32767 steps from 0, so that 32767 steps reach the larger magnitude; see `ranges`."""
+        step = self.primitives.maximum(-low, high) / (2**15 - 1)
+        return step * -(2.0**15), step * (2**15 - 1)
 
     def scale(self, grid: str) -> Any:
         low, high = self.bounds(grid)
@@ -445,8 +453,9 @@ class Run:
             return low, high
         # Gradients reach a bound only through values outside of it, so the start must already clip a little.
         collapsed = high - low < SMALLEST_WIDTH
-        wide = (p.where(collapsed, low * 0.0, low), p.where(collapsed, low * 0.0 + 1.0, high))
-        fraction = least_error_fraction(p, x, *wide, rule.activation_bits, False)
+        ends = (p.where(collapsed, low * 0.0, low), p.where(collapsed, low * 0.0 + 1.0, high))
+        ends = self._symmetric(*ends) if rule.wide else ends
+        fraction = least_error_fraction(p, x, *ends, rule.activation_bits, False)
         return low * fraction, high * fraction
 
     def store(self, name: str, x: Any) -> Any:
@@ -523,7 +532,8 @@ class Run:
         )
         scale = raw_scale * abs(factor)
         unit = scale * input_scale
-        alive = (unit > SMALLEST_MULTIPLIER * output_scale) & (abs(bias) <= LARGEST_BIAS_CODE * unit)
+        largest = LARGEST_WIDE_BIAS_CODE if self.functional.grids[source].rule.wide else LARGEST_BIAS_CODE
+        alive = (unit > SMALLEST_MULTIPLIER * output_scale) & (abs(bias) <= largest * unit)
         scale = p.where(alive, scale, output_scale / input_scale / 256)
         unit = input_scale * scale
         code = p.round(p.stop_gradient(bias / unit))
@@ -598,7 +608,8 @@ class Run:
         if not self.mode.quantizing:
             return value
         low, high, rule = self._constant_bounds(step, value)
-        return self.primitives.fake_quantize(value, low, high, rule.weight_bits, rule.narrow_range)
+        bits = self.plan.grids[step.grid].constant_bits
+        return self.primitives.fake_quantize(value, low, high, bits, rule.narrow_range)
 
     def _constant_bounds(self, step: PlanStep, value: Any) -> tuple[Any, Any, Rule]:
         """Its largest magnitude, whatever rules say of ranges: they are about what is stored."""
@@ -616,7 +627,8 @@ class Run:
         low, _ = self.bounds(step.grid)
         scale = p.stop_gradient(self.scale(step.grid))
         zero_point = p.floor(p.clip(p.stop_gradient(-low) / scale, 0.0, 2.0**bits - 1) + 0.5)
-        bottom = -128 + step.high * (256 - 2**bits)
+        wide = self.functional.grids[step.grid].rule.wide
+        bottom = -(2**15) if wide else -128 + step.high * (256 - 2**bits)
         grid = DeviceGrid(scale, zero_point + float(bottom))
         rounded = operator.real_on_grid(p, [p.stop_gradient(each) for each in operands], attributes, grid)
         return x if rounded is None else p.straight_through(rounded, x)
@@ -733,8 +745,9 @@ class Run:
             stored = primitives_numpy.fake_quantize(value, low, high, bits, False)
             return _codes(stored, scale, zero_point) - zero_point, scale
         low, high, rule = self._constant_bounds(step, value)
-        scale = np.float32((high - low) / grid_steps(rule.weight_bits, rule.narrow_range))
-        quantized = primitives_numpy.fake_quantize(value, low, high, rule.weight_bits, rule.narrow_range)
+        bits = self.plan.grids[step.grid].constant_bits
+        scale = np.float32((high - low) / grid_steps(bits, rule.narrow_range))
+        quantized = primitives_numpy.fake_quantize(value, low, high, bits, rule.narrow_range)
         scale = scale if scale > 0 else np.float32(1)  # all zero: any scale will do
         return np.rint(quantized / scale).astype(np.int64), scale
 
@@ -806,6 +819,6 @@ def _folded(weights: Weights) -> bool:
 def _with_fixed_ends(grid: Grid) -> Grid:
     if grid.fixed is None:
         return grid
-    scale, zero_point = grid.fixed
-    ends = (scale * (-128 - zero_point), scale * (127 - zero_point))
-    return replace(grid, rule=replace(grid.rule, ranges="fixed", fixed_range=ends, activation_bits=8))
+    return replace(
+        grid, rule=replace(grid.rule, ranges="fixed", fixed_range=grid.fixed_range, activation_bits=grid.bits)
+    )
