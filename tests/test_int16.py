@@ -6,6 +6,7 @@ Single operators are compared with the runtimes in `test_device.py`, as "CONV_2D
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 
@@ -16,13 +17,17 @@ from torch import Tensor, nn
 
 pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 
+import plain_networks
+
 from exactqat import deploy, qat
 from exactqat.deploy import EXACT, Builder, Graph, per_tensor, place_codes, profiles_here, quantize, simulate, verify
 from exactqat.deploy.lower import lower, lower_with_layouts
 from exactqat.deploy.values import device_codes
+from exactqat.deploy.verify import RuntimeRefusal
 from exactqat.device.tensor import CODE_RANGES, dequantize
 
 WIDE = qat.Rule(activation_bits=16)
+SAMPLE = ("fsrcnn", "causal_tcn", "keyword_transformer")
 
 
 class Audio(nn.Module):
@@ -179,6 +184,27 @@ def test_16_bits_hold_what_8_do_not() -> None:
         )
         errors[bits] = float(np.abs(quiet).max())
     assert errors[16] < 1e-4 < 5e-4 < errors[8]
+
+
+@pytest.mark.parametrize("name", plain_networks.NETWORKS if os.environ.get("EXACTQAT_ALL_NETWORKS") else SAMPLE)
+def test_plain_networks(name: str, tmp_path: Path) -> None:
+    """Whole in 16 bits; EXACTQAT_ALL_NETWORKS=1 takes all of them through (a minute)."""
+    torch.manual_seed(0)
+    model, examples = plain_networks.NETWORKS[name]()
+    examples = examples if isinstance(examples, tuple) else (examples,)
+    prepared = qat.prepare(model.train(), examples if len(examples) > 1 else examples[0], [WIDE])
+    prepared(*examples)
+    qat.freeze(prepared)
+    graph = lower(prepared.eval())
+    assert {graph.tensors[result].dtype for result in graph.results()} == {"int16"}
+    path = deploy.write_tflite(graph, tmp_path / "model.tflite")
+    for profile in profiles_here():
+        try:
+            report = verify(graph, path, random_codes(graph), profile)
+        except RuntimeRefusal:
+            assert profile == "micro"  # which lacks some operators in int16
+            continue
+        assert report.differing == 0 and all(row.exact for row in report.operators), report.table()
 
 
 # Grids
