@@ -147,7 +147,7 @@ def test_place_codes() -> None:
     assert zero_points(100, 8) == [-28]
     assert zero_points(8, 4, "NONE", True) == [120, -121]
     for arguments, message in (
-        ((0, 1), "num_bits must be in 2..8, got 1"),
+        ((0, 1), "num_bits must be in 2..8, or 16, got 1"),
         ((16, 4), "zero_point must be a code in 0..15, got 16"),
         ((0, 4, "NONE", True), "zero_point must be a code in 1..15, got 0"),
         ((0, 4, "TANH"), "activation must be one of NONE, RELU, RELU6, got 'TANH'"),
@@ -347,7 +347,7 @@ def broken_graphs() -> list[tuple[str, Graph]]:
             with_tensor(graph, "first/filter", data=np.full_like(filter.data, -128)),
         ),
         ("data must be int8, got int16", with_tensor(graph, "first/filter", data=filter.data.astype(np.int16))),
-        ("dtype must be int8 or int32, got 'float32'", with_tensor(graph, "first", dtype="float32")),
+        ("dtype must be one of int8, int16, int32, int64, got 'float32'", with_tensor(graph, "first", dtype="float32")),
         ("inputs have batch 1 in the graph", with_tensor(graph, "x", shape=(2, 5, 5, 3))),
         (r"zero points must be in -128..127, got \[128\]", with_tensor(graph, "x", quantization=per_tensor(0.02, 128))),
         (

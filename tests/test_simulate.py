@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -331,3 +331,35 @@ def test_without_threadpoolctl(monkeypatch: pytest.MonkeyPatch) -> None:
     assert blocks.threads() == 1
     with blocks.one_thread_for_blas():
         pass
+
+
+def test_blocks_are_shared_with_as_many_threads_as_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that gives no more threads is not the end, and neither is a fork."""
+    done = np.zeros(100)
+
+    def work(todo: Sequence[int]) -> None:
+        for place in todo:
+            done[place] += 1
+
+    def fail(todo: Sequence[int]) -> None:
+        raise KeyError("of a thread")
+
+    blocks.share(work, range(100))
+    assert (done == 1).all()
+    with pytest.raises(KeyError, match="of a thread"):
+        blocks.share(fail, range(100))
+    start, started = threading.Thread.start, []
+
+    def start_one(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    blocks.executor.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_one)
+        patch.setattr(blocks, "threads", lambda: 4)
+        blocks.share(work, range(100))
+    assert (done == 2).all() and len(started) == 1 and blocks.executor() is None
+    blocks.executor.cache_clear()

@@ -179,7 +179,7 @@ class Lowering:
         """Where the codes of a tensor stand; the last placement is how readers see it."""
         grid = self.plan.grids[step.grid]
         if grid.fixed is not None:
-            return (per_tensor(*grid.fixed),)
+            return (per_tensor(*grid.fixed, grid.dtype),)
         scale, zero_point = self.numbers.grids[step.grid]
         return place_codes(scale, zero_point, grid.bits, getattr(step, "activation", "NONE"))
 
@@ -187,7 +187,7 @@ class Lowering:
         """Where the codes of a tensor stand that takes over codes of its operands."""
         grid = self.plan.grids[step.grid]
         if grid.fixed is not None:
-            return per_tensor(*grid.fixed)
+            return per_tensor(*grid.fixed, grid.dtype)
         scale, zero_point = self.numbers.grids[step.grid]
         return place_codes(scale, zero_point, grid.bits, "RELU" if step.high else "NONE")[-1]
 
@@ -234,12 +234,12 @@ class Lowering:
         """A constant operand with its axes where those of the result lie."""
         codes, scale = self.numbers.constants[(step.path, position)]
         codes = codes.reshape((1,) * (rank - codes.ndim) + codes.shape)
-        quantization = per_tensor(scale, 0)
+        quantization = per_tensor(scale, 0, self.plan.grids[step.grid].dtype)
         if OPERATORS[step.kind].same_quantization:
             quantization = self.stored_placement(step)
             codes = codes + int(quantization.zero_point[0])
         name = self.name(f"{step.path}/{step.operands[position]}")
-        return self.builder.constant(name, on_device(codes, layout).astype(np.int8), quantization)
+        return self.builder.constant(name, on_device(codes, layout).astype(quantization.dtype), quantization)
 
     # --- the ways of describing an operator -------------------------------------------------------------------------
 

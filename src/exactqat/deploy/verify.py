@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..device import OPERATORS, PROFILE_ALIASES, profile_named
+from .emulation import SET_UP, EmulatedInterpreter, is_set_up
 from .graph import Graph
 from .simulate import EXACT, check_inputs, dequantize, simulate, simulate_operator
 from .tflite import IDENTIFIER, import_deploy, is_file_of
@@ -31,6 +32,8 @@ from .trial import RuntimeRefusal, try_in_a_child
 @dataclass(frozen=True)
 class Comparison:
     """Codes of one tensor: how many were compared, how many differ, by how much at most, and whether 0 is claimed.
+
+    kind: the operator; with int16 activations as "CONV_2D:int16".
 
     trained_sqnr, device_sqnr: signal to quantization noise in dB, of the fake-quantized and of the device's tensor
     against the float network's; None where no values were given, or where there is no signal or no noise.
@@ -92,7 +95,7 @@ def verify(
     trained_values: Mapping[str, np.ndarray] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Compares the file at `path` with `graph` on int8 input codes x [batch, ...] (or one array per input name).
+    """Compares the file at `path` with `graph` on input codes x [batch, ...] (or one array per input name).
 
     profile: one of `profiles_here`, or "xnnpack" for the runtime's default kernels on this processor. float_values and
     trained_values: what the float and the fake-quantized network make of the same images, or of the first of them, by
@@ -156,11 +159,11 @@ def verify(
         end_to_end = device if agree else simulate(graph, batch, profile)
         for name, codes in plain.run(batch).items():
             outputs[name].add(codes, end_to_end[name])
-    exact = {operator.outputs[0]: (operator.kind, profile) in EXACT for operator in graph.operators}
+    kinds = {operator.outputs[0]: graph.measured_as(operator) for operator in graph.operators}
+    exact = {name: (kind, profile) in EXACT for name, kind in kinds.items()}
     rows = []
-    for operator in graph.operators:
-        name = operator.outputs[0]
-        row = operators[name].comparison(name, operator.kind, exact[name])
+    for name, kind in kinds.items():
+        row = operators[name].comparison(name, kind, exact[name])
         if name in noises:
             trained_noise, device_noise = noises[name]
             row = replace(row, trained_sqnr=trained_noise.decibels(), device_sqnr=device_noise.decibels())
@@ -219,6 +222,8 @@ def profiles_here() -> tuple[str, ...]:
     if importlib.util.find_spec("ai_edge_litert") is not None:
         found += [default[machine] for machine in [platform.machine().lower()] if machine in default]
         found.append("reference")
+        if "xnnpack-arm64" not in found and is_set_up():
+            found.append("xnnpack-arm64")
     if importlib.util.find_spec("tflite_micro") is not None:
         found.append("micro")
     return tuple(found)
@@ -240,6 +245,8 @@ def profile_here(profile: str) -> str:
     if profile == "micro":
         import_micro()
     import_deploy("ai_edge_litert.interpreter")
+    if profile == "xnnpack-arm64":
+        raise ValueError(f"profile {profile!r} needs an ARM64 processor or its emulation, which this sets up: {SET_UP}")
     raise ValueError(f"profile {profile!r} cannot run on this machine; here: {', '.join(here)}")
 
 
@@ -255,9 +262,15 @@ def _run(
             runtime.run(batch)
 
 
-def open_runtime(content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str) -> _Runtime | _Micro:
+def open_runtime(
+    content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str
+) -> _Runtime | _Micro | _Emulated:
     """The profile's runtime on a model: its method `run` takes and gives codes by tensor name."""
-    return (_Micro if profile == "micro" else _Runtime)(content, inputs, outputs, profile)
+    if profile == "micro":
+        return _Micro(content, inputs, outputs, profile)
+    if profile == "xnnpack-arm64" and platform.machine().lower() not in ("aarch64", "arm64"):
+        return _Emulated(content, inputs, outputs)
+    return _Runtime(content, inputs, outputs, profile)
 
 
 def import_micro() -> Any:
@@ -299,6 +312,25 @@ class _Runtime:
         except RuntimeError as error:
             raise RuntimeRefusal(f"LiteRT does not run the file: {error}") from error
         return {name: self.interpreter.get_tensor(index) for name, index in self.outputs.items()}
+
+
+class _Emulated:
+    """LiteRT on an emulated processor, addressed by tensor names."""
+
+    def __init__(self, content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
+        self.interpreter = EmulatedInterpreter(content)
+        self.inputs = _indices(self.interpreter.inputs, inputs)
+        self.outputs = _indices(self.interpreter.outputs, outputs)
+
+    def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        given = {index: np.ascontiguousarray(batch[name]) for name, index in self.inputs.items()}
+        try:
+            results = self.interpreter.run(given, list(self.outputs.values()))
+        except RuntimeError as error:
+            raise RuntimeRefusal(f"LiteRT does not take the file on ARM64: {error}") from error
+        if not self.interpreter.delegated():
+            raise RuntimeError("LiteRT runs without XNNPACK on the emulated processor, which no phone does")
+        return dict(zip(self.outputs, results, strict=True))
 
 
 class _Micro:

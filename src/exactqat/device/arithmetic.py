@@ -10,27 +10,27 @@ from typing import Any
 import numpy as np
 
 from .operator import Attributes, Refusal, Shape, is_xnnpack, need
-from .tensor import INT8_MAX, INT8_MIN, Tensor
+from .tensor import Tensor, code_range
 
 Arrays = Sequence[np.ndarray]
 Tensors = Sequence[Tensor]
 
 
 def finish(steps: np.ndarray, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
-    """Adds the zero point and applies the fused activation and int8 saturation."""
+    """Adds the zero point and applies the fused activation and the dtype's saturation."""
     lowest, highest = bounds(output, attributes, profile)
-    return np.clip(steps + zero_point_of(output), lowest, highest).astype(np.int8)
+    return np.clip(steps + zero_point_of(output), lowest, highest).astype(output.dtype)
 
 
 def bounds(output: Tensor, attributes: Attributes, profile: str) -> tuple[int, int]:
-    """The lowest and highest code that the fused activation and int8 let through."""
+    """The lowest and highest code that the fused activation and the dtype let through."""
     zero_point, scale = zero_point_of(output), scale_of(output)
-    lowest, highest = INT8_MIN, INT8_MAX
+    lowest, highest = code_range(output)
     if attributes.get("activation", "NONE") != "NONE":
         lowest = max(lowest, zero_point)
     if attributes.get("activation") == "RELU6":
         steps_of_six = np.float32(6) / scale
-        if is_xnnpack(profile):  # rounds to even after adding the zero point
+        if is_xnnpack(profile) and output.dtype == "int8":  # rounds to even after adding the zero point
             highest = min(highest, int(np.rint(steps_of_six + np.float32(zero_point))))
         else:
             highest = min(highest, zero_point + int(round_half_away(steps_of_six)))
@@ -65,6 +65,21 @@ def rounding_shift(x: np.ndarray, shift: Any) -> np.ndarray:
     """x / 2**shift, rounded half away from zero."""
     half = (np.int64(1) << shift) >> 1
     return (x + half - ((x < 0) & (half > 0))) >> shift
+
+
+def multiply_wide(accumulator: np.ndarray, significand: Any, exponent: Any) -> np.ndarray:
+    """MultiplyByQuantizedMultiplier of 64-bit sums, as all kernels with int16 activations have it.
+
+    The multiplier keeps 15 bits of its significand; the product is rounded once, half up.
+    """
+    shift = 15 - np.asarray(exponent)
+    return (accumulator * reduced(significand) + (np.int64(1) << (shift - 1))) >> shift
+
+
+def reduced(significand: Any) -> np.ndarray:
+    """The 15 bits that are kept of a significand in Q31."""
+    significand = np.asarray(significand)
+    return np.where(significand < 0x7FFF0000, (significand + (1 << 15)) >> 16, 0x7FFF)
 
 
 def multiply_round_half_up(product: np.ndarray, factor: np.floating) -> np.ndarray:

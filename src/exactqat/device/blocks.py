@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from .. import get_num_threads
+
 try:
     from threadpoolctl import ThreadpoolController
 except ImportError:  # an extra: without it one thread does it all, beside those of BLAS
@@ -51,10 +53,11 @@ def share(work: Callable[[Sequence[Block]], None], todo: Sequence[Block]) -> Non
 
     What is done with one block must not depend on another.
     """
-    count = min(len(todo), threads())
-    edges = [len(todo) * part // count for part in range(count + 1)] if count else [0, 0]
+    pool = executor() if len(todo) > 1 and threads() > 1 else None
+    count = min(len(todo), threads()) if pool else 1
+    edges = [len(todo) * part // count for part in range(count + 1)]
     with one_thread_for_blas():
-        others = [executor().submit(work, todo[start:end]) for start, end in itertools.pairwise(edges[1:])]
+        others = [pool.submit(work, todo[start:end]) for start, end in itertools.pairwise(edges[1:])] if pool else []
         try:
             work(todo[: edges[1]])
         finally:
@@ -98,12 +101,25 @@ def threads() -> int:
     """How many may work at once."""
     if ThreadpoolController is None:
         return 1
-    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, MOST_THREADS)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min(cores, get_num_threads(), MOST_THREADS), 1)
 
 
 @functools.cache
-def executor() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MOST_THREADS - 1, thread_name_prefix="exactqat")
+def executor() -> ThreadPoolExecutor | None:
+    """The other threads, all of them started; None where the system gives none."""
+    pool = ThreadPoolExecutor(MOST_THREADS - 1, thread_name_prefix="exactqat")
+    meeting = threading.Barrier(MOST_THREADS)
+    try:
+        # Each waits for the others, so that no later task asks for a thread.
+        for _ in range(MOST_THREADS - 1):
+            pool.submit(meeting.wait)
+        meeting.wait()
+    except RuntimeError:
+        meeting.abort()
+        pool.shutdown(wait=False)
+        return None
+    return pool
 
 
 class _Blas:

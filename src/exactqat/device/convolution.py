@@ -50,6 +50,7 @@ class Conv2D(Convolution):
     """filter [out, height, width, in / groups]; groups follow from its shape."""
 
     kind = "CONV_2D"
+    wide_version = 4
     options = "Conv2DOptions"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -81,6 +82,18 @@ class Conv2D(Convolution):
     def device_filter(self, codes: np.ndarray) -> np.ndarray:
         return codes.transpose(0, 2, 3, 1)
 
+    def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
+        size = filter.shape[3]
+        groups = x.shape[3] // size
+        sums = np.zeros((x.shape[0], *output.shape[1:3], groups, filter.shape[0] // groups))
+        filter = filter.reshape(groups, -1, *filter.shape[1:])
+        met = windows_of(x, filter.shape[2:4], attributes, 0)
+        for i, j in np.ndindex(filter.shape[2:4]):
+            for group in range(groups):
+                values = met[:, :, :, i, j, group * size : (group + 1) * size]
+                sums[..., group, :] += values @ filter[group, :, i, j].T
+        return sums.reshape(x.shape[0], *output.shape[1:])
+
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         outputs, height, width, inputs = writer.graph.tensors[operator.inputs[1]].shape
         weights = self.onnx_weights(writer, operator, (0, 3, 1, 2), (outputs, inputs, height, width))
@@ -93,6 +106,7 @@ class DepthwiseConv2D(Convolution):
     """filter [1, height, width, in * multiplier], input channel major."""
 
     kind = "DEPTHWISE_CONV_2D"
+    wide_version = 5
     options = "DepthwiseConv2DOptions"
     filter_axis = 3
 
@@ -139,6 +153,14 @@ class DepthwiseConv2D(Convolution):
     def device_filter(self, codes: np.ndarray) -> np.ndarray:
         return codes.transpose(1, 2, 3, 0)
 
+    def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
+        taps = filter[0].reshape(*filter.shape[1:3], x.shape[3], -1)
+        sums = np.zeros((x.shape[0], *output.shape[1:3], *taps.shape[2:]))
+        met = windows_of(x, filter.shape[1:3], attributes, 0)
+        for i, j in np.ndindex(filter.shape[1:3]):
+            sums += met[:, :, :, i, j, :, None] * taps[i, j]
+        return sums.reshape(x.shape[0], *output.shape[1:])
+
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         options = super().tflite_options(inputs, output, attributes)
         return {**options, "depthMultiplier": inputs[1].shape[3] // inputs[0].shape[3]}
@@ -163,6 +185,7 @@ class TransposeConv(Weighted):
     spatial = True
     per_window_attributes = {"strides": 1}
     version = 4
+    wide_version = 4
     options = "TransposeConvOptions"
     any_batch = False
     order = (3, 1, 0, 2)
@@ -224,6 +247,18 @@ class TransposeConv(Weighted):
         sums[:, : kept.shape[1], : kept.shape[2]] = kept + offset.sum((1, 2))
         sums[:, kept.shape[1] :] = sums[:, :, kept.shape[2] :] = offset.sum((1, 2))
         return self.requantize(sums, codes, inputs, output, attributes, profile)
+
+    def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
+        rows, height, width, _ = x.shape
+        (down, right), window, sizes = attributes["strides"], filter.shape[1:3], output.shape[1:3]
+        whole = ((height - 1) * down + window[0], (width - 1) * right + window[1])
+        cut = [max(before - after, 0) // 2 for before, after in zip(whole, sizes, strict=True)]
+        # Large enough for the windows and for what lies beyond all of them.
+        spread = np.zeros((rows, *(max(pair) + 1 for pair in zip(whole, sizes, strict=True)), filter.shape[0]))
+        for i, j in np.ndindex(window):
+            place = spread[:, i : i + (height - 1) * down + 1 : down, j : j + (width - 1) * right + 1 : right]
+            place += x @ filter[:, i, j].T
+        return spread[:, cut[0] : cut[0] + sizes[0], cut[1] : cut[1] + sizes[1]]
 
     def lower(self, context: Any, step: Any) -> Any:
         """What a plan cuts off before and after is what SAME cuts off, or a slice behind VALID."""

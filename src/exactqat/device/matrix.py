@@ -18,13 +18,14 @@ from .arithmetic import (
     finish,
     fixed_point,
     multiply_fixed_point,
+    multiply_wide,
     round_half_away,
     scale_of,
     zero_point_of,
 )
 from .operator import Attributes, DeviceOperator, Shape, is_xnnpack, need, register
 from .tensor import Tensor
-from .weighted import Weighted
+from .weighted import Weighted, real_multiplier
 
 
 @register
@@ -35,6 +36,7 @@ class FullyConnected(Weighted):
     attributes = {"activation": "NONE"}
     weights_follow_features = True
     version = 4
+    wide_version = 7
     options = "FullyConnectedOptions"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -66,6 +68,18 @@ class FullyConnected(Weighted):
         options = {"fusedActivationFunction": ("ActivationFunctionType", attributes["activation"])}
         return {**options, "keepNumDims": True} if len(output.shape) > 2 else options
 
+    def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
+        sums: np.ndarray = x @ filter.T
+        return sums
+
+    def multiplier_kept(self, multiplier: np.ndarray) -> np.ndarray:
+        return multiplier  # by LiteRT
+
+    def wide_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
+        if profile == "micro":
+            return super().wide_steps(accumulator, inputs, output, profile)
+        return round_half_away(accumulator * real_multiplier(inputs, output)).astype(np.int64)
+
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         outputs, inputs = writer.graph.tensors[operator.inputs[1]].shape
         name = output.name
@@ -85,11 +99,13 @@ class BatchMatrixMultiply(DeviceOperator):
     """[..., rows, k] times [..., k, columns], leading axes broadcast; adj_x, adj_y: the last two axes stand swapped."""
 
     kind = "BATCH_MATMUL"
+    dtypes = ("int8", "int16")
     most_axes = 5
     attributes = {"adj_x": False, "adj_y": False}
     operands = (2, 2)
     constants = True
     version = 2
+    wide_version = 3
     options = "BatchMatMulOptions"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -153,6 +169,19 @@ class BatchMatrixMultiply(DeviceOperator):
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"adjX": bool(attributes["adj_x"]), "adjY": bool(attributes["adj_y"])}
+
+    def wide_integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        turned = [
+            np.swapaxes(code, -1, -2) if attributes[name] else code
+            for code, name in zip(codes, ("adj_x", "adj_y"), strict=True)
+        ]
+        first, second = (code.astype(np.float64) for code in turned)
+        scales = [scale_of(tensor) for tensor in inputs]
+        product = float(scales[0]) * float(scales[1]) if profile == "micro" else float(scales[0] * scales[1])
+        multiplier = fixed_point(product / float(scale_of(output)))
+        return finish(multiply_wide((first @ second).astype(np.int64), *multiplier), output, attributes, profile)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         name, operands = output.name, []

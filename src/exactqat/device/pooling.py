@@ -12,17 +12,19 @@ import numpy as np
 from .arithmetic import Arrays, Tensors, finish, same_padding, window_shape, windows, zero_point_of
 from .convolution import onnx_window, window_options
 from .operator import REQUIRED, Attributes, DeviceOperator, Shape, need, register
-from .tensor import Tensor
+from .tensor import INT16_MIN, Tensor
 
 
 class Pool(DeviceOperator):
     """A window that slides over height and width; what it gives lies on the grid of its operand."""
 
     attributes = {"filter_size": REQUIRED, "strides": REQUIRED, "padding": "VALID"}
+    dtypes = ("int8", "int16")
     same_quantization = True
     spatial = True
     per_window_attributes = {"filter_size": 1, "strides": 1}
     version = 2
+    wide_version = 3
     options = "Pool2DOptions"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -116,7 +118,10 @@ class AveragePool2D(Pool):
             writer.graph.tensors[operator.inputs[0]].shape, operator.attributes["filter_size"], operator.attributes
         )
         below_one = writer.constant("below_one", np.float32(1 - 2**-20))
-        one, no_shift = writer.constant("one", np.float32(1)), writer.constant("no_shift", np.int8(0))
+        one, no_shift = (
+            writer.constant("one", np.float32(1)),
+            writer.constant(f"no_shift_{output.dtype}", np.array(0, output.dtype)),
+        )
         counted = writer.node("DequantizeLinear", [f"{operator.inputs[0]}/codes", one, no_shift], f"{name}/counted")
         averaged = writer.node("AveragePool", [counted], f"{name}/computed", count_include_pad=0, **window)
         codes = writer.node("QuantizeLinear", [averaged, below_one, no_shift], f"{name}/codes")
@@ -141,6 +146,12 @@ class MaxPool2D(Pool):
         for _, _, values in windows(codes[0], output, attributes["filter_size"], attributes, lowest):
             np.maximum(largest, values, out=largest)
         return largest
+
+    def wide_integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        met = windows(codes[0], output, attributes["filter_size"], attributes, INT16_MIN)
+        return np.maximum.reduce([values for _, _, values in met])
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         window = onnx_window(

@@ -16,27 +16,39 @@ from .arithmetic import (
     bounds,
     fixed_point,
     multiply_fixed_point,
+    multiply_wide,
+    reduced,
     scale_of,
     zero_point_of,
 )
 from .blocks import blocks, repeated, rows_of_block, scratch, share, threads
 from .operator import Attributes, DeviceOperator, is_xnnpack, need
-from .tensor import INT8_MAX, INT8_MIN, Quantization, Tensor
+from .tensor import INT8_MAX, INT8_MIN, Quantization, Tensor, code_range
+
+# The largest code of a bias; of int64, what kernels' sums of 48 bits hold.
+LARGEST_BIAS = {"int32": 2**31 - 1, "int64": 2**47}
+
+
+def bias_dtype(input: Tensor) -> str:
+    """What the bias is stored in, by what the input is."""
+    return "int64" if input.dtype == "int16" else "int32"
 
 
 class Weighted(DeviceOperator):
-    """Operands: an activation, a filter (int8, narrow, symmetric, per channel or per tensor), a bias (int32).
+    """Operands: an activation, a filter (int8, narrow, symmetric, per channel or per tensor), a bias (int32; behind an
+    int16 activation int64).
 
     Attributes:
         filter_axis: the axis of the filter that holds the output channels.
     """
 
     operands = (3, 3)
+    dtypes = ("int8", "int16")
     weights = (1, 2)
     filter_axis: ClassVar[int] = 0
 
     def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
-        """filter: int8 codes in the shape of the operator's filter; filter_scale: [1] or [channels]; bias: int32 codes
+        """filter: int8 codes in the shape of the operator's filter; filter_scale: [1] or [channels]; bias: integers
         [channels]; then the result's Quantization. The scale of the bias follows."""
         return self._build(builder, *arguments, name=name, **attributes)
 
@@ -52,7 +64,8 @@ class Weighted(DeviceOperator):
         name: str,
         **attributes: Any,
     ) -> str:
-        for what, codes, bound in (("filter", filter, 127), ("bias", bias, 2**31 - 1)):
+        dtype = bias_dtype(builder.tensor(input))
+        for what, codes, bound in (("filter", filter, 127), ("bias", bias, LARGEST_BIAS[dtype])):
             values = np.asarray(codes, np.float64)
             need(
                 bool(np.all((np.abs(values) <= bound) & (values == np.rint(values)))),
@@ -68,7 +81,7 @@ class Weighted(DeviceOperator):
             builder.constant(
                 f"{name}/filter", np.asarray(filter, np.int8), Quantization(filter_scale, np.zeros(1), axis)
             ),
-            builder.constant(f"{name}/bias", np.asarray(bias, np.int32), bias_quantization),
+            builder.bias(f"{name}/bias", np.asarray(bias, dtype), bias_quantization),
         ]
         return str(builder.operator(self.kind, operands, output, name=name, **attributes))
 
@@ -77,7 +90,7 @@ class Weighted(DeviceOperator):
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         input, filter, bias = inputs
-        for tensor, dtype in ((filter, "int8"), (bias, "int32")):
+        for tensor, dtype in ((filter, "int8"), (bias, bias_dtype(input))):
             need(tensor.dtype == dtype, f"{tensor.name!r} must be a constant of dtype {dtype}")
         assert filter.data is not None and bias.data is not None
         no_shift = not np.any(filter.quantization.zero_point) and not np.any(bias.quantization.zero_point)
@@ -95,7 +108,31 @@ class Weighted(DeviceOperator):
         message = "input scale * filter scale / output scale must be in [2**-32, 256) for every channel"
         need(fits, f"{message}, got {multiplier.min():g}..{multiplier.max():g}")
         bound = filter_reach(filter.data, axis, input) + np.abs(bias.data.astype(np.int64))
-        need(int(bound.max()) < 2**31, "the int32 accumulator can overflow; the bias or the filter is too large")
+        # Behind int16, kernels multiply 64-bit sums by 15 bits.
+        bits, word = (31, "int32") if input.dtype == "int8" else (47, "48-bit")
+        fits = int(bound.max()) < 2**bits
+        need(fits, f"the {word} accumulator can overflow; the bias or the filter is too large")
+
+    def wide_integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        sums = self.wide_sums(codes[0].astype(np.float64), codes[1].astype(np.float64), output, attributes)
+        # Whole numbers below 2**53, which float64 adds in any order.
+        steps = self.wide_steps(sums.astype(np.int64) + codes[2], inputs, output, profile)
+        return np.clip(steps, *bounds(output, attributes, profile)).astype(output.dtype)
+
+    def wide_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
+        """Steps of the result from 64-bit sums."""
+        return multiply_wide(accumulator, *fixed_point(real_multiplier(inputs, output)))
+
+    def multiplier_kept(self, multiplier: np.ndarray) -> np.ndarray:
+        """What kernels for int16 make of real multipliers, float64: training follows them there."""
+        significand, exponent = fixed_point(multiplier)
+        return np.asarray(reduced(significand) * 2.0 ** (exponent - 15))
+
+    def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
+        """Sums of products of an input and a filter, [..., channels]; the zero point of int16 is 0."""
+        raise NotImplementedError(f"{self.kind} has no int16 form")
 
     def requantize(
         self,
@@ -273,7 +310,8 @@ def row_sums(weights: np.ndarray) -> np.ndarray:
 def filter_reach(filter: np.ndarray, axis: int, input: Tensor) -> np.ndarray:
     """The largest magnitude that each channel's sum of products can have."""
     zero_point = zero_point_of(input)
-    reach = max(INT8_MAX - zero_point, zero_point - INT8_MIN)
+    lowest, highest = code_range(input)
+    reach = max(highest - zero_point, zero_point - lowest)
     other_axes = tuple(i for i in range(filter.ndim) if i != axis)
     magnitudes: np.ndarray = np.abs(filter.astype(np.int64)).sum(other_axes) * reach
     return magnitudes

@@ -23,6 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import qat
+from ..deploy.c_array import c_array
+from ..deploy.footprint import Footprint, NpuFootprint, footprint, npu_footprint
 from ..deploy.graph import Graph
 from ..deploy.lower import lower, lower_with_layouts
 from ..deploy.onnx import onnx_bytes
@@ -139,6 +141,7 @@ class Settings:
 class Outcome:
     """One quantized network and what was found out about it.
 
+    footprint: what it takes on a microcontroller, of those that are delivered.
     fake_quant_differing / fake_quant_values: codes of stored tensors where the trained PyTorch model, which computes in
         float, differs from the integers, and how many were compared.
     """
@@ -156,6 +159,7 @@ class Outcome:
     device_predictions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     file_bytes: int = 0
     report: Report | None = None
+    footprint: Footprint | None = None
     fake_quant_differing: int = 0
     fake_quant_values: int = 0
 
@@ -662,6 +666,7 @@ def _deliver(results: Results, precision: str) -> None:
     folder = results.settings.out / precision
     checkpoints.save_checkpoint(folder / "checkpoint.pt", checkpoint)
     content = tflite_bytes(outcome.graph, f"{precision} {outcome.method.name}")
+    outcome.footprint = footprint(outcome.graph, content)
     files.write_atomically(folder / "model.tflite", content)
 
 
@@ -685,13 +690,14 @@ def _delivered(out: Path, *names: str) -> list[Path]:
     return sorted(folders, reverse=True)
 
 
-def export_directory(out: Path, model: str | None = None) -> list[Path]:
+def export_directory(out: Path, model: str | None = None, headers: bool = False) -> list[Path]:
     """Writes the files of every delivered network again from its checkpoint, and gives their paths. Needs no data.
 
     model.tflite always, model.onnx if the package onnx is installed.
 
     Args:
         model: see `restore`.
+        headers: write model.h too, the network as a C header for TFLite-Micro.
 
     Raises:
         FileNotFoundError: the directory holds no checkpoint of a delivered network.
@@ -706,18 +712,25 @@ def export_directory(out: Path, model: str | None = None) -> list[Path]:
             contents[folder / "model.tflite"] = tflite_bytes(graph, description)
             if importlib.util.find_spec("onnx"):
                 contents[folder / "model.onnx"] = onnx_bytes(graph, description)
+            if headers:
+                contents[folder / "model.h"] = c_array(graph, description=description).encode()
         for path, content in contents.items():
             files.write_atomically(path, content)
     return list(contents)
 
 
 def verify_directory(
-    out: Path, progress: Progress | None = None, dataset: Dataset | None = None, model: str | None = None
+    out: Path,
+    progress: Progress | None = None,
+    dataset: Dataset | None = None,
+    model: str | None = None,
+    profile: str = "xnnpack",
 ) -> dict[str, Report]:
     """Runs the delivered files again and compares them with the simulation of the networks in the checkpoints.
 
     Args:
         model: see `restore`.
+        profile: see `deploy.verify`.
 
     Raises:
         FileNotFoundError: the directory holds no delivered network.
@@ -734,10 +747,28 @@ def verify_directory(
             dataset = dataset or load(checkpoint["data"], checkpoint["image_size"])
             path, codes = folder / "model.tflite", input_codes(graph, dataset)
             try:
-                reports[folder.name] = verify(graph, path, codes, progress=progress.compared)
+                reports[folder.name] = verify(graph, path, codes, profile, progress=progress.compared)
             except (ValueError, RuntimeError) as error:
                 raise ValueError(f"{path} cannot be compared: {error}") from error
     return reports
+
+
+def npu_directory(out: Path, accelerator: str, model: str | None = None) -> dict[str, NpuFootprint]:
+    """What Vela makes of every delivered network.
+
+    Args:
+        accelerator: see `deploy.npu_footprint`.
+        model: see `restore`.
+
+    Raises:
+        FileNotFoundError: the directory holds no delivered network.
+    """
+    folders = _delivered(out, "checkpoint.pt")
+    with files.locked(out, writes=False):
+        return {
+            folder.name: npu_footprint(restore_graph(folder / "checkpoint.pt", model)[0], accelerator)
+            for folder in folders
+        }
 
 
 def metrics(results: Results) -> dict[str, Any]:
@@ -779,7 +810,8 @@ def metrics(results: Results) -> dict[str, Any]:
 
 def _outcome_metrics(outcome: Outcome) -> dict[str, Any]:
     assert outcome.report is not None
-    return {
+    taken = {} if outcome.footprint is None else {"footprint": asdict(outcome.footprint)}
+    return taken | {
         "title": outcome.method.title,
         "validation_accuracy": outcome.validation_accuracy,
         "validation_loss": outcome.validation_loss,
