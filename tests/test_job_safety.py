@@ -78,6 +78,13 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     yield run
 
 
+@pytest.fixture
+def fewer_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One network is quantized without training and one with it, for tests of what is around them."""
+    kept = ("ptq_min_max", "qat_ema")
+    monkeypatch.setattr(pipeline, "METHODS", tuple(method for method in pipeline.METHODS if method.name in kept))
+
+
 def changed(folder: Path, **fields: Any) -> Path:
     """The delivered checkpoint with other fields."""
     path = folder / "job" / "w4a4" / "checkpoint.pt"
@@ -116,6 +123,7 @@ def test_a_job_runs_nothing_from_the_working_directory(folder: Path, call: Call,
     assert fuzz_jobs.contents(folder) == before
 
 
+@pytest.mark.usefixtures("fewer_networks")
 def test_the_users_word_runs_the_users_network(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "users_network.py").write_text(
@@ -470,6 +478,7 @@ def no_reader() -> Iterator[IO[str]]:
     stream.close()
 
 
+@pytest.mark.usefixtures("fewer_networks")
 def test_a_reader_that_goes_ends_no_training(
     folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch, no_reader: IO[str]
 ) -> None:
@@ -494,6 +503,7 @@ def test_output_that_leads_nowhere(folder: Path, redirection: str, status: int) 
     assert status == 0 or "No space left on device" in done.stderr
 
 
+@pytest.mark.usefixtures("fewer_networks")
 def test_a_disk_that_is_full_at_the_end_costs_the_pictures_only(folder: Path, call: Call) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -556,6 +566,7 @@ NAMES = (
 )  # fmt: skip
 
 
+@pytest.mark.usefixtures("fewer_networks")
 def test_names_are_names(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole job, for a directory and classes that are called anything."""
     monkeypatch.chdir(tmp_path)
@@ -632,6 +643,7 @@ def test_markup_is_no_markup(name: str, call: Call, tmp_path: Path, monkeypatch:
 # What is kept
 
 
+@pytest.mark.usefixtures("fewer_networks")
 def test_the_command_says_where_the_old_job_is(folder: Path, call: Call) -> None:
     """As `make demo` does it, again and again."""
     before = fuzz_jobs.contents(folder / "job")

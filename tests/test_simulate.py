@@ -8,6 +8,7 @@ EXACTQAT_SWEEP=20 multiplies the random graphs.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -363,3 +364,19 @@ def test_blocks_are_shared_with_as_many_threads_as_there_are(monkeypatch: pytest
         blocks.share(work, range(100))
     assert (done == 2).all() and len(started) == 1 and blocks.executor() is None
     blocks.executor.cache_clear()
+
+
+def test_a_forked_child_has_threads_of_its_own(cut: str) -> None:
+    """Those of its parent are not there, whatever the parent thinks."""
+    for graph, codes in cases("CONV_2D", "xnnpack-x86", 3):
+        expected = simulate(graph, codes)[graph.outputs[0]]
+        break
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        equal = False
+        try:
+            equal = np.array_equal(simulate(graph, codes)[graph.outputs[0]], expected)
+        finally:
+            os._exit(0 if equal else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

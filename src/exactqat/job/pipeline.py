@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import importlib.util
 import json
@@ -177,6 +178,11 @@ class Results:
     outcomes: list[Outcome]
     seconds: float = 0.0
     resumed: bool = False
+
+    @functools.cached_property
+    def last_layer(self) -> str:
+        """The path of the layer that stores the logits."""
+        return last_layer(self.float_model, self.dataset.train.images[:2])
 
     def of(self, precision: str) -> list[Outcome]:
         """The outcomes of one precision, in the order of METHODS."""
@@ -514,7 +520,7 @@ def _quantized_network(
     settings, dataset = results.settings, results.dataset
     example = dataset.train.images[:2]
     bits = settings.precisions[precision]
-    rules = make_rules(bits, method.ranges, dataset.value_range, last_layer(results.float_model, example))
+    rules = make_rules(bits, method.ranges, dataset.value_range, results.last_layer)
     model = qat.prepare(results.float_model, example, rules)
     # In each process over all images: the ranges are then the same bits everywhere.
     qat.calibrate(model, dataset.train.images.split(CALIBRATION_BATCH))
