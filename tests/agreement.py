@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from exactqat import qat
-from exactqat.deploy import EXACT, Graph, profiles_here, simulate, verify, write_tflite
+from exactqat.deploy import EXACT, Graph, dequantize, profiles_here, simulate, verify, write_tflite
 from exactqat.deploy.lower import lower_with_layouts, on_device
-from exactqat.deploy.values import device_codes, in_users_order
+from exactqat.deploy.values import device_codes, in_users_order, layer_values
 
 # Share of codes of trained tensors, computed in float, that may miss those of the integers by one: float sums in
 # another order, and the device's multipliers of limited width.
@@ -67,6 +67,26 @@ def assert_exact(model: qat.PreparedModel, batch: Any, folder: Path) -> Graph:
         assert report.values >= values
     assert_training_computed_it(model, graph, layouts, given)
     return graph
+
+
+def frozen_differences(
+    model: qat.PreparedModel, inputs: tuple[Any, ...], profile: str
+) -> tuple[int, dict[str, int], dict[str, np.ndarray]]:
+    """Codes compared of all tensors that a frozen model stores, how many are not the simulated device's, by name, and
+    the codes of the network's inputs. Stored real numbers are compared bit by bit."""
+    model.profile = profile
+    graph, layouts = lower_with_layouts(model)
+    own = device_codes(model, *inputs, lowered=(graph, layouts))
+    given = {name: own[name] for name in graph.inputs}
+    integers = simulate(graph, given, profile, tensors=list(own))
+    _, stored = layer_values(model, *inputs, lowered=(graph, layouts))
+    compared, differing = 0, {}
+    for name, codes in own.items():
+        compared += codes.size
+        different = (codes != integers[name]) | (stored[name] != dequantize(integers[name], graph.tensors[name].quantization))
+        if different.any():
+            differing[name] = int(np.count_nonzero(different))
+    return compared, differing, given
 
 
 def assert_training_computed_it(

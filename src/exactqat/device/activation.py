@@ -31,6 +31,8 @@ CODES = np.arange(INT8_MIN, INT8_MAX + 1).astype(np.int8)
 class Unary(DeviceOperator):
     """One operand, value by value: what there is to know of it are the results of 256 codes."""
 
+    value_by_value = True
+
     def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
         """The results of the codes -128..127, in this order; int8 or wider."""
         raise NotImplementedError
@@ -454,6 +456,7 @@ class PRelu(DeviceOperator):
     """x, or slope * x where x is negative; the slopes are a constant that broadcasts to x. XNNPACK leaves it alone."""
 
     kind = "PRELU"
+    value_by_value = True
     operands = (2, 2)
     weights = (1,)
 

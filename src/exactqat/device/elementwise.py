@@ -34,6 +34,7 @@ class Binary(DeviceOperator):
 
     operands = (2, 2)
     constants = True
+    value_by_value = True
     onnx_kind: ClassVar[str]
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -159,6 +160,7 @@ class Extreme(Binary):
     """The larger or the smaller of two codes on one grid."""
 
     same_quantization = True
+    moves_codes = True
     version = 2
     options = "MaximumMinimumOptions"
 
@@ -230,6 +232,7 @@ class SquaredDifference(Binary):
 class Unary(DeviceOperator):
     """One operand, its result on a grid of its own."""
 
+    value_by_value = True
     onnx_kind: ClassVar[str]
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:

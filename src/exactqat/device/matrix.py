@@ -54,6 +54,9 @@ class FullyConnected(Weighted):
         sums = sums_of_products(x.reshape(-1, x.shape[-1]), codes[1]).reshape(*x.shape[:-1], -1)
         return self.requantize(sums, codes, inputs, output, attributes, profile)
 
+    def rounding(self, profile: str) -> str:
+        return "float64" if profile == "reference" else super().rounding(profile)
+
     def fixed_point_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
         if profile != "reference":
             return super().fixed_point_steps(accumulator, inputs, output, profile)

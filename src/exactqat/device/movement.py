@@ -18,6 +18,7 @@ class Movement(DeviceOperator):
     """What moves lies on the grid of its operand."""
 
     same_quantization = True
+    moves_codes = True
 
 
 @register
@@ -275,6 +276,7 @@ class PadV2(Movement):
     """A constant around the tensor: the real number `value`, or None for the grid's smallest; stored on the grid."""
 
     kind = "PADV2"
+    moves_codes = False
     most_axes = 5
     attributes = {"paddings": REQUIRED, "value": None}
     per_axis_attributes = {"paddings": (0, 0)}

@@ -88,6 +88,9 @@ class DeviceOperator:
         operands: smallest and largest number of operands (None: any number).
         same_quantization: the device moves or compares codes without rescaling them: the result is stored on the grid
             of its operands.
+        moves_codes: every code of the result is one of the operands' codes or the zero point, whatever the profile; so
+            `real` says exactly what the device does, with any numbers in place of the codes.
+        value_by_value: a code of the result follows from the codes of the operands at its place, with broadcasting.
         fixed_grid: (scale, int8 zero point) of the result where the device fixes it, as for LOGISTIC; else None.
         spatial: the first operand lies as [batch, height, width, channels]; a plan names its `channel_axis`.
         axis_attributes: attributes that hold axes, one or several.
@@ -112,6 +115,8 @@ class DeviceOperator:
     attributes: ClassVar[Mapping[str, Any]] = {}
     operands: ClassVar[tuple[int, int | None]] = (1, 1)
     same_quantization: ClassVar[bool] = False
+    moves_codes: ClassVar[bool] = False
+    value_by_value: ClassVar[bool] = False
     fixed_grid: ClassVar[tuple[float, int] | None] = None
     spatial: ClassVar[bool] = False
     axis_attributes: ClassVar[tuple[str, ...]] = ()

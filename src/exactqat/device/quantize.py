@@ -18,6 +18,7 @@ class Quantize(DeviceOperator):
     """int8 to int8: the same real numbers on another grid."""
 
     kind = "QUANTIZE"
+    value_by_value = True
     version = 2
     options = "QuantizeOptions"
 

@@ -147,6 +147,7 @@ class ReduceExtreme(Reduction):
     """The largest or the smallest code."""
 
     same_quantization = True
+    moves_codes = True
 
 
 @register

@@ -137,6 +137,10 @@ class Weighted(DeviceOperator):
             into[start : start + rows] = real
         return result
 
+    def rounding(self, profile: str) -> str:
+        """How sums become steps of the result: `requantize` in a word of `ROUNDINGS`, for those who sum elsewhere."""
+        return "float32" if is_xnnpack(profile) else "fixed_point"
+
     def fixed_point_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
         """Steps from the zero point where multipliers are 32-bit fixed-point numbers."""
         return multiply_fixed_point(accumulator, *fixed_point(real_multiplier(inputs, output)))
@@ -152,6 +156,12 @@ class Weighted(DeviceOperator):
             writer.dequantized(bias, bias.data, None if single else 0),
         ]
 
+
+# The sum times input scale * filter scale / output scale, rounded:
+# - float32: all in float32, in this order; the product to the nearest integer, ties to even;
+# - float64: all in float64; ties away from zero;
+# - fixed_point: by TensorFlow Lite's 31-bit multiplier of the float64 quotient, see `arithmetic.multiply_fixed_point`.
+ROUNDINGS = ("float32", "float64", "fixed_point")
 
 # Of float32, what a core's second-level cache holds beside the other things.
 CACHED_VALUES = 1 << 16
@@ -191,4 +201,4 @@ def real_multiplier(inputs: Tensors, output: Tensor) -> np.ndarray:
     return multiplier
 
 
-__all__ = ["CACHED_VALUES", "Weighted", "filter_reach", "real_multiplier", "sums_of_products"]
+__all__ = ["CACHED_VALUES", "ROUNDINGS", "Weighted", "filter_reach", "real_multiplier", "sums_of_products"]
