@@ -32,6 +32,7 @@ from torch import nn
 from exactqat import deploy, qat
 from exactqat.deploy import EXACT, PROFILES
 from exactqat.deploy.lower import lower
+from exactqat.deploy.verify import RuntimeRefusal
 
 SECONDS = 1800
 BITS = {"": {}, " 4 bits": {"weight_bits": 4, "activation_bits": 4}}
@@ -97,7 +98,9 @@ def trained_on_digits(name: str, rule: qat.Rule, steps: int = 300) -> tuple[qat.
     return prepared, (images[1500:1516],)
 
 
-def a_few_steps(model: nn.Module, examples: tuple[Any, ...], rule: qat.Rule) -> tuple[qat.PreparedModel, tuple[Any, ...]]:
+def a_few_steps(
+    model: nn.Module, examples: tuple[Any, ...], rule: qat.Rule
+) -> tuple[qat.PreparedModel, tuple[Any, ...]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         prepared = qat.prepare(model.train(), examples if len(examples) > 1 else examples[0], [rule])
@@ -172,7 +175,11 @@ def one(name: str) -> dict[str, Any]:
                 graph = lower(prepared)
                 with tempfile.TemporaryDirectory() as folder:
                     path = deploy.write_tflite(graph, Path(folder) / "model.tflite")
-                    report = deploy.verify(graph, path, codes, profile)
+                    try:
+                        report = deploy.verify(graph, path, codes, profile)
+                    except RuntimeRefusal:
+                        row["refused_by"] = [*row.get("refused_by", []), profile]
+                        continue
                 claimed = all((operator.kind, profile) in EXACT for operator in graph.operators)
                 row["runtime_values"] += report.values
                 if claimed and report.differing:
@@ -208,7 +215,7 @@ def main() -> int:
             row = {"name": name, "outcome": "took too long"}
         rows.append(row)
         print(
-            f"{name}: {row['outcome']}, {row.get('values', 0):,} codes and {row.get('runtime_values', 0):,} on runtimes, "
+            f"{name}: {row['outcome']}, {row.get('values', 0):,} codes, {row.get('runtime_values', 0):,} on runtimes, "
             f"differing {row.get('differing', '')} {row.get('unclaimed', '')} {row.get('reason', '')[:200]}",
             flush=True,
         )

@@ -10,7 +10,8 @@ straight through all roundings (`docs/decisions/frozen.md`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -32,6 +33,8 @@ from .plan import Numbers, Plan, PlanStep
 
 # Below, float32 holds every sum of whole numbers. A little less, as the bounds are themselves summed in float32.
 _EXACT = 2.0**24 * (1 - 2.0**-12)
+# Of float64, what a core's second-level cache holds beside the other things.
+_CACHED_VALUES = 1 << 15
 # Of float64, for products of a sum and a 31-bit multiplier that are not clamped anyway.
 _LARGEST_EXACT_SHIFT = 12
 
@@ -261,7 +264,9 @@ class Device:
     def _stored(self, path: str, layer: QuantizedLayer, operands: Sequence[OnGrid], steps: Tensor) -> OnGrid:
         """The device's steps with the gradient of the layer in real numbers."""
         scale = self._placement(path).scale[0]
-        trained = isinstance(layer, WeightedLayer) or layer.constants or any(each.steps.requires_grad for each in operands)
+        trained = (
+            isinstance(layer, WeightedLayer) or layer.constants or any(each.steps.requires_grad for each in operands)
+        )
         if not (torch.is_grad_enabled() and trained):
             return OnGrid(steps, scale)
         if isinstance(layer, WeightedLayer):
@@ -271,7 +276,9 @@ class Device:
         if layer.operator.same_quantization:
             return OnGrid(straight_through(values, steps, factor=1 / float(scale)), scale)
         values, result = layer.clamped(values), self._result(path)
-        low, high = (math.nextafter(end * float(scale), out) for end, out in ((result.low, -math.inf), (result.high, math.inf)))
+        low, high = (
+            math.nextafter(end * float(scale), out) for end, out in ((result.low, -math.inf), (result.high, math.inf))
+        )
         return OnGrid(straight_through(values, steps, low, high, 1 / float(scale)), scale)
 
     # --- operators with weights -------------------------------------------------------------------------------------
@@ -280,9 +287,10 @@ class Device:
         stored = layer.stored_weight()
         weight = layer.weight_quantizer(stored)
         grid = layer.grid(stored)
-        weight_scale = per_channel(grid.weight_scale, weight.dim(), layer.weight_axis)
-        codes = whole(weight * per_channel(grid.factor, weight.dim(), layer.weight_axis), weight_scale).float()
-        bias = whole(grid.bias, grid.weight_scale * float(x.scale), grid.bias_code).float()
+        # One product: the folded weight in steps of its own.
+        steps = weight * per_channel(grid.factor / grid.weight_scale, weight.dim(), layer.weight_axis)
+        codes = straight_through(steps, steps.detach().round()).float()
+        bias = straight_through(grid.bias / (grid.weight_scale * float(x.scale)), grid.bias_code).float()
         placement = self._placement(cast(PlanStep, self.plan.stored(path)).operands[0])
         zero_point = int(placement.zero_point[0])
         parts = _parts(layer, codes.detach(), bias.detach(), INT8_MIN - zero_point, INT8_MAX - zero_point)
@@ -304,19 +312,21 @@ class Device:
         multiplier = per_channel(multiplier, sums.dim(), axis)
         differentiated = torch.is_grad_enabled() and sums.requires_grad
         if rounding == "float32":
-            # Sums beyond 2**24 come in float64; the one rounding to float32 is the device's.
+            # Sums beyond 2**24 come in float64; the one rounding to float32 is the device's. In place where nobody
+            # else sees them.
             scaled = sums.float()
-            scaled = scaled * multiplier if differentiated or scaled._base is not None else scaled.mul_(multiplier)
+            scaled = scaled * multiplier if differentiated and scaled._base is not None else scaled.mul_(multiplier)
             with torch.no_grad():
                 steps = (scaled.round() if differentiated else scaled.round_()).clamp_(result.lowest, result.highest)
         else:
             scaled = sums.float() * multiplier if differentiated else sums
             with torch.no_grad():
-                exact = sums.detach().double()
                 widened = _array(scale).astype(np.float64)
                 factor = np.float64(input_scale) * widened / np.float64(result.scale)
-                exact = (_rounded_once if rounding == "float64" else _rounded_twice)(exact, factor, axis)
-                steps = exact.clamp_(result.lowest, result.highest).float()
+                round_ = _rounding_once if rounding == "float64" else _rounding_twice
+                steps = _in_blocks(round_(factor, sums.detach(), axis), sums.detach()).clamp_(
+                    result.lowest, result.highest
+                )
         if not differentiated:
             return OnGrid(steps, result.scale)
         return OnGrid(straight_through(scaled, steps, result.low, result.high), result.scale)
@@ -502,12 +512,6 @@ def straight_through(
     return cast(Tensor, _StraightThrough.apply(gradient_of, value, low, high, factor))
 
 
-def whole(values: Tensor, scale: Tensor, steps: Tensor | None = None) -> Tensor:
-    """Real numbers on a grid as steps: those given, or the nearest ones."""
-    quotient = values / scale.detach()
-    return straight_through(quotient, quotient.detach().round() if steps is None else steps)
-
-
 def _is_watched(module: nn.Module) -> bool:
     """Whether somebody's hooks want to see what a module is called with, or change it."""
     every = nn.modules.module
@@ -558,8 +562,13 @@ class _Parts:
 
 def _parts(layer: WeightedLayer, codes: Tensor, bias: Tensor, lowest: int, highest: int) -> _Parts | None:
     """For operands in lowest..highest. None: weights are not finite."""
-    # Sums of any of the products, in any order, stay within the sum of the positive and that of the negative ones.
     output_axis, input_axis = layer.weight_axis, 1 - layer.weight_axis
+    products = math.prod(codes.shape) // max(codes.shape[output_axis], 1)
+    if products * INT8_MAX * max(-lowest, highest) < _EXACT / 2:
+        # Whatever the weights are. Of NaN the sum is NaN.
+        bound = float(bias.abs().amax() + 0 * codes.sum()) if bias.numel() else 0.0
+        return None if math.isnan(bound) else _Parts(whole=bound < _EXACT / 2)
+    # Sums of any of the products, in any order, stay within the sum of the positive and that of the negative ones.
     others = [axis for axis in range(codes.dim()) if axis not in (output_axis, input_axis)]
     magnitude = codes.abs().sum(others) if others else codes.abs()
     signed = codes.sum(others) if others else codes
@@ -587,6 +596,22 @@ def _parts(layer: WeightedLayer, codes: Tensor, bias: Tensor, lowest: int, highe
 
 def accumulated(layer: WeightedLayer, steps: Tensor, codes: Tensor, bias: Tensor, parts: _Parts) -> Tensor:
     """The device's accumulators: float32 where it holds them, else float64."""
+    with _without_transforms(steps):
+        return _accumulated(layer, steps, codes, bias, parts)
+
+
+@contextmanager
+def _without_transforms(like: Tensor) -> Iterator[None]:
+    """Convolutions as sums of products: NNPACK and cuDNN may go by Winograd's or Fourier's way, which rounds."""
+    with torch.backends.nnpack.flags(enabled=False):
+        if not like.is_cuda:
+            yield
+            return
+        with torch.backends.cudnn.flags(enabled=False):
+            yield
+
+
+def _accumulated(layer: WeightedLayer, steps: Tensor, codes: Tensor, bias: Tensor, parts: _Parts) -> Tensor:
     if parts.whole:
         return layer.compute(steps, codes, bias)
     axis = layer.channel_axis % steps.dim()
@@ -608,13 +633,19 @@ def accumulated(layer: WeightedLayer, steps: Tensor, codes: Tensor, bias: Tensor
     return sums + per_channel(bias.double(), sums.dim(), layer.channel_axis % sums.dim())
 
 
-def _rounded_once(sums: Tensor, factor: np.ndarray, axis: int) -> Tensor:
+def _rounding_once(factor: np.ndarray, sums: Tensor, axis: int) -> Callable[[Tensor], Tensor]:
     """`device.weighted.ROUNDINGS`: float64."""
-    scaled = sums * _along(factor, sums, axis)
-    return (scaled + torch.copysign(torch.full((), 0.5, dtype=scaled.dtype, device=scaled.device), scaled)).trunc_()
+    along = _along(factor, sums, axis)
+    half = torch.full((), 0.5, dtype=torch.float64, device=sums.device)
+
+    def rounded(block: Tensor) -> Tensor:
+        scaled = block.double() * along
+        return scaled.add_(torch.copysign(half, scaled)).trunc_()
+
+    return rounded
 
 
-def _rounded_twice(sums: Tensor, factor: np.ndarray, axis: int) -> Tensor:
+def _rounding_twice(factor: np.ndarray, sums: Tensor, axis: int) -> Callable[[Tensor], Tensor]:
     """`device.weighted.ROUNDINGS`: fixed_point.
 
     The doubled high product is rounded half up, what is shifted out behind it half away from zero. For shifts s > 0
@@ -623,18 +654,40 @@ def _rounded_twice(sums: Tensor, factor: np.ndarray, axis: int) -> Tensor:
     """
     significand, exponent = fixed_point(factor)
     if exponent.min(initial=0) < -_LARGEST_EXACT_SHIFT or exponent.max(initial=0) > 0:
-        return _rounded_twice_in_int64(sums, significand, exponent, axis)
-    scaled = sums * _along(np.ldexp(significand.astype(np.float64), exponent - 31), sums, axis)
+        return _rounding_twice_in_int64(significand, exponent, sums, axis)
+    along = _along(np.ldexp(significand.astype(np.float64), exponent - 31), sums, axis)
     nudge = _along(np.where(exponent < 0, np.ldexp(1.0, exponent - 1), 0.0), sums, axis)
-    return scaled.add_(torch.copysign(nudge, scaled)).add_(0.5).floor_()
+
+    def rounded(block: Tensor) -> Tensor:
+        scaled = block.double() * along
+        return scaled.add_(torch.copysign(nudge, scaled)).add_(0.5).floor_()
+
+    return rounded
 
 
-def _rounded_twice_in_int64(sums: Tensor, significand: np.ndarray, exponent: np.ndarray, axis: int) -> Tensor:
+def _rounding_twice_in_int64(
+    significand: np.ndarray, exponent: np.ndarray, sums: Tensor, axis: int
+) -> Callable[[Tensor], Tensor]:
     left, right = (_along(shift, sums, axis) for shift in (np.maximum(exponent, 0), np.maximum(-exponent, 0)))
-    shifted = (sums.long() << left).to(torch.int32).long()  # int32 wraps in the kernels too
-    high = (shifted * _along(significand, sums, axis) + 2**30) >> 31
-    half = torch.where(right > 0, (1 << right) >> 1, 0)
-    return ((high + half - ((high < 0) & (right > 0)).long()) >> right).double()
+    factor, half = _along(significand, sums, axis), (1 << right) >> 1
+
+    def rounded(block: Tensor) -> Tensor:
+        shifted = (block.long() << left).to(torch.int32).long()  # int32 wraps in the kernels too
+        high = (shifted * factor + 2**30) >> 31
+        return (high + half - ((high < 0) & (right > 0)).long()) >> right
+
+    return rounded
+
+
+def _in_blocks(function: Callable[[Tensor], Tensor], sums: Tensor) -> Tensor:
+    """In float32, a few rows at a time: what lies between in float64 then stays in the core's own cache."""
+    result = torch.empty_like(sums, dtype=torch.float32)
+    rows = (
+        max(_CACHED_VALUES * sums.shape[0] // max(sums.numel(), 1), 1) if sums.device.type == "cpu" else sums.shape[0]
+    )
+    for start in range(0, sums.shape[0], max(rows, 1)):
+        result[start : start + rows] = function(sums[start : start + rows])
+    return result
 
 
 def _along(vector: np.ndarray, like: Tensor, axis: int) -> Tensor:

@@ -99,9 +99,7 @@ class PreparedModel(nn.Module):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], seen: dict[str, Tensor] | None = None) -> Any:
         network = self.plan.network
         given = list(args) if network.input_tree is None else network.input_tree.flatten(*args, **kwargs)
-        inputs = {
-            each.path: tensor.to(torch.float32) for each, tensor in zip(self.plan.inputs, given, strict=True)
-        }
+        inputs = {each.path: tensor.to(torch.float32) for each, tensor in zip(self.plan.inputs, given, strict=True)}
         if self._frozen and self._device.ready():
             values = self._device.run(self._steps, self._order, inputs, seen)
         else:
