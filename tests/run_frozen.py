@@ -45,8 +45,13 @@ OF_THE_JOB = {
     "resnet8": (3, 16, 16),
     "autoencoder": (40,),
 }
-FROM_TORCHVISION = ("resnet18", "resnet50", "mobilenet_v2", "mobilenet_v3_small", "squeezenet1_1", "shufflenet_v2_x0_5")
-FROM_TIMM = ("efficientnet_lite0", "mobilenetv3_small_100", "repvgg_a0", "resnet10t", "ghostnet_100", "mixer_s32_224")
+# Some of tests/networks.txt.
+OF_COLLECTIONS = (
+    *(f"torchvision {name}" for name in ("resnet18", "resnet50", "squeezenet1_1", "shufflenet_v2_x0_5", "googlenet")),
+    *(f"torchvision {name}" for name in ("efficientnet_b0", "vit_tiny", "mobilenet_v3_small", "regnet_x_400mf")),
+    *(f"timm {name}" for name in ("mobilenetv2_050", "efficientnet_lite0", "ghostnet_100", "repvgg_a0", "lcnet_050")),
+    *(f"timm {name}" for name in ("edgenext_xx_small", "mobilevit_xxs")),
+)
 
 
 def plain_steps(prepared: qat.PreparedModel, examples: tuple[Any, ...], steps: int = 4) -> None:
@@ -140,21 +145,12 @@ def networks() -> dict[str, Callable[[], tuple[qat.PreparedModel, tuple[Any, ...
     for name, build in plain_networks.NETWORKS.items():
         found[f"plain {name}"] = lambda build=build: a_few_steps(*build(), qat.Rule())
         found[f"plain {name} 4 bits"] = lambda build=build: a_few_steps(*build(), qat.Rule(**BITS[" 4 bits"]))
-    if find_spec("torchvision"):
-        import torchvision
+    if find_spec("torchvision") and find_spec("timm"):
+        import zoo
 
-        for name in FROM_TORCHVISION:
-            found[f"torchvision {name}"] = lambda name=name: a_few_steps(
-                torchvision.models.get_model(name), (torch.rand(2, 3, 96, 96),), qat.Rule()
-            )
-    if find_spec("timm"):
-        import timm
-
-        for name in FROM_TIMM:
-            size = 224 if "224" in name else 96
-            found[f"timm {name}"] = lambda name=name, size=size: a_few_steps(
-                timm.create_model(name), (torch.rand(2, 3, size, size),), qat.Rule()
-            )
+        for name, build in zoo.builders().items():
+            if name in OF_COLLECTIONS:
+                found[name] = lambda build=build: a_few_steps(*build(), qat.Rule())
     return found
 
 

@@ -180,9 +180,9 @@ class Device:
             return cast(Tensor, module(real(given[0])))
         layer = cast(QuantizedLayer, module)
         if _is_watched(layer):
-            result: Value = cast(Tensor, layer(*map(real, given)))
+            watched = cast(Tensor, layer(*map(real, given)))
             on_grid = all(isinstance(each, OnGrid) for each in given) or isinstance(layer, QuantizedInput)
-            return self._on_grid(path, result) if on_grid and not result.isnan().any() else result
+            return self._on_grid(path, watched) if on_grid and not watched.isnan().any() else watched
         if isinstance(layer, QuantizedInput):
             return self._input(path, layer, real(given[0]))
         if not all(isinstance(each, OnGrid) for each in given):
@@ -534,12 +534,12 @@ def _array(tensor: Tensor) -> np.ndarray:
     # Transforms such as torch.func.grad wrap tensors in others that have no memory.
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
-    return cast(np.ndarray, tensor.numpy())
+    return tensor.numpy()
 
 
 def _taken(table: Tensor, index: Tensor) -> Tensor:
     """table[index], in the memory order of the index: as a vector it is many times faster."""
-    order = sorted(range(index.dim()), key=lambda axis: (-index.stride(axis), axis))
+    order = sorted(range(index.dim()), key=lambda axis: (-int(index.stride(axis)), axis))
     turned = index.permute(order)
     return table.index_select(0, turned.reshape(-1)).reshape(turned.shape).permute(list(np.argsort(order)))
 
