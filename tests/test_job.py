@@ -57,7 +57,7 @@ def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.Complete
     metrics = json.loads((finished[0] / "metrics.json").read_text())
     assert metrics["settings"] == {
         "seed": 3, "epochs_float": 1, "epochs_qat": 1, "data": "digits", "model": "small_mobilenet",
-        "weight_bits": None, "activation_bits": None, "batch_size": 64, "image_size": None,
+        "weight_bits": None, "activation_bits": None, "batch_size": 64, "image_size": None, "profile": "xnnpack-x86",
     }  # fmt: skip
     assert metrics["resumed"] is False and metrics["data"]["skipped"] == []
     assert list(metrics["networks"]) == list(PRECISIONS)
@@ -76,7 +76,7 @@ def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.Complete
             noises = [(layer["trained_sqnr"], layer["device_sqnr"]) for layer in network["layers"]]
             measured = [pair for pair in noises if None not in pair]
             assert len(measured) >= 10 and all(abs(trained - device) < 1.0 for trained, device in measured)
-            assert network["fake_quant_differing"] <= network["fake_quant_values"] * 0.005
+            assert network["fake_quant_differing"] == 0 < network["fake_quant_values"]
             compared += network["values_compared"]
         kinds = {layer["operator"] for layer in networks[networks["chosen"]]["layers"]}
         assert {"CONV_2D", "DEPTHWISE_CONV_2D", "ADD", "MEAN", "FULLY_CONNECTED"} <= kinds

@@ -157,6 +157,12 @@ def _application() -> Any:
                 "which only fine-tune.",
             ),
         ] = 80,
+        profile: Annotated[
+            str,
+            typer.Option(
+                help="Device whose integers the frozen epochs compute: xnnpack-x86, xnnpack-arm64, reference or micro."
+            ),
+        ] = "xnnpack-x86",
         seed: Annotated[
             int, typer.Option(min=0, help="Of weights, order and shifts. The same seed gives the same bits.")
         ] = 0,
@@ -504,7 +510,10 @@ def _verify(directory: Path, quiet: bool, model: str | None = None) -> int:
     values = sum(report.values for report in reports.values())
     if not quiet:
         for precision, report in reports.items():
-            title = _line(f"{precision.upper()}: {directory / precision / 'model.tflite'}")
+            title = _line(
+                f"{precision.upper()}: {directory / precision / 'model.tflite'}, trained for {report.trained_for}, "
+                f"compared with {report.profile}"
+            )
             table = Table(title=title, title_justify="left")
             table.add_column("tensor")
             table.add_column("operator")

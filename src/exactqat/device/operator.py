@@ -33,7 +33,7 @@ def profile_named(profile: str) -> str:
     Raises:
         ValueError: there is none of that name.
     """
-    full = PROFILE_ALIASES.get(profile, profile)
+    full = PROFILE_ALIASES.get(profile, profile) if isinstance(profile, str) else profile
     if full not in PROFILES:
         raise ValueError(f"profile must be one of {', '.join((*PROFILES, *PROFILE_ALIASES))}, got {profile!r}")
     return full

@@ -287,10 +287,11 @@ class Device:
         stored = layer.stored_weight()
         weight = layer.weight_quantizer(stored)
         grid = layer.grid(stored)
+        weight_scale = grid.weight_scale.detach()
         # One product: the folded weight in steps of its own.
-        steps = weight * per_channel(grid.factor / grid.weight_scale, weight.dim(), layer.weight_axis)
+        steps = weight * per_channel(grid.factor / weight_scale, weight.dim(), layer.weight_axis)
         codes = straight_through(steps, steps.detach().round()).float()
-        bias = straight_through(grid.bias / (grid.weight_scale * float(x.scale)), grid.bias_code).float()
+        bias = straight_through(grid.bias / (weight_scale * float(x.scale)), grid.bias_code).float()
         placement = self._placement(cast(PlanStep, self.plan.stored(path)).operands[0])
         zero_point = int(placement.zero_point[0])
         parts = _parts(layer, codes.detach(), bias.detach(), INT8_MIN - zero_point, INT8_MAX - zero_point)
@@ -298,7 +299,7 @@ class Device:
             return layer.compose(x.real())
         sums = accumulated(layer, x.steps, codes, bias, parts)
         rounding = cast(Any, layer.operator).rounding(self.profile)
-        return self._requantized(path, layer, sums, x.scale, grid.weight_scale.detach(), rounding)
+        return self._requantized(path, layer, sums, x.scale, weight_scale, rounding)
 
     def _requantized(
         self, path: str, layer: WeightedLayer, sums: Tensor, input_scale: np.float32, scale: Tensor, rounding: str
@@ -539,7 +540,7 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 def _taken(table: Tensor, index: Tensor) -> Tensor:
     """table[index], in the memory order of the index: as a vector it is many times faster."""
-    order = sorted(range(index.dim()), key=lambda axis: (-int(index.stride(axis)), axis))
+    order = sorted(range(index.dim()), key=lambda axis: (-index.stride()[axis], axis))
     turned = index.permute(order)
     return table.index_select(0, turned.reshape(-1)).reshape(turned.shape).permute(list(np.argsort(order)))
 
