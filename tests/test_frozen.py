@@ -45,7 +45,7 @@ SAMPLE = (
     "espcn",
     "lstm_time_first",
 )
-EIGHT, FOUR = qat.Rule(), qat.Rule(weight_bits=4, activation_bits=4)
+LARGE = ("unet_bilinear", "tiny_vit", "lstm_time_first")
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def one_thread() -> Any:
     torch.set_num_threads(threads)
 
 
-def frozen(model: nn.Module, examples: Any, rule: qat.Rule = EIGHT, steps: int = 2, **options: Any) -> Any:
+def frozen(model: nn.Module, examples: Any, rule: qat.Rule = qat.Rule(), steps: int = 2, **options: Any) -> Any:
     """Prepared, calibrated, frozen, and trained for some steps."""
     given = examples if isinstance(examples, tuple) else (examples,)
     prepared = qat.prepare(model, given if len(given) > 1 else given[0], [rule], **options)
@@ -90,11 +90,13 @@ def composed(model: qat.PreparedModel) -> qat.PreparedModel:
 # Codes
 
 
-@pytest.mark.parametrize("rule", [EIGHT, FOUR], ids=["8 bits", "4 bits"])
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("name", SAMPLE)
-def test_all_layers_have_the_devices_codes(name: str, rule: qat.Rule) -> None:
+def test_all_layers_have_the_devices_codes(name: str, bits: int) -> None:
+    if bits == 4 and name in LARGE:
+        pytest.skip("takes its time; in the campaign")
     model, examples = plain_networks.NETWORKS[name]()
-    prepared = frozen(model, examples, rule)
+    prepared = frozen(model, examples, qat.Rule(weight_bits=bits, activation_bits=bits))
     for profile in PROFILES:
         compared, differing, _ = frozen_differences(prepared, examples, profile)
         assert compared > 100 and not differing, profile
@@ -194,12 +196,26 @@ def test_the_profile_decides() -> None:
 # Gradients
 
 
-@pytest.mark.parametrize("name", [*SAMPLE, "norms", "two_inputs", "yolo_v5"])
+def off_the_kinks(layer: qat.QuantizedLayer, operands: list[torch.Tensor]) -> torch.Tensor | float:
+    """Which results are at no end of what lets gradients through."""
+    if layer.operator.same_quantization:
+        return 1.0
+    with torch.no_grad():
+        weighted = isinstance(layer, WeightedLayer)
+        before = layer.compute_frozen(*operands) if weighted else layer.compute_real(layer.operands(operands))
+        ends = [*map(float, layer.output_quantizer.range()), 0.0, 6.0, *(layer.bounds or ())]
+        near = 1e-3 * float(layer.output_quantizer.scale())
+        return torch.stack([(before - end).abs() > near for end in ends]).all(0).float()
+
+
+@pytest.mark.parametrize("name", [*SAMPLE, "two_inputs", "bi_fpn"])
 def test_gradients_are_those_of_real_numbers(name: str) -> None:
-    """Layer by layer, from the same operands and the same gradient of the result."""
+    """Layer by layer, from the same operands and the same gradient of the result.
+
+    But for results at a kink: sums of integers are exactly 0 where those of real numbers are next to it.
+    """
     model, examples = plain_networks.NETWORKS[name]()
     prepared = frozen(model, examples, steps=0)
-    prepared.train()
     values: dict[str, torch.Tensor] = {}
     prepared._run(examples, {}, values)
     compared = 0
@@ -212,7 +228,7 @@ def test_gradients_are_those_of_real_numbers(name: str) -> None:
             continue
         gradients = []
         torch.manual_seed(1)
-        cotangent = torch.randn_like(values[step.path])
+        cotangent = torch.randn_like(values[step.path]) * off_the_kinks(layer, read)
         for compute in (layer, layer.compose):
             operands = [each.clone().requires_grad_() for each in read]
             prepared.zero_grad()

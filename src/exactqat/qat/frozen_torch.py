@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from ..deploy.graph import Graph
 from ..deploy.lower import LoweredStep, Lowering, lower_step, on_device
@@ -33,6 +34,8 @@ from .plan import Numbers, Plan, PlanStep
 
 # Below, float32 holds every sum of whole numbers. A little less, as the bounds are themselves summed in float32.
 _EXACT = 2.0**24 * (1 - 2.0**-12)
+# In steps: what still counts as the end of a grid, for gradients.
+_SLACK = 2.0**-14
 # Of float64, what a core's second-level cache holds beside the other things.
 _CACHED_VALUES = 1 << 15
 # Of float64, for products of a sum and a 31-bit multiplier that are not clamped anyway.
@@ -264,10 +267,8 @@ class Device:
     def _stored(self, path: str, layer: QuantizedLayer, operands: Sequence[OnGrid], steps: Tensor) -> OnGrid:
         """The device's steps with the gradient of the layer in real numbers."""
         scale = self._placement(path).scale[0]
-        trained = (
-            isinstance(layer, WeightedLayer) or layer.constants or any(each.steps.requires_grad for each in operands)
-        )
-        if not (torch.is_grad_enabled() and trained):
+        trained = torch.is_grad_enabled() and (isinstance(layer, WeightedLayer) or layer.constants)
+        if not (trained or any(_is_differentiated(each.steps) for each in operands)):
             return OnGrid(steps, scale)
         if isinstance(layer, WeightedLayer):
             values = layer.compute_frozen(operands[0].real())
@@ -275,11 +276,10 @@ class Device:
             values = layer.compute_real(layer.operands([each.real() for each in operands]))
         if layer.operator.same_quantization:
             return OnGrid(straight_through(values, steps, factor=1 / float(scale)), scale)
-        values, result = layer.clamped(values), self._result(path)
-        low, high = (
-            math.nextafter(end * float(scale), out) for end, out in ((result.low, -math.inf), (result.high, math.inf))
-        )
-        return OnGrid(straight_through(values, steps, low, high, 1 / float(scale)), scale)
+        values, result, unit = layer.clamped(values), self._result(path), float(scale)
+        # An activation has had its gradient.
+        low = min(result.low, -_SLACK)
+        return OnGrid(straight_through(values, steps, low * unit, result.high * unit, 1 / unit), scale)
 
     # --- operators with weights -------------------------------------------------------------------------------------
 
@@ -311,7 +311,7 @@ class Device:
         # Not a division by a number, for which GPUs multiply with its inverse.
         multiplier = (scale * float(input_scale)) / torch.full_like(scale, float(result.scale))
         multiplier = per_channel(multiplier, sums.dim(), axis)
-        differentiated = torch.is_grad_enabled() and sums.requires_grad
+        differentiated = _is_differentiated(sums)
         if rounding == "float32":
             # Sums beyond 2**24 come in float64; the one rounding to float32 is the device's. In place where nobody
             # else sees them.
@@ -459,7 +459,7 @@ class Device:
         if step.bounds is not None:
             low, high = max(low, step.bounds[0] / float(scale)), min(high, step.bounds[1] / float(scale))
         # Fake quantization passes gradients at its ends, activations do not.
-        low, high = math.nextafter(low, -math.inf), math.nextafter(high, math.inf)
+        low, high = low - _SLACK, high + _SLACK
         if step.activation != "NONE":
             low = max(low, 0.0)
         if step.activation == "RELU6":
@@ -504,11 +504,15 @@ class _StraightThrough(torch.autograd.Function):
         return (tangent * ctx.factor).view_as(tangent)
 
 
+def _is_differentiated(tensor: Tensor) -> bool:
+    return (torch.is_grad_enabled() and tensor.requires_grad) or forward_ad._current_level >= 0
+
+
 def straight_through(
     gradient_of: Tensor, value: Tensor, low: float = -math.inf, high: float = math.inf, factor: float = 1.0
 ) -> Tensor:
     """The value, with `factor` times the gradient of another tensor where that lies between low and high."""
-    if not (torch.is_grad_enabled() and gradient_of.requires_grad):
+    if not _is_differentiated(gradient_of):
         return value
     return cast(Tensor, _StraightThrough.apply(gradient_of, value, low, high, factor))
 
