@@ -173,12 +173,13 @@ def test_roundings_have_the_declarations_bits() -> None:
         sums = np.clip(sums, -(2**31) + 1, 2**31 - 1)
         sums[0] = 0
         given = torch.from_numpy(sums).double()
-        expected = np.clip(multiply_fixed_point(sums, *fixed_point(factor)), -255, 255)
-        steps = frozen_torch._in_blocks(frozen_torch._rounding_twice(factor, given, 1), given).clamp(-255, 255)
-        assert np.array_equal(steps.numpy(), expected), (low, high)
-        expected = np.clip(round_half_away(sums * factor), -255, 255)
-        steps = frozen_torch._in_blocks(frozen_torch._rounding_once(factor, given, 1), given).clamp(-255, 255)
-        assert np.array_equal(steps.numpy(), expected), (low, high)
+        for lowest in (-255.0, 0.0):
+            for rounding, expected in (
+                (frozen_torch._rounding_twice, multiply_fixed_point(sums, *fixed_point(factor))),
+                (frozen_torch._rounding_once, round_half_away(sums * factor)),
+            ):
+                steps = frozen_torch._in_blocks(rounding(factor, given, 1, lowest), given).clamp(lowest, 255)
+                assert np.array_equal(steps.numpy(), np.clip(expected, lowest, 255)), (low, high, lowest)
 
 
 def test_the_profile_decides() -> None:

@@ -325,7 +325,7 @@ class Device:
                 widened = _array(scale).astype(np.float64)
                 factor = np.float64(input_scale) * widened / np.float64(result.scale)
                 round_ = _rounding_once if rounding == "float64" else _rounding_twice
-                steps = _in_blocks(round_(factor, sums.detach(), axis), sums.detach()).clamp_(
+                steps = _in_blocks(round_(factor, sums.detach(), axis, result.lowest), sums.detach()).clamp_(
                     result.lowest, result.highest
                 )
         if not differentiated:
@@ -476,14 +476,14 @@ def real(value: Value) -> Tensor:
 
 
 class _StraightThrough(torch.autograd.Function):
-    generate_vmap_rule = True
+    @staticmethod
+    def forward(ctx: Any, gradient_of: Tensor, value: Tensor, low: float, high: float, factor: float) -> Tensor:
+        result = value.view_as(value)
+        _StraightThrough.keep(ctx, (gradient_of, value, low, high, factor))
+        return result
 
     @staticmethod
-    def forward(gradient_of: Tensor, value: Tensor, low: float, high: float, factor: float) -> Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def keep(ctx: Any, inputs: tuple[Any, ...]) -> None:
         gradient_of, _, ctx.low, ctx.high, ctx.factor = inputs
         if not math.isinf(ctx.low):
             ctx.save_for_backward(gradient_of)
@@ -504,6 +504,20 @@ class _StraightThrough(torch.autograd.Function):
         return (tangent * ctx.factor).view_as(tangent)
 
 
+class _StraightThroughTransformed(_StraightThrough):
+    """The form that `torch.func` takes; Its signature is inspected at every call, which costs more than the rest."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient_of: Tensor, value: Tensor, low: float, high: float, factor: float) -> Tensor:  # type: ignore[override]
+        return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _StraightThrough.keep(ctx, inputs)
+
+
 def _is_differentiated(tensor: Tensor) -> bool:
     return (torch.is_grad_enabled() and tensor.requires_grad) or forward_ad._current_level >= 0
 
@@ -514,7 +528,9 @@ def straight_through(
     """The value, with `factor` times the gradient of another tensor where that lies between low and high."""
     if not _is_differentiated(gradient_of):
         return value
-    return cast(Tensor, _StraightThrough.apply(gradient_of, value, low, high, factor))
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    function = _StraightThroughTransformed if transformed else _StraightThrough
+    return cast(Tensor, function.apply(gradient_of, value, low, high, factor))
 
 
 def _is_watched(module: nn.Module) -> bool:
@@ -568,23 +584,24 @@ class _Parts:
 def _parts(layer: WeightedLayer, codes: Tensor, bias: Tensor, lowest: int, highest: int) -> _Parts | None:
     """For operands in lowest..highest. None: weights are not finite."""
     output_axis, input_axis = layer.weight_axis, 1 - layer.weight_axis
-    products = math.prod(codes.shape) // max(codes.shape[output_axis], 1)
-    if products * INT8_MAX * max(-lowest, highest) < _EXACT / 2:
-        # Whatever the weights are. Of NaN the sum is NaN.
-        bound = float(bias.abs().amax() + 0 * codes.sum()) if bias.numel() else 0.0
-        return None if math.isnan(bound) else _Parts(whole=bound < _EXACT / 2)
-    # Sums of any of the products, in any order, stay within the sum of the positive and that of the negative ones.
     others = [axis for axis in range(codes.dim()) if axis not in (output_axis, input_axis)]
+    if not bias.numel():
+        return _Parts()
+    # One pass over the weights, which nearly always suffices. Of NaN the sum is NaN.
+    sizes = torch.linalg.vector_norm(codes, 1, [input_axis, *others])
+    total = float((sizes * max(-lowest, highest) + bias.abs()).amax())
+    if math.isnan(total):
+        return None
+    if total < _EXACT:
+        return _Parts()
+    # Sums of any of the products, in any order, stay within the sum of the positive and that of the negative ones.
     magnitude = codes.abs().sum(others) if others else codes.abs()
     signed = codes.sum(others) if others else codes
     if output_axis == 1:
         magnitude, signed = magnitude.T, signed.T
     above, below = (magnitude + signed) / 2, (magnitude - signed) / 2
     reach = torch.stack([above * highest - below * lowest, below * highest - above * lowest])  # [2, out, in / groups]
-    total = float((reach.sum(2).amax(0) + bias.abs()).amax()) if bias.numel() else 0.0
-    if math.isnan(total):
-        return None
-    if total < _EXACT:
+    if float((reach.sum(2).amax(0) + bias.abs()).amax()) < _EXACT:
         return _Parts()
     if float(reach.sum(2).amax()) < _EXACT:
         return _Parts(whole=False)
@@ -638,24 +655,29 @@ def _accumulated(layer: WeightedLayer, steps: Tensor, codes: Tensor, bias: Tenso
     return sums + per_channel(bias.double(), sums.dim(), layer.channel_axis % sums.dim())
 
 
-def _rounding_once(factor: np.ndarray, sums: Tensor, axis: int) -> Callable[[Tensor], Tensor]:
+def _rounding_once(factor: np.ndarray, sums: Tensor, axis: int, lowest: float) -> Callable[[Tensor], Tensor]:
     """`device.weighted.ROUNDINGS`: float64."""
     along = _along(factor, sums, axis)
     half = torch.full((), 0.5, dtype=torch.float64, device=sums.device)
 
     def rounded(block: Tensor) -> Tensor:
         scaled = block.double() * along
-        return scaled.add_(torch.copysign(half, scaled)).trunc_()
+        scaled.add_(_with_sign(half, scaled))
+        # The nearest integer towards 0; `trunc` takes many times as long.
+        return scaled.abs().floor_().mul_(scaled.sign_())
 
     return rounded
 
 
-def _rounding_twice(factor: np.ndarray, sums: Tensor, axis: int) -> Callable[[Tensor], Tensor]:
+def _rounding_twice(factor: np.ndarray, sums: Tensor, axis: int, lowest: float) -> Callable[[Tensor], Tensor]:
     """`device.weighted.ROUNDINGS`: fixed_point.
 
     The doubled high product is rounded half up, what is shifted out behind it half away from zero. For shifts s > 0
     both together are floor(x + 1/2 + 2**-(s + 1)) of the exact product x, with the last term subtracted where x is
     negative. float64 holds all of that for results below 2**9 while the shift is small; larger ones are clamped.
+
+    Args:
+        lowest: what results are clamped to later.
     """
     significand, exponent = fixed_point(factor)
     if exponent.min(initial=0) < -_LARGEST_EXACT_SHIFT or exponent.max(initial=0) > 0:
@@ -665,9 +687,23 @@ def _rounding_twice(factor: np.ndarray, sums: Tensor, axis: int) -> Callable[[Te
 
     def rounded(block: Tensor) -> Tensor:
         scaled = block.double() * along
-        return scaled.add_(torch.copysign(nudge, scaled)).add_(0.5).floor_()
+        return scaled.add_(_with_sign(nudge, scaled)).add_(0.5).floor_()
+
+    above = nudge + 0.5
+
+    def rounded_from_zero(block: Tensor) -> Tensor:
+        return (block.double() * along).add_(above).floor_()
+
+    if lowest >= 0:
+        # Whichever way it goes below 0: 0 it will be.
+        return rounded_from_zero
 
     return rounded
+
+
+def _with_sign(magnitude: Tensor, of: Tensor) -> Tensor:
+    # In the other's order of memory, which PyTorch does not choose by itself.
+    return torch.copysign(magnitude, of, out=torch.empty_like(of))
 
 
 def _rounding_twice_in_int64(
