@@ -7,7 +7,7 @@ OUT ?= demo
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-gpu check docs goldens oracle fuzz fuzz-jobs sanitize zoo sweep devices bench clean
+.PHONY: help demo test test-gpu check docs goldens oracle fuzz fuzz-jobs sanitize zoo frozen sweep devices bench clean
 
 help:
 	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html,"
@@ -22,6 +22,7 @@ help:
 	@echo "make fuzz-jobs 1,000 damaged and hostile job folders: no code runs, nothing is lost"
 	@echo "make sanitize the kernel tests and bad inputs with address and undefined-behaviour sanitizers"
 	@echo "make zoo      some 170 networks, torchvision's and timm's among them, end to end; writes docs/networks.md (hours)"
+	@echo "make frozen   some 170 frozen networks in PyTorch beside the device, all codes of all layers (an hour)"
 	@echo "make sweep    every operator of the device against the runtimes; writes what was measured (an hour)"
 	@echo "make devices  ARM64 under emulation, TFLite-Micro, Vela: all operators and all networks (an hour)"
 	@echo "make bench    time the kernels and a training step beside other frameworks; ARGS='--quick'"
@@ -75,6 +76,9 @@ sanitize: $(VENV)/.installed
 
 zoo: $(VENV)-zoo/.installed
 	$(VENV)-zoo/bin/python tests/run_zoo.py --write --rows build/zoo.jsonl $(ARGS)
+
+frozen: $(VENV)-zoo/.installed
+	$(VENV)-zoo/bin/python tests/run_frozen.py --rows build/frozen.jsonl $(ARGS)
 
 # Their wheels ask for other builds of PyTorch than the tested one; nothing of them is needed but their Python.
 $(VENV)-zoo/.installed: $(SOURCES)

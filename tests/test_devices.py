@@ -256,7 +256,7 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli._profile_of("here", "") == "xnnpack" and cli._profile_of("micro", "") == "micro"
     assert cli._profile_of("arm64", "cortex-a53") == "xnnpack-arm64"
     assert os.environ["EXACTQAT_ARM64_CPU"] == "cortex-a53"
-    with pytest.raises(ValueError, match="--device must be one of here, x86, arm64, .* got 'toaster'"):
+    with pytest.raises(ValueError, match="--device must be one of trained, here, x86, arm64, .* got 'toaster'"):
         cli._profile_of("toaster", "")
     with pytest.raises(ValueError, match="--device micro takes no choice behind a colon, got 'fast'"):
         cli._profile_of("micro", "fast")

@@ -158,6 +158,12 @@ def _application() -> Any:
                 "which only fine-tune.",
             ),
         ] = 80,
+        profile: Annotated[
+            str,
+            typer.Option(
+                help="Device whose integers the frozen epochs compute: xnnpack-x86, xnnpack-arm64, reference or micro."
+            ),
+        ] = "xnnpack-x86",
         seed: Annotated[
             int, typer.Option(min=0, help="Of weights, order and shifts. The same seed gives the same bits.")
         ] = 0,
@@ -238,11 +244,12 @@ def _application() -> Any:
         device: Annotated[
             str,
             typer.Option(
-                help="What runs the files: here (LiteRT's default kernels on this machine), x86, arm64 (emulated on "
-                "other machines; arm64:CPU chooses one), reference (LiteRT's reference kernels), micro "
-                "(TFLite-Micro); or ethos-u (ethos-u:ACCELERATOR): what Vela compiles them to."
+                help="What runs the files: trained (what the network was trained for, if this machine has that, else "
+                "here), here (LiteRT's default kernels on this machine), x86, arm64 (emulated on other machines; "
+                "arm64:CPU chooses one), reference (LiteRT's reference kernels), micro (TFLite-Micro); or ethos-u "
+                "(ethos-u:ACCELERATOR): what Vela compiles them to."
             ),
-        ] = "here",
+        ] = "trained",
         quiet: Annotated[bool, typer.Option("--quiet", help="Print the closing sentence only.")] = False,
     ) -> None:
         """Run DIR's files on the device runtime again and compare **every integer** with the checkpoints'
@@ -512,6 +519,7 @@ def _verdict(sentence: str, differing: int) -> tuple[str, str]:
 
 # The profiles of `deploy.verify`, by the names of the devices that compute so.
 DEVICES = {
+    "trained": "",
     "here": "xnnpack",
     "x86": "xnnpack-x86",
     "arm64": "xnnpack-arm64",
@@ -575,7 +583,10 @@ def _verify(directory: Path, quiet: bool, model: str | None = None, profile: str
     values = sum(report.values for report in reports.values())
     if not quiet:
         for precision, report in reports.items():
-            title = _line(f"{precision.upper()}: {directory / precision / 'model.tflite'}")
+            title = _line(
+                f"{precision.upper()}: {directory / precision / 'model.tflite'}, trained for {report.trained_for}, "
+                f"compared with {report.profile}"
+            )
             table = Table(title=title, title_justify="left")
             table.add_column("tensor")
             table.add_column("operator")

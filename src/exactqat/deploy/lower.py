@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,40 @@ def lower_with_layouts(model: Any) -> tuple[Graph, dict[str, Layout]]:
     return graph, lowering.layouts()
 
 
+@dataclass(frozen=True)
+class LoweredStep:
+    """One step of a plan by itself: the operators from the tensors it reads, which are the graph's inputs, to the one
+    that it stores.
+
+    Attributes:
+        graph: not validated as a network, since inputs may have any number of rows.
+        layouts: by path, where the axes of the tensors it reads lie.
+        stored: the graph's output.
+    """
+
+    graph: Graph
+    layouts: Mapping[str, Layout]
+    stored: Stored
+
+
+def lower_step(plan: Plan, step: PlanStep, numbers: Numbers) -> LoweredStep:
+    """Lowers one step as it stands in its plan; numbers need hold what concerns it and the grids only.
+
+    Axes may lie elsewhere than in the whole network, which no integer depends on.
+
+    Raises:
+        ValueError: the device has no such step.
+    """
+    whole = Lowering(plan, numbers)
+    read = [plan.stored(path) for path in dict.fromkeys(step.operands) if plan.is_stored(path)]
+    inputs = tuple(PlanInput(each.path, each.grid, each.shape, each.batch_axis) for each in read)
+    part = replace(plan, inputs=inputs, steps=(step,), outputs=(step.path,), device_outputs=())
+    lowering = Lowering(part, numbers, {each.path: whole.placement(each.path) for each in read})
+    graph = lowering.run(validated=False)
+    layouts = {each.path: lowering.layout(each.path) for each in inputs}
+    return LoweredStep(graph, layouts, lowering.stored(step.path))
+
+
 def on_device(values: np.ndarray, layout: Layout) -> np.ndarray:
     """An array in the user's order of axes as it lies on the device."""
     present = [axis for axis in layout.axes if axis >= 0]
@@ -92,16 +126,18 @@ def on_device(values: np.ndarray, layout: Layout) -> np.ndarray:
 class Lowering:
     """One walk over the plan. Declarations with a `lower` of their own use the methods without underscore."""
 
-    def __init__(self, plan: Plan, numbers: Numbers) -> None:
+    def __init__(self, plan: Plan, numbers: Numbers, given: Mapping[str, Quantization] | None = None) -> None:
+        """given: how inputs are stored, where they are another plan's results."""
         self.plan = plan
         self.numbers = numbers
+        self.given = dict(given or {})
         self.builder = Builder()
         self.results: dict[str, _Result] = {}
         self._names: set[str] = set()
         self._reshapes: dict[tuple[str, tuple[int, ...]], str] = {}
         self._reshaped_from: dict[str, str] = {}
 
-    def run(self) -> Graph:
+    def run(self, validated: bool = True) -> Graph:
         for each in self.plan.inputs:
             self._input(each)
         for step in self.plan.steps:
@@ -113,7 +149,7 @@ class Lowering:
                 stored = OPERATORS[step.kind].lower(self, step)
                 if stored is not None:
                     self._enter(step.path, step.shape, step.batch_axis, stored)
-        return self.builder.graph([self._output(path) for path in self.plan.device_outputs])
+        return self.builder.graph([self._output(path) for path in self.plan.device_outputs], validated)
 
     def layouts(self) -> dict[str, Layout]:
         """Where the axes of all tensors lie that carry the name of their path."""
@@ -122,6 +158,10 @@ class Lowering:
             if result.first is not None and result.first.name == path:
                 found[path] = result.first.layout
         return found
+
+    def stored(self, path: str) -> Stored:
+        """The tensor of the graph that holds a result, once it is lowered."""
+        return self._first(path)
 
     # --- what a step reads ------------------------------------------------------------------------------------------
 
@@ -177,6 +217,8 @@ class Lowering:
 
     def placements(self, step: PlanStep | PlanInput) -> tuple[Quantization, ...]:
         """Where the codes of a tensor stand; the last placement is how readers see it."""
+        if step.path in self.given:
+            return (self.given[step.path],)
         grid = self.plan.grids[step.grid]
         if grid.fixed is not None:
             return (per_tensor(*grid.fixed, grid.dtype),)
@@ -190,6 +232,16 @@ class Lowering:
             return per_tensor(*grid.fixed, grid.dtype)
         scale, zero_point = self.numbers.grids[step.grid]
         return place_codes(scale, zero_point, grid.bits, "RELU" if step.high else "NONE")[-1]
+
+    def placement(self, path: str) -> Quantization:
+        """How readers see the codes of a stored tensor, lowered or not."""
+        step = self.plan.stored(path)
+        if isinstance(step, PlanInput):
+            return self.placements(step)[-1]
+        operator = OPERATORS.get(step.kind)
+        if operator is None or operator.moves_axes or step.expression is not None:
+            return self.placement(step.operands[0])
+        return self.stored_placement(step) if operator.same_quantization else self.placements(step)[-1]
 
     def lower_described(self, operator: DeviceOperator, step: PlanStep) -> Stored:
         """What the attributes of a declaration say: see `DeviceOperator`."""

@@ -52,11 +52,12 @@ class Comparison:
 @dataclass(frozen=True)
 class Report:
     """operators: each result against its simulation from the device's own operands; outputs: the plain file against
-    the simulation of the whole graph."""
+    the simulation of the whole graph; trained_for: the profile of the trained network, where it is known."""
 
     profile: str
     operators: tuple[Comparison, ...]
     outputs: tuple[Comparison, ...]
+    trained_for: str = ""
 
     @property
     def differing(self) -> int:

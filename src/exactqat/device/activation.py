@@ -32,6 +32,8 @@ CODES = np.arange(INT8_MIN, INT8_MAX + 1).astype(np.int8)
 class Unary(DeviceOperator):
     """One operand, value by value: what there is to know of it are the results of 256 codes."""
 
+    pointwise = True
+
     def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
         """The results of the codes -128..127, in this order; int8 or wider."""
         raise NotImplementedError
@@ -553,6 +555,7 @@ class HardSwish(Unary):
     """
 
     kind = "HARD_SWISH"
+    pointwise = False  # on ARM it matters which values share a vector
     options = "HardSwishOptions"
 
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:

@@ -211,6 +211,7 @@ class Extreme(Binary):
 
     pointwise = False  # it is, but nothing is faster than to compare
     same_quantization = True
+    moves_codes = True
     version = 2
     wide_version = 4
     options = "MaximumMinimumOptions"

@@ -58,6 +58,9 @@ class FullyConnected(Weighted):
         self.store_products(rows, into, codes, inputs, output, attributes, profile)
         return result
 
+    def rounding(self, profile: str) -> str:
+        return "float64" if profile == "reference" else super().rounding(profile)
+
     def fixed_point_steps(self, multiplier: np.ndarray, rows: int, profile: str) -> Callable[[np.ndarray], np.ndarray]:
         if profile != "reference":
             return super().fixed_point_steps(multiplier, rows, profile)

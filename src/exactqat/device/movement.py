@@ -19,6 +19,7 @@ class Movement(DeviceOperator):
 
     same_quantization = True
     dtypes = ("int8", "int16")
+    moves_codes = True
 
 
 @register
@@ -279,6 +280,7 @@ class PadV2(Movement):
     """A constant around the tensor: the real number `value`, or None for the grid's smallest; stored on the grid."""
 
     kind = "PADV2"
+    moves_codes = False
     most_axes = 5
     attributes = {"paddings": REQUIRED, "value": None}
     per_axis_attributes = {"paddings": (0, 0)}

@@ -33,7 +33,7 @@ def profile_named(profile: str) -> str:
     Raises:
         ValueError: there is none of that name.
     """
-    full = PROFILE_ALIASES.get(profile, profile)
+    full = PROFILE_ALIASES.get(profile, profile) if isinstance(profile, str) else profile
     if full not in PROFILES:
         raise ValueError(f"profile must be one of {', '.join((*PROFILES, *PROFILE_ALIASES))}, got {profile!r}")
     return full
@@ -92,6 +92,8 @@ class DeviceOperator:
         operands: smallest and largest number of operands (None: any number).
         same_quantization: the device moves or compares codes without rescaling them: the result is stored on the grid
             of its operands.
+        moves_codes: every code of the result is one of the operands' codes or the zero point, whatever the profile; so
+            `real` says exactly what the device does, with any numbers in place of the codes.
         dtypes: what its activations can be stored in, all of them in the same: "int8", "int16".
         changes_dtype: the result may be stored in another of them than the operand.
         fixed_grid: (scale, int8 zero point) of the result where the device fixes it, as for LOGISTIC; else None. In
@@ -124,6 +126,7 @@ class DeviceOperator:
     same_quantization: ClassVar[bool] = False
     dtypes: ClassVar[tuple[str, ...]] = ("int8",)
     changes_dtype: ClassVar[bool] = False
+    moves_codes: ClassVar[bool] = False
     fixed_grid: ClassVar[tuple[float, int] | None] = None
     spatial: ClassVar[bool] = False
     axis_attributes: ClassVar[tuple[str, ...]] = ()

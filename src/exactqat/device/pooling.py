@@ -133,6 +133,7 @@ class MaxPool2D(Pool):
     """The largest value of every window; padding is below all values."""
 
     kind = "MAX_POOL_2D"
+    moves_codes = True
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         """attributes: filter_size, strides, channel_axis, and padding: SAME or pairs, below all values."""

@@ -156,6 +156,7 @@ class ReduceExtreme(Reduction):
     same_quantization = True
     dtypes = ("int8", "int16")
     wide_version = 3
+    moves_codes = True
 
 
 @register

@@ -197,6 +197,10 @@ class Weighted(DeviceOperator):
         significand, exponent = (repeated(name, part, rows) for name, part in numbers)
         return lambda whole: multiply_fixed_point(whole, significand[: len(whole)], exponent[: len(whole)])
 
+    def rounding(self, profile: str) -> str:
+        """How sums become steps of the result: `requantize` in a word of `ROUNDINGS`, for those who sum elsewhere."""
+        return "float32" if is_xnnpack(profile) else "fixed_point"
+
     def onnx_weights(
         self, writer: Any, operator: Any, axes: Sequence[int], shape: Sequence[int], channel_axis: int = 0
     ) -> list[str]:
@@ -213,6 +217,12 @@ class Weighted(DeviceOperator):
 FEWEST_IN_A_BLOCK, FEWEST_FOR_A_THREAD = 256, 64
 # Below, float64 is the faster way to exact sums.
 FEWEST_IN_A_PART = 256
+
+# The sum times input scale * filter scale / output scale, rounded:
+# - float32: all in float32, in this order; the product to the nearest integer, ties to even;
+# - float64: all in float64; ties away from zero;
+# - fixed_point: by TensorFlow Lite's 31-bit multiplier of the float64 quotient, see `arithmetic.multiply_fixed_point`.
+ROUNDINGS = ("float32", "float64", "fixed_point")
 
 
 class Requantization:
@@ -325,6 +335,7 @@ def real_multiplier(inputs: Tensors, output: Tensor) -> np.ndarray:
 
 
 __all__ = [
+    "ROUNDINGS",
     "Products",
     "Requantization",
     "Weighted",

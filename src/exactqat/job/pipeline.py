@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ from ..deploy.onnx import onnx_bytes
 from ..deploy.simulate import quantize, simulate
 from ..deploy.tflite import tflite_bytes, write_tflite
 from ..deploy.values import device_codes, layer_values
-from ..deploy.verify import Report, verify
+from ..deploy.verify import Report, profile_here, profiles_here, verify
+from ..device import PROFILES, profile_named
 from . import checkpoints, files, training
 from .data import Dataset, load
 from .models import named_in, network
@@ -88,6 +89,7 @@ class Settings:
         epochs_qat: of each quantization-aware training with fewer than eight bits; see `epochs_of`.
         batch_size: images in a training step, over all processes.
         image_size: height and width to which images are scaled; None leaves them.
+        profile: the device's arithmetic that training computes by in its last phase, as in `qat.prepare`.
 
     Raises:
         ValueError: a value outside of what is allowed, or of another type.
@@ -103,6 +105,7 @@ class Settings:
     activation_bits: int | None = None
     batch_size: int = training.BATCH_SIZE
     image_size: int | None = None
+    profile: str = PROFILES[0]
 
     def __post_init__(self) -> None:
         optional = ("weight_bits", "activation_bits", "image_size")
@@ -115,9 +118,10 @@ class Settings:
             if not low <= value <= high:
                 allowed = f"from {low} to {high}" if name.endswith("bits") or value > high else f"at least {low}"
                 raise ValueError(f"{name} must be {allowed}, got {value}")
-        for name in ("data", "model"):
+        for name in ("data", "model", "profile"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} must be a string, got {getattr(self, name)!r}")
+        object.__setattr__(self, "profile", profile_named(self.profile))
 
     @property
     def precisions(self) -> dict[str, tuple[int, int]]:
@@ -142,8 +146,8 @@ class Outcome:
     """One quantized network and what was found out about it.
 
     footprint: what it takes on a microcontroller, of those that are delivered.
-    fake_quant_differing / fake_quant_values: codes of stored tensors where the trained PyTorch model, which computes in
-        float, differs from the integers, and how many were compared.
+    fake_quant_differing / fake_quant_values: codes of stored tensors where the trained PyTorch model differs from the
+        integers of its profile, and how many were compared.
     """
 
     method: Method
@@ -331,7 +335,8 @@ def _read_job(out: Path) -> tuple[dict[str, Any], str]:
             raise ValueError(f"it has format {content['format']!r}, this program reads {JOB_FORMAT}")
         if not isinstance(content["settings"], dict) or not isinstance(content["images"], str):
             raise ValueError("settings must be an object and images a string")
-        return content["settings"], content["images"]
+        # Jobs of before there was a choice.
+        return {"profile": PROFILES[0], **content["settings"]}, content["images"]
     except KeyError as error:
         raise ValueError(f"{path} cannot be read: it has no field {error}") from error
     except ValueError as error:
@@ -521,7 +526,7 @@ def _quantized_network(
     example = dataset.train.images[:2]
     bits = settings.precisions[precision]
     rules = make_rules(bits, method.ranges, dataset.value_range, results.last_layer)
-    model = qat.prepare(results.float_model, example, rules)
+    model = qat.prepare(results.float_model, example, rules, profile=settings.profile)
     # In each process over all images: the ranges are then the same bits everywhere.
     qat.calibrate(model, dataset.train.images.split(CALIBRATION_BATCH))
     title = f"{precision.upper()} {method.title}"
@@ -588,7 +593,8 @@ def describe_checkpoint(settings: Settings, dataset: Dataset, outcome: Outcome) 
 
 
 def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, dict[str, Any]]:
-    """The network of a checkpoint, and the checkpoint. Needs no data, and runs no code that the file names.
+    """The network of a checkpoint, and the checkpoint with its `profile`. Needs no data, and runs no code that the file
+    names.
 
     Args:
         model: the network as the user names it; needed if it is not one of exactqat's own, see `models.named_in`.
@@ -607,7 +613,7 @@ def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, di
         raise ValueError(f"{path}: its network cannot be prepared by its rules: {error}") from error
     training.load_state(restored, checkpoint["state"], path)
     restored.eval()
-    return restored, checkpoint
+    return restored, checkpoint | {"profile": restored.profile}
 
 
 def restore_graph(path: Path, model: str | None = None) -> tuple[Graph, dict[str, Any]]:
@@ -627,16 +633,29 @@ def _deploy(outcome: Outcome, dataset: Dataset, path: Path) -> None:
     codes = input_codes(graph, dataset)
     lowered = lower_with_layouts(outcome.model)
     float_values, trained_values = layer_values(outcome.model, dataset.test.images[:LAYER_IMAGES], lowered=lowered)
-    outcome.report = verify(graph, path, codes, float_values=float_values, trained_values=trained_values)
-    outcome.device_predictions = run_on_device(graph, path, codes).argmax(1)
+    profile = outcome.model.profile
+    runs = _runs_here(profile)
+    outcome.report = replace(
+        verify(graph, path, codes, runs, float_values=float_values, trained_values=trained_values), trained_for=profile
+    )
+    if profile == profile_here("xnnpack"):
+        logits = run_on_device(graph, path, codes)
+    else:
+        (logits,) = simulate(graph, codes, profile).values()
+    outcome.device_predictions = logits.argmax(1)
     outcome.device_accuracy = float((outcome.device_predictions == dataset.test.labels.numpy()).mean())
     for start in range(0, len(codes), LAYER_IMAGES):
         images = slice(start, start + LAYER_IMAGES)
         trained = device_codes(outcome.model, dataset.test.images[images], lowered=lowered)
-        integers = simulate(graph, codes[images], tensors=list(trained))
+        integers = simulate(graph, codes[images], profile, tensors=list(trained))
         for name, own in trained.items():
             outcome.fake_quant_values += own.size
             outcome.fake_quant_differing += int(np.count_nonzero(own != integers[name]))
+
+
+def _runs_here(profile: str) -> str:
+    """The profile itself where this machine has its runtime, else the runtime's default."""
+    return profile if profile in profiles_here() else "xnnpack"
 
 
 def input_codes(graph: Graph, dataset: Dataset) -> np.ndarray:
@@ -724,13 +743,14 @@ def verify_directory(
     progress: Progress | None = None,
     dataset: Dataset | None = None,
     model: str | None = None,
-    profile: str = "xnnpack",
+    profile: str = "",
 ) -> dict[str, Report]:
     """Runs the delivered files again and compares them with the simulation of the networks in the checkpoints.
 
     Args:
         model: see `restore`.
-        profile: see `deploy.verify`.
+        profile: see `deploy.verify`; by default the one that a network was trained for, if this machine has its
+            runtime, else LiteRT's default kernels.
 
     Raises:
         FileNotFoundError: the directory holds no delivered network.
@@ -747,7 +767,9 @@ def verify_directory(
             dataset = dataset or load(checkpoint["data"], checkpoint["image_size"])
             path, codes = folder / "model.tflite", input_codes(graph, dataset)
             try:
-                reports[folder.name] = verify(graph, path, codes, profile, progress=progress.compared)
+                trained = checkpoint["profile"]
+                report = verify(graph, path, codes, profile or _runs_here(trained), progress=progress.compared)
+                reports[folder.name] = replace(report, trained_for=trained)
             except (ValueError, RuntimeError) as error:
                 raise ValueError(f"{path} cannot be compared: {error}") from error
     return reports

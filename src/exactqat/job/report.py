@@ -153,11 +153,10 @@ def _page(results: Results) -> str:
         _section(
             "Does training see what the device computes?",
             "<p>Training computes in float with rounding put in (fake quantization). In its last phase, batch norm is "
-            "folded, ranges are fixed and biases stand on the device's int32 grid. Over all layers of all QAT "
-            f"networks and all test images, <strong>{rounding:,} of {rounded:,}</strong> stored "
-            f"values ({rounding / rounded:.4%}) differ from the integers: some lie all but exactly between two codes, "
-            "where float arithmetic cannot tell, the others follow from those. The simulation and the device agree on "
-            "them as on all others.</p>",
+            "folded, ranges are fixed, biases stand on the device's int32 grid, and what the network computes are the "
+            f"integers of the device itself, here those of <code>{_escape(settings.profile)}</code>. Over all layers "
+            f"of all QAT networks and all test images, <strong>{rounding:,} of {rounded:,}</strong> stored values "
+            f"({rounding / rounded:.4%}) differ from the simulation's.</p>",
         ),
         _section(
             "Which layer hurts",
@@ -169,7 +168,7 @@ def _page(results: Results) -> str:
             + _picture(
                 _noise_figure(best),
                 "Signal to noise of what every layer stores, from input to logits: curves for the device's integers, "
-                "crosses for the fake quantization of training. Where they part, training saw something else.",
+                "crosses for what the trained network stores in PyTorch.",
             ),
         ),
         _section(
@@ -460,7 +459,7 @@ def _noise_figure(outcomes: Sequence[Outcome]) -> Figure:
         )
         axes.plot(places, device, color=color, marker="o", markersize=4, label=f"{title}, device")
         axes.plot(places, trained, color="#1c2430", linestyle="", marker="x", markersize=6, label=None)
-    axes.plot([], [], color="#1c2430", linestyle="", marker="x", label="fake quantization of training")
+    axes.plot([], [], color="#1c2430", linestyle="", marker="x", label="in training")
     axes.set_ylabel("signal to noise in dB")
     axes.set_xticks(
         range(len(names)), [_tail(name) for name in names], rotation=90, fontsize=8 if len(names) <= 40 else 5

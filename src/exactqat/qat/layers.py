@@ -3,13 +3,14 @@
 
 What an operator computes is said by its declaration (`exactqat.device`); here stand the grids: of the result, of
 weights, of constants. Until `frozen`, batch norm runs on the batch's statistics; once frozen, a layer computes what the
-device computes: batch norm folded into the weights, the bias on the int32 grid of ``input scale * weight scale``.
+device computes: batch norm folded into the weights, the bias on the int32 grid of ``input scale * weight scale``. The
+device's own integers come from `frozen_torch`; `compose` is the same in real numbers and fake quantization.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from ..device import OPERATORS, DeviceOperator
 from ..device.weighted import Weighted
 from . import primitives_torch
 from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize, per_channel
+from .plan import WeightNumbers
 
 LARGEST_BIAS_CODE = 2.0**30
 # Of a bias in int64, behind int16 activations.
@@ -156,6 +158,18 @@ class SharedConstant(nn.Module):
         return quantizer.codes(quantizer.quantize(self.source())) - zero_point, scale
 
 
+class Integers(Protocol):
+    """What computes a frozen network as the device does: `frozen_torch.Device`."""
+
+    def ready(self) -> bool:
+        """Whether it computes what is asked for just now."""
+        raise NotImplementedError
+
+    def layer(self, path: str, layer: QuantizedLayer, features: Sequence[Tensor]) -> Tensor:
+        """A layer's result from real numbers on the grids of its operands."""
+        raise NotImplementedError
+
+
 class QuantizedLayer(nn.Module):
     """A layer without weights: an operator of the device, its constant operands and the quantizer of its result.
 
@@ -200,6 +214,7 @@ class QuantizedLayer(nn.Module):
         # In a tuple, as only one of the layers that share a quantizer has it as its child.
         self._output_quantizers = (output_quantizer,)
         self._input_quantizers = (source,)
+        self._integers: tuple[Integers, str] | None = None
 
     @property
     def output_quantizer(self) -> FakeQuantize:
@@ -214,10 +229,18 @@ class QuantizedLayer(nn.Module):
         """What the device knows of it."""
         return OPERATORS[self.kind]
 
+    def compute_with(self, integers: Integers, path: str) -> None:
+        """Lets a frozen layer compute the device's integers; `path`: its own in the plan."""
+        self._integers = (integers, path)
+
+    def clamped(self, features: Tensor) -> Tensor:
+        """Activation, and what the function itself is clamped to."""
+        features = activate(features, self.activation)
+        return features if self.bounds is None else features.clamp(*self.bounds)
+
     def store(self, features: Tensor) -> Tensor:
         """Activation, then the grid of the stored tensor."""
-        features = activate(features, self.activation)
-        return cast(Tensor, self.output_quantizer(features if self.bounds is None else features.clamp(*self.bounds)))
+        return cast(Tensor, self.output_quantizer(self.clamped(features)))
 
     def operands(self, features: Sequence[Tensor]) -> list[Tensor]:
         """What the operator gets: the constants in their places among the computed operands."""
@@ -227,12 +250,23 @@ class QuantizedLayer(nn.Module):
         return operands
 
     def forward(self, *features: Tensor) -> Tensor:
+        if self.frozen and self._integers is not None and self._integers[0].ready():
+            integers, path = self._integers
+            return integers.layer(path, self, features)
+        return self.compose(*features)
+
+    def compose(self, *features: Tensor) -> Tensor:
+        """The layer in real numbers, its result fake-quantized."""
         operands = self.operands(features) if self.constants else features
+        result = self.compute_real(operands)
+        return self.moved(operands, result) if self.operator.same_quantization else self.store(result)
+
+    def compute_real(self, operands: Sequence[Tensor]) -> Tensor:
+        """What the operator computes in real numbers, before it is stored; operands with constants among them."""
         attributes = self.attributes
         if self.operator.uses_operand_scale and self.source.quantizing:
             attributes = {**attributes, "operand_scale": self.source.scale().detach()}
-        result = self.operator.real(primitives_torch, operands, attributes)
-        return self.moved(operands, result) if self.operator.same_quantization else self.store(result)
+        return cast(Tensor, self.operator.real(primitives_torch, operands, attributes))
 
     def moved(self, operands: Sequence[Tensor], result: Tensor) -> Tensor:
         """The result of an operator that stores on the grid of its operands; some round in its codes."""
@@ -255,7 +289,7 @@ class QuantizedInput(QuantizedLayer):
     def __init__(self, output_quantizer: FakeQuantize) -> None:
         super().__init__("", {}, output_quantizer)
 
-    def forward(self, *features: Tensor) -> Tensor:
+    def compose(self, *features: Tensor) -> Tensor:
         (given,) = features
         if given.dim() == 4:
             given = given.contiguous(memory_format=torch.channels_last)
@@ -317,11 +351,12 @@ class WeightedLayer(QuantizedLayer):
         folded = self.folded and self.batch_norm is not None
         return fold(weight, cast(LayerBatchNorm, self.batch_norm), self.weight_axis) if folded else weight
 
-    def grid(self) -> ChannelGrid:
-        """The layer on the device, from the weights, ranges and statistics of this moment."""
-        return self._grid(self.stored_weight())
+    def grid(self, weight: Tensor | None = None) -> ChannelGrid:
+        """The layer on the device, from the weights, ranges and statistics of this moment.
 
-    def _grid(self, weight: Tensor) -> ChannelGrid:
+        weight: `stored_weight`, of callers that have it.
+        """
+        weight = self.stored_weight() if weight is None else weight
         bias = self.bias()
         bias = weight.new_zeros(weight.shape[self.weight_axis]) if bias is None else bias
         factor = torch.ones_like(bias)
@@ -340,6 +375,20 @@ class WeightedLayer(QuantizedLayer):
         kept = cast(Weighted, self.operator).multiplier_kept(multiplier.cpu().numpy())
         share = (torch.as_tensor(kept, device=multiplier.device) / multiplier).to(bias.dtype)
         return grid._replace(factor=grid.factor * share, bias=grid.bias * share)
+
+    @torch.no_grad()
+    def numbers(self) -> WeightNumbers:
+        """The weights on the device; a negative factor of batch norm has turned the signs of its channel."""
+        grid = self.grid()
+        quantizer = self.weight_quantizer
+        codes = quantizer.codes(self.stored_weight())
+        signs = np.sign(grid.factor.cpu().numpy()).astype(np.int64)
+        shape = [1] * codes.ndim
+        shape[quantizer.channel_axis] = -1
+        scales = grid.weight_scale.cpu().numpy()
+        one_scale = not quantizer.rule.per_channel and bool(np.all(scales == scales[0]))
+        bias = grid.bias_code.cpu().numpy().astype(np.float64)
+        return WeightNumbers(codes * signs.reshape(shape), scales[:1] if one_scale else scales, bias)
 
     def compute(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The linear operation with a given weight and bias."""
@@ -387,15 +436,18 @@ class WeightedLayer(QuantizedLayer):
             self.normalize(raw)
         return result
 
-    def forward(self, *features: Tensor) -> Tensor:
-        (given,) = features
+    def compute_frozen(self, features: Tensor) -> Tensor:
+        """The operator once batch norm is folded, in real numbers, before its result is stored."""
         stored = self.stored_weight()
         weight = self.weight_quantizer(stored)
+        grid = self.grid(stored)
+        return self.compute(features, weight * per_channel(grid.factor, weight.dim(), self.weight_axis), grid.bias)
+
+    def compose(self, *features: Tensor) -> Tensor:
+        (given,) = features
         if self.frozen:
-            grid = self._grid(stored)
-            return self.store(
-                self.compute(given, weight * per_channel(grid.factor, weight.dim(), self.weight_axis), grid.bias)
-            )
+            return self.store(self.compute_frozen(given))
+        weight = self.weight_quantizer(self.stored_weight())
         if self.folded and self.batch_norm is not None:
             return self.store(self.compute_folded(given, weight, self.batch_norm))
         computed = self.compute(given, weight, self.bias())

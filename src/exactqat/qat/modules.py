@@ -100,8 +100,9 @@ class FakeQuantize(nn.Module):
     def codes(self, quantized: Tensor) -> np.ndarray:
         """Codes 0..2**bits - 1 of what `forward` gave, int64, same shape."""
         scale, zero_point = self.scale_and_zero_point()
-        # What pads a maximum is below all codes.
-        steps = np.maximum(np.rint(quantized.detach().cpu().numpy() / scale), -zero_point)
+        steps = np.rint(quantized.detach().cpu().numpy() / scale)
+        # What pads a maximum is below all codes; on the device it is int8's lowest, whatever the bits.
+        steps = np.where(np.isneginf(steps), -zero_point, steps) if self.frozen else np.maximum(steps, -zero_point)
         return steps.astype(np.int64) + zero_point
 
     def extra_repr(self) -> str:

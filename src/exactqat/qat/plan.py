@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -173,7 +174,11 @@ class Plan:
         """The step or input that stores the tensor of that path."""
         return self._by_path[path]
 
-    @property
+    def is_stored(self, path: str) -> bool:
+        """Whether an operand's name is the path of a step or an input; otherwise it is a constant's."""
+        return path in self._by_path
+
+    @cached_property
     def _by_path(self) -> dict[str, PlanStep | PlanInput]:
         return {**{each.path: each for each in self.inputs}, **{each.path: each for each in self.steps}}
 

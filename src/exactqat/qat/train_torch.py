@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..device import OPERATORS
+from ..device import OPERATORS, PROFILES, profile_named
 from .capture_torch import CaptureError, capture
 from .layers import (
     Computed,
@@ -33,7 +33,7 @@ from .layers import (
     fold,
 )
 from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize
-from .plan import BatchNorm, Derived, Grid, Numbers, Plan, PlanStep, WeightNumbers
+from .plan import BatchNorm, Derived, Grid, Numbers, Plan, PlanStep
 from .planning import UnsupportedOperator, plan
 from .ranges import ActivationRange, WeightRange
 from .rules import Rule, UnusedRuleWarning
@@ -53,15 +53,21 @@ class PreparedModel(nn.Module):
     Attributes:
         plan: what the device runs.
         unused_rules: one sentence for every rule that decided nothing.
-        frozen: whether the last phase has begun; part of the state dict.
+        frozen: whether the last phase has begun; part of the state dict. From then on the device's integers are
+            computed, in training and in evaluation: what is stored is exactly ``(code - zero point) * scale``.
+        profile: whose integers, by the names of `deploy.PROFILES`; part of the state dict. May be set.
     """
 
-    def __init__(self, plan: Plan, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, plan: Plan, tensors: Mapping[str, Tensor], profile: str = PROFILES[0]) -> None:
         """
         Args:
             plan: what to run.
             tensors: the user's parameters and buffers by path, those of several paths under each. They are copied.
+            profile: see the attribute.
         """
+        # Here, as it brings PyTorch's compiler, which takes its time to import.
+        from .frozen_torch import Device
+
         super().__init__()
         self.plan = plan
         self.unused_rules = list(plan.unused_rules)
@@ -70,10 +76,22 @@ class PreparedModel(nn.Module):
         # In a dictionary, as they are registered where their paths say.
         self._steps: dict[str, nn.Module] = building.run()
         self._order = _order(plan)
+        self._device = Device(plan, building.quantizers, profile)
+        for path, step in self._steps.items():
+            if isinstance(step, QuantizedLayer):
+                step.compute_with(self._device, path)
 
     @property
     def frozen(self) -> bool:
         return self._frozen
+
+    @property
+    def profile(self) -> str:
+        return self._device.profile
+
+    @profile.setter
+    def profile(self, profile: str) -> None:
+        self._device.change_profile(profile)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(args, kwargs)
@@ -81,21 +99,30 @@ class PreparedModel(nn.Module):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], seen: dict[str, Tensor] | None = None) -> Any:
         network = self.plan.network
         given = list(args) if network.input_tree is None else network.input_tree.flatten(*args, **kwargs)
+        inputs = {each.path: tensor.to(torch.float32) for each, tensor in zip(self.plan.inputs, given, strict=True)}
+        if self._frozen and self._device.ready():
+            values = self._device.run(self._steps, self._order, inputs, seen)
+        else:
+            values = self._composed(inputs, seen)
+        results = [values[path] for path in self.plan.outputs]
+        if network.output_tree is None:
+            return results[0] if len(results) == 1 else tuple(results)
+        return network.output_tree.unflatten(results)
+
+    def _composed(self, inputs: Mapping[str, Tensor], seen: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        """Real numbers and fake quantization, layer after layer."""
         values: dict[str, Tensor] = {}
-        for each, tensor in zip(self.plan.inputs, given, strict=True):
-            values[each.path] = self._steps[each.path](tensor.to(torch.float32))
+        for path, given in inputs.items():
+            values[path] = self._steps[path](given)
             if seen is not None:
-                seen[each.path] = values[each.path]
+                seen[path] = values[path]
         for path, operands, finished in self._order:
             values[path] = self._steps[path](*[values[name] for name in operands])
             if seen is not None:
                 seen[path] = values[path]
             for name in finished:
                 del values[name]
-        results = [values[path] for path in self.plan.outputs]
-        if network.output_tree is None:
-            return results[0] if len(results) == 1 else tuple(results)
-        return network.output_tree.unflatten(results)
+        return values
 
     def step(self, path: str) -> nn.Module:
         """The module of an input or a step of the plan; `forward` calls it with the operands that are computed."""
@@ -152,7 +179,7 @@ class PreparedModel(nn.Module):
             for position, constant in layer.constants.items():
                 constants[(path, position)] = constant.numbers()
             if isinstance(layer, WeightedLayer):
-                weights[path] = _weight_numbers(layer)
+                weights[path] = layer.numbers()
         return Numbers(grids, weights, constants)
 
     def range_parameters(self) -> list[nn.Parameter]:
@@ -178,7 +205,7 @@ class PreparedModel(nn.Module):
         return self
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {"format": STATE_FORMAT, "frozen": self._frozen}
+        return {"format": STATE_FORMAT, "frozen": self._frozen, "profile": self.profile}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         found = state.get("format", 1)
@@ -188,6 +215,8 @@ class PreparedModel(nn.Module):
                 f"this state was saved by {age} version of exactqat (format {found}, this one reads {STATE_FORMAT}): "
                 "its layers have other names; load it with that version, or train anew"
             )
+        # States of before there were profiles keep the one that was prepared for.
+        self.profile = state.get("profile", self.profile)
         self._set_frozen(state["frozen"])
 
     def _set_frozen(self, frozen: bool) -> None:
@@ -204,20 +233,6 @@ class PreparedModel(nn.Module):
         phase = "frozen" if self._frozen else "not frozen"
         count = sum(1 for _ in self.layers())
         return f"PreparedModel({count} stored tensors, {weighted} layers with weights, {phase})"
-
-
-def _weight_numbers(layer: WeightedLayer) -> WeightNumbers:
-    """A layer's weights on the device; a negative factor of batch norm has turned the signs of its channel."""
-    grid = layer.grid()
-    quantizer = layer.weight_quantizer
-    codes = quantizer.codes(layer.stored_weight())
-    shape = [1] * codes.ndim
-    shape[quantizer.channel_axis] = -1
-    signs = np.sign(grid.factor.cpu().numpy()).astype(np.int64).reshape(shape)
-    scales = grid.weight_scale.cpu().numpy()
-    one_scale = not quantizer.rule.per_channel and bool(np.all(scales == scales[0]))
-    bias = grid.bias_code.cpu().numpy().astype(np.float64)
-    return WeightNumbers(codes * signs, scales[:1] if one_scale else scales, bias)
 
 
 def _order(plan: Plan) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
@@ -443,8 +458,9 @@ def _quantizer(grid: Grid) -> FakeQuantize:
 def freeze(model: PreparedModel) -> None:
     """Starts the last phase of training: batch-norm statistics and ranges are fixed, biases stand on the int32 grid.
 
-    From here on the model computes what the device computes; weights, gamma, beta and biases may still be trained. The
-    range of a weight that is not learned goes on following its largest magnitude.
+    From here on the model computes what the device computes, integer for integer, by the arithmetic of its `profile`;
+    weights, gamma, beta and biases may still be trained, with the gradients of real numbers. The range of a weight that
+    is not learned goes on following its largest magnitude. Only what dropout has changed is computed in real numbers.
     """
     model._set_frozen(True)
 
@@ -499,7 +515,11 @@ def _without_quantization(model: PreparedModel, observing: bool = False) -> Iter
 
 
 def prepare(
-    model: nn.Module, example_input: Any, rules: Iterable[Rule] = (Rule(),), deployable: bool = True
+    model: nn.Module,
+    example_input: Any,
+    rules: Iterable[Rule] = (Rule(),),
+    deployable: bool = True,
+    profile: str = PROFILES[0],
 ) -> PreparedModel:
     """A copy of `model` that trains under the device's arithmetic, in float32.
 
@@ -511,11 +531,14 @@ def prepare(
         rules: settings by module path; see `Rule`. The first match decides. The input is called ``"input"``, several
             ones by the names of the arguments.
         deployable: refuse rules that the device cannot run. Turn it off to study other settings in training only.
+        profile: the arithmetic that the frozen model computes by, a name of `deploy.PROFILES`: ``"xnnpack-x86"``,
+            ``"xnnpack-arm64"``, ``"reference"`` or ``"micro"``.
 
     Raises:
         UnsupportedOperator: lists every operator the device cannot run, with its place and what to do.
-        ValueError: no rule matches a layer, or a rule cannot be deployed.
+        ValueError: no rule matches a layer, a rule cannot be deployed, or there is no such profile.
     """
+    profile = profile_named(profile)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     args, kwargs = _arguments(example_input)
@@ -532,6 +555,6 @@ def prepare(
     for sentence in planned.unused_rules:
         warnings.warn(sentence, UnusedRuleWarning, stacklevel=2)
     tensors = dict(model.named_parameters(remove_duplicate=False))
-    prepared = PreparedModel(planned, tensors | dict(model.named_buffers(remove_duplicate=False)))
+    prepared = PreparedModel(planned, tensors | dict(model.named_buffers(remove_duplicate=False)), profile)
     prepared.train(model.training)
     return prepared

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the device's own integers cost in the frozen phase: a step, and an evaluation, beside the same ones in real
+numbers with fake quantization; both take turns.
+
+    python bench/frozen.py [--networks mobilenet_v2 dscnn] [--profiles xnnpack-x86 reference] [--repeats 10]
+                           [--threads 2] [--device cpu]
+
+Networks and images are those of bench/step.py. Machines are shared and noisy: read the ratio, which is the median over
+the turns, and the spread beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import step
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from exactqat import qat
+
+INTEGERS, REAL = "the device's integers", "real numbers"
+
+
+def frozen(given: step.Task, profile: str) -> qat.PreparedModel:
+    """A network in its frozen phase."""
+    model = qat.prepare(given.model, given.images, profile=profile).to(given.images.device)
+    qat.calibrate(model, [given.images])
+    qat.freeze(model)
+    return model.train()
+
+
+@contextmanager
+def in_real_numbers(model: qat.PreparedModel) -> Iterator[None]:
+    """The same model as if there were no device for its rules."""
+    model._device.exists = False
+    try:
+        yield
+    finally:
+        model._device.exists = True
+
+
+def training(model: qat.PreparedModel, given: step.Task) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.other_parameters(), 1e-6)
+
+    def run() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(given.images), given.labels).backward()
+        optimizer.step()
+        if given.images.is_cuda:
+            torch.cuda.synchronize()
+
+    return run
+
+
+def evaluation(model: qat.PreparedModel, given: step.Task) -> Callable[[], None]:
+    def run() -> None:
+        model.eval()
+        with torch.no_grad():
+            model(given.images)
+        if given.images.is_cuda:
+            torch.cuda.synchronize()
+        model.train()
+
+    return run
+
+
+def seconds(run: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def compared(model: qat.PreparedModel, run: Callable[[], None], repeats: int) -> dict[str, list[float]]:
+    """Seconds of every turn."""
+    times: dict[str, list[float]] = {INTEGERS: [], REAL: []}
+    for turn in range(repeats + 2):  # two to warm up
+        found = {INTEGERS: seconds(run)}
+        with in_real_numbers(model):
+            found[REAL] = seconds(run)
+        if turn >= 2:
+            for name, value in found.items():
+                times[name].append(value)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", choices=list(step.TASKS), default=["mobilenet_v2", "dscnn"])
+    parser.add_argument("--profiles", nargs="+", default=["xnnpack-x86", "reference"])
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--images", type=int, help="in a step; else those of bench/step.py")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    table = Table("network", "profile", "", INTEGERS, REAL, "ratio", "spread")
+    for network in options.networks:
+        for profile in options.profiles:
+            given = step.task(network, options.device, options.images)
+            model = frozen(given, profile)
+            for what, make in (("step", training), ("evaluation", evaluation)):
+                times = compared(model, make(model, given), options.repeats)
+                ratios = sorted(a / b for a, b in zip(times[INTEGERS], times[REAL], strict=True))
+                medians = [f"{1e3 * statistics.median(times[name]):.1f} ms" for name in (INTEGERS, REAL)]
+                spread = f"{ratios[len(ratios) // 4]:.2f}..{ratios[-1 - len(ratios) // 4]:.2f}"
+                table.add_row(network, profile, what, *medians, f"{statistics.median(ratios):.2f}", spread)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
