@@ -512,7 +512,10 @@ def _check(strange: Call) -> tuple[bool, int]:
 
 
 def compare(name: str, result: Any, wanted: np.ndarray) -> int:
-    found = value_of(result)
+    return compare_values(name, value_of(result), wanted)
+
+
+def compare_values(name: str, found: np.ndarray | None, wanted: np.ndarray) -> int:
     if found is None:
         return 0
     assert found.dtype == wanted.dtype, f"{name} is {found.dtype}, not {wanted.dtype}"
@@ -542,7 +545,7 @@ def backward(strange: Call, operands: list[Any], results: Any, values: dict[str,
     of_plain = [r for r in (again if isinstance(again, tuple) else (again,)) if r.requires_grad]
     arriving = [KINDS[strange.backward](np.ones(r.shape, to_numpy(r.detach()).dtype), strange.source) for r in of_plain]
     at = strange.source.integer(0, len(chosen) - 1)
-    twice = []
+    twice: list[Any] = []
     for outputs, inputs, gradient in (
         (chosen, leaves, arriving[at][0]),
         (
@@ -551,14 +554,26 @@ def backward(strange: Call, operands: list[Any], results: Any, values: dict[str,
             to_torch(arriving[at][1]),
         ),
     ):
-        first = torch.autograd.grad(outputs[at], inputs, gradient, create_graph=True, allow_unused=True)
-        sums = [g.abs().sum() for g in first if g is not None and g.requires_grad]
-        second = torch.autograd.grad(sum(sums), inputs, allow_unused=True) if sums else ()
+        try:
+            first = torch.autograd.grad(outputs[at], inputs, gradient, create_graph=True, allow_unused=True)
+            sums = [g.abs().sum() for g in first if g is not None and g.requires_grad]
+            second = torch.autograd.grad(sum(sums), inputs, allow_unused=True) if sums else ()
+        except ValueError as error:  # of a gradient operator, which looks at operands that the operator ignored
+            twice.append(str(error))
+            continue
         twice.append([*first, *second])
+    if str in map(type, twice):
+        assert twice[0] == twice[1], f"refused in one case only: {twice}"
+        return
     for found, wanted in zip(*twice, strict=True):
         assert (found is None) == (wanted is None), f"the gradient is {found}, not {wanted}"
         if found is not None:
-            compare("a gradient", found, value_of(wanted))
+            found, wanted = value_of(found), value_of(wanted)
+            if found is not None and strange.backward == "zero":
+                # Zeros that are nowhere in memory stay zeros in PyTorch's own products, by infinity too, and have no
+                # sign.
+                wanted = np.where((found == 0) & ((wanted == 0) | np.isnan(wanted)), found, wanted)
+            compare_values("a gradient", found, wanted)
 
 
 def main() -> int:
