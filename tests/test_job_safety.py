@@ -430,6 +430,14 @@ def test_a_model_that_is_the_runtimes_death_is_named(folder: Path, call: Call) -
     assert status == 2 and "job/w4a4/model.tflite cannot be compared: the runtime died of it (SIGSEGV)" in errors
 
 
+def test_a_comparison_tells_how_far_it_is(folder: Path) -> None:
+    told: list[tuple[int, int]] = []
+    progress = pipeline.Progress(compared=lambda *counts: told.append(counts))
+    (report,) = pipeline.verify_directory(folder / "job", progress).values()
+    assert [done for done, _ in told] == list(range(1, told[-1][1] + 1)) and report.differing == 0
+    assert len(told) % len(report.operators) == 0 and {all for _, all in told} == {len(told)}
+
+
 def test_status_1_means_that_integers_differ(folder: Path, call: Call) -> None:
     path = folder / "job" / "w4a4" / "model.tflite"
     graph, _ = pipeline.restore_graph(path.with_name("checkpoint.pt"))
