@@ -7,7 +7,7 @@ OUT ?= demo
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-gpu check docs goldens oracle fuzz fuzz-jobs sanitize zoo frozen sweep bench clean
+.PHONY: help demo test test-gpu check docs goldens oracle fuzz fuzz-jobs sanitize zoo frozen sweep devices bench clean
 
 help:
 	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html,"
@@ -24,6 +24,7 @@ help:
 	@echo "make zoo      some 170 networks, torchvision's and timm's among them, end to end; writes docs/networks.md (hours)"
 	@echo "make frozen   some 170 frozen networks in PyTorch beside the device, all codes of all layers (an hour)"
 	@echo "make sweep    every operator of the device against the runtimes; writes what was measured (an hour)"
+	@echo "make devices  ARM64 under emulation, TFLite-Micro, Vela: all operators and all networks (an hour)"
 	@echo "make bench    time the kernels and a training step beside other frameworks; ARGS='--quick'"
 
 $(VENV)/.created:
@@ -89,6 +90,14 @@ $(VENV)-zoo/.installed: $(SOURCES)
 
 sweep: $(VENV)/.installed
 	$(BIN)/python tests/sweep.py --count 1500 --write $(ARGS)
+	$(BIN)/python docs/device_page.py
+
+# What emulates ARM64 is downloaded on Debian and what is like it; elsewhere the campaign says that it is left out.
+devices: $(VENV)/.installed
+	-$(BIN)/python -m exactqat.deploy.set_up_arm64
+	$(BIN)/python tests/run_devices.py
+	$(BIN)/python tests/sweep.py --count 40 --profiles micro $$($(BIN)/python -c \
+		"from exactqat.deploy import profiles_here as here; print(*{'xnnpack-arm64'}.intersection(here()))") --write $(ARGS)
 	$(BIN)/python docs/device_page.py
 
 $(VENV)-tensorflow/.installed:

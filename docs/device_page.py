@@ -30,21 +30,42 @@ claimed then; an empty field was not compared.
 """
 
 
-def page() -> str:
+WIDE = """
+## With int16 activations
+
+What [a rule of 16 bits](bring-your-model.md#sixteen-bits-for-what-eight-cannot-hold) asks for: int8 weights, int64
+biases, zero points of 0. LiteRT's own kernels compute all of it, also where int8 would be XNNPACK's. QUANTIZE stands
+for both directions between int8 and int16 as well. Operators that are not here have no int16 form in the runtimes, or
+none of use.
+
+"""
+
+
+def table(dtype: str) -> list[str]:
+    """One row for each operator that has activations in that dtype."""
     lines = [f"| operator | result lies on | {' | '.join(f'`{profile}`' for profile in PROFILES)} |"]
     lines.append("|---" * (2 + len(PROFILES)) + "|")
     for kind, operator in OPERATORS.items():
-        if operator.fixed_grid is not None:
-            scale, zero_point = operator.fixed_grid
+        if dtype not in operator.dtypes:
+            continue
+        fixed = operator.grid_fixed_in(dtype)
+        if fixed is not None:
+            scale, zero_point = fixed
             grid = f"1/{round(1 / scale)}, zero at {zero_point}"
         else:
             grid = "its operands' grid" if operator.same_quantization else "a grid of its own"
         fields = []
         for profile in PROFILES:
-            compared, differing, _ = MEASURED.get((kind, profile), (0, 0, 0))
+            name = kind if dtype == "int8" else f"{kind}:{dtype}"
+            compared, differing, _ = MEASURED.get((name, profile), (0, 0, 0))
             claim = f"{compared:,}" if compared and not differing else ""
             fields.append(claim or (f"{differing:,} of {compared:,}" if compared else ""))
         lines.append(f"| {kind} | {grid} | {' | '.join(fields)} |")
+    return lines
+
+
+def page() -> str:
+    lines = [*table("int8"), WIDE.rstrip("\n"), "", *table("int16")]
     path = PAGE.parent.parent / "src" / "exactqat" / "device" / "measured.json"
     runtimes = sorted(set(json.loads(path.read_text()).get("runtimes", {}).values()))
     return HEAD + "\n".join(lines) + "\n" + (f"\nRuntimes: {'; '.join(runtimes)}.\n" if runtimes else "")

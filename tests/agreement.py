@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from exactqat import qat
-from exactqat.deploy import EXACT, Graph, dequantize, profiles_here, simulate, verify, write_tflite
+from exactqat.deploy import Graph, dequantize, profiles_here, simulate, unclaimed, verify, write_tflite
 from exactqat.deploy.lower import lower_with_layouts, on_device
 from exactqat.deploy.values import device_codes, in_users_order, layer_values
+from exactqat.deploy.verify import RuntimeRefusal
 
 
 def leaves(result: Any) -> list[torch.Tensor]:
@@ -52,9 +53,15 @@ def assert_exact(model: qat.PreparedModel, batch: Any, folder: Path) -> Graph:
     integers = simulate(graph, given, model.profile, tensors=list(codes))
     assert not [name for name, own in codes.items() if not np.array_equal(own, integers[name])]
     for profile in profiles_here():
-        assert all((operator.kind, profile) in EXACT for operator in graph.operators)
-        report = verify(graph, path, given, profile)
-        assert report.differing == 0, (profile, [row for row in report.table() if row["differing"]])
+        claimed = not unclaimed(graph, profile)
+        # LiteRT runs whatever the library writes; microcontrollers lack some operators.
+        assert claimed or profile in ("xnnpack-arm64", "micro")
+        try:
+            report = verify(graph, path, given, profile)
+        except RuntimeRefusal:
+            assert profile == "micro"
+            continue
+        assert not claimed or report.differing == 0, (profile, [row for row in report.table() if row["differing"]])
         assert [row.name for row in report.operators] == list(graph.results())
         values = sum(np.prod(graph.tensors[name].shape) for name in graph.results()) * len(inputs[0])
         assert report.values >= values

@@ -7,13 +7,16 @@ A new operator needs one entry of `CASES`. Every other scale is a power of two, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from exactqat.deploy import Builder, Graph, Quantization, per_tensor
-from exactqat.device import ACTIVATIONS, OPERATORS
+from exactqat.device import ACTIVATIONS, OPERATORS, Tensor
 from exactqat.device.activation import FUNCTIONS
+from exactqat.device.operator import in_int16 as kinds_in_int16
+from exactqat.device.tensor import CODE_RANGES
 
 Random = np.random.Generator
 Case = Callable[[Random, Builder], str]
@@ -182,10 +185,10 @@ def random_reduction(rng: Random, builder: Builder, kind: str) -> str:
     return builder.operator(kind, ["x"], output, name="y", axes=axes, keep_dims=keep)
 
 
-def random_arg_max(rng: Random, builder: Builder) -> str:
+def random_index(rng: Random, builder: Builder, kind: str) -> str:
     shape = builder.tensor(random_tensor(rng, builder)).shape
     axis, dtype = int(rng.integers(1, len(shape))), str(rng.choice(["int32", "int64"]))
-    return builder.arg_max("x", axis, name="y", output_type=dtype)
+    return getattr(builder, kind.lower())("x", axis, name="y", output_type=dtype)
 
 
 def random_transpose_conv(rng: Random, builder: Builder) -> str:
@@ -460,7 +463,8 @@ CASES: dict[str, Case] = {
     "SUM": partial(random_reduction, kind="SUM"),
     "REDUCE_MAX": partial(random_reduction, kind="REDUCE_MAX"),
     "REDUCE_MIN": partial(random_reduction, kind="REDUCE_MIN"),
-    "ARG_MAX": random_arg_max,
+    "ARG_MAX": partial(random_index, kind="ARG_MAX"),
+    "ARG_MIN": partial(random_index, kind="ARG_MIN"),
     "TRANSPOSE_CONV": random_transpose_conv,
     "BATCH_MATMUL": random_batch_matmul,
     "PADV2": random_pad_v2,
@@ -485,17 +489,79 @@ CASES: dict[str, Case] = {
 }
 
 
+def in_int16(rng: Random, graph: Graph) -> Graph:
+    """The same network with int16 activations, on grids 256 times finer."""
+    kinds = [OPERATORS[operator.kind] for operator in graph.operators]
+    fixed = {operator.outputs[0] for operator, kind in zip(graph.operators, kinds, strict=True) if kind.fixed_grid}
+    # Filters stay int8; slopes are of the activations' dtype.
+    filters = {each.inputs[1] for each, kind in zip(graph.operators, kinds, strict=True) if len(kind.weights) == 2}
+    clamped = {each.outputs[0] for each in graph.operators if each.attributes.get("activation") == "RELU6"}
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in graph.tensors.items():
+        data, dtype, scale = tensor.data, "int16", tensor.quantization.scale[0] / 256
+        if fixed and rng.integers(4) == 0:  # some kernels take what is near to these for a shift
+            scale = np.float32(2.0 ** rng.integers(-12, -10) * rng.uniform(0.9985, 1.0015))
+        if name in clamped and rng.integers(2):
+            scale = np.float32(6 / (np.round(6 / scale) + 0.5))  # the upper clamp is a tie
+        quantization = per_tensor(1 / 32768 if name in fixed else scale, 0, "int16")
+        if data is not None and data.dtype == np.int32:
+            data = data.astype(np.int64) * 256 + rng.integers(-128, 128, data.shape)
+            scale = tensor.quantization.scale / 256
+            dtype, quantization = "int64", replace(tensor.quantization, scale=scale)
+        elif name in filters or tensor.dtype != "int8":
+            dtype, quantization = tensor.dtype, tensor.quantization
+        elif data is not None:
+            data = (data.astype(np.int64) * 256 + rng.integers(0, 256, data.shape)).astype(np.int16)
+        # All codes of a function of one operand.
+        every = len(graph.tensors) == 2 and tensor.shape == (1, 16, 16) and not kinds[0].same_quantization
+        shape = (1, 256, 256) if every else tensor.shape
+        tensors[name] = Tensor(name, shape, dtype, quantization, data)
+    result = Graph(tensors, graph.operators, graph.inputs, graph.outputs)
+    result.validate()
+    return result
+
+
+def random_quantize_wide(rng: Random, builder: Builder) -> str:
+    """Between int8 and int16, either way, or within int16."""
+    source, target = [("int8", "int16"), ("int16", "int8"), ("int16", "int16")][rng.integers(3)]
+    scale = random_scale(rng)
+    ratio = random_scale(rng, -6.99, 6.99) * (256 if source == "int8" else 1) / (256 if target == "int8" else 1)
+    if rng.integers(4) == 0:
+        ratio = random_scale(rng, -30.9, 21.9 if source == "int8" else 14.9)
+    places = [random_zero_point(rng) if dtype == "int8" else 0 for dtype in (source, target)]
+    builder.input("x", (1, 256, 256), per_tensor(scale, places[0], source))
+    return builder.quantize("x", per_tensor(scale / ratio, places[1], target), name="y")
+
+
+# Those whose int16 form has cases of its own; others' are made of their int8 form.
+WIDE_CASES: dict[str, Case] = {"QUANTIZE": random_quantize_wide}
+# Under these names `EXACT` and `MEASURED` know operators: the kind, or the kind and the dtype.
+NAMES = (*OPERATORS, *(f"{kind}:int16" for kind in kinds_in_int16()))
+
+
+def random_graph(rng: Random, name: str) -> Graph:
+    """A graph of the operator of that name."""
+    kind, _, dtype = name.partition(":")
+    builder = Builder()
+    if not dtype or kind in WIDE_CASES:
+        return builder.graph([(WIDE_CASES if dtype else CASES)[kind](rng, builder)])
+    return in_int16(rng, builder.graph([CASES[kind](rng, builder)]))
+
+
 def random_codes(rng: Random, graph: Graph) -> dict[str, np.ndarray]:
     """A batch of 1..4; half of the batches stay near the zero points, where little saturates."""
     batch, near = int(rng.integers(1, 5)), rng.integers(2)
     codes = {}
     for name in graph.inputs:
         tensor = graph.tensors[name]
-        values = rng.integers(-128, 128, (batch, *tensor.shape[1:]))
-        if len(graph.inputs) == 1 and tensor.shape == (1, 16, 16):  # a function of one operand: all of its inputs
-            codes[name] = np.arange(-128, 128).astype(np.int8).reshape(tensor.shape)
+        lowest, highest = CODE_RANGES[tensor.dtype]
+        values = rng.integers(lowest, highest + 1, (batch, *tensor.shape[1:]))
+        # A function of one operand: all of its inputs.
+        if len(graph.inputs) == 1 and tensor.shape in ((1, 16, 16), (1, 256, 256)):
+            every = np.resize(np.arange(lowest, highest + 1), tensor.shape)
+            codes[name] = every.astype(tensor.dtype)
             continue
         if near:
             values = values // 8 + tensor.quantization.zero_point[0]
-        codes[name] = np.clip(values, -128, 127).astype(np.int8)
+        codes[name] = np.clip(values, lowest, highest).astype(tensor.dtype)
     return codes

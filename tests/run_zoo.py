@@ -48,6 +48,7 @@ def end_to_end(model: torch.nn.Module, examples: tuple[Any, ...], folder: Path, 
     from exactqat import deploy, qat
     from exactqat.deploy.lower import lower_with_layouts
     from exactqat.deploy.simulate import EXACT
+    from exactqat.device.tensor import CODE_RANGES
 
     torch.manual_seed(0)
     with warnings.catch_warnings():
@@ -69,8 +70,10 @@ def end_to_end(model: torch.nn.Module, examples: tuple[Any, ...], folder: Path, 
     rng = np.random.default_rng(0)
     codes = {}
     for name in graph.inputs:
-        shape = graph.tensors[name].shape
-        codes[name] = rng.integers(-128, 128, (images * shape[0], *shape[1:])).astype(np.int8)
+        tensor = graph.tensors[name]
+        lowest, highest = CODE_RANGES[tensor.dtype]
+        values = rng.integers(lowest, highest + 1, (images * tensor.shape[0], *tensor.shape[1:]))
+        codes[name] = values.astype(tensor.dtype)
     path = deploy.write_tflite(graph, folder / "model.tflite")
     counts = Counter(operator.kind for operator in graph.operators)
     row: dict[str, Any] = {

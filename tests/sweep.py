@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random graphs of every operator of the device, simulated and run: `python tests/sweep.py --count 3000 --write`.
 
-With --write the counts go to `exactqat/device/measured.json`, from which `deploy.EXACT` and `deploy.MEASURED` are read;
+An emulated ARM64 runs them as several processors, which choose different kernels; their counts are added up. With
+--write the counts go to `exactqat/device/measured.json`, from which `deploy.EXACT` and `deploy.MEASURED` are read;
 pairs of operator and profile that this machine cannot run keep what another machine wrote.
 """
 
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import itertools
 import json
+import os
 import platform
 import sys
 import tempfile
@@ -21,12 +24,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from device_cases import CASES, random_codes  # noqa: E402
+from device_cases import NAMES, random_codes, random_graph  # noqa: E402
 
 import exactqat.device  # noqa: E402
-from exactqat.deploy import Builder, Graph, profiles_here, verify, write_tflite  # noqa: E402
+from exactqat.deploy import Graph, emulation, profiles_here, verify, write_tflite  # noqa: E402
 from exactqat.deploy.verify import RuntimeRefusal  # noqa: E402
-from exactqat.device import OPERATORS, PROFILES  # noqa: E402
+from exactqat.device import PROFILES  # noqa: E402
 
 MEASURED = Path(exactqat.device.__file__).parent / "measured.json"
 
@@ -47,18 +50,21 @@ class Outcome:
 
 
 def graphs(kind: str, profile: str, count: int) -> Iterator[tuple[Graph, dict[str, np.ndarray]]]:
-    """`count` random graphs with an operator of that kind, and codes for their inputs; the same ones every time."""
+    """`count` random graphs with an operator of that name (see `NAMES`), and codes for their inputs.
+
+    The same ones every time.
+    """
     rng = np.random.default_rng([*kind.encode(), PROFILES.index(profile)])
     for _ in range(count):
-        builder = Builder()
-        graph = builder.graph([CASES[kind](rng, builder)])
+        graph = random_graph(rng, kind)
         yield graph, random_codes(rng, graph)
 
 
 def sweep(kind: str, profile: str, count: int, folder: Path) -> Outcome:
-    """Runs `count` random graphs on the profile's runtime and compares every result with the simulation."""
+    """Runs `count` random graphs on the profile's runtimes and compares every result with the simulation."""
     outcome = Outcome()
-    for graph, codes in graphs(kind, profile, count):
+    for cpu, (graph, codes) in itertools.product(processors(profile), graphs(kind, profile, count)):
+        os.environ["EXACTQAT_ARM64_CPU"] = cpu
         outcome.graphs += 1
         try:
             report = verify(graph, write_tflite(graph, folder / "model.tflite"), codes, profile)
@@ -74,16 +80,25 @@ def sweep(kind: str, profile: str, count: int, folder: Path) -> Outcome:
     return outcome
 
 
+def processors(profile: str) -> tuple[str, ...]:
+    """Those that are emulated for a profile, one after the other; an empty name stands for this machine's own."""
+    native = platform.machine().lower() in ("aarch64", "arm64")
+    return tuple(emulation.CPUS) if profile == "xnnpack-arm64" and not native else ("",)
+
+
 def version(profile: str) -> str:
     """What was run."""
     name = "tflite-micro" if profile == "micro" else "ai-edge-litert"
+    emulated = [emulation.CPUS[cpu].model for cpu in processors(profile) if cpu]
+    if emulated:
+        return f"{name} {emulation.versions()[name]} on aarch64, emulated as {'; '.join(emulated)}"
     return f"{name} {importlib.metadata.version(name)} on {platform.machine()}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=3000, help="graphs of each operator and profile")
-    parser.add_argument("--kinds", nargs="+", default=list(OPERATORS), choices=list(OPERATORS), metavar="KIND")
+    parser.add_argument("--kinds", nargs="+", default=list(NAMES), choices=list(NAMES), metavar="KIND")
     parser.add_argument("--profiles", nargs="+", default=list(profiles_here()), choices=profiles_here())
     parser.add_argument("--write", action="store_true", help="keep the counts")
     arguments = parser.parse_args()
@@ -94,7 +109,7 @@ def main() -> int:
                 outcome = sweep(kind, profile, arguments.count, Path(folder))
             row = f"{outcome.values:>12,} compared, {outcome.differing:,} differ, by {outcome.largest} at most"
             refused = f"; {outcome.refused} of {outcome.graphs} graphs refused" if outcome.refused else ""
-            print(f"{kind:24} {profile:14} {row}{refused}", flush=True)
+            print(f"{kind:30} {profile:14} {row}{refused}", flush=True)
             for graph, _ in outcome.examples:
                 print(f"    {graph.operators}", flush=True)
             failed += outcome.differing > 0
@@ -110,7 +125,7 @@ def keep(kind: str, profile: str, row: list[int]) -> None:
     content["results"].setdefault(kind, {})[profile] = row
     content["results"] = {
         name: {each: rows[each] for each in PROFILES if each in rows}
-        for name in OPERATORS
+        for name in NAMES
         if (rows := content["results"].get(name))
     }
     # One line for each operator.

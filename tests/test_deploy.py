@@ -7,6 +7,7 @@ Each operator by itself is in test_device.py.
 from __future__ import annotations
 
 import dataclasses
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 
 pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+
+from deadly import deadly
 
 from exactqat.deploy import (
     Builder,
@@ -33,6 +36,7 @@ from exactqat.deploy import (
     write_tflite,
 )
 from exactqat.deploy.graph import ACTIVATIONS, same_padding
+from exactqat.deploy.verify import RuntimeRefusal
 
 HERE = profiles_here()
 Random = np.random.Generator
@@ -143,7 +147,7 @@ def test_place_codes() -> None:
     assert zero_points(100, 8) == [-28]
     assert zero_points(8, 4, "NONE", True) == [120, -121]
     for arguments, message in (
-        ((0, 1), "num_bits must be in 2..8, got 1"),
+        ((0, 1), "num_bits must be in 2..8, or 16, got 1"),
         ((16, 4), "zero_point must be a code in 0..15, got 16"),
         ((0, 4, "NONE", True), "zero_point must be a code in 1..15, got 0"),
         ((0, 4, "TANH"), "activation must be one of NONE, RELU, RELU6, got 'TANH'"),
@@ -207,6 +211,57 @@ def test_verify_refuses_another_graphs_file(tmp_path: Path) -> None:
     path = write_tflite(other, tmp_path / "model.tflite")
     with pytest.raises(ValueError, match="second"):
         verify(graph, path, np.zeros((1, 5, 5, 3), np.int8))
+
+
+def small_network(rng: Random) -> Graph:
+    builder = Builder()
+    x = builder.input("x", (1, 4, 4, 3), per_tensor(0.1, 0))
+    flat = builder.reshape(x, (1, 48), name="flat")
+    filter, bias = rng.integers(-127, 128, (5, 48)), rng.integers(-90, 90, 5)
+    return builder.graph([builder.fully_connected(flat, filter, [0.1], bias, per_tensor(5, 0), name="y")])
+
+
+def test_the_process_outlives_a_file_that_the_runtime_does_not(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    graph, path = small_network(rng), tmp_path / "model.tflite"
+    path.write_bytes(deadly(write_tflite(graph, path).read_bytes()))
+    with pytest.raises(RuntimeRefusal, match=r"the runtime died of it \(SIGSEGV\), so it is damaged"):
+        verify(graph, path, rng.integers(-128, 128, (3, 4, 4, 3)).astype(np.int8))
+
+
+def test_only_files_of_others_are_tried_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process costs a second; what write_tflite makes of the graph needs none, whatever its description."""
+    tried = []
+    monkeypatch.setattr(sys.modules["exactqat.deploy.verify"], "try_in_a_child", lambda *given: tried.append(given))
+    rng = np.random.default_rng(0)
+    graph, other, path = small_network(rng), small_network(rng), tmp_path / "model.tflite"
+    codes = rng.integers(-128, 128, (3, 4, 4, 3)).astype(np.int8)
+    for description in ("", "w8a8 mine; and more", "exactqat; exactqat; ü"):
+        assert verify(graph, write_tflite(graph, path, description), codes).differing == 0
+    assert not tried
+    write_tflite(other, path)
+    assert verify(graph, path, codes).differing and len(tried) == 1
+    path.write_bytes(write_tflite(graph, path).read_bytes() + b" ")
+    assert not verify(graph, path, codes).differing and len(tried) == 2
+
+
+def test_what_a_child_does_is_not_told(tmp_path: Path) -> None:
+    """Refusals are left to this process, which says them better; only death counts, and what keeps a child from it."""
+    trial = sys.modules["exactqat.deploy.trial"]
+    trial.try_in_a_child(np.testing.assert_array_equal, 1, 2)
+    with pytest.raises(RuntimeRefusal, match="SIGKILL"):
+        trial.try_in_a_child(signal.raise_signal, signal.SIGKILL)
+    with pytest.raises(RuntimeRefusal, match="could not be tried in another process"):
+        trial.try_in_a_child(sys.exit, "no")
+
+
+@pytest.mark.parametrize("batch_size, batches", [(8, 1), (2, 2)])
+def test_progress_of_a_comparison(batch_size: int, batches: int, tmp_path: Path) -> None:
+    graph, told = small_network(np.random.default_rng(0)), []
+    codes = np.zeros((3, 4, 4, 3), np.int8)
+    path = write_tflite(graph, tmp_path / "model.tflite")
+    verify(graph, path, codes, batch_size=batch_size, progress=lambda *counts: told.append(counts))
+    assert told == [(done, 2 * batches) for done in range(1, 2 * batches + 1)]
 
 
 def test_written_files_are_deterministic_and_whole(tmp_path: Path) -> None:
@@ -292,7 +347,7 @@ def broken_graphs() -> list[tuple[str, Graph]]:
             with_tensor(graph, "first/filter", data=np.full_like(filter.data, -128)),
         ),
         ("data must be int8, got int16", with_tensor(graph, "first/filter", data=filter.data.astype(np.int16))),
-        ("dtype must be int8 or int32, got 'float32'", with_tensor(graph, "first", dtype="float32")),
+        ("dtype must be one of int8, int16, int32, int64, got 'float32'", with_tensor(graph, "first", dtype="float32")),
         ("inputs have batch 1 in the graph", with_tensor(graph, "x", shape=(2, 5, 5, 3))),
         (r"zero points must be in -128..127, got \[128\]", with_tensor(graph, "x", quantization=per_tensor(0.02, 128))),
         (

@@ -92,3 +92,21 @@ def test_real_numbers_and_integers_mean_the_same(kind: str) -> None:
         if on_grid is not None:
             rounded = np.clip(np.rint(on_grid.double().numpy() / scale) + zero_point, -128, 127)
             np.testing.assert_array_equal(rounded, stored)
+
+
+@pytest.mark.parametrize("strides", [(1, 1), (2, 3)])
+def test_an_average_is_one_pass(strides: tuple[int, int]) -> None:
+    """How many values a window counts follows from the shape alone."""
+    passes = []
+
+    def noted(x: Any, *arguments: Any) -> Any:
+        passes.append(tuple(x.shape))
+        return primitives_torch.sum_pool(x, *arguments)
+
+    primitives = SimpleNamespace(**{**vars(primitives_torch), "sum_pool": noted})
+    attributes = {"filter_size": (3, 2), "strides": strides, "padding": "SAME", "channel_axis": 1}
+    x = torch.rand(2, 4, 7, 6)
+    average = OPERATORS["AVERAGE_POOL_2D"].real(primitives, [x], attributes)
+    assert passes == [(2, 4, 7, 6)]
+    ones = OPERATORS["AVERAGE_POOL_2D"].sums(primitives_torch, torch.ones(1, 1, 7, 6), attributes)
+    assert torch.equal(average, OPERATORS["AVERAGE_POOL_2D"].sums(primitives_torch, x, attributes) / ones)

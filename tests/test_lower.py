@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from exactqat.deploy import simulate
 from exactqat.deploy.lower import Lowering, on_device
+from exactqat.deploy.values import in_users_order
 from exactqat.qat.network import Network
 from exactqat.qat.plan import Grid, Numbers, Plan, PlanInput, PlanStep, WeightNumbers, Weights
 from exactqat.qat.rules import Rule
@@ -179,3 +181,58 @@ def test_weights_follow_a_flattened_map(flatten_first: bool) -> None:
     result = simulate(graph, on_device(codes, lowering.layout("x")))["fc"]
     sums = codes.reshape(BATCH, 24).astype(np.int64) @ weight.T
     assert np.array_equal(result, np.clip(np.rint(sums.astype(np.float32) * np.float32(0.001)), -128, 127))
+
+
+@pytest.mark.parametrize("image", [(2, 3, 4), (6, 4), (3, 1, 8), (24, 1, 1)])
+@pytest.mark.parametrize("read_by", ["a convolution", "a slice and a convolution", "a convolution and a slice"])
+def test_rows_of_weights_follow_their_reader(image: tuple[int, ...], read_by: str) -> None:
+    """A Linear in front of an image puts its results where a convolution reads them; others read the user's order."""
+    rng = np.random.default_rng(2)
+    weight, bias, scales = rng.integers(-127, 128, (24, 5)), rng.integers(-900, 900, 24), rng.uniform(1e-3, 3e-3, 24)
+    channels = image[0]
+    filter = np.zeros((channels, channels, *[1] * (len(image) - 1)), np.int64)
+    filter[np.arange(channels), np.arange(channels)] = 100
+    numbers = Numbers(
+        {"x": (np.float32(0.5), 128)},
+        {
+            "fc": WeightNumbers(weight, scales.astype(np.float32), bias),
+            "conv": WeightNumbers(filter, np.full(channels, 0.01, np.float32), np.zeros(channels)),
+        },
+    )
+    given_weights = Weights("w", None, None, Rule())
+    whole = (1, *image)
+    axes = {"begin": (0,) * len(whole), "end": (None,) * len(whole), "steps": (1,) * len(whole)}
+    one = (1,) * (len(image) - 1)
+    window = {"strides": one, "padding": ((0, 0),) * len(one), "dilations": one, "channel_axis": 1}
+    steps = [
+        PlanStep("fc", "FULLY_CONNECTED", ("x",), {}, "x", (1, 24), weights=given_weights),
+        step("image", "RESHAPE", ("fc",), whole, 0, new_shape=whole),
+    ]
+    if read_by.startswith("a slice"):
+        steps.append(step("cut", "STRIDED_SLICE", ("image",), whole, 0, **axes))
+    steps.append(PlanStep("conv", "CONV_2D", (steps[-1].path,), window, "x", whole, weights=given_weights))
+    results = ["conv"]
+    if read_by.endswith("a slice"):
+        flat_axes = {"begin": (0, 0), "end": (None, None), "steps": (1, 1)}
+        steps.append(step("also", "STRIDED_SLICE", ("fc",), (1, 24), 0, **flat_axes))
+        results.append("also")
+    network = Network((), (), {}, {}, ())
+    plan = Plan(network, (PlanInput("x", "x", (1, 5)),), tuple(steps), GRIDS, {}, tuple(results), tuple(results))
+    lowering = Lowering(plan, numbers)
+    graph = lowering.run()
+    moves = read_by.endswith("a slice") and math.prod(image[1:]) > 1
+    # Only feature maps of two spatial axes leave the device with their channels last.
+    assert kinds(graph).count("TRANSPOSE") == moves + (len(image) == 2)
+    codes = rng.integers(-128, 128, (BATCH, 5)).astype(np.int8)
+    integers = simulate(graph, codes, tensors=[graph.outputs[0], "fc"])
+    layouts = lowering.layouts()
+    acc = (codes.astype(np.int64) @ weight.T + bias).astype(np.float32)
+    multiplier = np.float32(0.5) * scales.astype(np.float32) / np.float32(0.5)
+    wanted = np.clip(np.rint(acc * multiplier), -128, 127)
+    assert np.array_equal(in_users_order(integers["fc"], layouts["fc"]), wanted)
+    assert np.array_equal(on_device(wanted, layouts["fc"]), integers["fc"])
+    convolved = np.clip(np.rint(wanted), -128, 127).reshape(BATCH, *image)
+    stored = integers[graph.outputs[0]]
+    if graph.outputs[0] == "conv" and len(image) == 3:
+        stored = stored.transpose(0, 3, 1, 2)
+    assert np.array_equal(stored, convolved)

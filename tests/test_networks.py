@@ -719,7 +719,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_the_page_on_own_models_runs(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "bring-your-model.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         subprocess.run([sys.executable, "-c", block], check=True, cwd=tmp_path)
     assert (tmp_path / "model.tflite").read_bytes()[4:8] == b"TFL3"

@@ -245,7 +245,8 @@ def test_real_inputs_of_any_batch(tmp_path: Path) -> None:
     codes = random_codes(np.random.default_rng(1), graph, 5)["x"]
     real = ((codes.astype(np.float32) - 3) * np.float32(0.02)).transpose(0, 3, 1, 2)
     expected = simulate(graph, codes)["second"]
-    scale, zero_point = (entry[0] for entry in vars(graph.tensors["second"].quantization).values() if entry is not None)
+    quantization = graph.tensors["second"].quantization
+    scale, zero_point = quantization.scale[0], quantization.zero_point[0]
     for count in (1, 5):
         (result,) = session.run(None, {"x": real[:count]})
         stored = np.rint(result / scale).transpose(0, 2, 3, 1) + zero_point

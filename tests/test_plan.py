@@ -220,10 +220,10 @@ def test_rules_that_are_missing_or_cannot_be_deployed() -> None:
     network = sketch.network(sketch.conv(sketch.input(1, 3, 4, 4), 3))
     with pytest.raises(ValueError, match="no rule matches layer 'conv'"):
         plan(network, [Rule("input")])
-    wide = [Rule(activation_bits=16)]
-    with pytest.raises(ValueError, match="layer 'input', rule match='\\*': activation_bits=16"):
+    wide = [Rule(activation_bits=12)]
+    with pytest.raises(ValueError, match="layer 'input', rule match='\\*': activation_bits=12"):
         plan(network, wide)
-    assert plan(network, wide, deployable=False).grids["conv"].bits == 16
+    assert plan(network, wide, deployable=False).grids["conv"].bits == 12
 
 
 # Refusals

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
     from rich.text import Text
 
     from .job.pipeline import Results
@@ -223,11 +224,15 @@ def _application() -> Any:
             str | None,
             typer.Option(help="The network again, unless it is exactqat's own: files do not decide what code runs."),
         ] = None,
+        c_array: Annotated[
+            bool,
+            typer.Option("--c-array", help="Write model.h too: the network as a C header for TFLite-Micro."),
+        ] = False,
     ) -> None:
         """Write model.tflite, and model.onnx if the package onnx is installed, again from DIR's checkpoints. Needs no
         data."""
         with _failures(errors):
-            _export(directory, model)
+            _export(directory, model, c_array)
 
     @application.command()
     def verify(
@@ -236,6 +241,14 @@ def _application() -> Any:
             str | None,
             typer.Option(help="The network again, unless it is exactqat's own: files do not decide what code runs."),
         ] = None,
+        device: Annotated[
+            str,
+            typer.Option(
+                help="What runs the files: here (LiteRT's default kernels on this machine), x86, arm64 (emulated on "
+                "other machines; arm64:CPU chooses one), reference (LiteRT's reference kernels), micro "
+                "(TFLite-Micro); or ethos-u (ethos-u:ACCELERATOR): what Vela compiles them to."
+            ),
+        ] = "here",
         quiet: Annotated[bool, typer.Option("--quiet", help="Print the closing sentence only.")] = False,
     ) -> None:
         """Run DIR's files on the device runtime again and compare **every integer** with the checkpoints'
@@ -243,8 +256,13 @@ def _application() -> Any:
 
         Exit status 1 if any integer differs, 2 for whatever else goes wrong.
         """
+        differing = 0
         with _failures(errors):
-            differing = _verify(directory, quiet, model)
+            kind, _, choice = device.partition(":")
+            if kind == "ethos-u":
+                _verify_npu(directory, choice, model)
+            else:
+                differing = _verify(directory, quiet, model, _profile_of(kind, choice))
         if differing:
             raise IntegersDiffer
 
@@ -325,9 +343,24 @@ def _native_messages_kept_back() -> Iterator[None]:
             os.close(kept)
 
 
+def _bars(console: "Console", disable: bool) -> "Progress":
+    """What is done, how far, and the time left; gone when it ends."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description:<42}", markup=False),
+        BarColumn(bar_width=20),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=console,
+        transient=True,
+        disable=disable,
+    )
+
+
 def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet: bool, device: str = "cpu") -> int:
     import torch
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     from .job import data as sources
     from .job import pipeline, processes, report, training
@@ -360,19 +393,7 @@ def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet:
             )  # fmt: skip
         dataset = sources.load(settings.data, settings.image_size)
         _print_skipped(errors, dataset.skipped)
-        with (
-            Progress(
-                TextColumn("{task.description:<42}", markup=False),
-                BarColumn(bar_width=20),
-                TaskProgressColumn(),
-                TimeRemainingColumn(),
-                TextColumn("left"),
-                console=console,
-                transient=True,
-                disable=quiet or not together.writes,
-            ) as bars,
-            _native_messages_kept_back(),
-        ):
+        with _bars(console, disable=quiet or not together.writes) as bars, _native_messages_kept_back():
             task = bars.add_task("float training", total=pipeline.total_steps(settings, dataset))
             progress = pipeline.Progress(
                 begin=lambda text: bars.update(task, description=text),
@@ -434,12 +455,12 @@ def _report(directory: Path, model: str | None = None) -> None:
     console.print(_line("Written: ", (str(path), "bold")), soft_wrap=True)
 
 
-def _export(directory: Path, model: str | None = None) -> None:
+def _export(directory: Path, model: str | None = None, headers: bool = False) -> None:
     from .job import pipeline
 
     console = _console()
     with _native_messages_kept_back():
-        paths = pipeline.export_directory(directory, model)
+        paths = pipeline.export_directory(directory, model, headers)
     for path in paths:
         console.print(_line("Written: ", (str(path), "bold"), f" ({path.stat().st_size:,} bytes)"), soft_wrap=True)
     if not any(path.suffix == ".onnx" for path in paths):
@@ -495,7 +516,53 @@ def _verdict(sentence: str, differing: int) -> tuple[str, str]:
     return sentence, "bold red" if differing else "bold green"
 
 
-def _verify(directory: Path, quiet: bool, model: str | None = None) -> int:
+# The profiles of `deploy.verify`, by the names of the devices that compute so.
+DEVICES = {
+    "here": "xnnpack",
+    "x86": "xnnpack-x86",
+    "arm64": "xnnpack-arm64",
+    "reference": "reference",
+    "micro": "micro",
+}
+
+
+def _profile_of(device: str, choice: str) -> str:
+    """The profile of a device, as --device names it."""
+    if device not in DEVICES:
+        raise ValueError(f"--device must be one of {', '.join(DEVICES)} or ethos-u, got {device!r}")
+    if choice:
+        from .deploy import emulation
+
+        if device != "arm64":
+            raise ValueError(f"--device {device} takes no choice behind a colon, got {choice!r}")
+        os.environ["EXACTQAT_ARM64_CPU"] = emulation.cpu_named(choice)
+    return DEVICES[device]
+
+
+def _verify_npu(directory: Path, accelerator: str, model: str | None = None) -> None:
+    from rich.table import Table
+
+    from .deploy.footprint import DEFAULT_ACCELERATOR
+    from .job import pipeline
+
+    console = _console()
+    accelerator = accelerator or DEFAULT_ACCELERATOR
+    with _native_messages_kept_back(), console.status(_line("compiling with Vela")):
+        found = pipeline.npu_directory(directory, accelerator, model)
+    table = Table(title=_line(f"{directory} on {accelerator}, compiled by Vela"), title_justify="left")
+    table.add_column("network")
+    table.add_column("operators left to the processor")
+    for header in ("SRAM bytes", "flash bytes", "cycles, estimated"):
+        table.add_column(header, justify="right")
+    for precision, footprint in found.items():
+        left = ", ".join(f"{count} {kind}" for kind, count in footprint.operators_on_cpu.items()) or "none"
+        figures = (footprint.sram_bytes, footprint.flash_bytes, footprint.cycles)
+        table.add_row(precision.upper(), left, *(f"{figure:,}" for figure in figures))
+    console.print(table)
+    console.print(_line("What the NPU itself computes is not run here: nothing is claimed for its integers."))
+
+
+def _verify(directory: Path, quiet: bool, model: str | None = None, profile: str = "xnnpack") -> int:
     import torch
     from rich.table import Table
 
@@ -503,9 +570,13 @@ def _verify(directory: Path, quiet: bool, model: str | None = None) -> int:
 
     console = _console()
     torch.set_num_threads(1)
-    with _native_messages_kept_back(), console.status(_line("comparing")) as status:
-        progress = pipeline.Progress(begin=lambda text: status.update(_line(text)))
-        reports = pipeline.verify_directory(directory, progress, model=model)
+    with _native_messages_kept_back(), _bars(console, disable=quiet) as bars:
+        task = bars.add_task("comparing", total=None)
+        progress = pipeline.Progress(
+            begin=lambda text: bars.reset(task, description=text, total=None),
+            compared=lambda done, all: bars.update(task, completed=done, total=all),
+        )
+        reports = pipeline.verify_directory(directory, progress, model=model, profile=profile)
     differing = sum(report.differing for report in reports.values())
     values = sum(report.values for report in reports.values())
     if not quiet:
@@ -529,7 +600,8 @@ def _verify(directory: Path, quiet: bool, model: str | None = None) -> int:
                 )
             console.print(table)
     verdict = "every single one is equal" if differing == 0 else f"{differing:,} of them differ"
-    sentence = f"{values:,} integers were compared between our simulation and the runtime: {verdict}."
+    ran = next(iter(reports.values())).profile
+    sentence = f"{values:,} integers were compared between our simulation and the runtime ({ran}): {verdict}."
     console.print(_line(_verdict(sentence, differing)), soft_wrap=True)
     return differing
 

@@ -6,9 +6,11 @@ the real runtime beside the simulation; all are generic over the operators that 
 this package needs NumPy only; writing and running files needs `pip install exactqat[deploy]`.
 """
 
+from .c_array import c_array, write_c_array
+from .footprint import Footprint, NpuFootprint, footprint, npu_footprint
 from .graph import Builder, Graph, Operator, Quantization, Tensor, per_tensor, place_codes
 from .onnx import verify_onnx, write_onnx
-from .simulate import EXACT, MEASURED, PROFILES, dequantize, quantize, simulate
+from .simulate import EXACT, MEASURED, PROFILES, dequantize, quantize, simulate, unclaimed
 from .tflite import write_tflite
 from .verify import Report, profiles_here, verify
 
@@ -17,19 +19,26 @@ __all__ = [
     "MEASURED",
     "PROFILES",
     "Builder",
+    "Footprint",
     "Graph",
+    "NpuFootprint",
     "Operator",
     "Quantization",
     "Report",
     "Tensor",
+    "c_array",
     "dequantize",
+    "footprint",
+    "npu_footprint",
     "per_tensor",
     "place_codes",
     "profiles_here",
     "quantize",
     "simulate",
+    "unclaimed",
     "verify",
     "verify_onnx",
+    "write_c_array",
     "write_onnx",
     "write_tflite",
 ]

@@ -2,8 +2,8 @@
 """A small graph of a fully quantized network: what training is lowered to, what is simulated and what is written.
 
 Operators carry TensorFlow Lite's names and meaning (`exactqat.device` declares them), tensors have their channels last
-and the batch first, activations and weights are int8, biases int32. `Builder` puts a graph together; `Graph.validate`
-refuses everything the device would refuse or compute differently, before a file is written.
+and the batch first, activations are int8 or int16, weights int8, biases int32 or int64. `Builder` puts a graph
+together; `Graph.validate` refuses everything the device would refuse or compute differently, before a file is written.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 
 from ..device import ACTIVATIONS, INT8_MAX, INT8_MIN, OPERATORS, Quantization, Tensor, per_tensor
 from ..device.arithmetic import same_padding
-from ..device.operator import REQUIRED, Refusal, need
-from ..device.tensor import INDICES
+from ..device.operator import REQUIRED, Refusal, in_int16, need
+from ..device.tensor import CODE_RANGES, INDICES
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +35,10 @@ class Operator:
 class Graph:
     """A fully quantized network: tensors by name, operators in order of execution, names of inputs and outputs.
 
-    Activations are int8 per tensor (indices: int32 or int64). Filters are int8 in -127..127, zero point 0, per channel
-    or per tensor; biases int32 [out], zero point 0, scale exactly float32(input scale * filter scale). Other constants
-    are int8 per tensor.
+    Activations are int8 per tensor (indices: int32 or int64), or int16 per tensor with zero point 0; an operator has
+    all of its activations in one of them, and QUANTIZE leads from one to the other. Filters are int8 in -127..127, zero
+    point 0, per channel or per tensor; biases int32 [out], behind int16 activations int64, zero point 0, scale exactly
+    float32(input scale * filter scale). Other constants are of the activations' dtype, per tensor.
 
     Activations of fewer than eight bits live in int8 containers, placed so that the device's own saturation is the
     clamp of training (`place_codes` gives the placement, `Builder` follows it). Take 4 bits, codes 0..15:
@@ -86,6 +87,11 @@ class Graph:
         """Names of all computed tensors, in order of execution."""
         return tuple(name for operator in self.operators for name in operator.outputs)
 
+    def measured_as(self, operator: Operator) -> str:
+        """The name under which `EXACT` and `MEASURED` know an operator: "CONV_2D", or "CONV_2D:int16"."""
+        inputs = [self.tensors[name] for name in operator.inputs]
+        return OPERATORS[operator.kind].measured_as(inputs, self.tensors[operator.outputs[0]])
+
     def multiply_accumulates(self, operator: Operator) -> int:
         """Multiply-accumulates of one example through `operator`; 0 where nothing is multiplied and summed."""
         inputs = [self.tensors[name] for name in operator.inputs]
@@ -123,14 +129,19 @@ def place_codes(
 ) -> tuple[Quantization, ...]:
     """How an activation with FakeQuant's codes is stored in int8 so that the device clamps where training clamped.
 
-    scale: the nudged scale; zero_point: the code (0..2**num_bits - 1) that stands for real 0; activation: what is fused
-    into the operator that computes the tensor. Returns one Quantization, or two when the lower clamp needs a QUANTIZE
-    of equal scale behind the operator (see `Graph`); the last one is how consumers see the tensor.
+    scale: the nudged scale; zero_point: the code (0..2**num_bits - 1) that stands for real 0; num_bits: 2..8, or 16;
+    activation: what is fused into the operator that computes the tensor. Returns one Quantization, or two when the
+    lower clamp needs a QUANTIZE of equal scale behind the operator (see `Graph`); the last one is how consumers see
+    the tensor. Codes of 16 bits fill int16, whose zero point is 0, so their code of real 0 must be 2**15.
     """
-    if not 2 <= num_bits <= 8:
-        raise ValueError(f"num_bits must be in 2..8, got {num_bits}")
+    if not (2 <= num_bits <= 8 or num_bits == 16):
+        raise ValueError(f"num_bits must be in 2..8, or 16, got {num_bits}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    if num_bits == 16:
+        if zero_point != 2**15 or narrow_range:
+            raise ValueError(f"codes of 16 bits are symmetric, with zero_point {2**15} and all codes, got {zero_point}")
+        return (per_tensor(scale, 0, "int16"),)
     lowest, highest = (1 if narrow_range else 0), 2**num_bits - 1
     if not lowest <= zero_point <= highest:
         raise ValueError(f"zero_point must be a code in {lowest}..{highest}, got {zero_point}")
@@ -172,17 +183,28 @@ class Builder:
 
     def input(self, name: str, shape: Sequence[int], quantization: Quantization) -> str:
         """shape: with batch 1."""
-        result = self._add_tensor(Tensor(name, tuple(int(size) for size in shape), "int8", quantization))
+        shape = tuple(int(size) for size in shape)
+        result = self._add_tensor(Tensor(name, shape, quantization.dtype, quantization))
         self._inputs.append(name)
         return result
 
     def constant(self, name: str, codes: np.ndarray, quantization: Quantization) -> str:
-        """codes: int8, or int32 for biases; other integers are taken as int8 where they fit."""
+        """codes: int8, or int32 or int64 for biases; other integers are taken as the quantization's dtype where they
+        fit."""
         codes = np.asarray(codes)
-        if codes.dtype not in (np.int8, np.int32) or codes.ndim == 0:
-            if not np.all((codes >= INT8_MIN) & (codes <= INT8_MAX) & (codes == np.rint(codes))):
-                raise ValueError(f"constant {name!r}: codes must be integers within {INT8_MIN}..{INT8_MAX}")
-            codes = np.atleast_1d(codes).astype(np.int8)
+        dtype = np.dtype(quantization.dtype)
+        if codes.dtype not in (dtype, np.int32) or codes.ndim == 0:
+            lowest, highest = CODE_RANGES[quantization.dtype]
+            if not np.all((codes >= lowest) & (codes <= highest) & (codes == np.rint(codes))):
+                raise ValueError(f"constant {name!r}: codes must be integers within {lowest}..{highest}")
+            codes = np.atleast_1d(codes).astype(dtype)
+        return self._constant(name, codes, quantization)
+
+    def bias(self, name: str, codes: np.ndarray, quantization: Quantization) -> str:
+        """codes: int32 or int64, [channels]."""
+        return self._constant(name, codes, quantization)
+
+    def _constant(self, name: str, codes: np.ndarray, quantization: Quantization) -> str:
         return self._add_tensor(Tensor(name, codes.shape, str(codes.dtype), quantization, codes))
 
     def operator(
@@ -219,7 +241,8 @@ class Builder:
         except Refusal as refusal:
             raise Refusal(f"{where}: {refusal}") from None
         result = name if len(placements) == 1 else f"{name}/unshifted"
-        self._add_tensor(Tensor(result, shape, declaration.dtype(attributes), placements[0]))
+        dtype = declaration.dtype(attributes, placements[0].dtype)
+        self._add_tensor(Tensor(result, shape, dtype, placements[0]))
         self._operators.append(Operator(kind, tuple(operands), (result,), attributes))
         return result if len(placements) == 1 else str(self.quantize(result, placements[1:], name=name))
 
@@ -254,10 +277,13 @@ class Builder:
         if output is not None:
             return (output,) if isinstance(output, Quantization) else tuple(output)
         declaration = OPERATORS[kind]
-        if declaration.fixed_grid is not None:
-            return (per_tensor(*declaration.fixed_grid),)
-        _need(where, declaration.same_quantization and bool(operands), "the result's quantization must be given")
-        return (self._tensors[operands[0]].quantization,)
+        _need(where, bool(operands), "an operand must be given")
+        first = self._tensors[operands[0]].quantization
+        fixed = declaration.grid_fixed_in(first.dtype)
+        if fixed is not None:
+            return (per_tensor(*fixed, first.dtype),)
+        _need(where, declaration.same_quantization, "the result's quantization must be given")
+        return (first,)
 
     def _add_tensor(self, tensor: Tensor) -> str:
         if tensor.name in self._tensors:
@@ -281,8 +307,8 @@ def _need(where: str, condition: bool, message: str) -> None:
 def _check_tensor(tensor: Tensor) -> None:
     where = f"tensor {tensor.name!r}"
     quantization = tensor.quantization
-    dtypes = ("int8", "int32", "int64")
-    _need(where, tensor.dtype in dtypes, f"dtype must be int8 or int32, got {tensor.dtype!r}")
+    dtypes = (*CODE_RANGES, "int32", "int64")
+    _need(where, tensor.dtype in dtypes, f"dtype must be one of {', '.join(dtypes)}, got {tensor.dtype!r}")
     _need(where, len(tensor.shape) > 0 and min(tensor.shape) > 0, f"every size must be positive, got {tensor.shape}")
     in_range = bool(np.all((quantization.zero_point >= INT8_MIN) & (quantization.zero_point <= INT8_MAX)))
     _need(where, in_range, f"zero points must be in {INT8_MIN}..{INT8_MAX}, got {quantization.zero_point[:4]}")
@@ -293,8 +319,10 @@ def _check_tensor(tensor: Tensor) -> None:
         _need(where, quantization.scale.size == channels, f"{quantization.scale.size} scales for {channels} channels")
     if tensor.data is None:
         _need(where, quantization.axis is None, "activations are quantized per tensor, not per channel")
-        fits = tensor.dtype == "int8" or quantization.equals(INDICES)
+        fits = tensor.dtype in CODE_RANGES or quantization.equals(INDICES)
         _need(where, fits, f"{tensor.dtype} stands for itself: scale 1, zero point 0")
+        fits = tensor.dtype not in CODE_RANGES or tensor.dtype == quantization.dtype
+        _need(where, fits, f"stored in {tensor.dtype}, but its quantization is one of {quantization.dtype}")
         return
     _need(where, tensor.data.dtype == tensor.dtype, f"data must be {tensor.dtype}, got {tensor.data.dtype}")
     _need(where, tensor.data.shape == tensor.shape, f"data has shape {tensor.data.shape}, not {tensor.shape}")
@@ -321,15 +349,16 @@ def _check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: se
     try:
         shape = declaration.checked_shape([tensor.shape for tensor in inputs], operator.attributes)
         need(shape == output.shape, f"output must have shape {shape}, got {output.shape}")
-        dtype = declaration.dtype(operator.attributes)
+        dtype = declaration.dtype(operator.attributes, output.quantization.dtype)
         need(dtype == output.dtype, f"output must be {dtype}, got {output.dtype}")
         if declaration.same_quantization:
             for tensor in inputs:
                 same = tensor.quantization.equals(output.quantization)
                 need(same, f"input {tensor.name!r} must have the output's quantization; put a QUANTIZE before it")
-        if declaration.fixed_grid is not None:
-            fixed = per_tensor(*declaration.fixed_grid).equals(output.quantization)
-            need(fixed, f"scale and zero point of the result are {declaration.fixed_grid}, whatever it is")
+        grid = declaration.grid_fixed_in(output.dtype)
+        if grid is not None:
+            fixed = per_tensor(*grid, output.dtype).equals(output.quantization)
+            need(fixed, f"scale and zero point of the result are {grid}, whatever it is")
         declaration.check(inputs, output, operator.attributes)
     except Refusal as refusal:
         raise Refusal(f"{where}: {refusal}") from None
@@ -345,9 +374,20 @@ def _check_operands(operator: Operator, inputs: Sequence[Tensor], output: Tensor
             continue
         fits = declaration.constants or tensor.data is None
         _need(where, fits, f"{tensor.name!r} must be an activation, not a constant")
-        _need(where, tensor.dtype == "int8", f"{tensor.name!r} must be int8, got {tensor.dtype}")
+        allowed = " or ".join(declaration.dtypes)
+        _need(where, tensor.dtype in declaration.dtypes, f"{tensor.name!r} must be {allowed}, got {_or_why(tensor)}")
+        stored = output.dtype if output.dtype in CODE_RANGES else inputs[0].dtype
+        fits = declaration.changes_dtype or tensor.dtype == stored
+        message = f"{tensor.name!r} is {tensor.dtype} where the result is {stored}; put a QUANTIZE before it"
+        _need(where, fits, message)
         _need(where, tensor.quantization.axis is None, f"{tensor.name!r} must be quantized per tensor")
     _need(where, any(tensor.data is None for tensor in inputs), "one operand at least must be an activation")
+
+
+def _or_why(tensor: Tensor) -> str:
+    if tensor.dtype != "int16":
+        return tensor.dtype
+    return f"int16, in which no runtime has this operator; they have {', '.join(in_int16())}"
 
 
 __all__ = [

@@ -119,7 +119,8 @@ def on_device(values: np.ndarray, layout: Layout) -> np.ndarray:
     present = [axis for axis in layout.axes if axis >= 0]
     turned = np.transpose(values, present)
     units = tuple(position for position, axis in enumerate(layout.axes) if axis < 0)
-    return np.expand_dims(turned, units)
+    expanded = np.expand_dims(turned, units)
+    return expanded if layout.order is None else expanded[..., list(layout.order)]
 
 
 class Lowering:
@@ -220,7 +221,7 @@ class Lowering:
             return (self.given[step.path],)
         grid = self.plan.grids[step.grid]
         if grid.fixed is not None:
-            return (per_tensor(*grid.fixed),)
+            return (per_tensor(*grid.fixed, grid.dtype),)
         scale, zero_point = self.numbers.grids[step.grid]
         return place_codes(scale, zero_point, grid.bits, getattr(step, "activation", "NONE"))
 
@@ -228,7 +229,7 @@ class Lowering:
         """Where the codes of a tensor stand that takes over codes of its operands."""
         grid = self.plan.grids[step.grid]
         if grid.fixed is not None:
-            return per_tensor(*grid.fixed)
+            return per_tensor(*grid.fixed, grid.dtype)
         scale, zero_point = self.numbers.grids[step.grid]
         return place_codes(scale, zero_point, grid.bits, "RELU" if step.high else "NONE")[-1]
 
@@ -285,12 +286,12 @@ class Lowering:
         """A constant operand with its axes where those of the result lie."""
         codes, scale = self.numbers.constants[(step.path, position)]
         codes = codes.reshape((1,) * (rank - codes.ndim) + codes.shape)
-        quantization = per_tensor(scale, 0)
+        quantization = per_tensor(scale, 0, self.plan.grids[step.grid].dtype)
         if OPERATORS[step.kind].same_quantization:
             quantization = self.stored_placement(step)
             codes = codes + int(quantization.zero_point[0])
         name = self.name(f"{step.path}/{step.operands[position]}")
-        return self.builder.constant(name, on_device(codes, layout).astype(np.int8), quantization)
+        return self.builder.constant(name, on_device(codes, layout).astype(quantization.dtype), quantization)
 
     # --- the ways of describing an operator -------------------------------------------------------------------------
 
@@ -350,11 +351,15 @@ class Lowering:
         """
         weights = self.numbers.weights[step.path]
         assert step.weights is not None
-        codes = np.moveaxis(weights.codes, step.weights.channel_axis, 0)
+        codes, scale, bias = np.moveaxis(weights.codes, step.weights.channel_axis, 0), weights.scale, weights.bias
         path = step.operands[0]
         if operator.weights_follow_features:
             source, order, layout = self.features(path)
             codes = codes if order is None else codes[:, order]
+            rows = self._order_of_reader(step)
+            if rows is not None:
+                layout = Layout(layout.axes, tuple(map(int, rows)))
+                codes, bias, scale = codes[rows], bias[rows], scale[rows] if scale.size > 1 else scale
         else:
             layout = self.channels_last(path, step.attributes["channel_axis"])
             source = self.operand(path, layout)
@@ -369,8 +374,8 @@ class Lowering:
             operator.kind,
             source,
             operator.device_filter(codes),
-            weights.scale,
-            weights.bias,
+            scale,
+            bias,
             self.placements(step),
             name=self.name(name or step.path),
             **attributes,
@@ -426,10 +431,43 @@ class Lowering:
         moved = tuple(axes.index(axis) if axis >= 0 else -1 for axis in first.layout.axes)
         return Stored(first.name, Layout(moved))
 
-    def reshape(self, step: PlanStep) -> None:
+    def reshape(self, step: PlanStep) -> Stored | None:
         """Another shape of the same elements, made when somebody reads it."""
+        source = self.results[step.operands[0]].first
+        if source is not None and source.layout.order is not None:  # made for this reader
+            layout = self._asked_layout(step)
+            assert layout is not None
+            shape = tuple(step.shape[axis] if axis >= 0 else 1 for axis in layout.axes)
+            return Stored(self._reshape(source.name, shape, f"{source.name}/{_last(step.path)}"), layout)
         pending = _Reshape(step.operands[0], step.path)
         self.results[step.path] = _Result(step.shape, step.batch_axis, pending=pending)
+        return None
+
+    def _order_of_reader(self, step: PlanStep) -> np.ndarray | None:
+        """The features [rows] of a matrix product in the order in which its only reader, which makes an image of them,
+        wants to have them; None for the user's."""
+        readers = [each for each in self.plan.steps if step.path in each.operands]
+        if len(readers) != 1 or step.path in self.plan.device_outputs or (len(step.shape), step.batch_axis) != (2, 0):
+            return None
+        (reader,) = readers
+        operator = OPERATORS.get(reader.kind)
+        layout = self._asked_layout(reader)
+        if operator is None or not operator.moves_axes or "new_shape" not in operator.attributes or layout is None:
+            return None
+        if reader.batch_axis != 0 or reader.path in self.plan.device_outputs:
+            return None
+        order = np.arange(step.shape[1])
+        wanted = on_device(order.reshape(reader.shape), layout).reshape(-1)
+        return None if np.array_equal(wanted, order) else wanted
+
+    def _asked_layout(self, step: PlanStep) -> Layout | None:
+        """That of channels last, if the first reader that cares wants them there."""
+        rank = len(step.shape)
+        axis = self._asked_channel_axis(step.path, rank)
+        if axis is None or rank not in (3, 4):
+            return None
+        spatial = [other for other in range(rank) if other not in (step.batch_axis, axis)]
+        return Layout((step.batch_axis, *[-1] * (2 - len(spatial)), *spatial, axis))
 
     def _first(self, path: str) -> Stored:
         result = self.results[path]

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..device import OPERATORS
+from ..device.tensor import CODE_RANGES
 from .graph import Graph, Operator, Quantization, Tensor
 from .simulate import check_inputs, dequantize, simulate, simulate_operator
 from .tflite import import_deploy, write_whole
@@ -77,7 +78,7 @@ def verify_onnx(
             codes = np.rint(real / quantization.scale[0]).astype(np.int64) + quantization.zero_point[0]
             outputs[name].add(codes, end_to_end[name])
     rows: list[Comparison] = [
-        operators[operator.outputs[0]].comparison(operator.outputs[0], operator.kind, False)
+        operators[operator.outputs[0]].comparison(operator.outputs[0], graph.measured_as(operator), False)
         for operator in graph.operators
     ]
     whole = tuple(tally.comparison(name, "whole graph", False) for name, tally in outputs.items())
@@ -125,9 +126,9 @@ class _Writer:
         self.nodes.append(self.onnx.helper.make_node(kind, inputs, [output], name=output, **attributes))
         return output
 
-    def parameters(self, name: str, quantization: Quantization, dtype: type = np.int8) -> list[str]:
+    def parameters(self, name: str, quantization: Quantization, dtype: Any = None) -> list[str]:
         scale: Any = quantization.scale
-        zero_point: Any = quantization.zero_point.astype(dtype)
+        zero_point: Any = quantization.zero_point.astype(quantization.dtype if dtype is None else dtype)
         if quantization.axis is None:
             scale, zero_point = scale[0], zero_point[0]
         return [self.constant(f"{name}/scale", scale), self.constant(f"{name}/zero_point", zero_point)]
@@ -161,6 +162,10 @@ class _Writer:
     def dequantized(self, tensor: Tensor, data: np.ndarray, axis: int | None) -> str:
         """A constant as real numbers; `axis` is that of its channels in `data`."""
         if tensor.name not in {node.output[0] for node in self.nodes}:
+            if data.dtype == np.int64:
+                # ONNX dequantizes up to 32 bits; what these stand for, float32 holds as well.
+                real = data * tensor.quantization.scale.astype(np.float64)
+                return self.constant(tensor.name, real.astype(np.float32))
             codes = self.constant(f"{tensor.name}/codes", data)
             parameters = self.parameters(tensor.name, tensor.quantization, data.dtype.type)
             attributes = {} if axis is None else {"axis": axis}
@@ -242,7 +247,7 @@ def channels_first(axes: Any) -> tuple[Any, ...]:
 
 def tensor_description(onnx: Any, tensor: Tensor, name: str, dtype: int) -> Any:
     """A tensor of the graph for the list of inputs or outputs; indices keep their own type."""
-    if tensor.dtype != "int8":
+    if tensor.dtype not in CODE_RANGES:
         dtype = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
     shape = channels_first(tensor.shape)
     # Rows that the network folds into the batch make it a multiple of the inputs' batch.
@@ -280,6 +285,7 @@ def _with_codes_as_outputs(graph: Graph, content: bytes) -> bytes:
         raise ValueError(f"the file has no tensors {missing}; was it written from another graph?")
     del model.graph.output[:]
     for name in graph.results():
-        codes = tensor_description(onnx, graph.tensors[name], f"{name}/codes", onnx.TensorProto.INT8)
+        stored = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(graph.tensors[name].dtype))
+        codes = tensor_description(onnx, graph.tensors[name], f"{name}/codes", stored)
         model.graph.output.append(codes)
     return bytes(model.SerializeToString())

@@ -9,13 +9,15 @@ how much.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 
 import numpy as np
 
 from ..device import OPERATORS, PROFILES, profile_named
+from ..device.blocks import one_thread_for_blas
 from ..device.tensor import dequantize, quantize
 from .graph import Graph, Operator
 
@@ -26,10 +28,20 @@ def _measured() -> dict[tuple[str, str], tuple[int, int, int]]:
 
 
 # (kind, profile) -> results compared with the runtime, how many differed, and by how much at most. Written by
-# `tests/sweep.py --write`, never by hand.
+# `tests/sweep.py --write`, never by hand. An operator on int16 activations stands there as "CONV_2D:int16".
 MEASURED: dict[tuple[str, str], tuple[int, int, int]] = _measured()
 # (kind, profile) -> results compared without one difference. A pair that is not here is not claimed to be exact.
 EXACT: dict[tuple[str, str], int] = {pair: values for pair, (values, differing, _) in MEASURED.items() if not differing}
+
+# A table of all codes is asked for so many results; below that it costs more than it gives.
+PAYS = 2
+
+
+def unclaimed(graph: Graph, profile: str) -> tuple[str, ...]:
+    """The kinds of operators in a graph whose equality with the profile's runtime was not shown; none: all are."""
+    profile = profile_named(profile)
+    kinds = dict.fromkeys(graph.measured_as(operator) for operator in graph.operators)
+    return tuple(kind for kind in kinds if (kind, profile) not in EXACT)
 
 
 def simulate(
@@ -39,10 +51,11 @@ def simulate(
     tensors: Sequence[str] | None = None,
     batch_size: int = 8,
 ) -> dict[str, np.ndarray]:
-    """int8 codes of `tensors` (default: the graph's outputs) for a batch of int8 input codes.
+    """Codes of `tensors` (default: the graph's outputs) for a batch of input codes.
 
-    x: int8 [batch, ...] for a graph with one input, or one such array per input name. `batch_size` examples are
-    computed at a time, which bounds the memory. Every (operator, profile) pair named in EXACT is bit-exact.
+    x: int8 or int16, as the graph has it, [batch, ...] for a graph with one input, or one such array per input name.
+    `batch_size` examples are computed at a time, which bounds the memory. Every (operator, profile) pair named in EXACT
+    is bit-exact.
     """
     profile = profile_named(profile)
     inputs = check_inputs(graph, x)
@@ -52,12 +65,13 @@ def simulate(
         raise ValueError(f"tensors names {unknown}, which the graph does not compute")
     total = next(iter(inputs.values())).shape[0]
     parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
-    for start in range(0, total, batch_size):
-        values = {name: codes[start : start + batch_size] for name, codes in inputs.items()}
-        for operator in graph.operators:
-            values[operator.outputs[0]] = simulate_operator(graph, operator, values, profile)
-        for name in wanted:
-            parts[name].append(values[name])
+    with one_thread_for_blas():
+        for start in range(0, total, batch_size):
+            values = {name: codes[start : start + batch_size] for name, codes in inputs.items()}
+            for operator in graph.operators:
+                values[operator.outputs[0]] = simulate_operator(graph, operator, values, profile)
+            for name in wanted:
+                parts[name].append(values[name])
     empty = {name: (0, *graph.tensors[name].shape[1:]) for name in wanted}
     return {
         name: np.concatenate(part) if part else np.zeros(empty[name], graph.tensors[name].dtype)
@@ -66,14 +80,15 @@ def simulate(
 
 
 def check_inputs(graph: Graph, x: np.ndarray | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """One int8 [batch, ...] array per input name, or an error that says what does not fit."""
+    """One [batch, ...] array of codes per input name, or an error that says what does not fit."""
     arrays = dict(x) if isinstance(x, Mapping) else {graph.inputs[0]: x}
     if set(arrays) != set(graph.inputs):
         raise ValueError(f"x must hold the inputs {list(graph.inputs)}, got {list(arrays)}")
     for name, array in arrays.items():
         expected = graph.tensors[name].shape
-        if array.dtype != np.int8:
-            raise TypeError(f"input {name!r} must be int8 codes, got {array.dtype}; `quantize` makes them")
+        dtype = graph.tensors[name].dtype
+        if array.dtype != dtype:
+            raise TypeError(f"input {name!r} must be {dtype} codes, got {array.dtype}; `quantize` makes them")
         if array.ndim != len(expected) or array.shape[1:] != expected[1:]:
             sizes = ", ".join(map(str, expected[1:]))
             raise ValueError(f"input {name!r} must have shape [batch, {sizes}], got {array.shape}")
@@ -86,8 +101,26 @@ def simulate_operator(graph: Graph, operator: Operator, values: Mapping[str, np.
     """Codes of one operator's result from the codes of its operands, by tensor name."""
     tensors = [graph.tensors[name] for name in operator.inputs]
     codes = [values[tensor.name] if tensor.data is None else tensor.data for tensor in tensors]
-    output = graph.tensors[operator.outputs[0]]
-    return OPERATORS[operator.kind].integers(codes, tensors, output, operator.attributes, profile_named(profile))
+    output, declaration = graph.tensors[operator.outputs[0]], OPERATORS[operator.kind]
+    compute = functools.partial(
+        declaration.results,
+        inputs=tensors,
+        output=output,
+        attributes=operator.attributes,
+        profile=profile_named(profile),
+    )
+    int8 = output.dtype == "int8" and all(code.dtype == np.int8 for code in codes)
+    if declaration.pointwise and int8 and max(code.size for code in codes) > PAYS * 256 ** len(codes):
+        return from_table(compute, codes)
+    return compute(codes)
+
+
+def from_table(compute: Callable[[Sequence[np.ndarray]], np.ndarray], codes: Sequence[np.ndarray]) -> np.ndarray:
+    """What `compute` makes of int8 operands value by value, looked up among its results for all pairs of codes."""
+    all_codes = np.arange(-128, 128).astype(np.int8)
+    table = compute(np.meshgrid(*[all_codes] * len(codes), indexing="ij")).ravel()
+    first, *others = (code.view(np.uint8) ^ np.uint8(128) for code in codes)
+    return table.take((first.astype(np.uint16) << 8) | others[0] if others else first)
 
 
 __all__ = [
@@ -99,4 +132,5 @@ __all__ = [
     "quantize",
     "simulate",
     "simulate_operator",
+    "unclaimed",
 ]

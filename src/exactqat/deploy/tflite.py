@@ -20,7 +20,7 @@ import numpy as np
 
 from ..device import OPERATORS
 from ..device.operator import FileStep
-from ..device.tensor import INDICES
+from ..device.tensor import CODE_RANGES, INDICES
 from .graph import Graph, Operator, Quantization, Tensor
 
 IDENTIFIER = b"TFL3"
@@ -55,6 +55,16 @@ def tflite_bytes(graph: Graph, description: str = "") -> bytes:
     """The content of the .tflite file of `graph`."""
     graph.validate()
     return _Writer(graph).finish("; ".join(filter(None, ("exactqat", description))))
+
+
+def is_file_of(graph: Graph, content: bytes) -> bool:
+    """Whether this is what `write_tflite` makes of the graph, to the byte; its description may be any."""
+    schema = import_deploy("ai_edge_litert.schema_py_generated")
+    try:
+        description = schema.Model.GetRootAs(content, 0).Description().decode()
+        return tflite_bytes(graph, description.removeprefix("exactqat").removeprefix("; ")) == content
+    except Exception:  # noqa: BLE001 - the reader trusts all that it reads
+        return False
 
 
 def import_deploy(name: str, extra: str = "deploy") -> Any:
@@ -100,7 +110,7 @@ class _Writer:
     def add_tensor(self, tensor: Tensor) -> int:
         schema = self.schema
         # A bias may have this scale by chance, so it is the object that tells.
-        plain = tensor.quantization is INDICES or (tensor.data is None and tensor.dtype != "int8")
+        plain = tensor.quantization is INDICES or (tensor.data is None and tensor.dtype not in CODE_RANGES)
         entry = schema.TensorT(
             name=tensor.name,
             shape=list(tensor.shape),
@@ -153,7 +163,8 @@ class _Writer:
             else:
                 inputs.append(self.add_tensor(replace(operand, name=f"{output.name}/{operand.name}")))
         if step.name:
-            between = Tensor(f"{output.name}/{step.name}", output.shape, step.dtype, INDICES)
+            grid = output.quantization if step.dtype == output.dtype else INDICES
+            between = Tensor(f"{output.name}/{step.name}", step.shape or output.shape, step.dtype, grid)
             result = made[step.name] = self.add_tensor(between)
         else:
             result = self.indices[output.name]

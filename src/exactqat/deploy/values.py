@@ -54,6 +54,8 @@ def layer_values(
 
 def in_users_order(array: np.ndarray, layout: Layout) -> np.ndarray:
     """An array of the device in the user's order of axes: the way back from `lower.on_device`."""
+    if layout.order is not None:
+        array = array[..., np.argsort(layout.order)]
     units = tuple(position for position, axis in enumerate(layout.axes) if axis < 0)
     present = [axis for axis in layout.axes if axis >= 0]
     return array.squeeze(units).transpose(np.argsort(present))

@@ -14,7 +14,7 @@ import importlib.util
 import math
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,18 @@ from typing import Any
 import numpy as np
 
 from ..device import OPERATORS, PROFILE_ALIASES, profile_named
+from .emulation import SET_UP, EmulatedInterpreter, is_set_up
 from .graph import Graph
 from .simulate import EXACT, check_inputs, dequantize, simulate, simulate_operator
-from .tflite import IDENTIFIER, import_deploy
-
-
-class RuntimeRefusal(RuntimeError):
-    """The runtime does not take a file: an operator that it lacks, or has for other shapes only."""
+from .tflite import IDENTIFIER, import_deploy, is_file_of
+from .trial import RuntimeRefusal, try_in_a_child
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Codes of one tensor: how many were compared, how many differ, by how much at most, and whether 0 is claimed.
+
+    kind: the operator; with int16 activations as "CONV_2D:int16".
 
     trained_sqnr, device_sqnr: signal to quantization noise in dB, of the fake-quantized and of the device's tensor
     against the float network's; None where no values were given, or where there is no signal or no noise.
@@ -94,15 +94,19 @@ def verify(
     batch_size: int = 8,
     float_values: Mapping[str, np.ndarray] | None = None,
     trained_values: Mapping[str, np.ndarray] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Compares the file at `path` with `graph` on int8 input codes x [batch, ...] (or one array per input name).
+    """Compares the file at `path` with `graph` on input codes x [batch, ...] (or one array per input name).
 
     profile: one of `profiles_here`, or "xnnpack" for the runtime's default kernels on this processor. float_values and
     trained_values: what the float and the fake-quantized network make of the same images, or of the first of them, by
-    tensor name, channels last (`deploy.lower.layer_values` gives both); the report then holds signal-to-noise ratios
-    for these tensors, over these images. Raises ValueError when the file has no tensor for a result of the graph,
-    RuntimeRefusal when the runtime does not take the file, Refusal when it would end the process at these codes. Needs
-    `pip install exactqat[deploy]`.
+    tensor name, channels last (`deploy.values.layer_values` gives both); the report then holds signal-to-noise ratios
+    for these tensors, over these images. progress: called with the number of comparisons done and that of all.
+
+    A file that is not what `write_tflite` makes of the graph is run by another process first, because runtimes trust
+    what they read. Raises ValueError when the file has no tensor for a result of the graph, RuntimeRefusal when the
+    runtime does not take the file or dies of it, Refusal when it would end the process at these codes. Needs `pip
+    install exactqat[deploy]`.
     """
     profile = profile_here(profile)
     inputs = check_inputs(graph, x)
@@ -113,26 +117,36 @@ def verify(
     names = graph.results()
     if not all(OPERATORS[operator.kind].any_batch for operator in graph.operators):
         batch_size = 1
-    plain = _runtime(content, graph.inputs, graph.outputs, profile)
-    opened = _runtime(_with_outputs(content, names), graph.inputs, names, profile)
-    operators = {name: Tally() for name in names}
-    noises = {name: (_Noise(), _Noise()) for name in float_values or () if name in operators}
-    outputs = {name: Tally() for name in graph.outputs}
+    batches = [
+        {name: codes[start : start + batch_size] for name, codes in inputs.items()}
+        for start in range(0, total, batch_size)
+    ]
     deadly = any(
         OPERATORS[operator.kind].may_end_the_process(
             [graph.tensors[name] for name in operator.inputs], operator.attributes, profile
         )
         for operator in graph.operators
     )
-    for start in range(0, total, batch_size):
-        batch = {name: codes[start : start + batch_size] for name, codes in inputs.items()}
-        if deadly:
+    if deadly:
+        for batch in batches:
             simulate(graph, batch, profile)  # raises what the runtime would not survive
+    files = (content, graph.inputs, graph.outputs), (_with_outputs(content, names), graph.inputs, names)
+    if not is_file_of(graph, content):
+        try_in_a_child(_run, files, profile, batches)
+    plain, opened = (open_runtime(*file, profile) for file in files)
+    operators = {name: Tally() for name in names}
+    noises = {name: (_Noise(), _Noise()) for name in float_values or () if name in operators}
+    outputs = {name: Tally() for name in graph.outputs}
+    done, steps = 0, len(batches) * len(graph.operators)
+    for batch, start in zip(batches, range(0, total, batch_size), strict=True):
         device = {**batch, **opened.run(batch)}
         agree = True
         for operator in graph.operators:
             name = operator.outputs[0]
             agree &= operators[name].add(device[name], simulate_operator(graph, operator, device, profile))
+            done += 1
+            if progress is not None:
+                progress(done, steps)
             if float_values is not None and name in noises:
                 per_example = graph.tensors[name].shape[0]
                 images = slice(start * per_example, (start + batch_size) * per_example)
@@ -146,11 +160,11 @@ def verify(
         end_to_end = device if agree else simulate(graph, batch, profile)
         for name, codes in plain.run(batch).items():
             outputs[name].add(codes, end_to_end[name])
-    exact = {operator.outputs[0]: (operator.kind, profile) in EXACT for operator in graph.operators}
+    kinds = {operator.outputs[0]: graph.measured_as(operator) for operator in graph.operators}
+    exact = {name: (kind, profile) in EXACT for name, kind in kinds.items()}
     rows = []
-    for operator in graph.operators:
-        name = operator.outputs[0]
-        row = operators[name].comparison(name, operator.kind, exact[name])
+    for name, kind in kinds.items():
+        row = operators[name].comparison(name, kind, exact[name])
         if name in noises:
             trained_noise, device_noise = noises[name]
             row = replace(row, trained_sqnr=trained_noise.decibels(), device_sqnr=device_noise.decibels())
@@ -209,6 +223,8 @@ def profiles_here() -> tuple[str, ...]:
     if importlib.util.find_spec("ai_edge_litert") is not None:
         found += [default[machine] for machine in [platform.machine().lower()] if machine in default]
         found.append("reference")
+        if "xnnpack-arm64" not in found and is_set_up():
+            found.append("xnnpack-arm64")
     if importlib.util.find_spec("tflite_micro") is not None:
         found.append("micro")
     return tuple(found)
@@ -230,11 +246,32 @@ def profile_here(profile: str) -> str:
     if profile == "micro":
         import_micro()
     import_deploy("ai_edge_litert.interpreter")
+    if profile == "xnnpack-arm64":
+        raise ValueError(f"profile {profile!r} needs an ARM64 processor or its emulation, which this sets up: {SET_UP}")
     raise ValueError(f"profile {profile!r} cannot run on this machine; here: {', '.join(here)}")
 
 
-def _runtime(content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str) -> _Runtime | _Micro:
-    return (_Micro if profile == "micro" else _Runtime)(content, inputs, outputs, profile)
+def _run(
+    files: Sequence[tuple[bytes, tuple[str, ...], tuple[str, ...]]],
+    profile: str,
+    batches: Sequence[Mapping[str, np.ndarray]],
+) -> None:
+    """All that `verify` asks of the runtime."""
+    for file in files:
+        runtime = open_runtime(*file, profile)
+        for batch in batches:
+            runtime.run(batch)
+
+
+def open_runtime(
+    content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str
+) -> _Runtime | _Micro | _Emulated:
+    """The profile's runtime on a model: its method `run` takes and gives codes by tensor name."""
+    if profile == "micro":
+        return _Micro(content, inputs, outputs, profile)
+    if profile == "xnnpack-arm64" and platform.machine().lower() not in ("aarch64", "arm64"):
+        return _Emulated(content, inputs, outputs)
+    return _Runtime(content, inputs, outputs, profile)
 
 
 def import_micro() -> Any:
@@ -271,8 +308,30 @@ class _Runtime:
             self.batch = size
         for name, index in self.inputs.items():
             self.interpreter.set_tensor(index, batch[name])
-        self.interpreter.invoke()
+        try:
+            self.interpreter.invoke()
+        except RuntimeError as error:
+            raise RuntimeRefusal(f"LiteRT does not run the file: {error}") from error
         return {name: self.interpreter.get_tensor(index) for name, index in self.outputs.items()}
+
+
+class _Emulated:
+    """LiteRT on an emulated processor, addressed by tensor names."""
+
+    def __init__(self, content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
+        self.interpreter = EmulatedInterpreter(content)
+        self.inputs = _indices(self.interpreter.inputs, inputs)
+        self.outputs = _indices(self.interpreter.outputs, outputs)
+
+    def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        given = {index: np.ascontiguousarray(batch[name]) for name, index in self.inputs.items()}
+        try:
+            results = self.interpreter.run(given, list(self.outputs.values()))
+        except RuntimeError as error:
+            raise RuntimeRefusal(f"LiteRT does not take the file on ARM64: {error}") from error
+        if not self.interpreter.delegated():
+            raise RuntimeError("LiteRT runs without XNNPACK on the emulated processor, which no phone does")
+        return dict(zip(self.outputs, results, strict=True))
 
 
 class _Micro:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from . import fixed_point_functions as fixed
+from . import interpolated
 from .arithmetic import (
     Arrays,
     Tensors,
@@ -23,7 +24,7 @@ from .arithmetic import (
     zero_point_of,
 )
 from .operator import REQUIRED, Attributes, DeviceOperator, FileStep, Refusal, Shape, is_xnnpack, need, register
-from .tensor import INDICES, INT8_MAX, INT8_MIN, Tensor, dequantize, quantize
+from .tensor import INDICES, INT8_MAX, INT8_MIN, INT16_MAX, INT16_MIN, Tensor, code_range, dequantize, quantize
 
 CODES = np.arange(INT8_MIN, INT8_MAX + 1).astype(np.int8)
 
@@ -31,7 +32,7 @@ CODES = np.arange(INT8_MIN, INT8_MAX + 1).astype(np.int8)
 class Unary(DeviceOperator):
     """One operand, value by value: what there is to know of it are the results of 256 codes."""
 
-    value_by_value = True
+    pointwise = True
 
     def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
         """The results of the codes -128..127, in this order; int8 or wider."""
@@ -42,6 +43,18 @@ class Unary(DeviceOperator):
     ) -> np.ndarray:
         return self.table(inputs[0], output, attributes, profile).astype(np.int8)[codes[0].astype(np.intp) - INT8_MIN]
 
+    def wide_integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        results = self.wide_results(codes[0].astype(np.int64), inputs[0], output, attributes, profile)
+        return np.clip(results, INT16_MIN, INT16_MAX).astype(np.int16)
+
+    def wide_results(
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        """The results of int16 codes, given as int64, before they saturate."""
+        raise NotImplementedError(f"{self.kind} has no int16 form")
+
 
 def within_int8(codes: np.ndarray) -> np.ndarray:
     """Saturated."""
@@ -49,11 +62,11 @@ def within_int8(codes: np.ndarray) -> np.ndarray:
 
 
 def onnx_lookup(writer: Any, operator: Any, output: Tensor, table: np.ndarray) -> None:
-    """A table of 256 codes in ONNX: exact, because nothing in it is rounded."""
+    """A table of all codes in ONNX: exact, because nothing in it is rounded."""
     name = output.name
     kind = {"to": writer.onnx.TensorProto.INT32}
     indices = writer.node("Cast", [f"{operator.inputs[0]}/codes"], f"{name}/cast", **kind)
-    shift = writer.constant("table_shift", np.int32(-INT8_MIN))
+    shift = writer.constant(f"table_shift_{output.dtype}", np.int32(len(table) // 2))
     indices = writer.node("Add", [indices, shift], f"{name}/indices")
     codes = writer.node("Gather", [writer.constant(f"{name}/table", table), indices], f"{name}/codes", axis=0)
     writer.node("DequantizeLinear", [codes, *writer.parameters(name, output.quantization)], name)
@@ -101,6 +114,8 @@ class Logistic(Tabulated):
     kind = "LOGISTIC"
     fixed_grid = (1 / 256, -128)
     delegated = True
+    dtypes = ("int8", "int16")
+    wide_version = 3
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.sigmoid(operands[0])
@@ -117,6 +132,11 @@ class Logistic(Tabulated):
             return super().table(source, output, attributes, profile)
         return micro_table(source, fixed.logistic, 8, INT8_MIN)
 
+    def wide_results(
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return interpolated.logistic(codes, scale_of(source), profile)
+
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         computed = writer.node("Sigmoid", writer.operands(operator), f"{output.name}/computed")
         writer.result(operator, output, computed)
@@ -129,6 +149,8 @@ class Tanh(Tabulated):
     kind = "TANH"
     fixed_grid = (1 / 128, 0)
     delegated = True
+    dtypes = ("int8", "int16")
+    wide_version = 3
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.tanh(operands[0])
@@ -140,6 +162,11 @@ class Tanh(Tabulated):
         if profile != "micro":
             return super().table(source, output, attributes, profile)
         return micro_table(source, fixed.tanh, 7, 0)
+
+    def wide_results(
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return interpolated.tanh(codes, scale_of(source), profile)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         writer.result(operator, output, writer.node("Tanh", writer.operands(operator), f"{output.name}/computed"))
@@ -320,6 +347,7 @@ class Table(Unary):
     """
 
     kind = "TABLE"
+    dtypes = ("int8", "int16")
     attributes = {"function": REQUIRED, "parameters": ()}
     uses_operand_scale = True
 
@@ -342,21 +370,28 @@ class Table(Unary):
         return FUNCTIONS[function](primitives, x, *parameters)
 
     def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
-        x = dequantize(CODES, source.quantization).astype(np.float64)
+        codes = np.arange(code_range(source)[0], code_range(source)[1] + 1)
+        x = dequantize(codes, source.quantization).astype(np.float64)
         with np.errstate(over="ignore"):
             scaled = {**attributes, "operand_scale": float(scale_of(source))}
             return quantize(self.real(NumPyPrimitives, [x], scaled), output.quantization)
 
+    def wide_results(
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return self.table(source, output, attributes, profile)[codes - INT16_MIN]
+
     def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
         # GATHER takes no int8 indices; MICRO's CAST takes no uint8, and its GATHER no int16.
-        types = {"inDataType": ("TensorType", "INT8"), "outDataType": ("TensorType", "INT32")}
-        shift = Tensor("shift", (), "int32", INDICES, np.array(-INT8_MIN, np.int32))
+        types = {"inDataType": ("TensorType", output.dtype.upper()), "outDataType": ("TensorType", "INT32")}
+        shift = Tensor("shift", (), "int32", INDICES, np.array(-code_range(output)[0], np.int32))
         codes = self.table(inputs[0], output, attributes, "reference")
-        table = Tensor("table", codes.shape, "int8", output.quantization, codes)
+        table = Tensor("table", codes.shape, output.dtype, output.quantization, codes)
+        version = 2 if output.dtype == "int8" else 4
         return (
             FileStep("CAST", (0,), 1, "CastOptions", types, "cast", "int32"),
             FileStep("ADD", ("cast", shift), 1, "AddOptions", {}, "indices", "int32"),
-            FileStep("GATHER", (table, "indices"), 2, "GatherOptions", {"axis": 0}),
+            FileStep("GATHER", (table, "indices"), version, "GatherOptions", {"axis": 0}),
         )
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
@@ -372,6 +407,13 @@ def rescaled(steps: np.ndarray, factor: Any) -> np.ndarray:
     return multiply_fixed_point(steps, *fixed_point(factor))
 
 
+def ratio_of(source: Tensor, output: Tensor, profile: str, factor: float | np.floating = 1.0) -> float:
+    """Input scale * factor / output scale: in float32, by TFLite-Micro's kernels for int16 in float64."""
+    if profile == "micro":
+        return float(scale_of(source)) * float(factor) / float(scale_of(output))
+    return float(scale_of(source) * np.float32(factor) / scale_of(output))
+
+
 @register
 class Relu(Unary):
     """max(x, 0), where it cannot be fused into what computes x; the grid can change with it.
@@ -381,7 +423,9 @@ class Relu(Unary):
     """
 
     kind = "RELU"
+    dtypes = ("int8", "int16")
     version = 2
+    wide_version = 3
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return FUNCTIONS["relu"](primitives, operands[0])
@@ -389,6 +433,11 @@ class Relu(Unary):
     def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
         steps = rescaled(centered(CODES, source), scale_of(source) / scale_of(output))
         return within_int8(np.maximum(steps, 0) + zero_point_of(output))
+
+    def wide_results(
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return np.maximum(rescaled(codes, ratio_of(source, output, profile)), 0)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         writer.result(operator, output, writer.node("Relu", writer.operands(operator), f"{output.name}/computed"))
@@ -399,6 +448,7 @@ class LeakyRelu(Unary):
     """x, or alpha * x where x is negative."""
 
     kind = "LEAKY_RELU"
+    dtypes = ("int8", "int16")
     attributes = {"alpha": REQUIRED}
     uses_operand_scale = True
     version = 2
@@ -437,6 +487,13 @@ class LeakyRelu(Unary):
         codes = np.where(steps >= 0, rescaled(steps, positive), rescaled(steps, below))
         return within_int8(codes + zero_point_of(output))
 
+    def wide_results(
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        alpha = np.float32(attributes["alpha"])
+        positive, negative = (ratio_of(source, output, profile, factor) for factor in (1.0, alpha))
+        return np.where(codes >= 0, rescaled(codes, positive), rescaled(codes, negative))
+
     @staticmethod
     def delegated(positive: np.float32, negative: np.float32) -> bool:
         """Whether XNNPACK takes it: eight fractional bits have to do for both factors."""
@@ -456,7 +513,7 @@ class PRelu(DeviceOperator):
     """x, or slope * x where x is negative; the slopes are a constant that broadcasts to x. XNNPACK leaves it alone."""
 
     kind = "PRELU"
-    value_by_value = True
+    pointwise = True
     operands = (2, 2)
     weights = (1,)
 
@@ -491,7 +548,11 @@ class PRelu(DeviceOperator):
 
 @register
 class HardSwish(Unary):
-    """x * min(max(x + 3, 0), 6) / 6, in 16-bit fixed point."""
+    """x * min(max(x + 3, 0), 6) / 6, in 16-bit fixed point.
+
+    ARM's vectors round ties up where the plain kernel rounds them away from zero. They hold eight values, and the
+    values of a whole batch fill them one after the other, so the last seven at most are the plain kernel's.
+    """
 
     kind = "HARD_SWISH"
     options = "HardSwishOptions"
@@ -504,23 +565,36 @@ class HardSwish(Unary):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return FUNCTIONS["hardswish"](primitives, operands[0])
 
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        result = super().integers(codes, inputs, output, attributes, profile)
+        left = result.size % 8
+        if profile == "xnnpack-arm64" and left:
+            # What does not fill a vector is computed as elsewhere.
+            last = codes[0].reshape(-1)[-left:]
+            result.reshape(-1)[-left:] = super().integers([last], inputs, output, attributes, "reference")
+        return result
+
     def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+        vectors = profile == "xnnpack-arm64"
+        multiply, divide = (vector_high_multiply, half_up) if vectors else (short_high_multiply, rounding_shift)
         fine = np.float32(1 / 128) * scale_of(source)
         factor, exponent = short_fixed_point(fine / scale_of(output))
         gate_factor, gate_exponent = short_fixed_point(fine / np.float32(3 / 32768))
         x = centered(CODES, source) * 128
-        scaled = short_high_multiply(x, factor)
+        scaled = multiply(x, factor)
         gate = x
         if gate_exponent > 0:
             gate = within_int16(gate << (gate_exponent - 1))
-        gate = short_high_multiply(gate, gate_factor)
+        gate = multiply(gate, gate_factor)
         if gate_exponent > 0:
             gate = within_int16(gate << 1)
-        gate = rounding_shift(gate, max(-gate_exponent, 0))
+        gate = divide(gate, max(-gate_exponent, 0))
         gate = (gate + 2**15) >> 1
         product = gate * scaled
-        product = np.where(product >= 0, product >> 15, -(-product >> 15))
-        return within_int8(rounding_shift(product, -exponent) + zero_point_of(output))
+        product = product >> 15 if vectors else np.where(product >= 0, product >> 15, -(-product >> 15))
+        return within_int8(divide(product, -exponent) + zero_point_of(output))
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         writer.result(operator, output, writer.node("HardSwish", writer.operands(operator), f"{output.name}/computed"))
@@ -542,3 +616,13 @@ def short_high_multiply(x: np.ndarray, factor: int) -> np.ndarray:
     product = x * factor
     nudged = product + np.where(product >= 0, 2**14, 1 - 2**14)
     return np.where(nudged >= 0, nudged >> 15, -(-nudged >> 15))
+
+
+def vector_high_multiply(x: np.ndarray, factor: int) -> np.ndarray:
+    """As `short_high_multiply`, as ARM's vectors round it: half up."""
+    return within_int16((x * factor + 2**14) >> 15)
+
+
+def half_up(x: np.ndarray, shift: int) -> np.ndarray:
+    """x / 2**shift, rounded half up."""
+    return (x + ((1 << shift) >> 1)) >> shift

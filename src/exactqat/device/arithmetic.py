@@ -10,27 +10,27 @@ from typing import Any
 import numpy as np
 
 from .operator import Attributes, Refusal, Shape, is_xnnpack, need
-from .tensor import INT8_MAX, INT8_MIN, Tensor
+from .tensor import Tensor, code_range
 
 Arrays = Sequence[np.ndarray]
 Tensors = Sequence[Tensor]
 
 
 def finish(steps: np.ndarray, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
-    """Adds the zero point and applies the fused activation and int8 saturation."""
+    """Adds the zero point and applies the fused activation and the dtype's saturation."""
     lowest, highest = bounds(output, attributes, profile)
-    return np.clip(steps + zero_point_of(output), lowest, highest).astype(np.int8)
+    return np.clip(steps + zero_point_of(output), lowest, highest).astype(output.dtype)
 
 
 def bounds(output: Tensor, attributes: Attributes, profile: str) -> tuple[int, int]:
-    """The lowest and highest code that the fused activation and int8 let through."""
+    """The lowest and highest code that the fused activation and the dtype let through."""
     zero_point, scale = zero_point_of(output), scale_of(output)
-    lowest, highest = INT8_MIN, INT8_MAX
+    lowest, highest = code_range(output)
     if attributes.get("activation", "NONE") != "NONE":
         lowest = max(lowest, zero_point)
     if attributes.get("activation") == "RELU6":
         steps_of_six = np.float32(6) / scale
-        if is_xnnpack(profile):  # rounds to even after adding the zero point
+        if is_xnnpack(profile) and output.dtype == "int8":  # rounds to even after adding the zero point
             highest = min(highest, int(np.rint(steps_of_six + np.float32(zero_point))))
         else:
             highest = min(highest, zero_point + int(round_half_away(steps_of_six)))
@@ -54,17 +54,32 @@ def fixed_point(multiplier: Any) -> tuple[np.ndarray, np.ndarray]:
 def multiply_fixed_point(accumulator: np.ndarray, significand: Any, exponent: Any) -> np.ndarray:
     """TensorFlow Lite's MultiplyByQuantizedMultiplier: doubling high multiply with rounding, then a rounding shift."""
     # The kernels shift left in int32 and wrap, which matters for multipliers of 1 and more only.
-    shifted = (accumulator << np.maximum(exponent, 0)).astype(np.int32).astype(np.int64)
-    product = shifted * significand
-    nudged = product + np.where(product >= 0, 2**30, 1 - 2**30)
-    high = np.where(nudged >= 0, nudged >> 31, -(-nudged >> 31))
-    return rounding_shift(high, np.maximum(-exponent, 0))
+    exponent = np.asarray(exponent)
+    left = accumulator << np.maximum(exponent, 0) if np.any(exponent > 0) else accumulator
+    # Their nudge of 2**30, or 1 - 2**30 with division towards zero, comes down to rounding half up.
+    high = np.multiply(left.astype(np.int32), significand, dtype=np.int64) + 2**30
+    return rounding_shift(high >> 31, np.maximum(-exponent, 0))
 
 
 def rounding_shift(x: np.ndarray, shift: Any) -> np.ndarray:
     """x / 2**shift, rounded half away from zero."""
-    mask = (np.int64(1) << shift) - 1
-    return (x >> shift) + ((x & mask) > (mask >> 1) + (x < 0))
+    half = (np.int64(1) << shift) >> 1
+    return (x + half - ((x < 0) & (half > 0))) >> shift
+
+
+def multiply_wide(accumulator: np.ndarray, significand: Any, exponent: Any) -> np.ndarray:
+    """MultiplyByQuantizedMultiplier of 64-bit sums, as all kernels with int16 activations have it.
+
+    The multiplier keeps 15 bits of its significand; the product is rounded once, half up.
+    """
+    shift = 15 - np.asarray(exponent)
+    return (accumulator * reduced(significand) + (np.int64(1) << (shift - 1))) >> shift
+
+
+def reduced(significand: Any) -> np.ndarray:
+    """The 15 bits that are kept of a significand in Q31."""
+    significand = np.asarray(significand)
+    return np.where(significand < 0x7FFF0000, (significand + (1 << 15)) >> 16, 0x7FFF)
 
 
 def multiply_round_half_up(product: np.ndarray, factor: np.floating) -> np.ndarray:

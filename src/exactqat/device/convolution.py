@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from .. import raw_ops
 from .arithmetic import Arrays, Tensors, activate, same_padding, window_shape, windows_of, zero_point_of
+from .blocks import repeated, rows_of_block, scratch, share
 from .operator import REQUIRED, Attributes, Shape, need, register
 from .tensor import Tensor
-from .weighted import CACHED_VALUES, Weighted, sums_of_products
+from .weighted import Requantization, Weighted, filter_reach
 
 
 class Convolution(Weighted):
@@ -48,6 +50,7 @@ class Conv2D(Convolution):
     """filter [out, height, width, in / groups]; groups follow from its shape."""
 
     kind = "CONV_2D"
+    wide_version = 4
     options = "Conv2DOptions"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -62,31 +65,34 @@ class Conv2D(Convolution):
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
         x, filter, size = codes[0], codes[1], codes[1].shape[3]
-        outputs = filter.shape[0] * size // x.shape[3]  # of one group
-        parts = []
-        for start in range(0, x.shape[3], size):
-            first = start // size * outputs
-            matrix = filter[first : first + outputs].reshape(outputs, -1)
-            parts.append(self.sums(x[..., start : start + size], matrix, inputs, output, attributes))
-        sums = parts[0] if len(parts) == 1 else np.concatenate(parts, 3)
-        return self.requantize(sums, codes, inputs, output, attributes, profile)
-
-    @staticmethod
-    def sums(x: np.ndarray, matrix: np.ndarray, inputs: Tensors, output: Tensor, attributes: Attributes) -> np.ndarray:
-        """[batch, height, width, channels] of one group: all values that a window meets as one row of a matrix."""
-        window = inputs[1].shape[1:3]
-        rows, (height, width), channels = x.shape[0], output.shape[1:3], len(matrix)
-        if window == (1, 1) and attributes["strides"] == (1, 1):
-            return sums_of_products(x.reshape(-1, x.shape[3]), matrix).reshape(rows, height, width, channels)
-        met = windows_of(x, window, attributes, zero_point_of(inputs[0]))
-        # One image at a time: the matrix has every value as often as windows meet it.
-        results = [sums_of_products(met[row].reshape(height * width, -1), matrix) for row in range(rows)]
-        return (
-            np.stack(results).reshape(rows, height, width, channels) if rows else np.zeros((0, height, width, channels))
-        )
+        result = np.empty((x.shape[0], *output.shape[1:]), output.dtype)
+        met, into = x[:, :, :, None, None], result
+        if filter.shape[1:3] != (1, 1) or tuple(attributes["strides"]) != (1, 1):
+            met = windows_of(x, filter.shape[1:3], attributes, zero_point_of(inputs[0]))
+        elif size == x.shape[3]:  # neighbours in a line do not matter
+            met, into = (array.reshape(-1, 1, 1, array.shape[3]) for array in (x, result))
+        groups = x.shape[3] // size
+        outputs = filter.shape[0] // groups
+        for group in range(groups):
+            part = met[..., group * size : (group + 1) * size]
+            channels = slice(group * outputs, (group + 1) * outputs)
+            self.store_products(part, into[..., channels], codes, inputs, output, attributes, profile, channels)
+        return result
 
     def device_filter(self, codes: np.ndarray) -> np.ndarray:
         return codes.transpose(0, 2, 3, 1)
+
+    def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
+        size = filter.shape[3]
+        groups = x.shape[3] // size
+        sums = np.zeros((x.shape[0], *output.shape[1:3], groups, filter.shape[0] // groups))
+        filter = filter.reshape(groups, -1, *filter.shape[1:])
+        met = windows_of(x, filter.shape[2:4], attributes, 0)
+        for i, j in np.ndindex(filter.shape[2:4]):
+            for group in range(groups):
+                values = met[:, :, :, i, j, group * size : (group + 1) * size]
+                sums[..., group, :] += values @ filter[group, :, i, j].T
+        return sums.reshape(x.shape[0], *output.shape[1:])
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         outputs, height, width, inputs = writer.graph.tensors[operator.inputs[1]].shape
@@ -100,6 +106,7 @@ class DepthwiseConv2D(Convolution):
     """filter [1, height, width, in * multiplier], input channel major."""
 
     kind = "DEPTHWISE_CONV_2D"
+    wide_version = 5
     options = "DepthwiseConv2DOptions"
     filter_axis = 3
 
@@ -114,29 +121,45 @@ class DepthwiseConv2D(Convolution):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
-        x, filter = codes[0], codes[1][0]
-        multiplier = filter.shape[2] // x.shape[3]
-        dtype = np.float32 if int(np.abs(filter.astype(np.int64)).sum((0, 1)).max()) < 2**17 else np.float64
-        met = windows_of(x.astype(dtype), filter.shape[:2], attributes, zero_point_of(inputs[0]))
-        sums = np.empty((x.shape[0], *output.shape[1:3], x.shape[3], multiplier), dtype)
-        taps = filter.astype(dtype).reshape(*filter.shape[:2], 1, x.shape[3], multiplier)
-        # As often as the result is wide: NumPy is slow on rows as short as there are channels.
-        taps = np.tile(taps, (1, 1, output.shape[2], 1, 1))
-        # Rows of the result that stay in the core's own cache while all taps are added.
-        rows = max(CACHED_VALUES // math.prod(output.shape[2:]), 1)
-        product = np.empty((rows, *sums.shape[2:]), dtype)
-        for image in range(x.shape[0]):
-            for start in range(0, output.shape[1], rows):
-                total = sums[image, start : start + rows]
-                total[...] = 0
-                for i, j in np.ndindex(filter.shape[:2]):
-                    values = met[image, start : start + rows, :, i, j, :, None]
-                    total += np.multiply(values, taps[i, j], product[: len(total)])
-        sums = sums.reshape(x.shape[0], *output.shape[1:])
-        return self.requantize(sums, codes, inputs, output, attributes, profile)
+        x, filter = codes[0], codes[1]
+        exact = int((filter_reach(filter, 3, inputs[0]) + np.abs(codes[2].astype(np.int64))).max()) < 2**24
+        dtype = np.float32 if exact else np.float64
+        taps = filter.reshape(*filter.shape[1:3], x.shape[3], -1).astype(dtype)
+        result = np.empty((x.shape[0], *output.shape[1:]), output.dtype)
+        per_image = math.prod(x.shape[1:])
+        # Few enough images at a time to stay in the cache, and enough for a call to be worth it.
+        together = rows_of_block(per_image, max(x.shape[0], 1))
+        rows = rows_of_block(filter.shape[3], max(math.prod(result.shape[:3]), 1))
+        requantization = Requantization(self, inputs, output, attributes, profile, rows)
+        bias = repeated("bias", codes[2], rows, dtype)
+        steps = scratch("steps", (together, *x.shape[1:]), dtype)
+        sums = scratch("sums", (together, *output.shape[1:]), dtype)
+        for image in range(0, x.shape[0], together):
+            stored = result[image : image + together]
+            count = len(stored)
+            np.subtract(x[image : image + count], dtype(zero_point_of(inputs[0])), out=steps[:count], dtype=dtype)
+            depthwise(steps[:count], taps, attributes, sums[:count])
+            places, flat = (array.reshape(-1, filter.shape[3]) for array in (stored, sums[:count]))
+
+            def store(todo: Sequence[int], flat: np.ndarray = flat, places: np.ndarray = places) -> None:
+                for start in todo:
+                    part = flat[start : start + rows]
+                    part += bias[: len(part)]
+                    requantization.store(part, places[start : start + rows])
+
+            share(store, range(0, len(flat), rows))
+        return result
 
     def device_filter(self, codes: np.ndarray) -> np.ndarray:
         return codes.transpose(1, 2, 3, 0)
+
+    def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
+        taps = filter[0].reshape(*filter.shape[1:3], x.shape[3], -1)
+        sums = np.zeros((x.shape[0], *output.shape[1:3], *taps.shape[2:]))
+        met = windows_of(x, filter.shape[1:3], attributes, 0)
+        for i, j in np.ndindex(filter.shape[1:3]):
+            sums += met[:, :, :, i, j, :, None] * taps[i, j]
+        return sums.reshape(x.shape[0], *output.shape[1:])
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         options = super().tflite_options(inputs, output, attributes)
@@ -162,6 +185,7 @@ class TransposeConv(Weighted):
     spatial = True
     per_window_attributes = {"strides": 1}
     version = 4
+    wide_version = 4
     options = "TransposeConvOptions"
     any_batch = False
     order = (3, 1, 0, 2)
@@ -212,17 +236,29 @@ class TransposeConv(Weighted):
             for size, stride, side in zip((height, width), (down, right), window, strict=True)
         ]
         spread = np.zeros((rows, *whole, filter.shape[0]))
-        flat = x.reshape(-1, x.shape[3])
+        flat = x.reshape(-1, x.shape[3]).astype(np.float64)
         for i in range(window[0]):
             for j in range(window[1]):
                 place = spread[:, i : i + (height - 1) * down + 1 : down, j : j + (width - 1) * right + 1 : right]
-                place += sums_of_products(flat, filter[:, i, j]).reshape(place.shape) - offset[:, i, j]
+                place += (flat @ filter[:, i, j].T).reshape(place.shape) - offset[:, i, j]
         sums = np.zeros((rows, *output.shape[1:]))
         cut = [max(before - after, 0) // 2 for before, after in zip(whole, output.shape[1:3], strict=True)]
         kept = spread[:, cut[0] : cut[0] + output.shape[1], cut[1] : cut[1] + output.shape[2]]
         sums[:, : kept.shape[1], : kept.shape[2]] = kept + offset.sum((1, 2))
         sums[:, kept.shape[1] :] = sums[:, :, kept.shape[2] :] = offset.sum((1, 2))
         return self.requantize(sums, codes, inputs, output, attributes, profile)
+
+    def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
+        rows, height, width, _ = x.shape
+        (down, right), window, sizes = attributes["strides"], filter.shape[1:3], output.shape[1:3]
+        whole = ((height - 1) * down + window[0], (width - 1) * right + window[1])
+        cut = [max(before - after, 0) // 2 for before, after in zip(whole, sizes, strict=True)]
+        # Large enough for the windows and for what lies beyond all of them.
+        spread = np.zeros((rows, *(max(pair) + 1 for pair in zip(whole, sizes, strict=True)), filter.shape[0]))
+        for i, j in np.ndindex(window):
+            place = spread[:, i : i + (height - 1) * down + 1 : down, j : j + (width - 1) * right + 1 : right]
+            place += x @ filter[:, i, j].T
+        return spread[:, cut[0] : cut[0] + sizes[0], cut[1] : cut[1] + sizes[1]]
 
     def lower(self, context: Any, step: Any) -> Any:
         """What a plan cuts off before and after is what SAME cuts off, or a slice behind VALID."""
@@ -278,6 +314,15 @@ class TransposeConv(Weighted):
         }
         operands = [*writer.operands(operator), filter, bias]
         writer.result(operator, output, writer.node("ConvTranspose", operands, f"{output.name}/computed", **window))
+
+
+def depthwise(steps: np.ndarray, taps: np.ndarray, attributes: Attributes, out: np.ndarray) -> None:
+    """Each channel of steps [batch, height, width, channels] convolved with its own taps [height, width, channels,
+    multiplier], by the library's own operator: beyond the image there are zeros."""
+    strides, dilations = ((1, *attributes[name], 1) for name in ("strides", "dilations"))
+    raw_ops.DepthwiseConv2dNative(
+        input=steps, filter=taps, strides=strides, padding=attributes["padding"], dilations=dilations, out=out
+    )
 
 
 def activation_option(attributes: Attributes) -> tuple[str, str]:

@@ -22,10 +22,8 @@ Raw = Any
 def high_multiply(a: Raw, b: Raw) -> np.ndarray:
     """The doubled product's upper 32 bits, rounded: SaturatingRoundingDoublingHighMul."""
     a, b = np.asarray(a, np.int64), np.asarray(b, np.int64)
-    product = a * b
-    nudged = product + np.where(product >= 0, 2**30, 1 - 2**30)
-    high = np.where(nudged >= 0, nudged >> 31, -(-nudged >> 31))
-    return np.where((a == INT32_MIN) & (b == INT32_MIN), INT32_MAX, high)
+    # The library's nudge of 2**30, or 1 - 2**30 with division towards zero, comes down to rounding half up.
+    return np.where((a == INT32_MIN) & (b == INT32_MIN), INT32_MAX, (a * b + 2**30) >> 31)
 
 
 def saturating_shift_left(x: Raw, bits: int) -> np.ndarray:
@@ -51,7 +49,7 @@ def leading_zeros(x: Raw) -> np.ndarray:
 
 
 # exp(-2**k) in Q0.31 for k = -2..4.
-_EXP_OF_POWERS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
+EXP_OF_POWERS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
 
 
 def exp_on_negative_values(a: Raw, integer_bits: int) -> np.ndarray:
@@ -62,7 +60,7 @@ def exp_on_negative_values(a: Raw, integer_bits: int) -> np.ndarray:
     remainder = (a & (quarter - 1)) - quarter
     result = _exp_between_minus_quarter_and_0(saturating_shift_left(remainder, integer_bits))
     bits = remainder - a
-    for power, factor in enumerate(_EXP_OF_POWERS, -2):
+    for power, factor in enumerate(EXP_OF_POWERS, -2):
         if power < integer_bits:
             result = np.where(bits & (1 << (fractional_bits + power)), high_multiply(result, factor), result)
     return np.where(a == 0, ONE, result)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,14 @@ from .arithmetic import (
     finish,
     fixed_point,
     multiply_fixed_point,
+    multiply_wide,
     round_half_away,
     scale_of,
     zero_point_of,
 )
 from .operator import Attributes, DeviceOperator, Shape, is_xnnpack, need, register
 from .tensor import Tensor
-from .weighted import Weighted, real_multiplier, sums_of_products
+from .weighted import Weighted, real_multiplier
 
 
 @register
@@ -35,6 +36,7 @@ class FullyConnected(Weighted):
     attributes = {"activation": "NONE"}
     weights_follow_features = True
     version = 4
+    wide_version = 7
     options = "FullyConnectedOptions"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -51,21 +53,35 @@ class FullyConnected(Weighted):
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
         x = codes[0]
-        sums = sums_of_products(x.reshape(-1, x.shape[-1]), codes[1]).reshape(*x.shape[:-1], -1)
-        return self.requantize(sums, codes, inputs, output, attributes, profile)
+        result = np.empty((*x.shape[:-1], len(codes[1])), output.dtype)
+        rows, into = (array.reshape(-1, 1, 1, array.shape[-1]) for array in (x, result))
+        self.store_products(rows, into, codes, inputs, output, attributes, profile)
+        return result
 
     def rounding(self, profile: str) -> str:
         return "float64" if profile == "reference" else super().rounding(profile)
 
-    def fixed_point_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
+    def fixed_point_steps(self, multiplier: np.ndarray, rows: int, profile: str) -> Callable[[np.ndarray], np.ndarray]:
         if profile != "reference":
-            return super().fixed_point_steps(accumulator, inputs, output, profile)
+            return super().fixed_point_steps(multiplier, rows, profile)
         # LiteRT's reference kernel multiplies in float64 and rounds once, unlike that of the convolutions.
-        return round_half_away(accumulator * real_multiplier(inputs, output)).astype(np.int64)
+        return lambda whole: round_half_away(whole * multiplier).astype(np.int64)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         options = {"fusedActivationFunction": ("ActivationFunctionType", attributes["activation"])}
         return {**options, "keepNumDims": True} if len(output.shape) > 2 else options
+
+    def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
+        sums: np.ndarray = x @ filter.T
+        return sums
+
+    def multiplier_kept(self, multiplier: np.ndarray) -> np.ndarray:
+        return multiplier  # by LiteRT
+
+    def wide_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
+        if profile == "micro":
+            return super().wide_steps(accumulator, inputs, output, profile)
+        return round_half_away(accumulator * real_multiplier(inputs, output)).astype(np.int64)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         outputs, inputs = writer.graph.tensors[operator.inputs[1]].shape
@@ -86,11 +102,13 @@ class BatchMatrixMultiply(DeviceOperator):
     """[..., rows, k] times [..., k, columns], leading axes broadcast; adj_x, adj_y: the last two axes stand swapped."""
 
     kind = "BATCH_MATMUL"
+    dtypes = ("int8", "int16")
     most_axes = 5
     attributes = {"adj_x": False, "adj_y": False}
     operands = (2, 2)
     constants = True
     version = 2
+    wide_version = 3
     options = "BatchMatMulOptions"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -134,15 +152,15 @@ class BatchMatrixMultiply(DeviceOperator):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
+        operands = [centered(code, tensor) for code, tensor in zip(codes, inputs, strict=True)]
+        depth = operands[0].shape[-2 if attributes["adj_x"] else -1]
+        reach = depth * math.prod(int(np.abs(operand).max(initial=0)) for operand in operands)
+        dtype = np.float32 if reach < 2**24 else np.float64  # which holds all sums
         first, second = (
-            np.swapaxes(x, -1, -2) if attributes[name] else x
-            for x, name in zip(
-                (centered(code, tensor).astype(np.float64) for code, tensor in zip(codes, inputs, strict=True)),
-                ("adj_x", "adj_y"),
-                strict=True,
-            )
+            np.swapaxes(x.astype(dtype), -1, -2) if attributes[name] else x.astype(dtype)
+            for x, name in zip(operands, ("adj_x", "adj_y"), strict=True)
         )
-        accumulator = (first @ second).astype(np.int64)
+        accumulator = np.matmul(first, second).astype(np.int64)
         # XNNPACK leaves a second operand with a zero point to the built-in kernel, which computes as the reference.
         if is_xnnpack(profile) and zero_point_of(inputs[1]) == 0:
             multiplier = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
@@ -154,6 +172,19 @@ class BatchMatrixMultiply(DeviceOperator):
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"adjX": bool(attributes["adj_x"]), "adjY": bool(attributes["adj_y"])}
+
+    def wide_integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        turned = [
+            np.swapaxes(code, -1, -2) if attributes[name] else code
+            for code, name in zip(codes, ("adj_x", "adj_y"), strict=True)
+        ]
+        first, second = (code.astype(np.float64) for code in turned)
+        scales = [scale_of(tensor) for tensor in inputs]
+        product = float(scales[0]) * float(scales[1]) if profile == "micro" else float(scales[0] * scales[1])
+        multiplier = fixed_point(product / float(scale_of(output)))
+        return finish(multiply_wide((first @ second).astype(np.int64), *multiplier), output, attributes, profile)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         name, operands = output.name, []

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from .arithmetic import Arrays, Tensors, scale_of, zero_point_of
-from .operator import REQUIRED, Attributes, DeviceOperator, Shape, need, register
-from .tensor import INT8_MAX, INT8_MIN, Quantization, Tensor
+from .operator import REQUIRED, Attributes, DeviceOperator, FileStep, Shape, need, register
+from .tensor import INDICES, Quantization, Tensor, code_range
 
 
 class Movement(DeviceOperator):
@@ -19,6 +19,7 @@ class Movement(DeviceOperator):
 
     same_quantization = True
     moves_codes = True
+    dtypes = ("int8", "int16")
 
 
 @register
@@ -30,6 +31,7 @@ class Pad(Movement):
     attributes = {"paddings": REQUIRED}
     per_axis_attributes = {"paddings": (0, 0)}
     version = 2
+    wide_version = 3
     options = "PadOptions"
 
     def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
@@ -82,6 +84,7 @@ class Concatenation(Movement):
     axis_attributes = ("axis",)
     operands = (1, None)
     version = 2
+    wide_version = 3
     options = "ConcatenationOptions"
 
     def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
@@ -184,6 +187,7 @@ class Transpose(Movement):
     attributes = {"permutation": REQUIRED}
     moves_axes = True
     version = 2
+    wide_version = 5
     options = "TransposeOptions"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -281,6 +285,7 @@ class PadV2(Movement):
     attributes = {"paddings": REQUIRED, "value": None}
     per_axis_attributes = {"paddings": (0, 0)}
     version = 2
+    wide_version = 3
     options = "PadV2Options"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -298,14 +303,15 @@ class PadV2(Movement):
     @staticmethod
     def code(output: Tensor, attributes: Attributes) -> int:
         """The code of `value`: the nearest, half up as FakeQuant rounds."""
+        lowest, highest = code_range(output)
         if attributes["value"] is None:
-            return INT8_MIN
+            return lowest
         steps = math.floor(np.float32(attributes["value"]) / scale_of(output) + np.float32(0.5))
-        return min(max(steps + zero_point_of(output), INT8_MIN), INT8_MAX)
+        return min(max(steps + zero_point_of(output), lowest), highest)
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[Any]:
-        code = np.array([self.code(output, attributes)], np.int8)
-        return ("paddings", attributes["paddings"]), Tensor("value", (1,), "int8", output.quantization, code)
+        code = np.array([self.code(output, attributes)], output.dtype)
+        return ("paddings", attributes["paddings"]), Tensor("value", (1,), output.dtype, output.quantization, code)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         amounts = onnx_paddings(writer, operator, output)
@@ -322,6 +328,7 @@ class MirrorPad(Movement):
     attributes = {"paddings": REQUIRED, "mode": "REFLECT"}
     per_axis_attributes = {"paddings": (0, 0)}
     version = 2
+    wide_version = 3
     options = "MirrorPadOptions"
 
     def check_attributes(self, attributes: Attributes) -> None:
@@ -369,6 +376,18 @@ def mirrored(x: np.ndarray, paddings: Sequence[Sequence[int]], mode: str) -> np.
     return np.pad(x, paddings, mode="reflect" if mode == "REFLECT" else "symmetric")
 
 
+# Of five axes the middle ones but one, which any reshape to or from images leaves where they are.
+SWAPPED = Tensor("swapped", (5,), "int32", INDICES, np.array([0, 1, 3, 2, 4], np.int32))
+
+
+def reshape_step(operand: int | str, shape: Shape, name: str = "", dtype: str = "") -> FileStep:
+    """A RESHAPE of the file, for any batch."""
+    sizes = [-1, *shape[1:]]
+    constant = Tensor(f"{name or 'joined'}_shape", (len(sizes),), "int32", INDICES, np.array(sizes, np.int32))
+    fields = {"newShape": sizes}
+    return FileStep("RESHAPE", (operand, constant), 1, "ReshapeOptions", fields, name, dtype, tuple(shape))
+
+
 class Blocks(Movement):
     """Squares of block_size * block_size values between the channels and the image, NHWC."""
 
@@ -377,6 +396,22 @@ class Blocks(Movement):
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"blockSize": attributes["block_size"]}
+
+    def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
+        if output.dtype == "int8":
+            return super().tflite_steps(inputs, output, attributes)
+        # No runtime has it in int16. Rows of a block and their images change places; columns stay with the channels.
+        small = min((inputs[0], output), key=lambda tensor: tensor.shape[1]).shape
+        large = max((inputs[0], output), key=lambda tensor: tensor.shape[1]).shape
+        block, beside = attributes["block_size"], large[2] // small[2] * large[3]
+        by_rows = (small[0], small[1], block, small[2], beside)
+        by_places = (small[0], small[1], small[2], block, beside)
+        before, behind = (by_rows, by_places) if inputs[0].shape[1] == large[1] else (by_places, by_rows)
+        return (
+            reshape_step(0, before, "split", output.dtype),
+            FileStep("TRANSPOSE", ("split", SWAPPED), 5, "TransposeOptions", {}, "turned", output.dtype, behind),
+            reshape_step("turned", output.shape),
+        )
 
 
 @register
@@ -462,6 +497,7 @@ class Gather(Movement):
     attributes = {"axis": REQUIRED, "indices": REQUIRED}
     axis_attributes = ("axis",)
     version = 2
+    wide_version = 4
     options = "GatherOptions"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import fixed_point_functions as fixed
+from . import interpolated
 from .arithmetic import (
     Arrays,
     Tensors,
@@ -79,6 +80,8 @@ class Softmax(Row):
     """
 
     kind = "SOFTMAX"
+    dtypes = ("int8", "int16")
+    wide_version = 3
     attributes = {"beta": 1.0}
     fixed_grid = (1 / 256, -128)
     options = "SoftmaxOptions"
@@ -94,7 +97,7 @@ class Softmax(Row):
         need(product > 2.0**-26, f"input scale * beta must be above 2**-26, got {product:g}")
 
     def may_end_the_process(self, inputs: Sequence[Tensor], attributes: Attributes, profile: str) -> bool:
-        return not is_xnnpack(profile) and inputs[0].shape[-1] >= 512
+        return not is_xnnpack(profile) and inputs[0].dtype == "int8" and inputs[0].shape[-1] >= 512
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.softmax(operands[0] * attributes.get("beta", 1.0), attributes["axis"])
@@ -118,6 +121,12 @@ class Softmax(Row):
             )
         result = rounding_shift(fixed.high_multiply(factor, powers), exponent + 23) + INT8_MIN
         return np.where(near, np.clip(result, INT8_MIN, INT8_MAX), INT8_MIN).astype(np.int8)
+
+    def wide_integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        beta = float(np.float32(attributes["beta"]))
+        return interpolated.softmax(codes[0].astype(np.int64), scale_of(inputs[0]), beta, profile).astype(np.int16)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"beta": float(attributes["beta"])}

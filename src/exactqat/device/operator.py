@@ -52,10 +52,12 @@ class Refusal(ValueError):
 class Layout:
     """Where the axes of the user's tensor lie on the device: `axes[k]` is the user's axis that device axis k holds.
 
-    -1 stands for an axis of size 1 that the user's tensor does not have. The batch comes first on the device.
+    -1 stands for an axis of size 1 that the user's tensor does not have. The batch comes first on the device. `order`:
+    of the last axis, where its elements lie elsewhere too; place k holds the user's element order[k].
     """
 
     axes: tuple[int, ...]
+    order: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class FileStep:
             has (of quantization `INDICES` where they stand for themselves).
         options, fields: name of the options table without the final T, and its fields.
         name, dtype: of the intermediate result that it makes; nothing for the last step.
+        shape: likewise, if it is not that of the result.
     """
 
     kind: str
@@ -77,6 +80,7 @@ class FileStep:
     fields: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
     dtype: str = ""
+    shape: Shape | None = None
 
 
 class DeviceOperator:
@@ -90,8 +94,10 @@ class DeviceOperator:
             of its operands.
         moves_codes: every code of the result is one of the operands' codes or the zero point, whatever the profile; so
             `real` says exactly what the device does, with any numbers in place of the codes.
-        value_by_value: a code of the result follows from the codes of the operands at its place, with broadcasting.
-        fixed_grid: (scale, int8 zero point) of the result where the device fixes it, as for LOGISTIC; else None.
+        dtypes: what its activations can be stored in, all of them in the same: "int8", "int16".
+        changes_dtype: the result may be stored in another of them than the operand.
+        fixed_grid: (scale, int8 zero point) of the result where the device fixes it, as for LOGISTIC; else None. In
+            int16 all of them are 1 / 32768 and 0.
         spatial: the first operand lies as [batch, height, width, channels]; a plan names its `channel_axis`.
         axis_attributes: attributes that hold axes, one or several.
         per_axis_attributes: attributes with one entry for each axis -> the entry of an axis of size 1 that the device
@@ -100,7 +106,10 @@ class DeviceOperator:
         filter_axis: the filter's axis of output channels on the device, for operators with weights; else None.
         weights_follow_features: the order of the last axis does not matter, because the weights can follow it.
         moves_axes: the user's axes are others behind it: permuted, split or joined.
+        pointwise: each value of the result follows from one value of each operand, which broadcast, and from nothing
+            else.
         version: the lowest version of the operator in a .tflite file that carries its int8 form.
+        wide_version: likewise its int16 form, if that is another one; else 0.
         options: the name of its options table in the .tflite schema, without the final T.
         weights: positions of the operands that must be constants.
         constants: whether other operands may be constants too (one at least is an activation).
@@ -116,7 +125,8 @@ class DeviceOperator:
     operands: ClassVar[tuple[int, int | None]] = (1, 1)
     same_quantization: ClassVar[bool] = False
     moves_codes: ClassVar[bool] = False
-    value_by_value: ClassVar[bool] = False
+    dtypes: ClassVar[tuple[str, ...]] = ("int8",)
+    changes_dtype: ClassVar[bool] = False
     fixed_grid: ClassVar[tuple[float, int] | None] = None
     spatial: ClassVar[bool] = False
     axis_attributes: ClassVar[tuple[str, ...]] = ()
@@ -125,7 +135,9 @@ class DeviceOperator:
     filter_axis: ClassVar[int | None] = None
     weights_follow_features: ClassVar[bool] = False
     moves_axes: ClassVar[bool] = False
+    pointwise: ClassVar[bool] = False
     version: ClassVar[int] = 1
+    wide_version: ClassVar[int] = 0
     options: ClassVar[str] = ""
     weights: ClassVar[tuple[int, ...]] = ()
     constants: ClassVar[bool] = False
@@ -156,9 +168,17 @@ class DeviceOperator:
         need(most <= self.most_axes, f"tensors have at most {self.most_axes} axes here, got {[*shapes, result]}")
         return result
 
-    def dtype(self, attributes: Attributes) -> str:
-        """What the result is stored in."""
-        return "int8"
+    def dtype(self, attributes: Attributes, stored: str = "int8") -> str:
+        """What the result is in: indices in the type asked for, all else in that of its grid."""
+        return stored
+
+    def grid_fixed_in(self, dtype: str) -> tuple[float, int] | None:
+        """`fixed_grid`, where activations are stored in that dtype."""
+        return (1 / 32768, 0) if self.fixed_grid is not None and dtype == "int16" else self.fixed_grid
+
+    def measured_as(self, inputs: Sequence[Tensor], output: Tensor) -> str:
+        """Under which name it was compared with the runtimes: the kind, and the dtype if it is not int8."""
+        return f"{self.kind}:int16" if is_wide(inputs, output) else self.kind
 
     def check_attributes(self, attributes: Attributes) -> None:
         """Refuses names and values that the device does not know.
@@ -214,6 +234,30 @@ class DeviceOperator:
     ) -> np.ndarray:
         """The codes of the result from the codes of all operands, under one profile of rounding."""
         raise NotImplementedError(f"{self.kind} has no integers")
+
+    def wide_integers(
+        self,
+        codes: Sequence[np.ndarray],
+        inputs: Sequence[Tensor],
+        output: Tensor,
+        attributes: Attributes,
+        profile: str,
+    ) -> np.ndarray:
+        """As `integers`, where an operand or the result is int16. XNNPACK takes none of these: LiteRT's own kernels
+        compute them under every profile of it. The base class serves what only moves or compares codes."""
+        return self.integers(codes, inputs, output, attributes, profile)
+
+    def results(
+        self,
+        codes: Sequence[np.ndarray],
+        inputs: Sequence[Tensor],
+        output: Tensor,
+        attributes: Attributes,
+        profile: str,
+    ) -> np.ndarray:
+        """`integers` or `wide_integers`, by what its activations are stored in."""
+        compute = self.wide_integers if is_wide(inputs, output) else self.integers
+        return compute(codes, inputs, output, attributes, profile)
 
     # --- how it enters a graph ---------------------------------------------------------------------------------------
 
@@ -279,7 +323,8 @@ class DeviceOperator:
         if self.order is not None:
             operands = [operands[position] for position in self.order]
         fields = self.tflite_options(inputs, output, attributes)
-        return (FileStep(self.kind, tuple(operands), self.version, self.options, fields),)
+        version = (is_wide(inputs, output) and self.wide_version) or self.version
+        return (FileStep(self.kind, tuple(operands), version, self.options, fields),)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         """Adds its nodes in QDQ form (see `deploy.onnx`)."""
@@ -306,6 +351,16 @@ def register(declaration: type[DeviceOperator]) -> type[DeviceOperator]:
     return declaration
 
 
+def is_wide(inputs: Sequence[Tensor], output: Tensor) -> bool:
+    """Whether an operand or the result is stored in int16."""
+    return output.dtype == "int16" or any(tensor.dtype == "int16" for tensor in inputs)
+
+
+def in_int16() -> tuple[str, ...]:
+    """Kinds of the operators that can be stored in int16."""
+    return tuple(kind for kind, operator in OPERATORS.items() if "int16" in operator.dtypes)
+
+
 def need(condition: bool, message: str) -> None:
     """Raises `Refusal` with the message unless the condition holds."""
     if not condition:
@@ -327,6 +382,8 @@ __all__ = [
     "Refusal",
     "Shape",
     "Tensor",
+    "in_int16",
+    "is_wide",
     "is_xnnpack",
     "need",
     "profile_named",

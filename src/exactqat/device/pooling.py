@@ -9,20 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors, centered, finish, same_padding, window_shape, windows, zero_point_of
+from .arithmetic import Arrays, Tensors, finish, same_padding, window_shape, windows, zero_point_of
 from .convolution import onnx_window, window_options
 from .operator import REQUIRED, Attributes, DeviceOperator, Shape, need, register
-from .tensor import INT8_MIN, Tensor
+from .tensor import INT16_MIN, Tensor
 
 
 class Pool(DeviceOperator):
     """A window that slides over height and width; what it gives lies on the grid of its operand."""
 
     attributes = {"filter_size": REQUIRED, "strides": REQUIRED, "padding": "VALID"}
+    dtypes = ("int8", "int16")
     same_quantization = True
     spatial = True
     per_window_attributes = {"filter_size": 1, "strides": 1}
     version = 2
+    wide_version = 3
     options = "Pool2DOptions"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -82,20 +84,27 @@ class AveragePool2D(Pool):
 
     def counts(self, primitives: Any, x: Any, attributes: Attributes) -> Any:
         """How many values every window counts, with an axis of 1 for the batch and the channels."""
-        padded = any(map(any, window_arguments(x, attributes)[2]))
-        if attributes["padding"] != "SAME" or not padded:
-            return float(math.prod(attributes["filter_size"]))
-        spatial = spatial_axes(x, attributes)
-        shape = tuple(x.shape[axis] if axis in spatial else 1 for axis in range(x.ndim))
-        return self.sums(primitives, primitives.array(np.ones(shape, np.float32), x), attributes)
+        window, strides, padding, _ = window_arguments(x, attributes)
+        if attributes["padding"] != "SAME" or not any(map(any, padding)):
+            return float(math.prod(window))
+        result = np.ones((1,) * x.ndim, np.float32)
+        for axis, side, stride, (before, after) in zip(
+            spatial_axes(x, attributes), window, strides, padding, strict=True
+        ):
+            size = int(x.shape[axis])
+            first = np.arange(0, size + before + after - side + 1, stride) - before
+            inside = np.minimum(first + side, size) - np.maximum(first, 0)
+            result = result * inside.reshape([-1 if place == axis else 1 for place in range(x.ndim)])
+        return primitives.array(result.astype(np.float32), x)
 
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
         filter_size = attributes["filter_size"]
-        x = codes[0].astype(np.int64)
-        total = sum(values for _, _, values in windows(x, output, filter_size, attributes, 0))
-        ones = np.ones_like(x[:1, :, :, :1])
+        total = np.zeros((codes[0].shape[0], *output.shape[1:]), np.int64)
+        for _, _, values in windows(codes[0], output, filter_size, attributes, 0):
+            total += values
+        ones = np.ones_like(codes[0][:1, :, :, :1], np.int64)
         count = sum(values for _, _, values in windows(ones, output, filter_size, attributes, 0))
         magnitude = (np.abs(total) + count // 2) // count
         return finish(np.sign(total) * magnitude - zero_point_of(output), output, attributes, profile)
@@ -109,7 +118,10 @@ class AveragePool2D(Pool):
             writer.graph.tensors[operator.inputs[0]].shape, operator.attributes["filter_size"], operator.attributes
         )
         below_one = writer.constant("below_one", np.float32(1 - 2**-20))
-        one, no_shift = writer.constant("one", np.float32(1)), writer.constant("no_shift", np.int8(0))
+        one, no_shift = (
+            writer.constant("one", np.float32(1)),
+            writer.constant(f"no_shift_{output.dtype}", np.array(0, output.dtype)),
+        )
         counted = writer.node("DequantizeLinear", [f"{operator.inputs[0]}/codes", one, no_shift], f"{name}/counted")
         averaged = writer.node("AveragePool", [counted], f"{name}/computed", count_include_pad=0, **window)
         codes = writer.node("QuantizeLinear", [averaged, below_one, no_shift], f"{name}/codes")
@@ -130,10 +142,17 @@ class MaxPool2D(Pool):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
-        largest = np.full((codes[0].shape[0], *output.shape[1:]), INT8_MIN, np.int8)
-        for _, _, values in windows(codes[0], output, attributes["filter_size"], attributes, INT8_MIN):
-            largest = np.maximum(largest, values)
-        return finish(centered(largest, output), output, attributes, profile)
+        lowest = np.iinfo(codes[0].dtype).min
+        largest = np.full((codes[0].shape[0], *output.shape[1:]), lowest, codes[0].dtype)
+        for _, _, values in windows(codes[0], output, attributes["filter_size"], attributes, lowest):
+            np.maximum(largest, values, out=largest)
+        return largest
+
+    def wide_integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        met = windows(codes[0], output, attributes["filter_size"], attributes, INT16_MIN)
+        return np.maximum.reduce([values for _, _, values in met])
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         window = onnx_window(

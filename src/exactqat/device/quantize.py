@@ -15,16 +15,23 @@ from .tensor import Tensor
 
 @register
 class Quantize(DeviceOperator):
-    """int8 to int8: the same real numbers on another grid."""
+    """The same real numbers on another grid, of the same dtype or another one."""
 
     kind = "QUANTIZE"
-    value_by_value = True
+    pointwise = True
     version = 2
     options = "QuantizeOptions"
+    dtypes = ("int8", "int16")
+    changes_dtype = True
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         ratio = float(scale_of(inputs[0]) / scale_of(output))
-        need(2**-8 <= ratio <= 2**7, f"input scale / output scale must be in [2**-8, 2**7], got {ratio:g}")
+        # XNNPACK's bounds for int8; with int16, what kernels shift codes by within 32 bits.
+        low, high = -8, 7
+        if "int16" in (inputs[0].dtype, output.dtype):
+            low, high = -31, 22 if inputs[0].dtype == "int8" else 15
+        fits = 2.0**low <= ratio <= 2.0**high
+        need(fits, f"input scale / output scale must be in [2**{low}, 2**{high}], got {ratio:g}")
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return operands[0]
@@ -39,6 +46,11 @@ class Quantize(DeviceOperator):
             return finish((x * multiplier + 128) >> 8, output, attributes, profile)
         ratio = float(scale_of(inputs[0])) / float(scale_of(output))
         return finish(multiply_fixed_point(x, *fixed_point(ratio)), output, attributes, profile)
+
+    def wide_integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return self.integers(codes, inputs, output, attributes, "reference")
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         writer.result(operator, output, writer.operands(operator)[0])

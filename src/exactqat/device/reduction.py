@@ -94,6 +94,8 @@ class Mean(Reduction):
     """The average."""
 
     kind = "MEAN"
+    dtypes = ("int8", "int16")
+    wide_version = 3
     onnx_kind = "ReduceMean"
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
@@ -113,6 +115,11 @@ class Mean(Reduction):
         total = centered(codes[0], inputs[0]).sum(axes, keepdims=keep)
         steps = multiply_fixed_point(total, (significand << shift) // count, exponent - shift)
         return finish(steps, output, attributes, profile)
+
+    def wide_integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return self.integers(codes, inputs, output, attributes, "reference")
 
 
 @register
@@ -148,6 +155,8 @@ class ReduceExtreme(Reduction):
 
     same_quantization = True
     moves_codes = True
+    dtypes = ("int8", "int16")
+    wide_version = 3
 
 
 @register
@@ -191,6 +200,8 @@ class ArgMax(DeviceOperator):
     axis_attributes = ("axis",)
     version = 2
     options = "ArgMaxOptions"
+    onnx_name: ClassVar[str] = "ArgMax"
+    find = staticmethod(np.argmax)
 
     def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
         """input; axis; output_type "int32" or "int64"."""
@@ -204,7 +215,7 @@ class ArgMax(DeviceOperator):
         need(1 <= axis < len(first), f"axis must be in 1..{len(first) - 1}, got {axis}")
         return first[:axis] + first[axis + 1 :]
 
-    def dtype(self, attributes: Attributes) -> str:
+    def dtype(self, attributes: Attributes, stored: str = "int8") -> str:
         return str(attributes["output_type"])
 
     def check_attributes(self, attributes: Attributes) -> None:
@@ -221,7 +232,7 @@ class ArgMax(DeviceOperator):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
     ) -> np.ndarray:
-        return codes[0].argmax(attributes["axis"]).astype(output.dtype)
+        return self.find(codes[0], attributes["axis"]).astype(output.dtype)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"outputType": ("TensorType", str(attributes["output_type"]).upper())}
@@ -232,4 +243,18 @@ class ArgMax(DeviceOperator):
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         real = writer.in_graph_order(operator.inputs[0], f"{output.name}/channels_last")
         axis = operator.attributes["axis"]
-        writer.store_indices(output, writer.node("ArgMax", [real], f"{output.name}/computed", axis=axis, keepdims=0))
+        computed = writer.node(self.onnx_name, [real], f"{output.name}/computed", axis=axis, keepdims=0)
+        writer.store_indices(output, computed)
+
+
+@register
+class ArgMin(ArgMax):
+    """The index of the first smallest value along `axis`, which is left out of the result."""
+
+    kind = "ARG_MIN"
+    options = "ArgMinOptions"
+    onnx_name = "ArgMin"
+    find = staticmethod(np.argmin)
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.argmin(operands[0], attributes["axis"])

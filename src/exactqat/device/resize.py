@@ -25,10 +25,12 @@ class Resize(DeviceOperator):
     """
 
     attributes = {"size": REQUIRED, "align_corners": False, "half_pixel_centers": False}
+    dtypes = ("int8", "int16")
     same_quantization = True
     spatial = True
     per_window_attributes = {"size": 1}
     version = 3
+    wide_version = 4
 
     def check_attributes(self, attributes: Attributes) -> None:
         super().check_attributes(attributes)
@@ -114,6 +116,11 @@ class ResizeNearestNeighbor(Resize):
         columns = self.indices(inputs[0].shape[2], width, attributes, profile)
         return codes[0][:, rows[:, None], columns]
 
+    def wide_integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return self.integers(codes, inputs, output, attributes, "reference")
+
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         # ONNX places its half pixels half a pixel further up, and rounds where TensorFlow cuts off.
         attributes = operator.attributes
@@ -172,7 +179,7 @@ class ResizeBilinear(Resize):
         return before, after, position - one * before
 
     def may_end_the_process(self, inputs: Sequence[Tensor], attributes: Attributes, profile: str) -> bool:
-        if is_xnnpack(profile):
+        if is_xnnpack(profile) and inputs[0].dtype == "int8":
             return False
         try:
             for size, wanted in zip(inputs[0].shape[1:3], attributes["size"], strict=True):
@@ -215,7 +222,12 @@ class ResizeBilinear(Resize):
         if is_xnnpack(profile):
             return ((x + 2 ** (2 * bits - 1)) >> 2 * bits).astype(np.int8)
         magnitude = (np.abs(x) + 2 ** (2 * bits - 1)) >> 2 * bits
-        return np.where(x > 0, magnitude, -magnitude).astype(np.int8)
+        return np.where(x > 0, magnitude, -magnitude).astype(output.dtype)
+
+    def wide_integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        return self.integers(codes, inputs, output, attributes, "reference")
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         attributes = operator.attributes

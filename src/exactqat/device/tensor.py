@@ -8,6 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 INT8_MIN, INT8_MAX = -128, 127
+INT16_MIN, INT16_MAX = -32768, 32767
+
+# What activations are stored in: dtype -> lowest and highest code.
+CODE_RANGES = {"int8": (INT8_MIN, INT8_MAX), "int16": (INT16_MIN, INT16_MAX)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,11 +19,14 @@ class Quantization:
     """real = scale * (code - zero_point), per tensor (axis None) or per channel along `axis`.
 
     scale: float32 [1] or [channels]; zero_point: int64 of the same shape, or [1]. See also `per_tensor`.
+    dtype: what the codes of an activation are stored in, "int8" or "int16" (then the zero point is 0); of no meaning
+    for biases and indices.
     """
 
     scale: np.ndarray
     zero_point: np.ndarray
     axis: int | None = None
+    dtype: str = "int8"
 
     def __post_init__(self) -> None:
         scale = np.atleast_1d(np.asarray(self.scale, np.float32))
@@ -30,21 +37,25 @@ class Quantization:
             raise ValueError(f"per-tensor quantization takes one scale, got {scale.size}; name the channel `axis`")
         if not (np.all(np.isfinite(scale)) and np.all(scale > 0)):
             raise ValueError(f"scale must be positive and finite, got {scale[~((scale > 0) & np.isfinite(scale))][:4]}")
+        if self.dtype not in CODE_RANGES:
+            raise ValueError(f"dtype must be one of {', '.join(CODE_RANGES)}, got {self.dtype!r}")
+        if self.dtype == "int16" and np.any(zero_point):
+            raise ValueError(f"the zero point of int16 is 0, got {zero_point[:4]}")
         object.__setattr__(self, "scale", scale)
         object.__setattr__(self, "zero_point", np.broadcast_to(zero_point, scale.shape).copy())
 
     def equals(self, other: Quantization) -> bool:
         """True when both stand for the same real numbers, bit for bit."""
         return (
-            self.axis == other.axis
+            (self.axis, self.dtype) == (other.axis, other.dtype)
             and np.array_equal(self.scale, other.scale)
             and np.array_equal(self.zero_point, other.zero_point)
         )
 
 
-def per_tensor(scale: float | np.floating, zero_point: int) -> Quantization:
-    """One float32 scale and one int8 zero point (-128..127) for a whole tensor."""
-    return Quantization(np.array([scale], np.float32), np.array([zero_point], np.int64))
+def per_tensor(scale: float | np.floating, zero_point: int, dtype: str = "int8") -> Quantization:
+    """One float32 scale and one zero point (-128..127, of int16 always 0) for a whole tensor."""
+    return Quantization(np.array([scale], np.float32), np.array([zero_point], np.int64), dtype=dtype)
 
 
 # Indices stand for themselves.
@@ -56,8 +67,8 @@ class Tensor:
     """An activation (`data` None), or a constant.
 
     shape: channels last, the batch first; of an activation the batch's axis holds the number of rows that one example
-    takes, 1 unless the network folds other axes into the batch. dtype: "int8"; "int32" or "int64" for indices and
-    biases.
+    takes, 1 unless the network folds other axes into the batch. dtype: "int8" or "int16", as the quantization says;
+    "int32" or "int64" for indices and biases.
     """
 
     name: str
@@ -67,12 +78,22 @@ class Tensor:
     data: np.ndarray | None = None
 
 
-def quantize(x: np.ndarray, quantization: Quantization, lowest: int = INT8_MIN, highest: int = INT8_MAX) -> np.ndarray:
-    """Real float32 values to int8 codes lowest..highest, in the steps and roundings of FakeQuantWithMinMaxVars.
+def code_range(tensor: Tensor) -> tuple[int, int]:
+    """The lowest and the highest code of what an activation is stored in."""
+    return CODE_RANGES[tensor.dtype]
 
-    A tensor of fewer bits names the codes it was placed at, for example 112..127. NaN raises ValueError.
+
+def quantize(
+    x: np.ndarray, quantization: Quantization, lowest: int | None = None, highest: int | None = None
+) -> np.ndarray:
+    """Real float32 values to codes lowest..highest, in the steps and roundings of FakeQuantWithMinMaxVars.
+
+    The codes are of the quantization's dtype, and by default all that it has. A tensor of fewer bits names the codes it
+    was placed at, for example 112..127. NaN raises ValueError.
     """
     x = np.asarray(x, np.float32)
+    ends = CODE_RANGES[quantization.dtype]
+    lowest, highest = ends[0] if lowest is None else lowest, ends[1] if highest is None else highest
     if np.isnan(x).any():
         raise ValueError("x contains NaN, which has no code")
     scale, zero_point = quantization.scale[0], np.float32(quantization.zero_point[0])
@@ -82,10 +103,10 @@ def quantize(x: np.ndarray, quantization: Quantization, lowest: int = INT8_MIN, 
     # FakeQuant rounds half up, in steps counted from real 0.
     zero_code = zero_point - np.float32(lowest)
     codes = np.floor((steps - zero_code) + np.float32(0.5)) + zero_point
-    return np.clip(codes, lowest, highest).astype(np.int8)
+    return np.clip(codes, lowest, highest).astype(quantization.dtype)
 
 
 def dequantize(codes: np.ndarray, quantization: Quantization) -> np.ndarray:
-    """int8 codes of a per-tensor quantized tensor to real float32 values."""
+    """Codes of a per-tensor quantized tensor to real float32 values."""
     steps = np.asarray(codes, np.int32) - np.int32(quantization.zero_point[0])
     return steps.astype(np.float32) * quantization.scale[0]

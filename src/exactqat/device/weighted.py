@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,29 +14,41 @@ from .arithmetic import (
     Arrays,
     Tensors,
     bounds,
-    finish,
     fixed_point,
     multiply_fixed_point,
+    multiply_wide,
+    reduced,
     scale_of,
     zero_point_of,
 )
+from .blocks import blocks, repeated, rows_of_block, scratch, share, threads
 from .operator import Attributes, DeviceOperator, is_xnnpack, need
-from .tensor import INT8_MAX, INT8_MIN, Quantization, Tensor
+from .tensor import INT8_MAX, INT8_MIN, Quantization, Tensor, code_range
+
+# The largest code of a bias; of int64, what kernels' sums of 48 bits hold.
+LARGEST_BIAS = {"int32": 2**31 - 1, "int64": 2**47}
+
+
+def bias_dtype(input: Tensor) -> str:
+    """What the bias is stored in, by what the input is."""
+    return "int64" if input.dtype == "int16" else "int32"
 
 
 class Weighted(DeviceOperator):
-    """Operands: an activation, a filter (int8, narrow, symmetric, per channel or per tensor), a bias (int32).
+    """Operands: an activation, a filter (int8, narrow, symmetric, per channel or per tensor), a bias (int32; behind an
+    int16 activation int64).
 
     Attributes:
         filter_axis: the axis of the filter that holds the output channels.
     """
 
     operands = (3, 3)
+    dtypes = ("int8", "int16")
     weights = (1, 2)
     filter_axis: ClassVar[int] = 0
 
     def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
-        """filter: int8 codes in the shape of the operator's filter; filter_scale: [1] or [channels]; bias: int32 codes
+        """filter: int8 codes in the shape of the operator's filter; filter_scale: [1] or [channels]; bias: integers
         [channels]; then the result's Quantization. The scale of the bias follows."""
         return self._build(builder, *arguments, name=name, **attributes)
 
@@ -51,7 +64,8 @@ class Weighted(DeviceOperator):
         name: str,
         **attributes: Any,
     ) -> str:
-        for what, codes, bound in (("filter", filter, 127), ("bias", bias, 2**31 - 1)):
+        dtype = bias_dtype(builder.tensor(input))
+        for what, codes, bound in (("filter", filter, 127), ("bias", bias, LARGEST_BIAS[dtype])):
             values = np.asarray(codes, np.float64)
             need(
                 bool(np.all((np.abs(values) <= bound) & (values == np.rint(values)))),
@@ -67,7 +81,7 @@ class Weighted(DeviceOperator):
             builder.constant(
                 f"{name}/filter", np.asarray(filter, np.int8), Quantization(filter_scale, np.zeros(1), axis)
             ),
-            builder.constant(f"{name}/bias", np.asarray(bias, np.int32), bias_quantization),
+            builder.bias(f"{name}/bias", np.asarray(bias, dtype), bias_quantization),
         ]
         return str(builder.operator(self.kind, operands, output, name=name, **attributes))
 
@@ -76,7 +90,7 @@ class Weighted(DeviceOperator):
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         input, filter, bias = inputs
-        for tensor, dtype in ((filter, "int8"), (bias, "int32")):
+        for tensor, dtype in ((filter, "int8"), (bias, bias_dtype(input))):
             need(tensor.dtype == dtype, f"{tensor.name!r} must be a constant of dtype {dtype}")
         assert filter.data is not None and bias.data is not None
         no_shift = not np.any(filter.quantization.zero_point) and not np.any(bias.quantization.zero_point)
@@ -94,7 +108,31 @@ class Weighted(DeviceOperator):
         message = "input scale * filter scale / output scale must be in [2**-32, 256) for every channel"
         need(fits, f"{message}, got {multiplier.min():g}..{multiplier.max():g}")
         bound = filter_reach(filter.data, axis, input) + np.abs(bias.data.astype(np.int64))
-        need(int(bound.max()) < 2**31, "the int32 accumulator can overflow; the bias or the filter is too large")
+        # Behind int16, kernels multiply 64-bit sums by 15 bits.
+        bits, word = (31, "int32") if input.dtype == "int8" else (47, "48-bit")
+        fits = int(bound.max()) < 2**bits
+        need(fits, f"the {word} accumulator can overflow; the bias or the filter is too large")
+
+    def wide_integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    ) -> np.ndarray:
+        sums = self.wide_sums(codes[0].astype(np.float64), codes[1].astype(np.float64), output, attributes)
+        # Whole numbers below 2**53, which float64 adds in any order.
+        steps = self.wide_steps(sums.astype(np.int64) + codes[2], inputs, output, profile)
+        return np.clip(steps, *bounds(output, attributes, profile)).astype(output.dtype)
+
+    def wide_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
+        """Steps of the result from 64-bit sums."""
+        return multiply_wide(accumulator, *fixed_point(real_multiplier(inputs, output)))
+
+    def multiplier_kept(self, multiplier: np.ndarray) -> np.ndarray:
+        """What kernels for int16 make of real multipliers, float64: training follows them there."""
+        significand, exponent = fixed_point(multiplier)
+        return np.asarray(reduced(significand) * 2.0 ** (exponent - 15))
+
+    def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
+        """Sums of products of an input and a filter, [..., channels]; the zero point of int16 is 0."""
+        raise NotImplementedError(f"{self.kind} has no int16 form")
 
     def requantize(
         self,
@@ -106,44 +144,62 @@ class Weighted(DeviceOperator):
         profile: str,
     ) -> np.ndarray:
         """Codes of the result from the sums of products of *codes*: the input's zero point is still in them."""
-        filter, bias = (code.astype(np.int64) for code in codes[1:])
+        filter, bias = codes[1:]
         axes = tuple(axis for axis in range(filter.ndim) if axis != self.filter_axis)
-        offset = bias - zero_point_of(inputs[0]) * filter.sum(axes)
-        result = np.empty(sums.shape, np.int8)
-        flat, into = sums.reshape(-1, sums.shape[-1]), result.reshape(-1, sums.shape[-1])
-        largest = (filter_reach(filter, self.filter_axis, inputs[0]) + np.abs(bias)).max()
-        exact = sums.dtype == np.float32 and largest < 2**24
-        added = offset.astype(np.float32) if exact else offset
-        input_scale, filter_scale = (tensor.quantization.scale for tensor in inputs[:2])
-        multiplier = input_scale * filter_scale / scale_of(output)
-        zero_point = np.float32(zero_point_of(output))
-        lowest, highest = (np.float32(bound) for bound in bounds(output, attributes, profile))
-        # Few enough values at a time to stay in the core's own cache from the first step to the last.
-        rows = max(min(CACHED_VALUES // sums.shape[-1], len(flat)), 1)
-        # Whole blocks of them: NumPy is three times slower on rows as short as there are channels.
-        added, multiplier = (np.broadcast_to(each, (rows, sums.shape[-1])).copy() for each in (added, multiplier))
+        added = bias.astype(np.int64) - zero_point_of(inputs[0]) * filter.sum(axes, dtype=np.int64)
+        result = np.empty(sums.shape, output.dtype)
+        flat, into = (array.reshape(-1, sums.shape[-1]) for array in (sums, result))
+        rows = rows_of_block(sums.shape[-1], len(flat))
+        requantization = Requantization(self, inputs, output, attributes, profile, rows)
         for start in range(0, len(flat), rows):
             block = flat[start : start + rows]
-            if not is_xnnpack(profile):
-                steps = self.fixed_point_steps(block.astype(np.int64) + offset, inputs, output, profile)
-                into[start : start + rows] = finish(steps, output, attributes, profile)
-                continue
-            whole = block if exact else block.astype(np.int64)
-            real = (whole + added[: len(block)]).astype(np.float32, copy=False)
-            real *= multiplier[: len(block)]
-            np.rint(real, out=real)
-            real += zero_point
-            np.clip(real, lowest, highest, out=real)
-            into[start : start + rows] = real
+            requantization.store(block.astype(np.float64) + added, into[start : start + rows])
         return result
 
     def rounding(self, profile: str) -> str:
         """How sums become steps of the result: `requantize` in a word of `ROUNDINGS`, for those who sum elsewhere."""
         return "float32" if is_xnnpack(profile) else "fixed_point"
 
-    def fixed_point_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
-        """Steps from the zero point where multipliers are 32-bit fixed-point numbers."""
-        return multiply_fixed_point(accumulator, *fixed_point(real_multiplier(inputs, output)))
+    def store_products(
+        self,
+        met: np.ndarray,
+        result: np.ndarray,
+        codes: Arrays,
+        inputs: Tensors,
+        output: Tensor,
+        attributes: Attributes,
+        profile: str,
+        channels: slice = slice(None),
+    ) -> None:
+        """Writes into `result` [batch, height, width, channels] what the filter's channels make of the codes that they
+        meet at each place: `met` [batch, height, width, ...]. All steps are done with one block of places after the
+        other."""
+        filter = codes[1][channels].reshape(result.shape[-1], -1)
+        places = met.shape[:3]
+        total = math.prod(places)
+        # BLAS rearranges the filter for every block, and a line of places is in one.
+        fewest = min(FEWEST_IN_A_BLOCK, max(total // threads(), FEWEST_FOR_A_THREAD), total)
+        rows = rows_of_block(max(filter.shape[1] + 1, len(filter)), total, max(fewest, places[2]))
+        largest = -int(np.iinfo(met.dtype).min)
+        products = Products(filter, codes[2][channels], zero_point_of(inputs[0]), largest)
+        requantization = Requantization(self, inputs, output, attributes, profile, rows, channels)
+
+        def work(todo: Sequence[tuple[slice, slice]]) -> None:
+            values, sums = products.buffers(rows)
+            for block in todo:
+                part = met[block]
+                count = math.prod(part.shape[:3])
+                values[:count, :-1].reshape(part.shape)[...] = part
+                requantization.store(products.sums(values[:count], sums[:count]), result[block])
+
+        share(work, blocks(places, rows))
+
+    def fixed_point_steps(self, multiplier: np.ndarray, rows: int, profile: str) -> Callable[[np.ndarray], np.ndarray]:
+        """From int64 accumulators [at most rows, channels] to steps from the zero point, where multipliers are 32-bit
+        fixed-point numbers: of float64 ones [channels]."""
+        numbers = zip(("significand", "exponent"), fixed_point(multiplier), strict=True)
+        significand, exponent = (repeated(name, part, rows) for name, part in numbers)
+        return lambda whole: multiply_fixed_point(whole, significand[: len(whole)], exponent[: len(whole)])
 
     def onnx_weights(
         self, writer: Any, operator: Any, axes: Sequence[int], shape: Sequence[int], channel_axis: int = 0
@@ -163,42 +219,125 @@ class Weighted(DeviceOperator):
 # - fixed_point: by TensorFlow Lite's 31-bit multiplier of the float64 quotient, see `arithmetic.multiply_fixed_point`.
 ROUNDINGS = ("float32", "float64", "fixed_point")
 
-# Of float32, what a core's second-level cache holds beside the other things.
-CACHED_VALUES = 1 << 16
+# Of rows, for a product that costs more than its preparation.
+FEWEST_IN_A_BLOCK, FEWEST_FOR_A_THREAD = 256, 64
+# Below, float64 is the faster way to exact sums.
+FEWEST_IN_A_PART = 256
 
 
-def sums_of_products(codes: np.ndarray, filter: np.ndarray) -> np.ndarray:
-    """Codes [rows, k] times a filter [channels, k], summed exactly: float32 where it holds every sum, else float64.
+class Requantization:
+    """From accumulators [rows, channels] to codes, a block of at most `rows` at a time.
 
-    Products and sums of these integers are exact in either, in any order, and BLAS is the fast way to form them.
+    Accumulators are integers, in float32 where it holds them exactly.
     """
-    reach = int(np.abs(filter.astype(np.int64)).sum(1).max(initial=0)) * -INT8_MIN
-    if reach < 2**24:
-        return codes.astype(np.float32) @ filter.astype(np.float32).T
-    # Halves of the sum are as fast as the whole in float32, and twice as fast as the whole in float64.
-    half = filter.shape[1] // 2
-    if half == 0 or reach >= 2**31:
-        return codes.astype(np.float64) @ filter.astype(np.float64).T
-    first = sums_of_products(codes[:, :half], filter[:, :half])
-    total: np.ndarray = first.astype(np.float64)
-    total += sums_of_products(codes[:, half:], filter[:, half:])
-    return total
+
+    def __init__(
+        self,
+        operator: Weighted,
+        inputs: Tensors,
+        output: Tensor,
+        attributes: Attributes,
+        profile: str,
+        rows: int,
+        channels: slice = slice(None),
+    ) -> None:
+        self.zero_point = np.float32(zero_point_of(output))
+        self.bounds = [np.float32(bound) for bound in bounds(output, attributes, profile)]
+        self.steps = None
+        if is_xnnpack(profile):
+            input_scale, filter_scale = (tensor.quantization.scale for tensor in inputs[:2])
+            multiplier = np.broadcast_to(input_scale * filter_scale / scale_of(output), inputs[2].shape)
+            self.multiplier = repeated("multiplier", multiplier[channels], rows)
+        else:
+            self.steps = operator.fixed_point_steps(real_multiplier(inputs, output)[channels], rows, profile)
+
+    def store(self, accumulators: np.ndarray, result: np.ndarray) -> None:
+        """Writes the codes into `result`; the accumulators may be overwritten."""
+        if self.steps is None:
+            real = accumulators.astype(np.float32, copy=False)
+            np.multiply(real, self.multiplier[: len(real)], out=real)
+            np.rint(real, out=real)
+        else:
+            real = self.steps(accumulators.astype(np.int64)).astype(np.float32)
+        if self.zero_point:
+            np.add(real, self.zero_point, out=real)
+        real.clip(*self.bounds, out=real)
+        np.copyto(result, real.reshape(result.shape), casting="unsafe")
+
+
+class Products:
+    """Sums of products of codes with the rows of a filter [channels, k], and a number added to each: exact.
+
+    Products and sums of these integers are exact in float32 below 2**24, in any order, and BLAS is the fast way to form
+    them. Where a sum can be larger, parts of it are formed so and added in float64.
+
+    Args:
+        filter: int8.
+        bias: integers [channels].
+        zero_point: of the codes, which they are rid of.
+        largest: the largest magnitude that a code can have.
+    """
+
+    def __init__(self, filter: np.ndarray, bias: np.ndarray, zero_point: int, largest: int) -> None:
+        channels, depth = filter.shape
+        width = (2**24 - 1) // (-INT8_MIN * largest)  # of a part that is exact whatever the filter
+        dtype = np.float32 if width >= FEWEST_IN_A_PART else np.float64
+        self.matrix = scratch("matrix", (channels, depth + 1), dtype)
+        weights = self.matrix[:, :-1]
+        weights[...] = filter
+        self.added = bias.astype(np.float64) - zero_point * row_sums(weights)
+        most = np.abs(self.added).max(initial=0)
+        self.whole = dtype == np.float64 or most + depth * INT8_MAX * largest < 2**24
+        if not self.whole:
+            reach = largest * row_sums(np.abs(weights)) + np.abs(self.added)
+            self.whole = bool(reach.max() < 2**24)
+        self.edges = [*range(0, depth, width), depth]
+        # What is added comes with a last code, which is always 1.
+        self.matrix[:, -1] = self.added
+
+    def buffers(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """For `rows` codes [rows, k + 1], the last of which is 1, and their sums [rows, channels]."""
+        channels, depth = self.matrix.shape
+        codes = scratch("codes", (rows, depth), self.matrix.dtype)
+        codes[:, -1] = 1
+        return codes, scratch("sums", (rows, channels), self.matrix.dtype)
+
+    def sums(self, codes: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Of codes, in `out` where it can hold them; both are `buffers`."""
+        if self.whole:
+            return np.matmul(codes, self.matrix.T, out=out)
+        total = np.broadcast_to(self.added, out.shape).copy()
+        for start, end in itertools.pairwise(self.edges):
+            total += np.matmul(codes[:, start:end], self.matrix[:, start:end].T, out=out)
+        return total
+
+
+def row_sums(weights: np.ndarray) -> np.ndarray:
+    """float64 [rows] of weights [rows, values]; below 2**24, or 128 times as much would not fit into an accumulator."""
+    return np.asarray((weights @ np.ones(weights.shape[1], weights.dtype)).astype(np.float64))
 
 
 def filter_reach(filter: np.ndarray, axis: int, input: Tensor) -> np.ndarray:
     """The largest magnitude that each channel's sum of products can have."""
     zero_point = zero_point_of(input)
-    reach = max(INT8_MAX - zero_point, zero_point - INT8_MIN)
+    lowest, highest = code_range(input)
+    reach = max(highest - zero_point, zero_point - lowest)
     other_axes = tuple(i for i in range(filter.ndim) if i != axis)
     magnitudes: np.ndarray = np.abs(filter.astype(np.int64)).sum(other_axes) * reach
     return magnitudes
 
 
 def real_multiplier(inputs: Tensors, output: Tensor) -> np.ndarray:
-    """float64 input scale * filter scale / output scale, per channel."""
+    """float64 input scale * filter scale / output scale, [channels]."""
     input_scale, filter_scale = (tensor.quantization.scale.astype(np.float64) for tensor in inputs[:2])
-    multiplier: np.ndarray = input_scale * filter_scale / float(scale_of(output))
-    return multiplier
+    multiplier = input_scale * filter_scale / float(scale_of(output))
+    return np.broadcast_to(multiplier, inputs[2].shape)
 
 
-__all__ = ["CACHED_VALUES", "ROUNDINGS", "Weighted", "filter_reach", "real_multiplier", "sums_of_products"]
+__all__ = [
+    "ROUNDINGS",
+    "Products",
+    "Requantization",
+    "Weighted",
+    "filter_reach",
+]

@@ -6,12 +6,8 @@ from __future__ import annotations
 import glob
 import importlib.util
 import json
-import os
 import platform
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import qat
+from ..deploy.c_array import c_array
+from ..deploy.footprint import Footprint, NpuFootprint, footprint, npu_footprint
 from ..deploy.graph import Graph
 from ..deploy.lower import lower, lower_with_layouts
 from ..deploy.onnx import onnx_bytes
@@ -146,6 +144,7 @@ class Settings:
 class Outcome:
     """One quantized network and what was found out about it.
 
+    footprint: what it takes on a microcontroller, of those that are delivered.
     fake_quant_differing / fake_quant_values: codes of stored tensors where the trained PyTorch model differs from the
         integers of its profile, and how many were compared.
     """
@@ -163,6 +162,7 @@ class Outcome:
     device_predictions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     file_bytes: int = 0
     report: Report | None = None
+    footprint: Footprint | None = None
     fake_quant_differing: int = 0
     fake_quant_values: int = 0
 
@@ -204,11 +204,12 @@ class Results:
 @dataclass(frozen=True)
 class Progress:
     """How the job tells what it does. begin(text): a new piece of work; advance(n): n more training steps are done;
-    say(text): a sentence that the user should read."""
+    say(text): a sentence that the user should read; compared(n, m): n of the m comparisons of a file are done."""
 
     begin: Callable[[str], None] = lambda text: None
     advance: Callable[[int], None] = lambda steps: None
     say: Callable[[str], None] = lambda text: None
+    compared: Callable[[int, int], None] = lambda done, all: None
 
 
 def total_steps(settings: Settings, dataset: Dataset) -> int:
@@ -678,6 +679,7 @@ def _deliver(results: Results, precision: str) -> None:
     folder = results.settings.out / precision
     checkpoints.save_checkpoint(folder / "checkpoint.pt", checkpoint)
     content = tflite_bytes(outcome.graph, f"{precision} {outcome.method.name}")
+    outcome.footprint = footprint(outcome.graph, content)
     files.write_atomically(folder / "model.tflite", content)
 
 
@@ -701,13 +703,14 @@ def _delivered(out: Path, *names: str) -> list[Path]:
     return sorted(folders, reverse=True)
 
 
-def export_directory(out: Path, model: str | None = None) -> list[Path]:
+def export_directory(out: Path, model: str | None = None, headers: bool = False) -> list[Path]:
     """Writes the files of every delivered network again from its checkpoint, and gives their paths. Needs no data.
 
     model.tflite always, model.onnx if the package onnx is installed.
 
     Args:
         model: see `restore`.
+        headers: write model.h too, the network as a C header for TFLite-Micro.
 
     Raises:
         FileNotFoundError: the directory holds no checkpoint of a delivered network.
@@ -722,18 +725,25 @@ def export_directory(out: Path, model: str | None = None) -> list[Path]:
             contents[folder / "model.tflite"] = tflite_bytes(graph, description)
             if importlib.util.find_spec("onnx"):
                 contents[folder / "model.onnx"] = onnx_bytes(graph, description)
+            if headers:
+                contents[folder / "model.h"] = c_array(graph, description=description).encode()
         for path, content in contents.items():
             files.write_atomically(path, content)
     return list(contents)
 
 
 def verify_directory(
-    out: Path, progress: Progress | None = None, dataset: Dataset | None = None, model: str | None = None
+    out: Path,
+    progress: Progress | None = None,
+    dataset: Dataset | None = None,
+    model: str | None = None,
+    profile: str = "xnnpack",
 ) -> dict[str, Report]:
     """Runs the delivered files again and compares them with the simulation of the networks in the checkpoints.
 
     Args:
         model: see `restore`.
+        profile: see `deploy.verify`.
 
     Raises:
         FileNotFoundError: the directory holds no delivered network.
@@ -744,50 +754,38 @@ def verify_directory(
     for folder in folders:
         files.check_file(folder / "model.tflite")
     with files.locked(out, writes=False):
-        _try_in_a_child([folder / "model.tflite" for folder in folders])
         for folder in folders:
             progress.begin(f"{folder.name.upper()} on the runtime")
             graph, checkpoint = restore_graph(folder / "checkpoint.pt", model)
             dataset = dataset or load(checkpoint["data"], checkpoint["image_size"])
             path, codes = folder / "model.tflite", input_codes(graph, dataset)
             try:
-                profile = checkpoint["profile"]
-                report = verify(graph, path, codes, _runs_here(profile))
-                reports[folder.name] = replace(report, trained_for=profile)
+                trained_for = checkpoint["profile"]
+                # What nobody chose is what the network was trained for, where it can run here.
+                runs = _runs_here(trained_for) if profile == "xnnpack" else profile
+                report = verify(graph, path, codes, runs, progress=progress.compared)
+                reports[folder.name] = replace(report, trained_for=trained_for)
             except (ValueError, RuntimeError) as error:
                 raise ValueError(f"{path} cannot be compared: {error}") from error
     return reports
 
 
-TRIAL = """
-import sys
-from ai_edge_litert.interpreter import Interpreter
-for path in sys.argv[1:]:
-    print(path.encode(errors="surrogateescape").hex(), flush=True)
-    try:
-        with open(path, "rb") as file:
-            interpreter = Interpreter(model_content=file.read(), num_threads=1)
-        interpreter.allocate_tensors()
-        interpreter.invoke()
-    except Exception:
-        pass
-"""
+def npu_directory(out: Path, accelerator: str, model: str | None = None) -> dict[str, NpuFootprint]:
+    """What Vela makes of every delivered network.
 
-
-def _try_in_a_child(paths: Sequence[Path]) -> None:
-    """Lets another process run the files once: the runtime trusts what it reads, and a damaged file can be its death.
+    Args:
+        accelerator: see `deploy.npu_footprint`.
+        model: see `restore`.
 
     Raises:
-        ValueError: names the file that was. What it refuses in an orderly way is not told here.
+        FileNotFoundError: the directory holds no delivered network.
     """
-    # -P: nothing is imported from the working directory.
-    child = subprocess.run([sys.executable, "-P", "-c", TRIAL, *paths], capture_output=True, text=True)
-    if child.returncode < 0:
-        died_of = bytes.fromhex(child.stdout.split()[-1]) if child.stdout.split() else b"one of the files"
-        raise ValueError(
-            f"{os.fsdecode(died_of)} cannot be compared: the runtime died of it "
-            f"({signal.Signals(-child.returncode).name}), so it is damaged"
-        )
+    folders = _delivered(out, "checkpoint.pt")
+    with files.locked(out, writes=False):
+        return {
+            folder.name: npu_footprint(restore_graph(folder / "checkpoint.pt", model)[0], accelerator)
+            for folder in folders
+        }
 
 
 def metrics(results: Results) -> dict[str, Any]:
@@ -829,7 +827,8 @@ def metrics(results: Results) -> dict[str, Any]:
 
 def _outcome_metrics(outcome: Outcome) -> dict[str, Any]:
     assert outcome.report is not None
-    return {
+    taken = {} if outcome.footprint is None else {"footprint": asdict(outcome.footprint)}
+    return taken | {
         "title": outcome.method.title,
         "validation_accuracy": outcome.validation_accuracy,
         "validation_loss": outcome.validation_loss,

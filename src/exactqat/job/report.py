@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from ..deploy.simulate import PROFILES, unclaimed
 from ..deploy.verify import Comparison
 from ..qat import WeightedLayer
 from . import files, training
@@ -199,6 +200,7 @@ def _page(results: Results) -> str:
             ),
         ),
         _section("Which images are confused", _confusion(results, best)),
+        _section("What it takes, and where it is the same", _footprint_table(best) + _claims(best)),
     ]
     for outcome in best:
         sections.append(
@@ -296,6 +298,60 @@ def _result_table(results: Results) -> str:
         for row in result_rows(results)
     ]
     return _table(header, rows, 2)
+
+
+def _footprint_table(outcomes: Sequence[Outcome]) -> str:
+    """What the delivered networks take on a microcontroller."""
+    header = ["network", "flash bytes", "arena bytes", "multiply-adds", "operators"]
+    rows: list[tuple[bool, Sequence[str]]] = []
+    missing: dict[str, None] = {}
+    for outcome in outcomes:
+        taken = outcome.footprint
+        assert taken is not None
+        arena = "–" if taken.arena_bytes is None else f"{taken.arena_bytes:,}"
+        operators = ", ".join(f"{count} {kind}" for kind, count in sorted(taken.operators.items()))
+        cells = [
+            outcome.precision.upper(),
+            f"{taken.flash_bytes:,}",
+            arena,
+            f"{taken.multiply_accumulates:,}",
+            operators,
+        ]
+        rows.append((False, cells))
+        if taken.why_not:
+            missing[taken.why_not] = None
+    note = (
+        "The arena is the memory for all tensors: the smallest in which TFLite-Micro's interpreter ran the network "
+        "here, with pointers of eight bytes; a microcontroller's have four, and it takes somewhat less. "
+        "<code>exactqat export DIR --c-array</code> writes the network as a C header, with a recorded input and what "
+        "every device answers to it."
+    )
+    reasons = "".join(f"<p class='note'>{_escape(reason)}.</p>" for reason in missing)
+    return f"{_table(header, rows, 1)}{reasons}<p class='note'>{note}</p>"
+
+
+# What runs a network so, by the profile's name.
+_DEVICES = {
+    "xnnpack-x86": "LiteRT's default kernels on x86",
+    "xnnpack-arm64": "LiteRT's default kernels on 64-bit ARM",
+    "reference": "LiteRT's reference kernels",
+    "micro": "TFLite-Micro on microcontrollers",
+}
+
+
+def _claims(outcomes: Sequence[Outcome]) -> str:
+    """For which devices equality is claimed, and which operators stand in the way elsewhere."""
+    lines = []
+    for profile in PROFILES:
+        missing = dict.fromkeys(kind for outcome in outcomes for kind in unclaimed(outcome.graph, profile))
+        claim = f"not claimed for {', '.join(missing)}" if missing else "every integer is claimed to be equal"
+        lines.append(f"<li>{_escape(_DEVICES[profile])}: {_escape(claim)}</li>")
+    return (
+        "<p>This job was compared on the machine that ran it. That other devices compute the same integers is claimed "
+        "where every operator of the networks was compared with them over many random cases, without one difference:"
+        f"</p><ul>{''.join(lines)}</ul><p class='note'>Compare yourself: "
+        "<code>exactqat verify DIR --device micro</code>, <code>--device arm64</code>.</p>"
+    )
 
 
 def _layer_table(outcome: Outcome) -> str:

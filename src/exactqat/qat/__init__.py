@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantization-aware training for PyTorch: `prepare` a plain model by rules, train, `freeze`, train on, deploy."""
+"""Quantization-aware training: `prepare` a plain PyTorch model by rules, train, `freeze`, train on, deploy.
+
+`exactqat.qat.jax` is the same for JAX and Flax.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,8 @@ _ROOMS = {
     "rules": ("Rule", "UnusedRuleWarning"),
     "train_torch": ("PreparedModel", "calibrate", "freeze", "prepare"),
 }
+# Kits of other frameworks, whole: `qat.jax.prepare`.
+_FRAMEWORKS = ("jax",)
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
@@ -47,6 +52,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FRAMEWORKS:
+        return import_module(f".{name}", __name__)
     if name not in _ROOM_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(import_module(f".{_ROOM_OF[name]}", __name__), name)

@@ -249,7 +249,7 @@ class Device:
             return self._stored(path, layer, operands, steps)
         with torch.no_grad():
             constants = {position: constant.numbers() for position, constant in layer.constants.items()}
-            if operator.value_by_value and in_int8:
+            if operator.pointwise and in_int8:
                 steps = self._looked_up(step, operands, constants)
             else:
                 steps = self._asked(step, operands, constants, {})

@@ -19,11 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..device import OPERATORS, DeviceOperator
+from ..device.weighted import Weighted
 from . import primitives_torch
 from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize, per_channel
 from .plan import WeightNumbers
 
 LARGEST_BIAS_CODE = 2.0**30
+# Of a bias in int64, behind int16 activations.
+LARGEST_WIDE_BIAS_CODE = 2.0**40
 # Sums are below 2**31; twice the smallest multiplier that the device takes.
 SMALLEST_MULTIPLIER = 2.0**-31
 
@@ -70,18 +73,23 @@ class ChannelGrid(NamedTuple):
 
 
 def channel_grid(
-    factor: Tensor, bias: Tensor, raw_scale: Tensor, input_scale: Tensor, output_scale: Tensor
+    factor: Tensor,
+    bias: Tensor,
+    raw_scale: Tensor,
+    input_scale: Tensor,
+    output_scale: Tensor,
+    largest_bias_code: float = LARGEST_BIAS_CODE,
 ) -> ChannelGrid:
     """Folds batch norm's `factor` into the weight's `raw_scale` and puts the bias on the accumulator's grid.
 
     The integer weight codes stay what they are, except that a negative factor turns their signs. A channel is constant
     if its factor or its weights are zero, or if they are so small that they cannot matter: the largest possible sum
-    would move the result by less than a step, or the bias is more than 2**30 steps of its own grid. It keeps only its
-    bias, on a grid 256 times finer than that of the result.
+    would move the result by less than a step, or the bias is more than 2**30 steps of its own grid (2**40 behind
+    int16). It keeps only its bias, on a grid 256 times finer than that of the result.
     """
     scale = raw_scale * factor.abs()
     step = scale * input_scale
-    alive = (step > SMALLEST_MULTIPLIER * output_scale) & (bias.abs() <= LARGEST_BIAS_CODE * step)
+    alive = (step > SMALLEST_MULTIPLIER * output_scale) & (bias.abs() <= largest_bias_code * step)
     scale = torch.where(alive, scale, output_scale / input_scale / 256)
     step = input_scale * scale
     code = (bias / step).detach().round()
@@ -266,7 +274,7 @@ class QuantizedLayer(nn.Module):
         if not quantizer.quantizing or type(self.operator).real_on_grid is DeviceOperator.real_on_grid:
             return result
         with torch.no_grad():
-            bottom = -128 + self.high * (256 - 2**quantizer.bits)
+            bottom = -(2**15) if quantizer.rule.wide else -128 + self.high * (256 - 2**quantizer.bits)
             grid = DeviceGrid(quantizer.scale(), quantizer.scale_and_zero_point()[1] + bottom)
             rounded = self.operator.real_on_grid(primitives_torch, operands, self.attributes, grid)
         return result if rounded is None else rounded + (result - result.detach())
@@ -358,7 +366,15 @@ class WeightedLayer(QuantizedLayer):
         if self.folded:
             factor = torch.ones_like(bias)
         scales = (self.weight_quantizer.scale(weight), self.source.scale(), self.output_quantizer.scale())
-        return channel_grid(factor, bias, *(scale.detach() for scale in scales))
+        raw_scale, input_scale, output_scale = (scale.detach() for scale in scales)
+        if not self.source.rule.wide:
+            return channel_grid(factor, bias, raw_scale, input_scale, output_scale)
+        grid = channel_grid(factor, bias, raw_scale, input_scale, output_scale, LARGEST_WIDE_BIAS_CODE)
+        # Behind int16, 15 bits are kept of a multiplier: half a code of the largest results.
+        multiplier = (grid.weight_scale.detach() * input_scale / output_scale).double()
+        kept = cast(Weighted, self.operator).multiplier_kept(multiplier.cpu().numpy())
+        share = (torch.as_tensor(kept, device=multiplier.device) / multiplier).to(bias.dtype)
+        return grid._replace(factor=grid.factor * share, bias=grid.bias * share)
 
     @torch.no_grad()
     def numbers(self) -> WeightNumbers:

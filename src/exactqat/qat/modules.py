@@ -112,14 +112,16 @@ class FakeQuantize(nn.Module):
 class WeightFakeQuantize(nn.Module):
     """Rounds a weight to its grid, one scale per output channel (or one in all, by the rule)."""
 
-    def __init__(self, rule: Rule, weight: Tensor, channel_axis: int = 0) -> None:
+    def __init__(self, rule: Rule, weight: Tensor, channel_axis: int = 0, bits: int | None = None) -> None:
         """
         Args:
             weight: as `forward` will get it; learned ranges start from it.
             channel_axis: the weight's axis of output channels.
+            bits: of a constant that is no weight; the rule says those of weights.
         """
         super().__init__()
         self.rule = rule
+        self.bits = rule.weight_bits if bits is None else bits
         self.channel_axis = channel_axis
         self.range = WeightRange(rule, self._channels_last(weight.detach()))
         self.quantizing = True
@@ -135,11 +137,11 @@ class WeightFakeQuantize(nn.Module):
             # Every dense weight has its output channels outermost: nothing is turned over, as the general way does.
             rows = weight.permute(0, 2, 3, 1) if weight.dim() == 4 else weight
             dense = weight if weight.is_contiguous() else rows.contiguous()
-            quantized = torch.ops.exactqat.fake_quant_rows(dense, self.rule.weight_bits, self.rule.narrow_range)
+            quantized = torch.ops.exactqat.fake_quant_rows(dense, self.bits, self.rule.narrow_range)
             return quantized if dense is weight or dense.dim() != 4 else channels_first_view(quantized)
         channels_last = self._channels_last(weight).contiguous()
         low, high = self.range(channels_last)
-        quantized = fake_quantize(channels_last, low, high, self.rule.weight_bits, self.rule.narrow_range)
+        quantized = fake_quantize(channels_last, low, high, self.bits, self.rule.narrow_range)
         return quantized.movedim(-1, self.channel_axis) if weight.dim() else quantized
 
     def _by_rows(self, weight: Tensor) -> bool:
@@ -152,6 +154,7 @@ class WeightFakeQuantize(nn.Module):
             and weight.dtype == torch.float32
             and weight.numel() > 0
             and type(range_) is WeightRange
+            and self.bits == self.rule.weight_bits
             and not (range_.learned or range_._forward_hooks or range_._forward_pre_hooks)
             and self.rule.symmetric
             and self.rule.per_channel
@@ -160,7 +163,7 @@ class WeightFakeQuantize(nn.Module):
     def scale(self, weight: Tensor) -> Tensor:
         """The width of one step for every output channel, [out_channels]; 0 for a channel whose range is zero."""
         minimum, maximum = self.range(self._channels_last(weight))
-        scale = (maximum - minimum) / grid_steps(self.rule.weight_bits, self.rule.narrow_range)
+        scale = (maximum - minimum) / grid_steps(self.bits, self.rule.narrow_range)
         return scale.expand(weight.shape[self.channel_axis] if weight.dim() else 1)
 
     @torch.no_grad()
@@ -417,7 +420,9 @@ class FusedBatchNorm(nn.Module):
     def factor_and_offset(self) -> tuple[Tensor, Tensor]:
         """Inference as ``factor * x + offset`` for each channel, both [channels]; a gamma of 0 gives factor 0."""
         weight, bias, mean, variance, _ = self.tensors()
-        deviation = torch.sqrt(variance + self.eps)
+        # By way of float64: PyTorch's root of float32 is not always the nearest number, and other frameworks' kits give
+        # the same integers.
+        deviation = torch.sqrt((variance + self.eps).double()).to(variance.dtype)
         factor = 1.0 / deviation if weight is None else weight / deviation
         # A copy in training, where the statistics change before the backward pass.
         mean = mean.clone() if self.training else mean

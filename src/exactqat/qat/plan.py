@@ -27,7 +27,7 @@ class Grid:
         rule: decides bits and how the range comes about.
         nonnegative: no tensor on it has values below zero.
         writers: how many steps store tensors of their own on it.
-        fixed: (scale, int8 zero point) where the device fixes the grid (of eight bits, whatever the rule), or None.
+        fixed: (scale, zero point) where the device fixes the grid (of 8 bits, or of 16 under such a rule), or None.
     """
 
     name: str
@@ -38,7 +38,26 @@ class Grid:
 
     @property
     def bits(self) -> int:
-        return 8 if self.fixed is not None else self.rule.activation_bits
+        return 8 if self.fixed is not None and not self.rule.wide else self.rule.activation_bits
+
+    @property
+    def dtype(self) -> str:
+        """What the device stores it in."""
+        return "int16" if self.rule.wide else "int8"
+
+    @property
+    def fixed_range(self) -> tuple[float, float] | None:
+        """The range, if the device fixes the grid; of 16 bits the symmetric one that 32767 steps reach."""
+        if self.fixed is None:
+            return None
+        scale, zero_point = self.fixed
+        lowest, highest = (1 - 2**15, 2**15 - 1) if self.rule.wide else (-128, 127)
+        return scale * (lowest - zero_point), scale * (highest - zero_point)
+
+    @property
+    def constant_bits(self) -> int:
+        """Of constants beside its tensors, which are stored in what these are stored in."""
+        return 16 if self.rule.wide else self.rule.weight_bits
 
 
 @dataclass(frozen=True)
@@ -171,7 +190,7 @@ class WeightNumbers:
     Attributes:
         codes: int64, the network's order of axes, -127..127.
         scale: float32 [1] (one for the whole weight) or [channels].
-        bias: int32 codes as float64 or int64, [channels].
+        bias: codes as float64 or int64, [channels]; on the device int32, behind int16 activations int64.
     """
 
     codes: np.ndarray

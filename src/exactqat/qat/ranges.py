@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Range policies: where the min and max of a quantized tensor come from.
 
-Three rules hold for every policy. A range always contains zero, so that zero (padding, ReLU's floor) is represented
+Four rules hold for every policy. A range always contains zero, so that zero (padding, ReLU's floor) is represented
 exactly. A range with min > max is refused when it enters (constructor, `load_state_dict`). An activation range narrower
 than `SMALLEST_WIDTH`, such as that of a tensor which is always zero, has no usable scale; ``[0, 1]`` stands in for it,
-in training and on the device alike. Weights need no such rule: a channel whose range is zero is all zero.
+in training and on the device alike. Weights need no such rule: a channel whose range is zero is all zero. A range of 16
+bits is symmetric, because the zero point of int16 is 0.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from .rules import Rule
 
 SMALLEST_WIDTH = 2.0**-20
 _CLIPPING_CANDIDATES = 24
+# Of activations that the device stores in int16.
+WIDE_BITS = 16
 
 
 def grid_steps(bits: int, narrow_range: bool) -> int:
@@ -61,7 +64,8 @@ def fake_quantize(channels_last: Tensor, minimum: Tensor, maximum: Tensor, bits:
 
 
 class ActivationRange(nn.Module):
-    """The range of one stored tensor. Calling it gives ``(min, max)``, both rank 0, min <= 0 <= max.
+    """The range of one stored tensor. Calling it gives ``(min, max)``, both rank 0, min <= 0 <= max; with 16 bits these
+    are the ends of the symmetric grid that holds the range.
 
     State: ``minimum``, ``maximum`` (parameters under ``"learned"``, buffers otherwise) and ``batches``, the number of
     batches seen, so that a range without data is noticed.
@@ -137,7 +141,9 @@ class ActivationRange(nn.Module):
         if self.policy != "learned":
             return low, high
         # Gradients reach a bound only through values outside of it, so the start must already clip a little.
-        fraction = least_error_fraction(activation, *_with_width(low, high), bits=self.bits, narrow=False)
+        ends = _with_width(low, high)
+        ends = _symmetric(*ends) if self.bits == WIDE_BITS else ends
+        fraction = least_error_fraction(activation, *ends, bits=self.bits, narrow=False)
         return low * fraction, high * fraction
 
     def _ends(self, activation: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +169,8 @@ class ActivationRange(nn.Module):
             # backward.
             self.minimum.data.clamp_(max=0.0)
             self.maximum.data.clamp_(min=0.0)
-        return _with_width(self.minimum, self.maximum)
+        low, high = _with_width(self.minimum, self.maximum)
+        return _symmetric(low, high) if self.bits == WIDE_BITS else (low, high)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         low, high = state_dict.get(prefix + "minimum"), state_dict.get(prefix + "maximum")
@@ -178,6 +185,13 @@ class ActivationRange(nn.Module):
 def _with_width(minimum: Tensor, maximum: Tensor) -> tuple[Tensor, Tensor]:
     collapsed = maximum - minimum < SMALLEST_WIDTH
     return torch.where(collapsed, 0.0, minimum), torch.where(collapsed, 1.0, maximum)
+
+
+def _symmetric(minimum: Tensor, maximum: Tensor) -> tuple[Tensor, Tensor]:
+    """The ends -32768 and 32767 steps from 0, so that 32767 steps reach the larger magnitude, as TensorFlow Lite's
+    quantizer has it."""
+    step = torch.maximum(-minimum, maximum) / (2**15 - 1)
+    return step * -(2.0**15), step * (2**15 - 1)
 
 
 class WeightRange(nn.Module):

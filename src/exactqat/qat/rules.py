@@ -23,7 +23,10 @@ class Rule:
         match: glob over module paths as in `model.named_modules()`; the network's input is called ``"input"`` and a sum
             or another function without a module is called by its name in the traced graph, e.g. ``"add"``.
         weight_bits: 2..8. Weights are exported in int8 containers whatever their bits.
-        activation_bits: 2..16, for the tensor that the layer stores. The device takes up to 8.
+        activation_bits: 2..8 or 16, for the tensor that the layer stores; 9..15 train only. With 16 the device stores
+            int16 and multiplies it by int8 weights (TensorFlow Lite's 16x8): for what 8 bits cannot hold, such as audio
+            and pictures. Such a range is symmetric, ``[-a, a]``, whatever the tensor's values. Tensors are converted
+            where layers of 8 and 16 bits meet.
         per_channel: one weight scale per output channel; otherwise one per tensor.
         symmetric: weight range is ``[-a, a]``; the device asks for it.
         narrow_range: the lowest weight code is left out, so codes are symmetric; the device asks for it.
@@ -89,10 +92,15 @@ class Rule:
                 "Rule.narrow_range=True leaves out a code to make the grid symmetric: set symmetric=True too"
             )
 
+    @property
+    def wide(self) -> bool:
+        """Whether what the layer stores is int16 on the device."""
+        return self.activation_bits == 16
+
     def deployment_obstacle(self) -> str | None:
-        """Why a device with int8 kernels cannot run a layer under this rule, or None if it can."""
-        if self.activation_bits > 8:
-            return f"activation_bits={self.activation_bits}, the device's tensors hold at most 8"
+        """Why a device with integer kernels cannot run a layer under this rule, or None if it can."""
+        if self.activation_bits > 8 and not self.wide:
+            return f"activation_bits={self.activation_bits}, the device's tensors hold 2 to 8 bits, or 16"
         if not self.symmetric or not self.narrow_range:
             return "weights must be symmetric with a narrow range (zero point 0, codes -127..127)"
         return None

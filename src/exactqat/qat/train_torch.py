@@ -386,7 +386,9 @@ class _Building:
             # Its range follows its largest magnitude: it is not what rules with learned ranges are about.
             rule = replace(self.plan.grids[step.grid].rule, ranges="ema", fixed_range=None, per_channel=False)
             with torch.no_grad():
-                constants[position] = ConstantOperand(source, WeightFakeQuantize(rule, source()))
+                # It is stored in what the other operand is stored in.
+                quantizer = WeightFakeQuantize(rule, source(), bits=self.plan.grids[step.grid].constant_bits)
+            constants[position] = ConstantOperand(source, quantizer)
         return constants
 
     def _weighted(
@@ -447,9 +449,7 @@ def _node(root: nn.Module, path: str) -> nn.Module:
 def _quantizer(grid: Grid) -> FakeQuantize:
     rule = grid.rule
     if grid.fixed is not None:
-        scale, zero_point = grid.fixed
-        ends = (scale * (-128 - zero_point), scale * (127 - zero_point))
-        rule = replace(rule, ranges="fixed", fixed_range=ends, activation_bits=8)
+        rule = replace(rule, ranges="fixed", fixed_range=grid.fixed_range, activation_bits=grid.bits)
     quantizer = FakeQuantize(rule, grid.nonnegative)
     quantizer.range.writers = 0
     return quantizer

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...device import OPERATORS
 from ..network import Step
-from .maker import Maker
+from .maker import Coefficient, Maker
 from .planner import Planner, Stored, fused_activation, handles
 
 Attributes = Mapping[str, Any]
@@ -110,6 +111,9 @@ def direct(planner: Planner, step: Step) -> Stored:
         return Maker(planner, step, step.kind).function("leaky_relu", x, parameters=(slope,))
     kind, attributes = DIRECT[step.kind]
     maker = Maker(planner, step, step.kind)
+    if maker.wide() and "int16" not in OPERATORS[kind].dtypes:
+        parameters = tuple(attributes(step).values())
+        return maker.function(step.kind, x, parameters=parameters, nonnegative=step.kind in _POSITIVE)
     return maker.unary(kind, x, attributes=attributes(step), nonnegative=step.kind in _POSITIVE)
 
 
@@ -128,6 +132,12 @@ def prelu(planner: Planner, step: Step) -> Stored:
     axis = int(step.attributes.get("channel_axis", 1))
     (count,) = planner.constants[slope].shape or (1,)
     maker = Maker(planner, step, "prelu")
+    if maker.wide():
+        # relu(x) - slope * relu(-x): no runtime has PRELU in int16.
+        below = maker.affine(x, -1.0, 0.0, "below", activation="RELU", channel_axis=axis)
+        scaled = maker.affine(below, -Coefficient.of(slope), 0.0, "scaled", channel_axis=axis)
+        above = maker.affine(x, 1.0, 0.0, "above", activation="RELU", channel_axis=axis)
+        return maker.add(above, scaled)
     shape = [count if at == axis else 1 for at in range(x.rank)][1:] if count > 1 else [1] * (x.rank - 1)
     slope = maker.reshaped(slope, shape)
     return maker.store("PRELU", [x, slope], x.shape, channels=x.channels)

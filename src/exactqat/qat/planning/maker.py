@@ -110,17 +110,24 @@ class Maker:
         operator = OPERATORS[kind]
         path = self.name(part)
         tensors = [each for each in operands if isinstance(each, Stored)]
-        high = activation != "NONE"
         if operator.same_quantization:
             if len(tensors) > 1:
                 operands = tensors = self._on_one_grid(tensors, path)
+            if tensors[0].grid.wide and "int16" not in operator.dtypes:
+                self._need_dtype(kind, self.rule(path))
+                operands = tensors = [self._converted(each, self.rule(path)) for each in tensors]
             grid, high = tensors[0].grid, all(each.high for each in tensors)
         else:
             rule = rule or self.rule(path)
+            self._need_dtype(kind, rule)
+            if not operator.changes_dtype:
+                operands = [self._converted(each, rule) if isinstance(each, Stored) else each for each in operands]
             if bounds is not None:
                 rule = replace(rule, ranges="fixed", fixed_range=bounds)
+                activation, bounds = self._by_saturation(rule, bounds, activation)
+            high = activation != "NONE"
             positive = nonnegative or high or (bounds is not None and bounds[0] == 0)
-            grid = SharedGrid(path, rule, positive, operator.fixed_grid)
+            grid = SharedGrid(path, rule, positive, operator.grid_fixed_in("int16" if rule.wide else "int8"))
         if batch_axis is None:
             batch_axis = tensors[0].batch_axis
         stored = Stored(path, tuple(shape), batch_axis, grid, channels, high)
@@ -138,6 +145,59 @@ class Maker:
             place=self.step.place,
         )
         return self.planner.draft(stored, step, operands)
+
+    def wide(self, part: str | None = None) -> bool:
+        """Whether the rules want the result in 16 bits."""
+        return self.rule(self.path if part is None else f"{self.path}_{part}").wide
+
+    def _need_dtype(self, kind: str, rule: Rule) -> None:
+        """Refuses the step in 16 bits if no runtime has the operator for them."""
+        if rule.wide and self.planner.deployable and "int16" not in OPERATORS[kind].dtypes:
+            self.planner.refused_in_int16 = True
+            raise Refused(
+                f"{word(self.step)} in 16 bits (rule match={rule.match!r}): no runtime has {kind} in int16; give it a "
+                "rule of 8 bits"
+            )
+
+    def _converted(self, x: Stored, rule: Rule) -> Stored:
+        """The tensor in what the device stores tensors under `rule` in: itself, or stored once more as int8 or int16.
+
+        Its range comes about as that of the tensor itself does.
+        """
+        if x.grid.wide == rule.wide:
+            return x
+        grid = x.grid.root()
+        own = replace(grid.rule, match=rule.match, activation_bits=rule.activation_bits)
+        if grid.fixed is not None:
+            own = replace(own, ranges="fixed", fixed_range=grid.finished().fixed_range)
+        return self._stored_again(x, own)
+
+    def _stored_again(self, x: Stored, rule: Rule) -> Stored:
+        """The tensor on a grid of its own under `rule`; once for all readers that want this."""
+        key = (x.path, replace(rule, match="*"))
+        if key not in self.planner.converted:
+            path = self.planner.free(f"{x.path}_in_{rule.activation_bits}_bits")
+            grid = SharedGrid(path, rule, x.nonnegative)
+            stored = Stored(path, x.shape, x.batch_axis, grid, x.channels)
+            step = PlanStep(path, "QUANTIZE", (), {}, "", x.shape, x.batch_axis, place=self.step.place)
+            self.planner.converted[key] = self.planner.draft(stored, step, [x])
+        return self.planner.converted[key]
+
+    def _by_saturation(
+        self, rule: Rule, bounds: tuple[float, float], activation: str
+    ) -> tuple[str, tuple[float, float] | None]:
+        """The activation and bounds with which the ends of a grid are those of `bounds`."""
+        low, high = bounds
+        if not rule.wide:
+            return activation, bounds
+        if low == 0:
+            return ("RELU" if activation == "NONE" else activation), None
+        if low == -high:
+            return activation, None
+        raise Refused(
+            f"{word(self.step)} between {low:g} and {high:g} in 16 bits, whose ranges are symmetric; give it a rule of "
+            "8 bits, or a lower bound of 0"
+        )
 
     def leave(self, x: Stored) -> Stored:
         """The step itself, for the program that runs the device."""
@@ -195,7 +255,9 @@ class Maker:
             fixed = None
         result = []
         for index, tensor in enumerate(tensors):
-            if not tensor.grid.accepts(rule, fixed):
+            if tensor.grid.wide != rule.wide:
+                tensor = self._stored_again(tensor, rule)
+            elif not tensor.grid.accepts(rule, fixed):
                 # A tensor whose rule gives it another kind of range is stored once more, under the rule of the result.
                 tensor = self.affine(tensor, 1.0, 0.0, f"operand_{index}", rule=rule)
             result.append(tensor)

@@ -111,7 +111,7 @@ def take(maker: Maker, x: Stored, axis: int, indices: Sequence[int], part: str |
         if (start, stop, step) == (0, x.shape[axis], 1):
             return x
         return maker.slice(x, [(axis, start, stop, step)], part)
-    if maker.has("GATHER"):
+    if maker.has("GATHER") and not (x.grid.wide and len(runs) <= MOST_PARTS):  # TFLite-Micro has none in int16
         shape = [len(indices) if at == axis else size for at, size in enumerate(x.shape)]
         attributes = {"axis": axis, "indices": indices}
         return maker.store("GATHER", [x], shape, part, attributes=attributes, channels=x.channels)
@@ -447,7 +447,10 @@ def pixel_shuffle(planner: Planner, step: Step) -> Stored:
     if maker.has("DEPTH_TO_SPACE"):
         # The device takes the place in the block as the slower part of a channel's number, the user as the faster.
         order = np.arange(x.shape[axis]).reshape(channels, factor**2).T.reshape(-1)
-        x = take(maker, x, axis, order.tolist(), "reordered")
+        if x.grid.wide and channels > 1:
+            x = _swapped(maker, x, axis, channels, "reordered")
+        else:
+            x = take(maker, x, axis, order.tolist(), "reordered")
         how = {"block_size": factor, "channel_axis": axis}
         return maker.store("DEPTH_TO_SPACE", [x], planner.shape(step), attributes=how, channels=axis)
     if x.rank != 4 or axis != 1 or x.batch_axis != 0:
@@ -456,6 +459,20 @@ def pixel_shuffle(planner: Planner, step: Step) -> Stored:
     split = maker.reshape(x, (rows, channels, factor, factor, height, width), 0, "split")
     turned = maker.transpose(split, (0, 1, 4, 2, 5, 3), "turned")
     return maker.reshape(turned, planner.shape(step), 0)
+
+
+def _swapped(maker: Maker, x: Stored, axis: int, outer: int, part: str | None = None) -> Stored:
+    """An axis of `outer` times some entries, with the outer ones as the inner: a transpose, as TFLite-Micro has no
+    GATHER in int16."""
+    name = f"{part}_" if part else ""
+    inner = x.shape[axis] // outer
+    batch_axis = x.batch_axis + (axis < x.batch_axis)
+    split = maker.reshape(x, (*x.shape[:axis], outer, inner, *x.shape[axis + 1 :]), batch_axis, f"{name}split")
+    axes = [axis + 1 if at == axis else axis if at == axis + 1 else at for at in range(x.rank + 1)]
+    turned = maker.transpose(split, axes, f"{name}turned")
+    joined = maker.reshape(turned, x.shape, x.batch_axis, part)
+    joined.channels = axis
+    return joined
 
 
 @handles("pixel_unshuffle")
@@ -469,7 +486,11 @@ def pixel_unshuffle(planner: Planner, step: Step) -> Stored:
         part = None if channels == 1 else "blocks"
         x = maker.store("SPACE_TO_DEPTH", [x], planner.shape(step), part, attributes=how, channels=axis)
         order = np.arange(channels * factor**2).reshape(factor**2, channels).T.reshape(-1)
-        return x if channels == 1 else take(maker, x, axis, order.tolist())
+        if channels == 1:
+            return x
+        if x.grid.wide:
+            return _swapped(maker, x, axis, factor**2)
+        return take(maker, x, axis, order.tolist())
     if x.rank != 4 or axis != 1 or x.batch_axis != 0:
         raise Refused(f"{word(step)} on a tensor of shape {list(x.shape)}")
     rows, _, height, width = x.shape

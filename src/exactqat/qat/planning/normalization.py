@@ -81,7 +81,8 @@ def layer_norm(planner: Planner, step: Step) -> Stored:
     activation = planner.take_activation()
     maker = Maker(planner, step, step.kind)
     axis = axes[0] if len(axes) == 1 else None
-    if axis is not None and axis != x.batch_axis and epsilon <= LARGEST_EPSILON and x.shape[axis] <= LONGEST_ROW:
+    short = axis is not None and axis != x.batch_axis and x.shape[axis] <= LONGEST_ROW
+    if axis is not None and short and epsilon <= LARGEST_EPSILON and not maker.wide():
         return _by_length(maker, x, weight, bias, activation, axis)
     plain = weight is None and bias is None
     how: dict[str, Any] = {"activation": activation} if plain else {}
@@ -138,4 +139,8 @@ def normalize(planner: Planner, step: Step) -> Stored:
     x, axis = planner.tensor(step), int(step.attributes["axis"])
     if axis == x.batch_axis:
         raise Refused(f"{word(step)} over the batch; every example is computed by itself")
-    return Maker(planner, step, "normalize").unary("L2_NORMALIZATION", x, attributes={"axis": axis})
+    maker = Maker(planner, step, "normalize")
+    if maker.wide():  # no runtime has it in int16
+        row = _normalized(maker, x, (axis,), 0.0, "row", centered=False)
+        return maker.affine(row, 1 / math.sqrt(x.shape[axis]), 0.0)
+    return maker.unary("L2_NORMALIZATION", x, attributes={"axis": axis})

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...device.operator import in_int16
 from ..network import KINDS, Constant, Network, Place, Step
 from ..plan import Derived, Grid, Plan, PlanInput, PlanStep, Weights
 from ..rules import Rule, RuleBook
@@ -43,6 +44,11 @@ class SharedGrid:
         first.nonnegative = first.nonnegative and second.nonnegative
         first.writers += second.writers
         second._joined = first
+
+    @property
+    def wide(self) -> bool:
+        """Whether the device stores its tensors in int16."""
+        return self.root().rule.wide
 
     def accepts(self, rule: Rule, fixed: tuple[float, int] | None = None) -> bool:
         """Whether a tensor under `rule`, or on a `fixed` grid, may be stored on this one."""
@@ -124,7 +130,10 @@ class Planner:
         self.done_before: set[str] = set()
         # By value: padding that the only reader does by itself.
         self.ahead: dict[str, list[tuple[int, int]]] = {}
+        # Tensors of 8 bits stored once more in 16, or the other way round, by path and the rule they are stored under.
+        self.converted: dict[tuple[str, Rule], Stored] = {}
         self.problems = Problems()
+        self.refused_in_int16 = False
         self._drafts: list[_Draft] = []
         self._live = _live_steps(network)
         self._readers: dict[str, list[Step]] = {}
@@ -147,7 +156,8 @@ class Planner:
             if name not in self.network.values:
                 what = f"the model returns '{name}', which does not depend on its input; take it from the model itself"
                 self.problems.add("output", what, Place())
-        self.problems.raise_any(SUPPORTED)
+        wide = [f"in 16 bits {', '.join(in_int16())}"] if self.refused_in_int16 else []
+        self.problems.raise_any([*SUPPORTED, *wide])
         return self._finish(inputs)
 
     def _visit(self, step: Step) -> None:

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network as a C header for TFLite-Micro, with everything the first program on the board needs.
+
+The model itself, the size of its arena, the operators that it takes, how its inputs and outputs are quantized, and one
+recorded input with the codes that every device must answer: so the program can check itself before a sensor is there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from .footprint import Footprint, footprint
+from .graph import Graph, Tensor
+from .simulate import check_inputs, simulate
+from .tflite import import_deploy, tflite_bytes, write_whole
+
+_WIDTH = 120
+_TYPES = {"int8": "signed char", "int16": "short", "int32": "int", "int64": "long long"}
+
+
+def write_c_array(
+    graph: Graph,
+    path: str | os.PathLike[str],
+    x: np.ndarray | Mapping[str, np.ndarray] | None = None,
+    name: str = "model",
+    description: str = "",
+) -> Path:
+    """Writes the header; see `c_array`."""
+    return write_whole(Path(path), c_array(graph, x, name, description).encode())
+
+
+def c_array(
+    graph: Graph,
+    x: np.ndarray | Mapping[str, np.ndarray] | None = None,
+    name: str = "model",
+    description: str = "",
+    found: Footprint | None = None,
+) -> str:
+    """The text of a C header that holds the network.
+
+    Args:
+        x: codes [1, ...] of one example (or one such array per input name), to be recorded with the codes that the
+            network makes of it. Random codes if none are given.
+        name: what every name in the header begins with.
+        description: goes into the file, in the model and in the comment on top.
+        found: the network's footprint, if it is known.
+
+    Raises:
+        ValueError: `name` is no name in C, or x does not fit.
+    """
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError(f"name must be a name in C (letters, digits and _, no digit first), got {name!r}")
+    content = tflite_bytes(graph, description)
+    found = footprint(graph, content) if found is None else found
+    inputs = check_inputs(graph, _random(graph) if x is None else x)
+    if {len(codes) for codes in inputs.values()} != {1}:
+        raise ValueError(f"x must hold one example, got {len(next(iter(inputs.values())))}")
+    outputs = simulate(graph, inputs, "micro")
+    guard = f"{name.upper()}_H_"
+    upper = name.upper()
+    lines = [
+        *_comment(graph, found, description),
+        f"#ifndef {guard}",
+        f"#define {guard}",
+        "",
+        f"#define {upper}_SIZE {len(content)}",
+        *_arena(upper, found),
+        "",
+        *_operators(upper, content),
+        "",
+        *_quantizations(upper, "INPUT", [graph.tensors[each] for each in graph.inputs]),
+        *_quantizations(upper, "OUTPUT", [graph.tensors[each] for each in graph.outputs]),
+        "",
+        "// TFLite-Micro reads it in place: it must be aligned.",
+        "#ifdef __cplusplus",
+        "alignas(16)",
+        "#elif defined(__GNUC__)",
+        "__attribute__((aligned(16)))",
+        "#endif",
+        *_array(f"static const unsigned char {name}_data", np.frombuffer(content, np.uint8)),
+        "",
+        "// One recorded example: for these inputs every device answers with these outputs.",
+        *_recorded(name, "input", [inputs[each] for each in graph.inputs]),
+        *_recorded(name, "output", [outputs[each] for each in graph.outputs]),
+        "",
+        f"#endif  // {guard}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _random(graph: Graph) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    made = {}
+    for name in graph.inputs:
+        tensor = graph.tensors[name]
+        limits = np.iinfo(tensor.dtype)
+        made[name] = rng.integers(limits.min, limits.max, tensor.shape, tensor.dtype, endpoint=True)
+    return made
+
+
+def _comment(graph: Graph, found: Footprint, description: str) -> list[str]:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.operators.items()))
+    sentences = [
+        f"Made by exactqat{': ' + description if description else ''}. Do not edit.",
+        f"{found.flash_bytes:,} bytes of flash, {found.multiply_accumulates:,} multiply-accumulates for one example.",
+        f"Operators: {kinds}.",
+    ]
+    # A description could end the comment.
+    return [f"// {re.sub(r'[^ -~]', '?', line)}".rstrip("\\") for line in sentences]
+
+
+def _arena(upper: str, found: Footprint) -> list[str]:
+    if found.arena_bytes is None:
+        return [f"// The size of its arena was not measured. {found.why_not}"]
+    return [
+        "// The smallest arena in which TFLite-Micro ran it, with pointers of 8 bytes: less is needed with 4.",
+        f"#define {upper}_ARENA_SIZE {found.arena_bytes}",
+    ]
+
+
+def _operators(upper: str, content: bytes) -> list[str]:
+    """A macro that adds what the model needs to a MicroMutableOpResolver."""
+    schema = import_deploy("ai_edge_litert.schema_py_generated")
+    words = {code: word for word, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)}
+    model = schema.ModelT.InitFromPackedBuf(content)
+    kinds = sorted({words[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in model.operatorCodes})
+    calls = [f"(resolver).Add{_resolver_name(kind)}()" for kind in kinds]
+    return [
+        f"#define {upper}_OPERATOR_COUNT {len(kinds)}",
+        f"// tflite::MicroMutableOpResolver<{upper}_OPERATOR_COUNT> resolver; {upper}_ADD_OPERATORS(resolver);",
+        f"#define {upper}_ADD_OPERATORS(resolver) \\",
+        "  do { \\",
+        *(f"    {call}; \\" for call in calls),
+        "  } while (0)",
+    ]
+
+
+def _resolver_name(kind: str) -> str:
+    """As TFLite-Micro's resolver calls it: a second version is a word of its own, and so are two dimensions."""
+    words = re.sub(r"(V\d)$", r"_\1", kind).split("_")
+    return "".join(word if word[0].isdigit() else word.capitalize() for word in words)
+
+
+def _quantizations(upper: str, side: str, tensors: Sequence[Tensor]) -> list[str]:
+    """real value = (code - zero point) * scale"""
+    lines = [f"#define {upper}_{side}_COUNT {len(tensors)}"]
+    for number, tensor in enumerate(tensors):
+        begin = f"#define {upper}_{side}_{number}"
+        shape = "x".join(map(str, tensor.shape))
+        lines.append(f"// {side.lower()} {number}: {tensor.dtype} [{shape}], real = (code - zero point) * scale")
+        lines.append(f"{begin}_SIZE {int(np.prod(tensor.shape))}")
+        if len(tensor.quantization.scale):
+            lines.append(f"{begin}_SCALE {_float(tensor.quantization.scale[0])}")
+            lines.append(f"{begin}_ZERO_POINT {int(tensor.quantization.zero_point[0])}")
+    return lines
+
+
+def _float(value: np.floating) -> str:
+    """A literal that is read back to the same bits."""
+    text = f"{np.float32(value):.9g}"
+    return f"{text}f" if any(sign in text for sign in ".e") else f"{text}.0f"
+
+
+def _recorded(name: str, side: str, arrays: Sequence[np.ndarray]) -> list[str]:
+    return [
+        line
+        for number, array in enumerate(arrays)
+        for line in _array(f"static const {_TYPES[str(array.dtype)]} {name}_recorded_{side}_{number}", array.ravel())
+    ]
+
+
+def _array(declaration: str, values: np.ndarray) -> list[str]:
+    lines, line = [f"{declaration}[{values.size}] = {{"], ""
+    for text in map(str, values.tolist()):
+        if len(line) + len(text) + 4 > _WIDTH:
+            lines.append(f"  {line}")
+            line = ""
+        line += f"{text}, " if len(line) + len(text) + 6 <= _WIDTH else f"{text},"
+    return [each.rstrip() for each in (*lines, f"  {line}", "};")]

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runtime of ARM phones on another processor: LiteRT's aarch64 wheel under QEMU's user-mode emulation.
+
+`python -m exactqat.deploy.set_up_arm64` sets it up. With it `deploy.verify` takes the profile "xnnpack-arm64" on any
+machine, and `exactqat verify DIR --device arm64` compares a job's files.
+
+XNNPACK chooses its kernels by the processor, so several are emulated (`CPUS`): one for each family of instructions for
+products of int8.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .emulated_runtime import read, write
+
+SET_UP = "python -m exactqat.deploy.set_up_arm64"
+_BASE = "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"
+_DOT = f"{_BASE} atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp"
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """What the emulator is asked for, and what Linux says of such a processor.
+
+    Attributes:
+        model: the emulator's name for it.
+        part: ARM's number of the core.
+        features: as in /proc/cpuinfo.
+    """
+
+    model: str
+    part: str
+    features: str
+
+
+# By the instructions that XNNPACK multiplies int8 with: smlal, sdot, smmla, smopa.
+CPUS = {
+    "cortex-a53": Cpu("cortex-a53", "0xd03", _BASE),
+    "cortex-a76": Cpu("cortex-a76", "0xd0b", _DOT),
+    "neoverse-v1": Cpu("max,sme=off", "0xd44", f"{_DOT} i8mm bf16"),
+    "sme": Cpu("max", "0xd44", f"{_DOT} i8mm bf16"),
+}
+DEFAULT_CPU = "cortex-a76"
+
+
+def folder() -> Path:
+    """Where the emulation is or will be: EXACTQAT_ARM64, or exactqat/arm64 in the user's cache."""
+    named = os.environ.get("EXACTQAT_ARM64")
+    if named:
+        return Path(named)
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "exactqat" / "arm64"
+
+
+def is_set_up() -> bool:
+    """Whether the emulation can be used."""
+    return (folder() / "ready.json").is_file()
+
+
+def versions() -> dict[str, str]:
+    """What is emulated, and by what."""
+    content: dict[str, str] = json.loads((folder() / "ready.json").read_text("utf-8"))
+    return content
+
+
+def cpu_named(name: str | None) -> str:
+    """The processor by its name in `CPUS`; EXACTQAT_ARM64_CPU or the default if none is given.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    name = name or os.environ.get("EXACTQAT_ARM64_CPU") or DEFAULT_CPU
+    if name not in CPUS:
+        raise ValueError(f"the emulated processor must be one of {', '.join(CPUS)}, got {name!r}")
+    return name
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+class _Process:
+    """One emulated processor at work; it holds the models that were loaded."""
+
+    def __init__(self, cpu: str) -> None:
+        here, content = folder(), versions()
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_", "QEMU_"))
+        } | {
+            "QEMU_CPU": CPUS[cpu].model,
+            "PYTHONHOME": str(here / "system" / "usr"),
+            "PYTHONPATH": str(here / "site"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONNOUSERSITE": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        python = here / "system" / "usr" / "bin" / content["python"]
+        script = Path(__file__).with_name("emulated_runtime.py")
+        command = [content["emulator"], "-L", str(here / "cpus" / cpu), str(python), "-P", str(script)]
+        self.cpu = cpu
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self.child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, env=environment
+        )
+        self.numbers = itertools.count()
+
+    def ask(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> tuple[dict[str, Any], list[Any]]:
+        """One request and its answer.
+
+        Raises:
+            RuntimeError: the runtime refuses, with its words, or has died.
+        """
+        assert self.child.stdin is not None and self.child.stdout is not None
+        try:
+            write(self.child.stdin, dict(header), list(arrays))
+            message = read(self.child.stdout)
+        except (BrokenPipeError, EOFError):
+            message = None
+        if message is None:
+            status = self.child.wait()
+            _PROCESSES.pop(self.cpu, None)
+            raise RuntimeError(
+                f"the runtime died on the emulated {self.cpu} (status {status}): {self.printed()[-500:]}"
+            )
+        if "error" in message[0]:
+            raise RuntimeError(message[0]["error"])
+        return message
+
+    def printed(self) -> str:
+        """What the runtime has printed so far."""
+        self.log.seek(0)
+        return self.log.read().decode(errors="replace")
+
+    def end(self) -> None:
+        if self.child.stdin is not None:
+            self.child.stdin.close()
+        try:
+            self.child.wait(10)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+
+
+_PROCESSES: dict[str, _Process] = {}
+
+
+def _process(cpu: str) -> _Process:
+    if cpu not in _PROCESSES:
+        _PROCESSES[cpu] = _Process(cpu)
+        atexit.register(_PROCESSES[cpu].end)
+    return _PROCESSES[cpu]
+
+
+def answers(cpu: str) -> None:
+    """Starts the emulated processor and waits for it.
+
+    Raises:
+        RuntimeError: it dies.
+    """
+    _process(cpu).ask({"request": "drop", "model": -1})
+
+
+class EmulatedInterpreter:
+    """LiteRT on one model on an emulated processor: the part of its interpreter's interface that is needed here."""
+
+    def __init__(self, content: bytes, reference: bool = False, cpu: str | None = None) -> None:
+        """
+        Args:
+            reference: run the reference kernels.
+
+        Raises:
+            RuntimeError: the emulation is not set up, LiteRT does not take the file, or XNNPACK does not.
+        """
+        if not is_set_up():
+            raise RuntimeError(f"the ARM64 emulation is not set up; this does it: {SET_UP}")
+        self.process = _process(cpu_named(cpu))
+        self.number = next(self.process.numbers)
+        header = {"request": "load", "model": self.number, "reference": reference}
+        details, _ = self.process.ask(header, [np.frombuffer(content, np.uint8)])
+        self.inputs: list[dict[str, Any]] = details["inputs"]
+        self.outputs: list[dict[str, Any]] = details["outputs"]
+
+    def run(self, inputs: Mapping[int, np.ndarray], outputs: Sequence[int]) -> list[np.ndarray]:
+        """Codes of the tensors `outputs` for those of `inputs`, by tensor index."""
+        header = {"request": "run", "model": self.number, "inputs": list(inputs), "outputs": list(outputs)}
+        return self.process.ask(header, list(inputs.values()))[1]
+
+    def delegated(self) -> bool:
+        """Whether XNNPACK was at work in this process."""
+        return "XNNPACK delegate" in self.process.printed()
+
+    def __del__(self) -> None:
+        process = getattr(self, "process", None)
+        if process is not None and process.child.poll() is None and not sys.is_finalizing():
+            process.ask({"request": "drop", "model": self.number})

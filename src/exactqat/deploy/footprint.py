@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a network takes on a microcontroller: flash, memory for its tensors, multiply-accumulates; and on an NPU.
+
+Memory is no estimate: it is the smallest arena in which TFLite-Micro's interpreter runs the network. Vela, the compiler
+for Arm's Ethos-U, says which operators it leaves to the processor, and what the others take.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .graph import Graph
+from .tflite import import_deploy, tflite_bytes
+
+MICRO = "pip install 'exactqat[micro]'"
+NPU = "pip install 'exactqat[npu]'"
+# What Vela's `--accelerator-config` takes.
+ACCELERATORS = ("ethos-u55-32", "ethos-u55-64", "ethos-u55-128", "ethos-u55-256", "ethos-u65-256", "ethos-u65-512")
+DEFAULT_ACCELERATOR = "ethos-u55-128"
+_OUTSIDE = ("on_chip_flash", "off_chip_flash", "dram")
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one network takes.
+
+    Attributes:
+        flash_bytes: of the file, which a microcontroller reads in place.
+        arena_bytes: the smallest arena in which TFLite-Micro's interpreter runs it. Pointers have eight bytes where
+            this was found, so a processor with four takes less. None where it was not found: `why_not`.
+        multiply_accumulates: for one example.
+        operators: how often each kind occurs.
+        why_not: a sentence.
+    """
+
+    flash_bytes: int
+    arena_bytes: int | None
+    multiply_accumulates: int
+    operators: Mapping[str, int] = field(default_factory=dict)
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class NpuFootprint:
+    """What Vela makes of a network.
+
+    Attributes:
+        accelerator: one of ACCELERATORS.
+        operators_on_cpu: the kinds that the NPU does not run, and how often they occur.
+        sram_bytes: of the compiled network.
+        flash_bytes: outside of SRAM: in flash, or in DRAM for Ethos-U65.
+        cycles: estimated for one example.
+    """
+
+    accelerator: str
+    operators_on_cpu: Mapping[str, int]
+    sram_bytes: int
+    flash_bytes: int
+    cycles: int
+
+
+def footprint(graph: Graph, content: bytes | None = None) -> Footprint:
+    """What the network takes on a microcontroller.
+
+    Args:
+        content: its .tflite file, if that was written already.
+    """
+    content = tflite_bytes(graph) if content is None else content
+    arena, why_not = _arena(content)
+    work = sum(graph.multiply_accumulates(operator) for operator in graph.operators)
+    return Footprint(len(content), arena, work, dict(Counter(operator.kind for operator in graph.operators)), why_not)
+
+
+# In processes of their own: the interpreter prints what it thinks, and could end with one.
+_USED = """
+import sys
+from tflite_micro import runtime
+with open(sys.argv[1], "rb") as file:
+    interpreter = runtime.Interpreter.from_bytes(file.read(), arena_size=1 << 30)
+interpreter.invoke()
+interpreter.print_allocations()
+"""
+# Kernels may need more for a moment while they are prepared than they keep, and not all survive that it is missing.
+_SMALLEST = """
+import os, sys
+from tflite_micro import runtime
+with open(sys.argv[1], "rb") as file:
+    content = file.read()
+def runs(size):
+    child = os.fork()
+    if child == 0:
+        try:
+            runtime.Interpreter.from_bytes(content, arena_size=size).invoke()
+        except RuntimeError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+low, step = int(sys.argv[2]) - 16, 16
+while not runs(low + step):
+    low, step = low + step, 2 * step
+while step > 16:
+    step //= 2
+    low += 0 if runs(low + step) else step
+print(low + step)
+"""
+
+
+def _arena(content: bytes) -> tuple[int | None, str]:
+    if importlib.util.find_spec("tflite_micro") is None:
+        return None, f"TFLite-Micro is not installed: {MICRO}"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.tflite"
+        path.write_bytes(content)
+
+        def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-P", "-c", script, str(path), *arguments]
+            return subprocess.run(command, capture_output=True, text=True, errors="replace")
+
+        result = run(_USED)
+        used = re.search(r"Arena allocation total (\d+) bytes", result.stderr)
+        if result.returncode or used is None:
+            return None, _refusal(result)
+        result = run(_SMALLEST, used[1])
+        return (None, _refusal(result)) if result.returncode else (int(result.stdout), "")
+
+
+def _refusal(result: subprocess.CompletedProcess[str]) -> str:
+    if result.returncode < 0:
+        return f"TFLite-Micro does not survive it ({signal.Signals(-result.returncode).name})"
+    said = [line.strip() for line in result.stderr.splitlines() if line.strip()]
+    missing = [line for line in said if "Didn't find op" in line]
+    return f"TFLite-Micro refuses it: {(missing or said[-1:] or ['it gives no reason'])[0]}"
+
+
+def npu_footprint(graph: Graph, accelerator: str = DEFAULT_ACCELERATOR, content: bytes | None = None) -> NpuFootprint:
+    """Compiles the network with Vela.
+
+    Args:
+        accelerator: one of ACCELERATORS.
+        content: its .tflite file, if that was written already.
+
+    Raises:
+        ValueError: there is no such accelerator.
+        ImportError: Vela is not installed.
+        RuntimeError: Vela does not take the file, with its words.
+    """
+    if accelerator not in ACCELERATORS:
+        raise ValueError(f"accelerator must be one of {', '.join(ACCELERATORS)}, got {accelerator!r}")
+    if importlib.util.find_spec("ethosu") is None:
+        raise ImportError(f"Vela is needed here: {NPU}")
+    content = tflite_bytes(graph) if content is None else content
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.tflite"
+        path.write_bytes(content)
+        options = ["--accelerator-config", accelerator, "--output-dir", folder]
+        command = [sys.executable, "-P", "-m", "ethosu.vela", *options, str(path)]
+        environment = os.environ | {"PYTHONWARNINGS": "ignore"}
+        result = subprocess.run(command, capture_output=True, text=True, env=environment)
+        summaries = list(Path(folder).glob("*_summary_*.csv"))
+        if result.returncode or not summaries:
+            said = (result.stderr.strip() or result.stdout.strip()).splitlines()
+            raise RuntimeError(f"Vela does not take the network: {said[-1] if said else 'no reason given'}")
+        with summaries[0].open(newline="") as file:
+            row = next(csv.DictReader(file))
+        left = _operators_on_cpu(next(Path(folder).glob("*_vela.tflite")).read_bytes())
+    return NpuFootprint(
+        accelerator,
+        left,
+        round(float(row["sram_memory_used"]) * 1024),
+        round(sum(float(row[f"{place}_memory_used"]) for place in _OUTSIDE) * 1024),
+        round(float(row["cycles_total"])),
+    )
+
+
+def _operators_on_cpu(compiled: bytes) -> dict[str, int]:
+    """What stands in the compiled file beside the one operator that is all the NPU's."""
+    schema = import_deploy("ai_edge_litert.schema_py_generated")
+    words = {code: word for word, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)}
+    model = schema.ModelT.InitFromPackedBuf(compiled)
+    codes = [max(code.builtinCode, code.deprecatedBuiltinCode) for code in model.operatorCodes]
+    found = Counter(codes[operator.opcodeIndex] for operator in model.subgraphs[0].operators)
+    return {words[code]: count for code, count in found.items() if code != schema.BuiltinOperator.CUSTOM}

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sets up the emulation of ARM64 for `deploy.emulation`: `python -m exactqat.deploy.set_up_arm64`.
+
+On Debian and what is like it. An arm64 Python comes from apt-get, an emulator that is new enough from the system or
+from Debian, wheels from pip; all is unpacked into `emulation.folder()`, and nothing of the system is changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .emulation import CPUS, SET_UP, Cpu, answers, folder, is_set_up, versions
+
+# Earlier emulators compute some of the newest instructions wrongly.
+OLDEST_EMULATOR = 10
+WHEELS = ("numpy", "ml_dtypes", "flatbuffers", "protobuf", "backports.strenum", "typing-extensions", "tqdm")
+
+
+def set_up(say: Callable[[str], None] = print) -> Path:
+    """Downloads and unpacks what is needed into `folder()`.
+
+    Raises:
+        RuntimeError: apt-get or dpkg is missing, or a download failed.
+    """
+    missing = [name for name in ("apt-get", "dpkg") if shutil.which(name) is None]
+    if missing:
+        raise RuntimeError(f"this needs {' and '.join(missing)} (Debian or what is like it)")
+    target = folder()
+    if target.exists() and any(target.iterdir()) and not is_set_up():
+        raise RuntimeError(f"{target} exists and holds something else, or an attempt that ended early: remove it")
+    target.mkdir(parents=True, exist_ok=True)
+    say(f"ARM64 emulation in {target}")
+    with tempfile.TemporaryDirectory(dir=target) as work:
+        say("an arm64 Python …")
+        packages = ["python3-minimal", "libpython3-stdlib", "libstdc++6", "libgomp1"]
+        _unpack(_download(Path(work) / "system", "arm64", packages), target / "system")
+        python = next(
+            path.name
+            for path in sorted((target / "system" / "usr" / "bin").glob("python3.*"))
+            if re.fullmatch(r"python3\.\d+", path.name)
+        )
+        say("an emulator …")
+        emulator = _emulator(Path(work) / "emulator", target)
+        say("LiteRT for aarch64 …")
+        runtime = importlib.metadata.version("ai-edge-litert")
+        _wheels(Path(work) / "wheels", python.removeprefix("python"), runtime, target / "site")
+    for name, cpu in CPUS.items():
+        _describe_cpu(target / "cpus" / name, target / "system", cpu)
+    content = {"python": python, "emulator": emulator, "ai-edge-litert": runtime}
+    (target / "ready.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    for name in CPUS:
+        answers(name)
+        say(f"{name} answers")
+    return target
+
+
+def _download(work: Path, architecture: str, packages: Sequence[str], sources: Path | None = None) -> list[Path]:
+    """Debian packages and all that they need, as if nothing were installed."""
+    for name in ("state/lists/partial", "cache/archives/partial"):
+        (work / name).mkdir(parents=True, exist_ok=True)
+    (work / "status").touch()
+    options = {
+        "Dir::State": work / "state",
+        "Dir::State::status": work / "status",
+        "Dir::Cache": work / "cache",
+        "APT::Architecture": architecture,
+        "APT::Architectures": architecture,
+        "APT::Sandbox::User": "",
+        "APT::Install-Recommends": "false",
+        **({"Dir::Etc::sourcelist": sources, "Dir::Etc::sourceparts": "/dev/null"} if sources else {}),
+    }
+    command = ["apt-get", "-qq", "-y", *(f"-o{name}={value}" for name, value in options.items())]
+    _call([*command, "update"])
+    # The emulator is one program; a Python needs its libraries.
+    if architecture == "arm64":
+        _call([*command, "--download-only", "install", *packages])
+        return sorted((work / "cache" / "archives").glob("*.deb"))
+    _call([*command, "download", *packages], cwd=work)
+    return sorted(work.glob("*.deb"))
+
+
+def _unpack(packages: Sequence[Path], target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for package in packages:
+        _call(["dpkg", "-x", str(package), str(target)])
+
+
+def _emulator(work: Path, target: Path) -> str:
+    """An emulator that is new enough: the system's, or Debian's newest."""
+    for name in ("qemu-aarch64", "qemu-aarch64-static"):
+        found = shutil.which(name)
+        if found is not None and _emulator_version(found) >= OLDEST_EMULATOR:
+            return found
+    work.mkdir(parents=True)
+    own = Path("/etc/apt/sources.list.d/debian.sources")
+    uri, signed = "http://deb.debian.org/debian", "/usr/share/keyrings/debian-archive-keyring.gpg"
+    if own.is_file():
+        uri = next((line.split()[1] for line in own.read_text().splitlines() if line.startswith("URIs:")), uri)
+    sources = work / "newest.sources"
+    sources.write_text(f"Types: deb\nURIs: {uri}\nSuites: sid\nComponents: main\nSigned-By: {signed}\n")
+    machine = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True)
+    packages = _download(work, machine.stdout.strip(), ["qemu-user"], sources)
+    _unpack(packages, work / "root")
+    emulator = target / "qemu-aarch64"
+    shutil.move(work / "root" / "usr" / "bin" / "qemu-aarch64", emulator)
+    return str(emulator)
+
+
+def _emulator_version(path: str) -> int:
+    answer = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
+    found = re.search(r"version (\d+)", answer)
+    return int(found[1]) if found else 0
+
+
+def _wheels(work: Path, python: str, runtime: str, target: Path) -> None:
+    tag = f"cp{python.replace('.', '')}"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "-d", str(work)]
+    command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, "--no-deps"]
+    command += [option for abi in (tag, "abi3", "none") for option in ("--abi", abi)]
+    for platform in ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014"):
+        command += ["--platform", f"{platform}_aarch64"]
+    _call([*command, "--platform", "any", *WHEELS, f"ai-edge-litert=={runtime}"])
+    for wheel in sorted(work.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(target)
+
+
+def _describe_cpu(root: Path, system: Path, cpu: Cpu) -> None:
+    """The files in which Linux describes a processor: XNNPACK reads them, and dies of another architecture's."""
+    shutil.rmtree(root, ignore_errors=True)
+    devices = root / "sys/devices/system/cpu"
+    (root / "proc").mkdir(parents=True)
+    for name in ("lib", "usr", "etc"):
+        if (system / name).exists():
+            (root / name).symlink_to(os.path.relpath(system / name, root))
+    lines = ["processor\t: {0}", "BogoMIPS\t: 48.00", f"Features\t: {cpu.features}", "CPU implementer\t: 0x41"]
+    lines += ["CPU architecture: 8", "CPU variant\t: 0x1", f"CPU part\t: {cpu.part}", "CPU revision\t: 0", "", ""]
+    (root / "proc/cpuinfo").write_text("".join("\n".join(lines).format(number) for number in range(2)))
+    files = {f"{name}": "0-1" for name in ("possible", "present", "online")} | {"kernel_max": "1"}
+    for number in range(2):
+        topology, caches = f"cpu{number}/topology", f"cpu{number}/cache"
+        files |= {f"cpu{number}/cpufreq/cpuinfo_max_freq": "2000000", f"cpu{number}/cpufreq/cpuinfo_min_freq": "600000"}
+        files |= {f"{topology}/physical_package_id": "0", f"{topology}/core_id": str(number)}
+        files |= {f"{topology}/{name}_list": "0-1" for name in ("core_siblings", "package_cpus", "cluster_cpus")}
+        files |= {f"{topology}/{name}_list": str(number) for name in ("thread_siblings", "core_cpus")}
+        for index, (level, size, shared) in enumerate(
+            (("1", "32K", number), ("1", "32K", number), ("2", "512K", "0-1"))
+        ):
+            files |= {f"{caches}/index{index}/level": level, f"{caches}/index{index}/size": size}
+            files[f"{caches}/index{index}/shared_cpu_list"] = str(shared)
+    for name, content in files.items():
+        (devices / name).parent.mkdir(parents=True, exist_ok=True)
+        (devices / name).write_text(f"{content}\n")
+
+
+def _call(command: Sequence[str], cwd: Path | None = None) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+    if result.returncode:
+        raise RuntimeError(f"{' '.join(command[:2])} failed: {(result.stderr or result.stdout).strip()[-1000:]}")
+
+
+def main() -> int:
+    """Sets the emulation up, or says that it is there."""
+    parser = argparse.ArgumentParser(prog=SET_UP, description="Sets up the emulation of ARM64 for `exactqat verify`.")
+    parser.parse_args()
+    if is_set_up():
+        print(f"the emulation is set up in {folder()}: {versions()}")
+        return 0
+    try:
+        set_up()
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

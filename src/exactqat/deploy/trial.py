@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets another process run a file first: runtimes trust what they read, and a damaged file can be their death."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+# What the parent can import, the child can; -P: nothing else from the working directory.
+_PROGRAM = """
+import pickle, sys
+sys.path[:] = pickle.load(sys.stdin.buffer)
+function, arguments = pickle.load(sys.stdin.buffer)
+try:
+    function(*arguments)
+except Exception:
+    pass
+"""
+
+
+class RuntimeRefusal(RuntimeError):
+    """The runtime does not take a file: an operator that it lacks, or has for other shapes only, or damage."""
+
+
+def try_in_a_child(function: Callable[..., Any], *arguments: Any) -> None:
+    """Calls a function of a module in another process. What it returns or raises is not told here.
+
+    Raises:
+        RuntimeRefusal: it was the end of the process.
+    """
+    given = pickle.dumps(sys.path) + pickle.dumps((function, arguments))
+    child = subprocess.run([sys.executable, "-P", "-c", _PROGRAM], input=given, capture_output=True)
+    if child.returncode < 0:
+        name = signal.Signals(-child.returncode).name
+        raise RuntimeRefusal(f"the runtime died of it ({name}), so it is damaged")
+    if child.returncode > 0:
+        last = child.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise RuntimeRefusal(f"the runtime could not be tried in another process: {''.join(last)}")

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How `capture_jax` reads a jaxpr: one file for each family of primitives, entered into the converter's table."""
+
+from __future__ import annotations
+
+from . import elementwise, layers, movement, reduction, weights
+from .converter import HANDLERS, Converter
+from .items import CaptureError, Fixed, Moving, Node
+from .tidy import Tidying
+
+__all__ = [
+    "HANDLERS",
+    "CaptureError",
+    "Converter",
+    "Fixed",
+    "Moving",
+    "Node",
+    "Tidying",
+    "elementwise",
+    "layers",
+    "movement",
+    "reduction",
+    "weights",
+]

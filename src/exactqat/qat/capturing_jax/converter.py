@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Walks a jaxpr: what depends on the input becomes steps of a network, all else a graph of its own.
+
+What becomes of a primitive is said by its handler, in the file of its family.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..functions import POINTS
+from ..network import Constant, Place, Step, Value
+from .items import CaptureError, Expression, Fixed, Item, Moving, Node, Refused, nodes
+
+Handler = Callable[["Converter", Any, list[Any]], Any]
+# By the name of a primitive, filled by `handles`; a handler gives an item, or a list for several results.
+HANDLERS: dict[str, Handler] = {}
+LONGEST_LOOP = 128
+_INLINE = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+
+
+def handles(*names: str) -> Callable[[Handler], Handler]:
+    """Enters what becomes of some primitives."""
+
+    def enter(handler: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(names, handler))
+        return handler
+
+    return enter
+
+
+class Converter:
+    """A network under construction. Handlers use the methods without underscore.
+
+    Attributes:
+        prime: the traced size of the batch.
+        steps, values, constants: of the network.
+        made_by: the step that makes a value.
+    """
+
+    def __init__(self, prime: int, trainable: Callable[[str], bool], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.prime = prime
+        self.steps: list[Step] = []
+        self.values: dict[str, Value] = {}
+        self.constants: dict[str, Constant] = {}
+        self.made_by: dict[str, Step] = {}
+        self.items: dict[str, Moving] = {}
+        self._trainable = trainable
+        self._shapes = shapes
+        self._names: dict[int, str] = {}
+        self._made: dict[Any, Moving] = {}
+        self._fixed_items: dict[str, Fixed] = {}
+        self._numbers = itertools.count(1)
+        # Those that are being read, the innermost last.
+        self._equations: list[Any] = []
+
+    # --- shapes -------------------------------------------------------------------------------------------------------
+
+    def batch_axis(self, shape: Sequence[int]) -> int:
+        """Where the batch is in a traced shape.
+
+        Raises:
+            Refused: nowhere, or in several places.
+        """
+        found = [axis for axis, size in enumerate(shape) if size and size % self.prime == 0]
+        if len(found) != 1:
+            raise Refused("it mixes the examples of a batch")
+        return found[0]
+
+    def for_one(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """A traced shape for a batch of one."""
+        return tuple(int(size // self.prime if size and size % self.prime == 0 else size) for size in shape)
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def input(self, name: str, shape: tuple[int, ...], dtype: Any) -> Moving:
+        """A value that the network gets."""
+        self.values[name] = Value(name, self.for_one(shape), self.batch_axis(shape), _dtype(dtype))
+        return self._entered(Moving(name, shape, dtype, {name: POINTS}))
+
+    def _entered(self, item: Moving) -> Moving:
+        self.items[item.name] = item
+        return item
+
+    def emit(
+        self,
+        kind: str,
+        operands: Sequence[Item | float | None],
+        shape: Sequence[int],
+        /,
+        dtype: Any = np.float32,
+        samples: Mapping[str, np.ndarray] | None = None,
+        module: str = "",
+        label: str = "",
+        **attributes: Any,
+    ) -> Moving:
+        """One float step. shape: as traced."""
+        shape = tuple(int(size) for size in shape)
+        axis = self.batch_axis(shape)
+        inputs = tuple(self.operand(each) for each in operands)
+        # What is written twice is computed once. Expressions, which draw random numbers, are told apart.
+        same = (kind, inputs, shape, repr(sorted(attributes.items())))
+        if kind != "unsupported" and same in self._made:
+            return self._made[same]
+        output = f"v{next(self._numbers)}"
+        step = Step(kind, inputs, output, attributes, self.place(), module, label or self._label(kind))
+        self.steps.append(step)
+        self.made_by[output] = step
+        self.values[output] = Value(output, self.for_one(shape), axis, _dtype(dtype))
+        recent = dict(list((samples or {}).items())[-15:])
+        self._made[same] = self._entered(Moving(output, shape, dtype, {**recent, output: POINTS}))
+        return self._made[same]
+
+    def _label(self, kind: str) -> str:
+        return self._equations[-1].primitive.name if kind == "unsupported" and self._equations else kind
+
+    def operand(self, item: Item | float | None) -> str | float | None:
+        """How a step names what it reads."""
+        if item is None or isinstance(item, float | int):
+            return item
+        if isinstance(item, Moving):
+            if item.comparison is not None:
+                raise Refused("truth values that depend on the input; the device computes with numbers only")
+            return item.name
+        if item.number is not None and item.shape == ():
+            return item.number
+        return self.constant(item)
+
+    def constant(self, item: Fixed) -> str:
+        """Name of the constant that an item is."""
+        node = item.node
+        drawn = next((each.random for each in nodes(node) if each.random), None)
+        if drawn is not None:
+            raise CaptureError(
+                f"{drawn} draws random numbers; a network that is deployed does the same for every input: give it its "
+                "flag for evaluation (deterministic=True), noise of training is put in by exactqat.qat.jax.dropout and "
+                "the layers of Flax"
+            )
+        if node.path:
+            name = node.path
+            self._fixed_items[name] = item
+            self.constants.setdefault(
+                name, Constant(name, self._shapes[name], parameter=True, trainable=self._trainable(name))
+            )
+            return name
+        if id(node) not in self._names:
+            found = item.sources
+            base = f"{found[0]}/computed" if found else "constant"
+            name = next(
+                each
+                for each in itertools.chain([base], (f"{base}_{n}" for n in itertools.count(2)))
+                if each not in self.constants and each not in self._shapes
+            )
+            if found:
+                self.constants[name] = Constant(
+                    name,
+                    item.shape,
+                    parameter=False,
+                    trainable=any(map(self._trainable, found)),
+                    sources=found,
+                    expression=Expression(node),
+                )
+            else:
+                self.constants[name] = Constant(
+                    name, item.shape, parameter=False, data=np.asarray(item.values, np.float32)
+                )
+            self._names[id(node)] = name
+            self._fixed_items[name] = item
+        return self._names[id(node)]
+
+    def fixed_named(self, name: str) -> Fixed:
+        """The item behind a constant."""
+        return self._fixed_items[name]
+
+    def module_of(self, item: Item | None) -> str:
+        """Path of the user's layer that a weight belongs to."""
+        if not isinstance(item, Fixed) or not item.sources:
+            return ""
+        return layer_path(item.sources[0])
+
+    def place(self) -> Place:
+        """Where the current equation, or the call that it stands in, is in the user's files."""
+        path = ""
+        for equation in reversed(self._equations):
+            info = equation.source_info
+            # Linen names the scopes of its modules, the model's own first.
+            scopes = [each for each in str(info.name_stack).split("/") if each.replace("_", "a").isalnum()][1:]
+            path = path or ".".join(scopes)
+            for frame in [] if info.traceback is None else info.traceback.frames:
+                if not _is_library(frame.file_name):
+                    return Place(path, frame.file_name, frame.line_num)
+        return Place(path)
+
+    def step_of(self, item: Any) -> Step | None:
+        """The step that made an item."""
+        return self.made_by.get(item.name) if isinstance(item, Moving) else None
+
+    def made_from(self, item: Any, kind: str) -> tuple[Step, Moving] | None:
+        """The step of that kind that made an item, and its first operand; identities aside."""
+        step = self.step_of(item)
+        while step is not None and step.kind == "identity":
+            step = self.made_by.get(str(step.inputs[0]))
+        if step is None or step.kind != kind or step.inputs[0] not in self.items:
+            return None
+        return step, self.items[str(step.inputs[0])]
+
+    # --- movement of either -------------------------------------------------------------------------------------------
+
+    def permute(self, item: Item, axes: Sequence[int]) -> Item:
+        axes = tuple(int(axis) for axis in axes)
+        if axes == tuple(range(len(axes))):
+            return item
+        if isinstance(item, Fixed):
+            return item.then(lambda array: jnp.transpose(array, axes))
+        return self.emit("permute", [item], [item.shape[axis] for axis in axes], item.dtype, axes=axes)
+
+    def reshape(self, item: Item, shape: Sequence[int]) -> Item:
+        """shape: as traced."""
+        shape = tuple(int(size) for size in shape)
+        if shape == item.shape:
+            return item
+        if isinstance(item, Fixed):
+            sizes = self.for_one(shape)
+            return item if sizes == item.shape else item.then(lambda array: array.reshape(sizes))
+        return self.emit("reshape", [item], shape, item.dtype, shape=self.for_one(shape))
+
+    # --- the walk -----------------------------------------------------------------------------------------------------
+
+    def run(self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+        """The results of a jaxpr of these items."""
+        known: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+        known.update(zip(jaxpr.invars, arguments, strict=True))
+
+        def read(variable: Any) -> Any:
+            if hasattr(variable, "val"):  # a literal
+                return self.data(variable.val, variable.aval.dtype)
+            return known[variable]
+
+        for equation in jaxpr.eqns:
+            self._equations.append(equation)
+            results = self._apply(equation, [read(each) for each in equation.invars])
+            known.update(zip(equation.outvars, results, strict=True))
+            self._equations.pop()
+        return [read(each) for each in jaxpr.outvars]
+
+    def data(self, values: Any, dtype: Any = None) -> Fixed:
+        """Numbers as an item; of floating point numbers there is but one kind."""
+        array = np.asarray(values) if dtype is None else np.asarray(values).astype(dtype)
+        if jnp.issubdtype(array.dtype, jnp.floating):
+            array = array.astype(np.float32)
+        return Fixed(Node(data=array), array.shape, array.dtype)
+
+    def closed(self, jaxpr: Any) -> tuple[Any, list[Any]]:
+        """A jaxpr and its constants as items."""
+        if hasattr(jaxpr, "jaxpr"):
+            return jaxpr.jaxpr, [self.data(each) for each in jaxpr.consts]
+        return jaxpr, []
+
+    def inline(self, jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
+        inner, constants = self.closed(jaxpr)
+        return self.run(inner, constants, arguments)
+
+    def _apply(self, equation: Any, operands: list[Any]) -> list[Any]:
+        name, params = equation.primitive.name, equation.params
+        outputs = [variable.aval for variable in equation.outvars]
+        inner = next((params[key] for key in _INLINE if key in params), None)
+        if name not in HANDLERS and inner is not None and name not in ("while", "cond"):
+            return self.inline(inner, operands[len(operands) - len(getattr(inner, "jaxpr", inner).invars) :])
+        handler = HANDLERS.get(name)
+        if name in _CONTROL or any(isinstance(each, Moving) for each in operands):
+            try:
+                if handler is None:
+                    raise Refused("")
+                results = handler(self, equation, operands)
+                return results if isinstance(results, list) else [results]
+            except Refused as refused:
+                return self._unsupported(name, operands, outputs, str(refused))
+        return self._fixed(equation, operands, outputs)
+
+    def _unsupported(self, name: str, operands: list[Any], outputs: Sequence[Any], reason: str) -> list[Any]:
+        """Steps that the plan refuses with their label, so that all of a model's obstacles are told at once."""
+        read = [each for each in operands if isinstance(each, Moving)]
+        tensors = [each if each.comparison is None else _operand_of(each) for each in read]
+        label = {"select_n": "where"}.get(name, name)
+        results = []
+        for aval in outputs:
+            shape = tuple(aval.shape)
+            if sum(size % self.prime == 0 for size in shape if size) != 1:
+                # There is no such value; anything that has a batch stands in for it.
+                reason = reason or "it mixes the examples of a batch"
+                shape = (self.prime, *[size for size in shape if not size or size % self.prime])
+            attributes: dict[str, Any] = {"reason": reason} if reason else {}
+            results.append(self.emit("unsupported", tensors, shape, np.float32, label=label, **attributes))
+        return results
+
+    def _fixed(self, equation: Any, operands: list[Any], outputs: Sequence[Any]) -> list[Any]:
+        """What is computed without the input, later, by JAX itself."""
+        name = equation.primitive.name
+        if name == "convert_element_type" and all(
+            jnp.issubdtype(dtype, jnp.floating) for dtype in (operands[0].dtype, equation.params["new_dtype"])
+        ):
+            return operands
+        if name in ("copy", "copy_p", "stop_gradient", "reduce_precision"):
+            return operands[:1]
+        # Keys that nobody draws from are no obstacle.
+        random = str(self.place()) if "random" in name or "threefry" in name else ""
+        params = _for_one(equation.params, self.prime)
+        primitive = equation.primitive
+        subfunctions = any(hasattr(value, "eqns") or hasattr(value, "jaxpr") for value in params.values())
+        bind_params = primitive.get_bind_params(params) if subfunctions else ((), params)
+
+        def function(*arrays: Any) -> list[Any]:
+            extra, rest = bind_params
+            results = primitive.bind(*extra, *(jnp.asarray(array) for array in arrays), **rest)
+            return list(results) if primitive.multiple_results else [results]
+
+        inputs = tuple(each.node for each in operands)
+        results = []
+        for index, aval in enumerate(outputs):
+            node = Node(function=function, inputs=inputs, index=index, random=random)
+            dtype = np.float32 if jnp.issubdtype(aval.dtype, jnp.floating) else aval.dtype
+            results.append(Fixed(node, self.for_one(aval.shape), dtype))
+        return results
+
+
+_CONTROL = ("scan", "while", "cond")
+# Frames of a traceback that are nobody's model.
+_LIBRARIES = ("jax", "jaxlib", "flax", "numpy", os.path.join("exactqat", "qat"), "keras")
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith("<") or any(f"{os.sep}{each}{os.sep}" in file for each in _LIBRARIES)
+
+
+def layer_path(path: str) -> str:
+    """The layer that a parameter belongs to."""
+    return path.rpartition(".")[0] or path
+
+
+def _dtype(dtype: Any) -> str:
+    return "float32" if jnp.issubdtype(dtype, jnp.floating) else "int64"
+
+
+def _operand_of(item: Moving) -> Moving:
+    """A number that a truth value depends on."""
+    assert item.comparison is not None
+    for each in item.comparison[1:]:
+        if isinstance(each, Moving):
+            return each if each.comparison is None else _operand_of(each)
+    raise AssertionError("a comparison of constants")
+
+
+def _for_one(value: Any, prime: int) -> Any:
+    """Sizes in the parameters of an equation for a batch of one."""
+    if isinstance(value, dict):
+        return {key: _for_one(each, prime) for key, each in value.items()}
+    if type(value) is tuple:
+        return tuple(_for_one(each, prime) for each in value)
+    if isinstance(value, int) and not isinstance(value, bool) and value and value % prime == 0:
+        return value // prime
+    return value

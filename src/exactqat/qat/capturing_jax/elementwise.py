@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Primitives that work value by value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ...device.activation import NumPyPrimitives
+from ..functions import identify, same
+from .converter import Converter, handles
+from .items import Fixed, Item, Moving, Refused
+
+# Below this, softmax makes nothing of a value: a mask.
+_MASK = -1e4
+
+_UNARY = {
+    "neg": "neg",
+    "exp": "exp",
+    "log": "log",
+    "tanh": "tanh",
+    "logistic": "sigmoid",
+    "sin": "sin",
+    "cos": "cos",
+    "sqrt": "sqrt",
+    "rsqrt": "rsqrt",
+    "abs": "abs",
+    "sign": "sign",
+    "floor": "floor",
+    "round": "round",
+    "erf": "erf",
+    "square": "square",
+}
+_BINARY = {"add": "add", "add_any": "add", "sub": "sub", "mul": "mul", "div": "div", "max": "maximum", "min": "minimum"}
+_COMPARISONS = {
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+}
+_LOGIC = {"and": np.logical_and, "or": np.logical_or, "not": np.logical_not, "xor": np.logical_xor}
+# In NumPy, to tell functions by their values.
+_VALUES: dict[str, Callable[..., np.ndarray]] = {
+    "add": np.add,
+    "add_any": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "max": np.maximum,
+    "min": np.minimum,
+    "neg": np.negative,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "log": np.log,
+    "log1p": np.log1p,
+    "expm1": np.expm1,
+    "tanh": np.tanh,
+    "logistic": NumPyPrimitives.sigmoid,
+    "sin": np.sin,
+    "cos": np.cos,
+    "sqrt": np.sqrt,
+    "rsqrt": NumPyPrimitives.rsqrt,
+    "cbrt": np.cbrt,
+    "abs": np.abs,
+    "sign": np.sign,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "erf": NumPyPrimitives.erf,
+    "erfc": lambda x: 1 - NumPyPrimitives.erf(x),
+    "square": np.square,
+    "is_finite": np.isfinite,
+    "pow": np.power,
+    "clamp": lambda low, x, high: np.clip(x, low, high),
+    "select_n": lambda condition, *cases: np.where(condition, cases[1], cases[0]),
+    **_COMPARISONS,
+    **_LOGIC,
+}
+
+
+def samples_of(name: str, params: Any, operands: list[Item]) -> dict[str, np.ndarray]:
+    """What a result is as a function of earlier values, where it is one value by value."""
+    moving = [each for each in operands if isinstance(each, Moving)]
+    if name == "integer_pow":
+        function: Callable[..., np.ndarray] | None = lambda x: np.power(x, params["y"])  # noqa: E731
+    else:
+        function = _VALUES.get(name)
+    if function is None or any(each.shape != moving[0].shape for each in moving):
+        return {}
+    numbers = [each.number if isinstance(each, Fixed) else None for each in operands]
+    if any(number is None and isinstance(each, Fixed) for number, each in zip(numbers, operands, strict=True)):
+        return {}
+    found = {}
+    for root in moving[0].samples:
+        if all(root in each.samples for each in moving):
+            given = [
+                each.samples[root] if isinstance(each, Moving) else np.float64(number)
+                for each, number in zip(operands, numbers, strict=True)
+            ]
+            with np.errstate(all="ignore"):
+                found[root] = np.asarray(function(*given), bool if name in (*_COMPARISONS, *_LOGIC) else np.float64)
+    return found
+
+
+def recognised(
+    c: Converter, shape: tuple[int, ...], operands: list[Item], samples: dict[str, np.ndarray]
+) -> Moving | None:
+    """The value itself, if it is an operand's or a known function of an earlier one."""
+    for root, values in samples.items():
+        for each in operands:
+            if isinstance(each, Moving) and root in each.samples and each.shape == shape:
+                earlier = each.samples[root]
+                if earlier.dtype != bool and same(values, earlier):
+                    return each
+    for root, values in samples.items():
+        known = identify(values)
+        if known is None or c.items[root].shape != shape:
+            continue
+        kind, attributes = known
+        return c.emit(kind, [c.items[root]], shape, samples=samples, **attributes) if kind else c.items[root]
+    return None
+
+
+def _result_shape(equation: Any) -> tuple[int, ...]:
+    return tuple(equation.outvars[0].aval.shape)
+
+
+def elementwise(c: Converter, equation: Any, operands: list[Item], kind: str, **attributes: Any) -> Moving:
+    """One step, or the function that it completes."""
+    samples = samples_of(equation.primitive.name, equation.params, operands)
+    shape = _result_shape(equation)
+    made = recognised(c, shape, operands, samples)
+    return made if made is not None else c.emit(kind, operands, shape, samples=samples, **attributes)
+
+
+@handles(*_UNARY)
+def _unary(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    return elementwise(c, equation, operands, _UNARY[equation.primitive.name])
+
+
+@handles("expm1", "log1p", "exp2", "cbrt", "ceil", "erfc", "is_finite")
+def _composite(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    """What the network has no kind for, in kinds that it has; mostly a part of a function that is recognised later."""
+    name, (x,), shape = equation.primitive.name, operands, _result_shape(equation)
+    samples = samples_of(name, equation.params, operands)
+    if name == "is_finite":
+        return Moving("", shape, bool, samples, ("is_finite", x, None))
+    made = recognised(c, shape, operands, samples)
+    if made is not None:
+        return made
+    if name == "expm1":
+        return c.emit("sub", [c.emit("exp", [x], shape), 1.0], shape, samples=samples)
+    if name == "log1p":
+        return c.emit("log", [c.emit("add", [x, 1.0], shape)], shape, samples=samples)
+    if name == "exp2":
+        return c.emit("exp", [c.emit("mul", [x, float(np.log(2))], shape)], shape, samples=samples)
+    if name == "erfc":
+        return c.emit("sub", [1.0, c.emit("erf", [x], shape)], shape, samples=samples)
+    if name == "ceil":
+        return c.emit("neg", [c.emit("floor", [c.emit("neg", [x], shape)], shape)], shape, samples=samples)
+    raise Refused("")
+
+
+@handles(*_BINARY)
+def _binary(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    name, (first, second) = equation.primitive.name, operands
+    shape = _result_shape(equation)
+    numbers = [each.number if isinstance(each, Fixed) else None for each in operands]
+    if name in ("max", "min"):
+        # Where a maximum begins.
+        nothing = -np.inf if name == "max" else np.inf
+        for at, number in enumerate(numbers):
+            if number == nothing and operands[1 - at].shape == shape:
+                return operands[1 - at]
+    if name in ("mul", "div"):
+        made = _mean_or_pool(c, name, first, second, numbers)
+        made = _softmax(c, first, second) if made is None and name == "div" else made
+        if made is not None:
+            return made
+    if name == "sub":
+        made = _log_softmax(c, first, second)
+        if made is not None:
+            return made
+    operands = [
+        each if number is None else c.data(np.float32(number)) for each, number in zip(operands, numbers, strict=True)
+    ]
+    return elementwise(c, equation, operands, _BINARY[name])
+
+
+def _mean_or_pool(c: Converter, name: str, first: Item, second: Item, numbers: list[float | None]) -> Item | None:
+    """A sum divided by its count."""
+    x, other = (first, second) if isinstance(first, Moving) else (second, first)
+    if not isinstance(x, Moving) or not isinstance(other, Fixed) or (name == "div" and x is not first):
+        return None
+    number = numbers[1 if x is first else 0]
+    total = c.made_from(x, "sum")
+    if total is not None and number:
+        step, source = total
+        count = float(np.prod([source.shape[axis] for axis in step.attributes["axes"]]))
+        divided = number if name == "div" else 1.0 / number
+        if abs(divided - count) < 1e-5 * count:
+            return c.emit("mean", [source], x.shape, **step.attributes)
+    pooled = c.made_from(x, "avg_pool")
+    if pooled is None or pooled[0].attributes["divisor"] != 1 or name != "div":
+        return None
+    step, source = pooled
+    attributes = dict(step.attributes)
+    whole = float(np.prod(attributes["window"]))
+    if number is not None:
+        same_count = abs(number - whole) < 1e-5 * whole
+        return c.emit("avg_pool", [source], x.shape, **{**attributes, "divisor": None if same_count else float(number)})
+    counts = other.values
+    if counts is None:
+        return None
+    sides = [attributes["padding"], attributes["window"], attributes["strides"]]
+    spatial = [at for at in range(x.rank) if at not in (attributes["channel_axis"], c.batch_axis(x.shape))]
+    expected = np.ones([1] * x.rank)
+    for axis, (before, after), side, stride in zip(spatial, *sides, strict=True):
+        inside = np.zeros(before + source.shape[axis] + after)
+        inside[before : before + source.shape[axis]] = 1
+        line = [inside[at * stride : at * stride + side].sum() for at in range(x.shape[axis])]
+        expected = expected * np.reshape(line, [-1 if at == axis else 1 for at in range(x.rank)])
+    if not np.allclose(np.broadcast_to(expected, np.broadcast_shapes(expected.shape, counts.shape)), counts):
+        return None
+    return c.emit("avg_pool", [source], x.shape, **{**attributes, "divisor": None, "count_include_pad": False})
+
+
+def _shifted(c: Converter, x: Item) -> tuple[Moving, Moving] | None:
+    """(y, x) of ``y = exp(x - max(x))``, or of ``exp(x)``, from that y."""
+    made = c.made_from(x, "exp")
+    if made is None or not isinstance(x, Moving):
+        return None
+    shifted = c.made_from(made[1], "sub")
+    if shifted is not None and isinstance(shifted[0].inputs[1], str) and shifted[0].inputs[1] in c.items:
+        largest = c.made_from(c.items[shifted[0].inputs[1]], "amax")
+        if largest is not None and largest[1] is shifted[1]:
+            return x, shifted[1]
+    return x, made[1]
+
+
+def _share_axis(c: Converter, total: Item, of: Moving) -> int | None:
+    """The axis over which a sum of `of` goes that keeps it."""
+    made = c.made_from(total, "sum")
+    if made is None or made[1] is not of:
+        return None
+    axes = made[0].attributes["axes"]
+    return int(axes[0]) if len(axes) == 1 and made[0].attributes["keep_dims"] else None
+
+
+def _softmax(c: Converter, first: Item, second: Item) -> Item | None:
+    exponential = _shifted(c, first)
+    axis = None if exponential is None else _share_axis(c, second, exponential[0])
+    if exponential is None or axis is None:
+        return None
+    return c.emit("softmax", [exponential[1]], exponential[1].shape, axis=axis)
+
+
+def _log_softmax(c: Converter, first: Item, second: Item) -> Item | None:
+    """(x - max) - log(sum(exp(x - max)))"""
+    logarithm = c.made_from(second, "log")
+    if logarithm is None or not isinstance(first, Moving):
+        return None
+    total = c.made_from(logarithm[1], "sum")
+    exponential = None if total is None else _shifted(c, total[1])
+    if total is None or exponential is None:
+        return None
+    axis = _share_axis(c, logarithm[1], exponential[0])
+    if axis is None:
+        return None
+    x = exponential[1]
+    made = c.made_from(first, "sub")
+    if first is x or (made is not None and made[1] is x):
+        return c.emit("log_softmax", [x], x.shape, axis=axis)
+    return None
+
+
+@handles("integer_pow")
+def _integer_power(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    exponent = int(equation.params["y"])
+    if exponent == 2:
+        return elementwise(c, equation, operands, "square")
+    return elementwise(c, equation, operands, "pow", exponent=float(exponent))
+
+
+@handles("pow")
+def _power(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    x, exponent = operands
+    if not isinstance(exponent, Fixed) or exponent.number is None:
+        raise Refused("its exponent is no number")
+    samples = samples_of("pow", {}, [x, exponent])
+    return c.emit("pow", [x], _result_shape(equation), samples=samples, exponent=exponent.number)
+
+
+@handles("clamp")
+def _clamp(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    low, x, high = operands
+    shape = _result_shape(equation)
+    made = recognised(c, shape, [x], samples_of("clamp", {}, operands))
+    if made is not None:
+        return made
+    return c.emit("minimum", [c.emit("maximum", [x, low], shape), high], shape)
+
+
+@handles(*_COMPARISONS, *_LOGIC)
+def _comparison(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    name = equation.primitive.name
+    left, right = operands if len(operands) == 2 else (operands[0], None)
+    samples = samples_of(name, equation.params, operands)
+    return Moving("", _result_shape(equation), bool, samples, (name, left, right))
+
+
+@handles("select_n")
+def _select(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    condition, *cases = operands
+    shape = _result_shape(equation)
+    if len(cases) != 2:
+        raise Refused("")
+    if isinstance(condition, Moving):
+        samples = samples_of("select_n", equation.params, operands)
+        made = recognised(c, shape, cases, samples)
+        if made is not None:
+            return made
+        if samples:
+            # Part of a function that is recognised further on; on its own there is no operator for it.
+            made = c.emit("unsupported", [each for each in cases if isinstance(each, Moving)], shape, label="where")
+            made.samples = {**samples, **made.samples}
+            return made
+        return _parametric_relu(c, condition, cases[0], cases[1], shape)
+    mask = condition.values
+    if mask is None:
+        raise Refused("its condition is computed from parameters")
+    if condition.number is not None:
+        chosen = cases[int(bool(condition.number))]
+        return chosen if chosen.shape == shape else c.emit("expand", [chosen], shape, shape=c.for_one(shape))
+    return _masked(c, condition, cases[1], cases[0], shape)
+
+
+def _masked(c: Converter, condition: Fixed, chosen: Item, other: Item, shape: tuple[int, ...]) -> Item:
+    """A fixed mask: where it is off, the other one."""
+    if isinstance(chosen, Fixed) and isinstance(other, Moving):
+        return _masked(c, condition.then(lambda mask: ~mask), other, chosen, shape)
+    mask = condition.then(lambda mask: mask.astype(np.float32))
+    holes = condition.then(lambda mask: (~mask).astype(np.float32))
+    if isinstance(other, Fixed):
+        number = other.number
+        if number is not None and number < _MASK:
+            # In front of a softmax: what is added to a value so far below the others makes no difference.
+            return c.emit("add", [chosen, holes.then(lambda array: array * np.float32(max(number, -1e9)))], shape)
+        kept = c.emit("mul", [chosen, mask], shape)
+        if number == 0:
+            return kept
+        return c.emit("add", [kept, holes.then(lambda array, values: array * values, other)], shape)
+    return c.emit("add", [c.emit("mul", [chosen, mask], shape), c.emit("mul", [other, holes], shape)], shape)
+
+
+def _parametric_relu(c: Converter, condition: Moving, off: Item, on: Item, shape: tuple[int, ...]) -> Item:
+    """where(x >= 0, x, slope * x) with a slope that is trained."""
+    word, left, right = condition.comparison or ("", None, None)
+    zero = isinstance(right, Fixed) and right.number == 0
+    step = c.step_of(off)
+    if word in ("gt", "ge") and zero and left is on and isinstance(on, Moving) and step is not None:
+        slopes = [each for each in step.inputs if each != on.name]
+        if step.kind == "mul" and on.name in step.inputs and len(slopes) == 1 and slopes[0] in c.constants:
+            slope = c.constants[str(slopes[0])]
+            sizes = (1,) * (on.rank - len(slope.shape)) + slope.shape
+            wide = [axis for axis, size in enumerate(sizes) if size != 1]
+            if len(wide) <= 1:
+                axis = wide[0] if wide else on.rank - 1
+                count = int(np.prod(slope.shape)) if slope.shape else 1
+                weight = c.fixed_named(str(slopes[0])).then(lambda array: array.reshape(count))
+                return c.emit("prelu", [on, weight], shape, channel_axis=axis)
+    raise Refused("")
+
+
+@handles("stop_gradient")
+def _stop_gradient(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    (x,) = operands
+    return c.emit("identity", [x], x.shape, expression=None, stop_gradient=True)
+
+
+@handles("convert_element_type")
+def _convert(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    (x,) = operands
+    if x.comparison is not None:
+        raise Refused("truth values made numbers")
+    if not jnp.issubdtype(equation.params["new_dtype"], jnp.floating) and jnp.issubdtype(x.dtype, jnp.floating):
+        raise Refused("whole numbers made of real ones")
+    return x
+
+
+@handles("copy", "copy_p", "reduce_precision", "optimization_barrier", "name", "sharding_constraint", "mesh_cast")
+def _same(c: Converter, equation: Any, operands: list[Any]) -> Any:
+    return list(operands) if len(operands) > 1 else operands[0]

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands behind a variable of a jaxpr: something computed without the input, or a value of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+
+class CaptureError(Exception):
+    """The function cannot be told as a network; the message says why."""
+
+
+class Refused(Exception):
+    """One equation is not understood; it becomes a step of the kind "unsupported"."""
+
+
+@dataclass(eq=False, frozen=True)
+class Node:
+    """A result in the graph of what is computed without the input: a leaf by `path`, `data`, or a function's result.
+
+    function: of the arrays of `inputs`; gives a list of results, of which this is number `index`.
+    random: where random numbers are drawn; empty for all else.
+    """
+
+    path: str = ""
+    data: Any = None
+    function: Callable[..., Any] | None = None
+    inputs: tuple[Node, ...] = ()
+    index: int = 0
+    random: str = ""
+
+
+@dataclass(eq=False)
+class Fixed:
+    """Something that does not depend on the input. shape: for a batch of one."""
+
+    node: Node
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        self._number: float | None = None
+        self._looked = False
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return sources(self.node)
+
+    @property
+    def values(self) -> np.ndarray | None:
+        """In NumPy, if it depends on no parameter."""
+        return None if self.sources else np.asarray(Expression(self.node)())
+
+    @property
+    def number(self) -> float | None:
+        """Its only value, if it has but one and depends on no parameter."""
+        if not self._looked:
+            values = self.values
+            if values is not None and values.size and np.all(values == values.flat[0]):
+                self._number = float(values.flat[0])
+            self._looked = True
+        return self._number
+
+    def then(self, function: Callable[..., Any], *others: Fixed) -> Fixed:
+        """What a function of its array, and of others', gives."""
+        node = Node(function=lambda *arrays: [function(*arrays)], inputs=(self.node, *(other.node for other in others)))
+        parts = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (self, *others)]
+        made = jax.eval_shape(function, *parts)
+        return Fixed(node, tuple(made.shape), made.dtype)
+
+
+@dataclass(eq=False)
+class Moving:
+    """A value of the network.
+
+    Attributes:
+        shape: as traced: the batch is a prime.
+        samples: by the name of an earlier value, what this one is where that one is `functions.POINTS`, if it is a
+            function of it value by value.
+        comparison: (word, left, right) of truth values, which the network has no value for; then `name` is "".
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    samples: Mapping[str, np.ndarray] = field(default_factory=dict)
+    comparison: tuple[str, Any, Any] | None = None
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+Item = Fixed | Moving
+
+
+def nodes(node: Node) -> Iterator[Node]:
+    """A node and all behind it, each once."""
+    seen: set[int] = set()
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if id(current) not in seen:
+            seen.add(id(current))
+            yield current
+            stack.extend(reversed(current.inputs))
+
+
+def sources(node: Node) -> tuple[str, ...]:
+    """Paths of the parameters behind a node."""
+    return tuple(dict.fromkeys(each.path for each in nodes(node) if each.path))
+
+
+class Expression:
+    """A node as a function of the arrays of its `sources`."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.sources = sources(node)
+
+    def __call__(self, *arrays: Any) -> Any:
+        given = dict(zip(self.sources, arrays, strict=True))
+        made: dict[int, Any] = {}
+        stack = [(self.node, False)]
+        while stack:
+            node, ready = stack.pop()
+            if id(node) in made:
+                continue
+            if node.path:
+                made[id(node)] = given[node.path]
+            elif node.function is None:
+                made[id(node)] = node.data
+            elif ready:
+                made[id(node)] = node.function(*(made[id(each)] for each in node.inputs))[node.index]
+            else:
+                stack.append((node, True))
+                stack.extend((each, False) for each in node.inputs)
+        return made[id(self.node)]

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers that say what they are while a function is traced: batch norm, other norms, dropout, resizing.
+
+In a jaxpr they would be a dozen equations, of which training and evaluation show different ones. So each becomes one
+equation of a primitive of our own. Flax's layers do so by themselves; for plain functions there are `batch_norm` and
+`dropout` of `exactqat.qat.jax`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import batching
+
+from ..functional import Dropout
+from .converter import Converter, handles
+from .items import Fixed, Item, Refused
+
+_LAYER = Primitive("exactqat_layer")
+_capturing: ContextVar[bool] = ContextVar("exactqat_capturing", default=False)
+_patching = threading.RLock()
+
+Attributes = tuple[tuple[str, Any], ...]
+
+
+@_LAYER.def_abstract_eval
+def _(x: Any, *tensors: Any, shape: tuple[int, ...] | None, **params: Any) -> Any:
+    return x.update(shape=x.shape if shape is None else shape, weak_type=False)
+
+
+def _batched(operands: Sequence[Any], axes: Sequence[Any], *, attributes: Attributes, shape: Any, **params: Any) -> Any:
+    """Under `vmap`: one axis more in front."""
+    x, *tensors = operands
+    if any(axis is not None for axis in axes[1:]):
+        raise NotImplementedError("a layer with parameters for each member of a vmap")
+    x = jnp.moveaxis(x, axes[0], 0)
+    shifted = {
+        key: tuple(each + 1 for each in value)
+        if key in ("axes", "kept_axes")
+        else value + 1
+        if key == "channel_axis"
+        else value
+        for key, value in attributes
+    }
+    shape = None if shape is None else (x.shape[0], *shape)
+    return _LAYER.bind(x, *tensors, attributes=tuple(shifted.items()), shape=shape, **params), 0
+
+
+batching.primitive_batchers[_LAYER] = _batched
+
+
+def capturing() -> bool:
+    """Whether a function is being traced for its network."""
+    return _capturing.get()
+
+
+def layer(kind: str, x: Any, *tensors: Any, shape: tuple[int, ...] | None = None, **attributes: Any) -> Any:
+    """One equation for a step of this kind; tensors may be None."""
+    x = jnp.asarray(x)
+    return _LAYER.bind(
+        x,
+        *(jnp.asarray(each) for each in tensors if each is not None),
+        kind=kind,
+        present=tuple(each is not None for each in tensors),
+        attributes=tuple(attributes.items()),
+        shape=shape,
+    )
+
+
+@handles("exactqat_layer")
+def _layer(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    params, (x, *given) = equation.params, operands
+    rest = iter(given)
+    tensors = [next(rest) if present else None for present in params["present"]]
+    if any(each is not None and not isinstance(each, Fixed) for each in tensors):
+        raise Refused("its parameters depend on the input")
+    attributes = dict(params["attributes"])
+    shape = equation.outvars[0].aval.shape
+    module = next((c.module_of(each) for each in tensors if each is not None), "")
+    if params["kind"] == "group_norm":
+        return _group_norm(c, x, tensors, module, attributes)
+    if params["kind"] == "dropout":
+        expression = Dropout(attributes["rate"], attributes["kept_axes"])
+        return c.emit("dropout", [x], shape, expression=expression)
+    return c.emit(params["kind"], [x, *tensors], shape, module=module, **attributes)
+
+
+def _group_norm(c: Converter, x: Item, tensors: Sequence[Item | None], module: str, attributes: Any) -> Item:
+    """With its channels in front, where the plan wants them; on the device a permutation costs nothing by itself."""
+    axis, rank = attributes["channel_axis"], len(x.shape)
+    order = [0, axis, *(at for at in range(1, rank) if at != axis)]
+    first = c.permute(x, order)
+    made = c.emit("group_norm", [first, *tensors], first.shape, module=module, **{**attributes, "channel_axis": 1})
+    return c.permute(made, [order.index(at) for at in range(rank)])
+
+
+def batch_norm(
+    x: Any, scale: Any, bias: Any, mean: Any, variance: Any, epsilon: float, momentum: float, axis: int
+) -> Any:
+    """momentum: as in Flax, how much of the old statistics stays."""
+    return layer(
+        "batch_norm",
+        x,
+        scale,
+        bias,
+        mean,
+        variance,
+        epsilon=float(epsilon),
+        momentum=1.0 - float(momentum),
+        channel_axis=axis % x.ndim,
+        training=True,
+        counter="",
+    )
+
+
+# --- Flax -------------------------------------------------------------------------------------------------------------
+
+# By the name of the layer's class: (layer, x, get) -> the result, or None where it is to be traced as it stands. `get`
+# gives a parameter or a statistic by its name, or None.
+_LAYERS: dict[str, Callable[[Any, Any, Callable[[str], Any]], Any]] = {}
+
+
+def _flax(function: Callable[[Any, Any, Callable[[str], Any]], Any]) -> Any:
+    _LAYERS[function.__name__.strip("_")] = function
+    return function
+
+
+def _one_axis(layer: Any, x: Any, name: str) -> int | None:
+    axis = getattr(layer, name, -1)
+    axis = axis[0] if isinstance(axis, tuple | list) and len(axis) == 1 else axis
+    return axis % x.ndim if isinstance(axis, int) else None
+
+
+@_flax
+def _BatchNorm(layer: Any, x: Any, get: Any) -> Any:
+    axis = _one_axis(layer, x, "axis")
+    if axis is None:
+        return None
+    return batch_norm(x, get("scale"), get("bias"), get("mean"), get("var"), layer.epsilon, layer.momentum, axis)
+
+
+@_flax
+def _Dropout(layer_: Any, x: Any, get: Any) -> Any:
+    rate = float(layer_.rate)
+    kept = tuple(axis % x.ndim for axis in layer_.broadcast_dims)
+    return x if rate == 0 else layer("dropout", x, rate=rate, kept_axes=kept)
+
+
+def _last_axis(layer_: Any, x: Any) -> bool:
+    return all(_one_axis(layer_, x, name) == x.ndim - 1 for name in ("reduction_axes", "feature_axes"))
+
+
+@_flax
+def _LayerNorm(layer_: Any, x: Any, get: Any) -> Any:
+    if not _last_axis(layer_, x):
+        return None
+    return layer("layer_norm", x, get("scale"), get("bias"), axes=(x.ndim - 1,), epsilon=float(layer_.epsilon))
+
+
+@_flax
+def _RMSNorm(layer_: Any, x: Any, get: Any) -> Any:
+    if not _last_axis(layer_, x):
+        return None
+    return layer("rms_norm", x, get("scale"), axes=(x.ndim - 1,), epsilon=float(layer_.epsilon))
+
+
+@_flax
+def _GroupNorm(layer_: Any, x: Any, get: Any) -> Any:
+    if getattr(layer_, "reduction_axes", None) is not None or x.ndim < 3:
+        return None
+    groups, size = layer_.num_groups, layer_.group_size
+    count = int(groups) if groups else x.shape[-1] // int(size)
+    axis = x.ndim - 1
+    return layer(
+        "group_norm", x, get("scale"), get("bias"), groups=count, epsilon=float(layer_.epsilon), channel_axis=axis
+    )
+
+
+@_flax
+def _InstanceNorm(layer_: Any, x: Any, get: Any) -> Any:
+    if _one_axis(layer_, x, "feature_axes") != x.ndim - 1 or x.ndim < 3:
+        return None
+    axis, epsilon = x.ndim - 1, float(layer_.epsilon)
+    return layer("group_norm", x, get("scale"), get("bias"), groups=x.shape[-1], epsilon=epsilon, channel_axis=axis)
+
+
+def _linen(next_function: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    """An interceptor of Linen's methods."""
+    import flax.linen as nn
+
+    # Bound by a partial; the name says whose method it is, a subclass's or the layer's own.
+    method_ = getattr(context.orig_method, "func", context.orig_method)
+    qualified = getattr(method_, "__qualname__", "")
+    name, _, method = qualified.partition(".")
+    known = getattr(nn, name, None) if name in _LAYERS else None
+    masked = kwargs.get("mask") is not None
+    if method == "__call__" and known is not None and isinstance(context.module, known) and args and not masked:
+        tensors: dict[str, Any] = {}
+        if name != "Dropout":
+            for collection in context.module.variables.values():
+                tensors.update(collection)
+        made = _LAYERS[name](context.module, args[0], tensors.get)
+        if made is not None:
+            return made
+    return next_function(*args, **kwargs)
+
+
+def _nnx(name: str, original: Any) -> Any:
+    """A layer's `__call__` in NNX."""
+
+    def call(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        def get(tensor: str) -> Any:
+            held = getattr(self, tensor, None)
+            return None if held is None else held[...]
+
+        made = _LAYERS[name](self, x, get) if kwargs.get("mask") is None else None
+        return original(self, x, *args, **kwargs) if made is None else made
+
+    return call
+
+
+# --- resizing ---------------------------------------------------------------------------------------------------------
+
+
+def _resize(original: Any) -> Any:
+    def resize(image: Any, shape: Any, method: Any, *rest: Any, **others: Any) -> Any:
+        sizes = tuple(int(size) for size in shape)
+        word = getattr(method, "name", str(method)).lower()
+        changed = [axis for axis, (a, b) in enumerate(zip(image.shape, sizes, strict=True)) if a != b]
+        factors = [sizes[axis] / image.shape[axis] for axis in changed]
+        nearest = word == "nearest" and all(factor == int(factor) for factor in factors)
+        linear = word in ("linear", "bilinear", "triangle") and all(factor > 1 for factor in factors)
+        images = len(sizes) == 4 and changed and changed[0] > 0
+        channels = [axis for axis in (3, 1) if axis not in changed]
+        if images and (nearest or linear) and channels:
+            channel_axis = channels[0]
+            spatial = [axis for axis in (1, 2, 3) if axis != channel_axis]
+            return layer(
+                "resize",
+                image,
+                shape=sizes,
+                size=tuple(sizes[axis] for axis in spatial),
+                mode="nearest" if nearest else "bilinear",
+                align_corners=False,
+                scales=None,
+                channel_axis=channel_axis,
+            )
+        return original(image, shape, method, *rest, **others)
+
+    return resize
+
+
+@contextmanager
+def telling() -> Iterator[None]:
+    """While a function is traced for its network."""
+    token = _capturing.set(True)
+    with _patching, ExitStack() as stack:
+        try:
+            if sys.modules.get("flax") is not None:
+                from flax import linen, nnx
+
+                stack.enter_context(linen.intercept_methods(_linen))
+                for name in _LAYERS:
+                    owner = getattr(nnx, name, None)
+                    if owner is not None:
+                        stack.enter_context(_replaced(owner, "__call__", _nnx(name, owner.__call__)))
+            scale = sys.modules.get("jax._src.image.scale")
+            if scale is not None and hasattr(scale, "_resize"):
+                stack.enter_context(_replaced(scale, "_resize", _resize(scale._resize)))
+            yield
+        finally:
+            _capturing.reset(token)
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Primitives that move values, repeat them or put others beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .converter import LONGEST_LOOP, Converter, handles
+from .items import Fixed, Item, Moving, Refused
+
+
+@handles("reshape")
+def _reshape(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    return c.reshape(operands[0], equation.outvars[0].aval.shape)
+
+
+@handles("squeeze", "expand_dims")
+def _squeeze(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    return _with_kept_axes(c, operands[0], tuple(equation.outvars[0].aval.shape))
+
+
+def _with_kept_axes(c: Converter, x: Item, shape: tuple[int, ...]) -> Item:
+    """A reshape; one that only puts axes of size 1 back where a reduction dropped them is the reduction's own."""
+    for kind in ("sum", "amax", "amin", "mean"):
+        made = c.made_from(x, kind)
+        if made is None or made[0].attributes["keep_dims"]:
+            continue
+        step, source = made
+        kept = tuple(1 if axis in step.attributes["axes"] else size for axis, size in enumerate(source.shape))
+        if kept == shape:
+            return c.emit(kind, [source], shape, axes=step.attributes["axes"], keep_dims=True)
+    return c.reshape(x, shape)
+
+
+@handles("broadcast_in_dim")
+def _broadcast(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    x, shape = operands[0], tuple(equation.outvars[0].aval.shape)
+    places = equation.params["broadcast_dimensions"]
+    if x.comparison is not None:
+        return x if x.shape == shape else _refuse("truth values repeated")
+    sizes = [1] * len(shape)
+    for at, axis in enumerate(places):
+        sizes[axis] = x.shape[at]
+    x = _with_kept_axes(c, x, tuple(sizes))
+    if tuple(sizes) == shape:
+        return x
+    return c.emit("expand", [x], shape, x.dtype, shape=c.for_one(shape))
+
+
+def _refuse(reason: str) -> Any:
+    raise Refused(reason)
+
+
+@handles("transpose")
+def _transpose(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    return c.permute(operands[0], equation.params["permutation"])
+
+
+@handles("rev")
+def _reverse(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    (x,) = operands
+    axes = tuple(int(axis) for axis in equation.params["dimensions"])
+    if c.batch_axis(x.shape) in axes:
+        raise Refused("it turns the batch round")
+    return c.emit("flip", [x], x.shape, x.dtype, axes=axes)
+
+
+def cut(c: Converter, x: Moving, axis: int, start: int, stop: int, step: int = 1) -> Moving:
+    """Part of an axis."""
+    if (start, stop, step) == (0, x.shape[axis], 1):
+        return x
+    if axis == c.batch_axis(x.shape):
+        raise Refused("it takes examples out of the batch")
+    sizes = list(x.shape)
+    sizes[axis] = -(-(stop - start) // step)
+    return c.emit("slice", [x], sizes, x.dtype, axis=axis, start=int(start), stop=int(stop), step=int(step))
+
+
+@handles("slice")
+def _slice(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    (x,), params = operands, equation.params
+    strides = params["strides"] or (1,) * x.rank
+    for axis, bounds in enumerate(zip(params["start_indices"], params["limit_indices"], strides, strict=True)):
+        x = cut(c, x, axis, *bounds)
+    return x
+
+
+@handles("dynamic_slice")
+def _dynamic_slice(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    x, *starts = operands
+    if not isinstance(x, Moving):
+        raise Refused("where it cuts depends on the input")
+    for axis, (start, size) in enumerate(zip(starts, equation.params["slice_sizes"], strict=True)):
+        if size == x.shape[axis]:
+            continue
+        values = start.values if isinstance(start, Fixed) else None
+        if values is None:
+            raise Refused("where it cuts is not fixed")
+        first = min(max(int(values), 0), x.shape[axis] - size)
+        x = cut(c, x, axis, first, first + size)
+    return x
+
+
+@handles("split")
+def _split(c: Converter, equation: Any, operands: list[Any]) -> Any:
+    (x,), axis, start, parts = operands, int(equation.params["axis"]), 0, []
+    for size in equation.params["sizes"]:
+        parts.append(cut(c, x, axis, start, start + int(size)))
+        start += int(size)
+    return parts
+
+
+def join(c: Converter, items: Sequence[Item], axis: int, shape: Sequence[int]) -> Item:
+    """Items behind one another along an axis."""
+    if len(items) == 1:
+        return items[0]
+    if all(isinstance(each, Fixed) for each in items):
+        first, *others = [each for each in items if isinstance(each, Fixed)]
+        return first.then(lambda *arrays: jnp.concatenate(arrays, axis), *others)
+    return c.emit("concat", items, shape, axis=axis)
+
+
+@handles("concatenate")
+def _concatenate(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    shape = equation.outvars[0].aval.shape
+    return join(c, operands, int(equation.params["dimension"]), shape)
+
+
+@handles("stack")
+def _stack(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    return stacked(c, operands, int(equation.params["axis"]))
+
+
+def stacked(c: Converter, items: Sequence[Item], axis: int) -> Item:
+    """Items along a new axis."""
+    wide = [c.reshape(each, (*each.shape[:axis], 1, *each.shape[axis:])) for each in items]
+    moving = next((each for each in wide if isinstance(each, Moving)), wide[0])
+    shape = list(moving.shape)
+    shape[axis] = len(items)
+    return join(c, wide, axis, shape)
+
+
+@handles("tile")
+def _tile(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    (x,) = operands
+    for axis, count in enumerate(equation.params["reps"]):
+        if count != 1:
+            shape = list(x.shape)
+            shape[axis] *= count
+            x = join(c, [x] * count, axis, shape)
+    return x
+
+
+@handles("pad")
+def _pad(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    x, value = operands
+    if not isinstance(x, Moving) or not isinstance(value, Fixed) or value.number is None:
+        raise Refused("what it pads with is no number")
+    config = [tuple(map(int, entry)) for entry in equation.params["padding_config"]]
+    if any(inner for *_, inner in config):
+        raise Refused("with values in between; use a transposed convolution")
+    padding = tuple((before, after) for before, after, _ in config)
+    if any(padding[c.batch_axis(x.shape)]):
+        raise Refused("it adds examples to the batch")
+    shape = equation.outvars[0].aval.shape
+    return c.emit("pad", [x], shape, x.dtype, padding=padding, mode="constant", value=value.number)
+
+
+@handles("gather")
+def _gather(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    """Fixed places of one axis, as `x[:, indices]` and `jnp.take` ask for them."""
+    x, indices = operands
+    numbers = equation.params["dimension_numbers"]
+    values = indices.values if isinstance(indices, Fixed) else None
+    if not isinstance(x, Moving) or values is None:
+        raise Refused("its indices depend on the input; look them up outside of the device's network")
+    if len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
+        raise Refused("with several lists of indices; take them one after the other")
+    axis = int(numbers.start_index_map[0])
+    sizes = tuple(equation.params["slice_sizes"])
+    others = [size for at, size in enumerate(sizes) if at != axis]
+    if others != [size for at, size in enumerate(x.shape) if at != axis] or axis == c.batch_axis(x.shape):
+        raise Refused("")
+    chosen = np.clip(values[..., 0], 0, x.shape[axis] - sizes[axis]).astype(int)
+    shape = tuple(equation.outvars[0].aval.shape)
+    if axis not in numbers.collapsed_slice_dims:
+        if chosen.size != 1:
+            raise Refused("")
+        first = int(chosen.reshape(()))
+        return c.reshape(cut(c, x, axis, first, first + sizes[axis]), shape)
+    if sizes[axis] != 1:
+        raise Refused("")
+    wide = list(x.shape)
+    wide[axis] = chosen.size
+    flat = tuple(int(each) for each in chosen.reshape(-1))
+    taken = c.emit("gather", [x], wide, x.dtype, axis=axis, indices=flat)
+    # The axes of the indices stand where no axis of the slice does.
+    places = [at for at in range(len(shape)) if at not in numbers.offset_dims]
+    if places != list(range(axis, axis + chosen.ndim)):
+        moved = [at for at in range(x.rank) if at != axis]
+        moved.insert(places[0] if places else axis, axis)
+        return c.reshape(c.permute(taken, moved), shape)
+    return c.reshape(taken, shape)
+
+
+@handles("scan")
+def _scan(c: Converter, equation: Any, operands: list[Any]) -> Any:
+    """A loop of a fixed number of rounds, unrolled."""
+    params = equation.params
+    length, rounds = int(params["length"]), params["jaxpr"]
+    constants, carried = int(params["num_consts"]), int(params["num_carry"])
+    if not any(isinstance(each, Moving) for each in operands):
+        return c._fixed(equation, operands, [variable.aval for variable in equation.outvars])
+    if length > LONGEST_LOOP:
+        raise Refused(f"over {length} rounds; at most {LONGEST_LOOP} are unrolled")
+    fixed, carry = operands[:constants], list(operands[constants : constants + carried])
+    sequences = operands[constants + carried :]
+    order = range(length)
+    made: list[list[Any]] = []
+    for at in reversed(order) if params["reverse"] else order:
+        entries = [_entry(c, each, at) for each in sequences]
+        results = c.inline(rounds, [*fixed, *carry, *entries])
+        carry = results[:carried]
+        made.append(results[carried:])
+    if params["reverse"]:
+        made.reverse()
+    return [*carry, *(stacked(c, list(column), 0) for column in zip(*made, strict=True))]
+
+
+def _entry(c: Converter, item: Item, at: int) -> Item:
+    if isinstance(item, Fixed):
+        return item.then(lambda array: array[at])
+    return c.reshape(cut(c, item, 0, at, at + 1), item.shape[1:])
+
+
+@handles("while")
+def _while(c: Converter, equation: Any, operands: list[Any]) -> Any:
+    if not any(isinstance(each, Moving) for each in operands):
+        return c._fixed(equation, operands, [variable.aval for variable in equation.outvars])
+    raise Refused("a loop whose rounds are not counted; use jax.lax.scan")
+
+
+@handles("cond")
+def _cond(c: Converter, equation: Any, operands: list[Any]) -> Any:
+    index, *arguments = operands
+    values = index.values if isinstance(index, Fixed) else None
+    if values is None:
+        if not any(isinstance(each, Moving) for each in operands):
+            return c._fixed(equation, operands, [variable.aval for variable in equation.outvars])
+        raise Refused("which branch is taken is not fixed")
+    branches = equation.params["branches"]
+    return c.inline(branches[min(max(int(values), 0), len(branches) - 1)], arguments)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums, extremes and windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .converter import Converter, handles
+from .items import Item, Moving, Refused
+
+_REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin"}
+
+
+@handles(*_REDUCTIONS)
+def _reduce(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    (x,) = operands
+    axes = tuple(int(axis) for axis in equation.params["axes"])
+    if not axes:
+        return x
+    if c.batch_axis(x.shape) in axes:
+        raise Refused("it mixes the examples of a batch; batch norm needs its form for evaluation")
+    shape = equation.outvars[0].aval.shape
+    return c.emit(_REDUCTIONS[equation.primitive.name], [x], shape, axes=axes, keep_dims=False)
+
+
+@handles("argmax")
+def _largest(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    (x,), axes = operands, equation.params["axes"]
+    shape = equation.outvars[0].aval.shape
+    return c.emit("argmax", [x], shape, equation.params["index_dtype"], axis=int(axes[0]), keep_dims=False)
+
+
+def _window(c: Converter, equation: Any, x: Moving) -> tuple[int, list[int]]:
+    """The axis of the channels and the spatial ones."""
+    params = equation.params
+    batch = c.batch_axis(x.shape)
+    if any(each != 1 for each in params["base_dilation"]):
+        raise Refused("with values in between")
+    still = [
+        axis
+        for axis in range(x.rank)
+        if axis != batch
+        and params["window_dimensions"][axis] == 1
+        and params["window_strides"][axis] == 1
+        and not any(params["padding"][axis])
+    ]
+    if batch != 0 or params["window_dimensions"][0] != 1 or params["window_strides"][0] != 1 or not still:
+        raise Refused("over the batch, or over all axes: one must hold channels")
+    channel_axis = x.rank - 1 if x.rank - 1 in still else still[0]
+    return channel_axis, [axis for axis in range(1, x.rank) if axis != channel_axis]
+
+
+@handles("reduce_window_max")
+def _max_pool(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    x, params = operands[0], equation.params
+    channel_axis, spatial = _window(c, equation, x)
+    return c.emit(
+        "max_pool",
+        [x],
+        equation.outvars[0].aval.shape,
+        window=tuple(int(params["window_dimensions"][axis]) for axis in spatial),
+        strides=tuple(int(params["window_strides"][axis]) for axis in spatial),
+        dilations=tuple(int(params["window_dilation"][axis]) for axis in spatial),
+        padding=tuple((int(params["padding"][axis][0]), int(params["padding"][axis][1])) for axis in spatial),
+        channel_axis=channel_axis,
+    )
+
+
+@handles("reduce_window_sum")
+def _sum_pool(c: Converter, equation: Any, operands: list[Any]) -> Item:
+    """A mean whose divisor is 1; the division that mostly follows makes it a plain mean."""
+    x, params = operands[0], equation.params
+    channel_axis, spatial = _window(c, equation, x)
+    if any(each != 1 for each in params["window_dilation"]):
+        raise Refused("with dilation")
+    return c.emit(
+        "avg_pool",
+        [x],
+        equation.outvars[0].aval.shape,
+        window=tuple(int(params["window_dimensions"][axis]) for axis in spatial),
+        strides=tuple(int(params["window_strides"][axis]) for axis in spatial),
+        padding=tuple((int(params["padding"][axis][0]), int(params["padding"][axis][1])) for axis in spatial),
+        over=(0,) * len(spatial),
+        count_include_pad=True,
+        divisor=1,
+        channel_axis=channel_axis,
+    )

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of one value, known by what they compute.
+
+`x * sigmoid(x)`, a clip, `jnp.where(x > 0, x, 0.1 * x)`: however a function is written, it is told by its values at
+many points, not by its name or the order of its operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..device.activation import FUNCTIONS, NumPyPrimitives
+
+_FAR = np.array([9.5, 12.0, 20.0, 50.0, 100.0, 1e3, 1e4])
+# Corners of the known functions among them.
+POINTS = np.concatenate([np.linspace(-8, 8, 513), _FAR, -_FAR, [1e-4, -1e-4]])
+_TOLERANCE = 2e-6
+_LEFT, _RIGHT = int(np.argmin(POINTS)), int(np.argmax(POINTS))
+_ONE, _MINUS_ONE = int(np.argmin(np.abs(POINTS - 1))), int(np.argmin(np.abs(POINTS + 1)))
+
+_PLAIN = (
+    "relu",
+    "relu6",
+    "sigmoid",
+    "tanh",
+    "silu",
+    "mish",
+    "hardsigmoid",
+    "hardswish",
+    "abs",
+    "neg",
+    "square",
+    "exp",
+    "erf",
+    "sin",
+    "cos",
+    "selu",
+    "log_sigmoid",
+    "softsign",
+    "sign",
+    "floor",
+)
+
+
+def same(first: np.ndarray, second: np.ndarray) -> bool:
+    """Whether two functions agree at all points."""
+    if not np.isfinite(first).all():
+        return False
+    return bool(np.all(np.abs(first - second) <= _TOLERANCE * (1 + np.abs(second))))
+
+
+def _known() -> list[tuple[str, dict[str, Any], np.ndarray]]:
+    with np.errstate(all="ignore"):
+        found: list[tuple[str, dict[str, Any], np.ndarray]] = []
+        for name in _PLAIN:
+            found.append((name, {}, FUNCTIONS[name](NumPyPrimitives, POINTS)))
+        for word, approximate in (("none", False), ("tanh", True)):
+            found.append(("gelu", {"approximate": word}, FUNCTIONS["gelu"](NumPyPrimitives, POINTS, approximate)))
+        found.append(("softplus", {"beta": 1.0, "threshold": 20.0}, FUNCTIONS["softplus"](NumPyPrimitives, POINTS)))
+    return found
+
+
+_KNOWN = _known()
+
+
+def identify(samples: np.ndarray) -> tuple[str, Mapping[str, Any]] | None:
+    """The kind of step (and its attributes) that computes this; "" for the operand itself."""
+    if not np.isfinite(samples).all():
+        return None
+    if same(samples, POINTS):
+        return "", {}
+    for kind, attributes, values in _KNOWN:
+        if same(samples, values):
+            return kind, attributes
+    return _with_parameters(samples)
+
+
+def _with_parameters(samples: np.ndarray) -> tuple[str, Mapping[str, Any]] | None:
+    low, high = float(samples[_LEFT]), float(samples[_RIGHT])
+    if low < high and (low > POINTS[_LEFT] or high < POINTS[_RIGHT]):
+        bounds = (low if low > POINTS[_LEFT] else -np.inf, high if high < POINTS[_RIGHT] else np.inf)
+        if same(samples, np.clip(POINTS, *bounds)):
+            return "clamp", {
+                "min": None if bounds[0] == -np.inf else bounds[0],
+                "max": None if bounds[1] == np.inf else bounds[1],
+            }
+    if not same(samples[POINTS >= 0], POINTS[POINTS >= 0]):
+        return None
+    slope = -float(samples[_MINUS_ONE])
+    if same(samples, np.where(POINTS >= 0, POINTS, slope * POINTS)):
+        return "leaky_relu", {"slope": slope}
+    alpha = -low
+    for input_scale in (1.0, 1.0 / alpha if alpha > 0 else 1.0):
+        if same(samples, np.where(POINTS > 0, POINTS, alpha * np.expm1(np.minimum(POINTS, 0) * input_scale))):
+            return "elu", {"alpha": alpha, "scale": 1.0, "input_scale": input_scale}
+    return None

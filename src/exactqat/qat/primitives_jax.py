@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX's answers to the functions in which a device operator says what it computes in real numbers.
+
+`device.operator.DeviceOperator.real` names them, `functional` those of training. Axes are counted from 0 in the user's
+order, padding is (before, after) for each axis. Arrays add, multiply and compare by themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+import exactqat as eq
+import exactqat.jax  # noqa: F401 (operators on JAX arrays)
+
+Pairs = Sequence[Sequence[int]]
+
+
+# --- value by value ---------------------------------------------------------------------------------------------------
+
+abs = jnp.abs
+exp, log, sqrt, rsqrt = jnp.exp, jnp.log, jnp.sqrt, lax.rsqrt
+sin, cos, tanh, sigmoid, erf = jnp.sin, jnp.cos, jnp.tanh, jax.nn.sigmoid, lax.erf
+floor, ceil, round, sign, square = jnp.floor, jnp.ceil, jnp.round, jnp.sign, jnp.square
+expm1, log1p, reciprocal, negative = jnp.expm1, jnp.log1p, jnp.reciprocal, jnp.negative
+stop_gradient = lax.stop_gradient
+
+
+def array(values: Any, like: Array) -> Array:
+    """NumPy values as an array of the type of another one."""
+    return jnp.asarray(values, like.dtype)
+
+
+def maximum(first: Any, second: Any) -> Array:
+    """The larger of two arrays, or of an array and a number."""
+    return jnp.maximum(first, second)
+
+
+def minimum(first: Any, second: Any) -> Array:
+    """The smaller of two arrays, or of an array and a number."""
+    return jnp.minimum(first, second)
+
+
+def where(condition: Array, first: Any, second: Any) -> Array:
+    """`first` where the condition holds, else `second`."""
+    return jnp.where(condition, first, second)
+
+
+def clip(x: Array, low: float, high: float) -> Array:
+    """Nothing below `low` or above `high`; either may be infinite. No gradient at the ends, as ReLU has none at 0."""
+    if low != -math.inf:
+        x = jnp.where(x > low, x, jnp.asarray(low, x.dtype))
+    if high != math.inf:
+        x = jnp.where(x < high, x, jnp.asarray(high, x.dtype))
+    return x
+
+
+def straight_through(value: Array, gradient_of: Array) -> Array:
+    """The first one's value with the second one's gradient."""
+    return lax.stop_gradient(value) + (gradient_of - lax.stop_gradient(gradient_of))
+
+
+# --- over axes --------------------------------------------------------------------------------------------------------
+
+
+def _axes(axes: int | Sequence[int]) -> tuple[int, ...]:
+    return (axes,) if isinstance(axes, int) else tuple(axes)
+
+
+def mean(x: Array, axes: int | Sequence[int], keep_dims: bool = False) -> Array:
+    """The mean over some axes."""
+    return jnp.mean(x, _axes(axes), keepdims=keep_dims)
+
+
+def sum(x: Array, axes: int | Sequence[int], keep_dims: bool = False) -> Array:
+    """The sum over some axes."""
+    return jnp.sum(x, _axes(axes), keepdims=keep_dims)
+
+
+def amax(x: Array, axes: int | Sequence[int], keep_dims: bool = False) -> Array:
+    """The largest value over some axes."""
+    return jnp.max(x, _axes(axes), keepdims=keep_dims)
+
+
+def amin(x: Array, axes: int | Sequence[int], keep_dims: bool = False) -> Array:
+    """The smallest value over some axes."""
+    return jnp.min(x, _axes(axes), keepdims=keep_dims)
+
+
+def argmax(x: Array, axis: int, keep_dims: bool = False) -> Array:
+    """Where the largest value stands, the first one of equal ones; int32."""
+    return jnp.argmax(x, axis, keepdims=keep_dims)
+
+
+def argmin(x: Array, axis: int, keep_dims: bool = False) -> Array:
+    """Where the smallest value stands; int32."""
+    return jnp.argmin(x, axis, keepdims=keep_dims)
+
+
+def softmax(x: Array, axis: int) -> Array:
+    """Shares that add up to 1 along an axis."""
+    return jax.nn.softmax(x, axis)
+
+
+def log_softmax(x: Array, axis: int) -> Array:
+    """The logarithm of `softmax`."""
+    return jax.nn.log_softmax(x, axis)
+
+
+def sorted_values(x: Array) -> Array:
+    """All values of an array in ascending order, flat."""
+    return jnp.sort(x.reshape(-1))
+
+
+# --- movement ---------------------------------------------------------------------------------------------------------
+
+
+def reshape(x: Array, shape: Sequence[int]) -> Array:
+    """The same elements in another shape; one size may be -1."""
+    return x.reshape(tuple(shape))
+
+
+def transpose(x: Array, permutation: Sequence[int]) -> Array:
+    """Result axis k is the array's axis permutation[k]."""
+    return jnp.transpose(x, tuple(permutation))
+
+
+def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
+    """Axes of size 1 repeated; -1 keeps a size."""
+    missing = len(shape) - x.ndim
+    sizes = [x.shape[axis - missing] if size == -1 else size for axis, size in enumerate(shape)]
+    return jnp.broadcast_to(x, sizes)
+
+
+def concatenate(arrays: Sequence[Array], axis: int) -> Array:
+    """Joined along `axis`; where others differ, sizes of 1 are repeated (a constant beside a batch)."""
+    shapes = [[*each.shape[:axis], *each.shape[axis + 1 :]] for each in arrays]
+    if any(shape != shapes[0] for shape in shapes):
+        common = [max(sizes) for sizes in zip(*shapes, strict=True)]
+        arrays = [jnp.broadcast_to(each, (*common[:axis], each.shape[axis], *common[axis:])) for each in arrays]
+    return jnp.concatenate(list(arrays), axis)
+
+
+def stack(arrays: Sequence[Array], axis: int) -> Array:
+    """Joined along a new axis."""
+    return jnp.stack(list(arrays), axis)
+
+
+def slice(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
+    """Every `step`-th position from `start` up to, but without, `stop`."""
+    return lax.slice_in_dim(x, start, min(stop, x.shape[axis]), step, axis)
+
+
+def gather(x: Array, indices: Sequence[int], axis: int) -> Array:
+    """The positions with these indices along an axis."""
+    return jnp.take(x, np.asarray(indices, np.int32), axis, mode="clip")
+
+
+def flip(x: Array, axes: int | Sequence[int]) -> Array:
+    """Turned round along some axes."""
+    return jnp.flip(x, _axes(axes))
+
+
+def pad(x: Array, pairs: Pairs, value: float = 0.0) -> Array:
+    """`value` around the array; one pair for every axis."""
+    return lax.pad(x, jnp.asarray(value, x.dtype), [(int(before), int(after), 0) for before, after in pairs])
+
+
+def pad_reflect(x: Array, pairs: Pairs, mode: str) -> Array:
+    """The array's own values around it, from its edge outwards: "SYMMETRIC" with the edge itself, "REFLECT" without."""
+    if mode not in ("REFLECT", "SYMMETRIC"):
+        raise ValueError(f"mode must be 'REFLECT' or 'SYMMETRIC', got {mode!r}")
+    return jnp.pad(x, [tuple(pair) for pair in pairs], mode=mode.lower())
+
+
+# --- products of matrices, convolutions, windows ----------------------------------------------------------------------
+
+
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """Over the last axis; weight [out, in]."""
+    product = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
+    return product if bias is None else product + bias
+
+
+def matmul(first: Array, second: Array) -> Array:
+    """The product over the last axis of the first and the one before the last of the second."""
+    return jnp.matmul(first, second)
+
+
+def conv(
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    strides: Sequence[int],
+    padding: Pairs,
+    dilations: Sequence[int],
+    groups: int = 1,
+    channel_axis: int = 1,
+) -> Array:
+    """weight [out, in / groups, *window]; without spatial axes: x [batch, in], weight [out, in / groups]."""
+    pairs = [(int(before), int(after)) for before, after in padding]
+    channels = x.shape[channel_axis]
+    if weight.ndim == 2 and groups == channels == weight.shape[0]:
+        result = x * weight[:, 0]
+    elif groups == channels > 1 and weight.ndim in (3, 4):
+        result = _depthwise(x, weight, strides, pairs, dilations, channel_axis)
+    else:
+        result = lax.conv_general_dilated(
+            x,
+            weight,
+            tuple(strides),
+            pairs,
+            rhs_dilation=tuple(dilations),
+            dimension_numbers=_dimension_numbers(x.ndim, channel_axis),
+            feature_group_count=groups,
+        )
+    return result if bias is None else result + _along(bias, x.ndim, channel_axis)
+
+
+def _along(vector: Array, rank: int, axis: int) -> Array:
+    return vector.reshape([-1 if at == axis else 1 for at in range(rank)])
+
+
+def _dimension_numbers(rank: int, channel_axis: int) -> lax.ConvDimensionNumbers:
+    spatial = [axis for axis in range(1, rank) if axis != channel_axis]
+    image = (0, channel_axis, *spatial)
+    return lax.ConvDimensionNumbers(image, tuple(range(rank)), image)
+
+
+def _depthwise(
+    x: Array, weight: Array, strides: Sequence[int], pairs: Pairs, dilations: Sequence[int], channel_axis: int
+) -> Array:
+    """Every channel convolved on its own, through this library's operator."""
+    if weight.ndim == 3:
+        image, axis = (x[:, None], 3) if channel_axis == 2 else (x[:, :, None], 1)
+        result = _depthwise(image, weight[:, :, None], (1, *strides), ((0, 0), *pairs), (1, *dilations), axis)
+        return result[:, 0] if axis == 3 else result[:, :, 0]
+    moved = jnp.moveaxis(x, channel_axis, 3)
+    filter_ = jnp.transpose(weight, (2, 3, 1, 0)).reshape(*weight.shape[2:], moved.shape[3], -1)
+    result = eq.nn.depthwise_conv2d(
+        moved,
+        filter_,
+        strides=[1, *strides, 1],
+        padding=[[0, 0], *map(list, pairs), [0, 0]],
+        dilations=list(dilations),
+    )
+    return jnp.moveaxis(result, 3, channel_axis)
+
+
+def conv_transpose(
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    strides: Sequence[int],
+    padding: Pairs,
+    output_padding: Sequence[int],
+    dilations: Sequence[int],
+    groups: int = 1,
+    channel_axis: int = 1,
+) -> Array:
+    """weight [in, out / groups, *window]; padding: what is cut off the result before and after."""
+    window = weight.shape[2:]
+    inputs, outputs = weight.shape[:2]
+    turned = jnp.flip(weight, tuple(range(2, weight.ndim))).reshape(groups, inputs // groups, outputs, *window)
+    turned = jnp.moveaxis(turned, 2, 1).reshape(groups * outputs, inputs // groups, *window)
+    reach = [(side - 1) * dilation for side, dilation in zip(window, dilations, strict=True)]
+    around = [
+        (side - int(before), side - int(after) + int(extra))
+        for side, (before, after), extra in zip(reach, padding, output_padding, strict=True)
+    ]
+    result = lax.conv_general_dilated(
+        x,
+        turned,
+        (1,) * len(window),
+        around,
+        lhs_dilation=tuple(strides),
+        rhs_dilation=tuple(dilations),
+        dimension_numbers=_dimension_numbers(x.ndim, channel_axis),
+        feature_group_count=groups,
+    )
+    return result if bias is None else result + _along(bias, x.ndim, channel_axis)
+
+
+def max_pool(x: Array, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1) -> Array:
+    """The largest value of every window; padding is below all values."""
+    return lax.reduce_window(x, -jnp.inf, lax.max, *_windows(x, window, strides, padding, channel_axis))
+
+
+def sum_pool(x: Array, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1) -> Array:
+    """The sum of every window; padding is 0."""
+    return lax.reduce_window(x, 0.0, lax.add, *_windows(x, window, strides, padding, channel_axis))
+
+
+def _windows(x: Array, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int) -> Any:
+    """The same for all axes."""
+    spatial = [axis for axis in range(1, x.ndim) if axis != channel_axis]
+    sides, steps, pairs = [1] * x.ndim, [1] * x.ndim, [(0, 0)] * x.ndim
+    for at, axis in enumerate(spatial):
+        sides[axis], steps[axis] = int(window[at]), int(strides[at])
+        pairs[axis] = (int(padding[at][0]), int(padding[at][1]))
+    return tuple(sides), tuple(steps), tuple(pairs)
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def fake_quantize(x: Array, minimum: Array, maximum: Array, bits: int, narrow_range: bool) -> Array:
+    """TensorFlow's fake quantization, per tensor for rank 0 bounds and per channel of the last axis for bounds [d]."""
+    operators: Any = eq.quantization
+    operator = operators.fake_quant_with_min_max_vars_per_channel
+    if minimum.ndim == 0:
+        operator = operators.fake_quant_with_min_max_vars
+    return cast(Array, operator(x, minimum, maximum, num_bits=bits, narrow_range=narrow_range))
+
+
+def batch_norm(
+    x: Array, scale: Array, offset: Array, mean: Array, variance: Array, epsilon: float, share: float, axis: int
+) -> tuple[Array, Array, Array]:
+    """Batch norm on the statistics of the batch, by TensorFlow's fused operator.
+
+    Args:
+        share: of this batch in the running statistics.
+
+    Returns:
+        The result, and the running mean and (unbiased) variance behind this batch.
+    """
+    moved = jnp.moveaxis(x, axis, -1)
+    channels = moved.shape[-1]
+    rows = moved if x.ndim == 4 else moved.reshape(-1, 1, 1, channels)
+    result = eq.raw_ops.FusedBatchNormV3(
+        x=rows,
+        scale=scale,
+        offset=offset,
+        mean=mean,
+        variance=variance,
+        epsilon=epsilon,
+        exponential_avg_factor=share,
+        is_training=True,
+    )
+    y = jnp.moveaxis(result.y.reshape(moved.shape), -1, axis)
+    return y, lax.stop_gradient(result.batch_mean), lax.stop_gradient(result.batch_variance)
+
+
+def from_numpy(values: np.ndarray) -> Array:
+    """NumPy values as an array."""
+    return jnp.asarray(values)
+
+
+def to_float(x: Array) -> Array:
+    """Whole numbers as float32."""
+    return jnp.asarray(x, jnp.float32)
+
+
+def moveaxis(x: Array, source: int, destination: int) -> Array:
+    """One axis put elsewhere."""
+    return jnp.moveaxis(x, source, destination)
+
+
+def dropout(x: Array, rate: float, key: Any, kept_axes: Sequence[int] = ()) -> Array:
+    """Each value dropped with a probability, the others scaled up; the same along `kept_axes`."""
+    shape = [1 if axis in kept_axes else size for axis, size in enumerate(x.shape)]
+    kept = jax.random.bernoulli(key, 1.0 - rate, tuple(shape))
+    return jnp.where(kept, x / (1.0 - rate), 0.0)
+
+
+# Functions that a network may end with, by their kind in `network.KINDS`.
+FUNCTIONS: dict[str, Callable[..., Array]] = {
+    "softmax": softmax,
+    "log_softmax": log_softmax,
+    "sigmoid": sigmoid,
+    "argmax": argmax,
+}
