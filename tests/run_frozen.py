@@ -30,7 +30,7 @@ from agreement import frozen_differences, leaves
 from torch import nn
 
 from exactqat import deploy, qat
-from exactqat.deploy import EXACT, PROFILES
+from exactqat.deploy import PROFILES, unclaimed
 from exactqat.deploy.lower import lower
 from exactqat.deploy.verify import RuntimeRefusal
 
@@ -176,7 +176,7 @@ def one(name: str) -> dict[str, Any]:
                     except RuntimeRefusal:
                         row["refused_by"] = [*row.get("refused_by", []), profile]
                         continue
-                claimed = all((operator.kind, profile) in EXACT for operator in graph.operators)
+                claimed = not unclaimed(graph, profile)
                 row["runtime_values"] += report.values
                 if claimed and report.differing:
                     row["differing"][f"{profile} runtime"] = report.differing

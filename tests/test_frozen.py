@@ -105,6 +105,18 @@ def test_all_layers_have_the_devices_codes(name: str, bits: int) -> None:
         assert compared > 100 and not differing, profile
 
 
+@pytest.mark.parametrize("rules", [[qat.Rule(activation_bits=16)], [qat.Rule("0", activation_bits=16), EIGHT]])
+def test_sixteen_bits(rules: list[qat.Rule]) -> None:
+    model, batch = small()
+    prepared = qat.prepare(model, batch, rules)
+    qat.calibrate(prepared, [batch])
+    qat.freeze(prepared)
+    prepared.train()(batch).sum().backward()
+    assert all(parameter.grad is not None for parameter in prepared.other_parameters())
+    for profile in PROFILES:
+        assert not frozen_differences(prepared.eval(), (batch,), profile)[1], profile
+
+
 @pytest.mark.parametrize(
     ("name", "profile"), [("squeeze_excite_net", "micro"), ("activations_leaky_elu", "xnnpack-x86")]
 )
