@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,10 @@ kept = mean.numpy().copy()
 prepared.fit(x, np.zeros((8, 4), "f"), verbose=0)
 assert np.array_equal(mean.numpy(), kept)
 assert [float(v.numpy()) for v in prepared.range_variables() if v.value.ndim == 0] == after
+prepared.save("model.keras")
+loaded = keras.saving.load_model("model.keras")
+assert loaded.frozen and np.array_equal(loaded.predict(x, verbose=0), prepared.predict(x, verbose=0))
+assert len(loaded.trainable_variables) == len(prepared.trainable_variables)
 with pytest.raises(ValueError, match="before freeze"):
     qat.keras.calibrate(prepared, [x])
 with pytest.raises(TypeError, match="must be a keras.Model"):
@@ -107,5 +112,13 @@ assert [(step.kind, step.activation) for step in made.plan.steps] == [("FULLY_CO
 """
 
 
-def test_training_and_refusals() -> None:
+def test_training_and_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     run("jax", "-c", CHECKS)
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+    monkeypatch.chdir(tmp_path)
+    (program,) = re.findall(r"```python\n(.*?)```", (TESTS.parent / "docs" / "keras-kit.md").read_text(), re.S)
+    run("jax", "-c", program)

@@ -165,10 +165,12 @@ class Converter:
             each for each in itertools.chain([name], (f"{name}_{n}" for n in itertools.count(2))) if each not in taken
         )
 
-    def weight(self, variable: Any) -> Fixed | None:
+    def optional(self, variable: Any) -> Fixed | None:
+        """A variable that a layer may be without."""
+        return None if variable is None else self.weight(variable)
+
+    def weight(self, variable: Any) -> Fixed:
         """A variable of the model's."""
-        if variable is None:
-            return None
         self.read.add(id(variable))
         name = self.names.get(id(variable))
         if name is None:
@@ -329,7 +331,7 @@ class Converter:
             self.read |= before
         return results
 
-    def apply(self, function: Any, x: Moving) -> Any:
+    def apply(self, function: Any, x: Any) -> Any:
         """A function such as a layer's activation."""
         if function is None:
             return x
@@ -466,7 +468,7 @@ def _reduce(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any
     name = type(operation).__name__.lower()
     kind = {"max": "amax", "min": "amin"}.get(name, name)
     shape = [1 if at in axes else size for at, size in enumerate(x.shape) if keep or at not in axes]
-    more = {"correction": 0} if kind in ("var", "std") else {}
+    more: dict[str, Any] = {"correction": 0} if kind in ("var", "std") else {}
     return c.emit(kind, [x], shape, axes=tuple(sorted(axes)), keep_dims=keep, **more)
 
 
@@ -788,7 +790,7 @@ def _conv(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> 
     axis = _channel_axis(layer.data_format, x.rank)
     weight, bias = (
         _kernel(c, c.weight(layer._kernel if hasattr(layer, "_kernel") else layer.kernel)),
-        c.weight(layer.bias),
+        c.optional(layer.bias),
     )
     path = c.layer_path(layer._kernel if hasattr(layer, "_kernel") else layer.kernel)
     made = _convolve(
@@ -804,7 +806,16 @@ def _depthwise(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]
     weight = _depthwise_kernel(c, c.weight(layer.kernel))
     path = c.layer_path(layer.kernel)
     made = _convolve(
-        c, x, weight, c.weight(layer.bias), layer.strides, layer.padding, layer.dilation_rate, x.shape[axis], axis, path
+        c,
+        x,
+        weight,
+        c.optional(layer.bias),
+        layer.strides,
+        layer.padding,
+        layer.dilation_rate,
+        x.shape[axis],
+        axis,
+        path,
     )
     return c.apply(layer.activation, made)
 
@@ -817,7 +828,7 @@ def _separable(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]
     second = _kernel(c, c.weight(layer.pointwise_kernel))
     rate = layer.dilation_rate
     y = _convolve(c, x, first, None, layer.strides, layer.padding, rate, x.shape[axis], axis, f"{path}.depthwise")
-    made = _convolve(c, y, second, c.weight(layer.bias), 1, "valid", 1, 1, axis, path)
+    made = _convolve(c, y, second, c.optional(layer.bias), 1, "valid", 1, 1, axis, path)
     return c.apply(layer.activation, made)
 
 
@@ -826,7 +837,6 @@ def _conv_transpose(c: Converter, layer: Any, args: list[Any], kwargs: dict[str,
     (x,) = args
     axis, count = _channel_axis(layer.data_format, x.rank), x.rank - 2
     kernel = c.weight(layer.kernel)
-    assert kernel is not None
     *window, outputs, inputs = kernel.shape
     order = (count + 1, count, *range(count))
     weight = c.then(kernel, (inputs, outputs, *window), lambda array: array.transpose(order))
@@ -844,7 +854,7 @@ def _conv_transpose(c: Converter, layer: Any, args: list[Any], kwargs: dict[str,
         extra.append(max(-after, 0))
     made = c.emit(
         "conv_transpose",
-        [x, weight, c.weight(layer.bias)],
+        [x, weight, c.optional(layer.bias)],
         shape,
         module=c.layer_path(layer.kernel),
         strides=strides,
@@ -857,7 +867,7 @@ def _conv_transpose(c: Converter, layer: Any, args: list[Any], kwargs: dict[str,
     return c.apply(layer.activation, made)
 
 
-def _linear(c: Converter, x: Moving, kernel: Fixed, bias: Fixed | None, module: str) -> Moving:
+def _linear(c: Converter, x: Any, kernel: Fixed, bias: Fixed | None, module: str) -> Moving:
     """kernel: [in, out]"""
     weight = c.then(kernel, kernel.shape[::-1], lambda array: array.transpose((1, 0)))
     return c.emit("linear", [x, weight, bias], (*x.shape[:-1], kernel.shape[1]), module=module)
@@ -868,7 +878,7 @@ def _dense(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) ->
     (x,) = args
     kernel = getattr(layer, "_kernel", None)
     kernel = layer.kernel if kernel is None else kernel
-    return c.apply(layer.activation, _linear(c, x, c.weight(kernel), c.weight(layer.bias), c.layer_path(kernel)))
+    return c.apply(layer.activation, _linear(c, x, c.weight(kernel), c.optional(layer.bias), c.layer_path(kernel)))
 
 
 @layers("EinsumDense")
@@ -876,7 +886,7 @@ def _einsum_dense(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, A
     (x,) = args
     kernel = getattr(layer, "_kernel", None)
     kernel = layer.kernel if kernel is None else kernel
-    made = _contract(c, layer.equation, x, c.weight(kernel), c.weight(layer.bias), c.layer_path(kernel))
+    made = _contract(c, layer.equation, x, c.weight(kernel), c.optional(layer.bias), c.layer_path(kernel))
     return c.apply(layer.activation, made)
 
 
@@ -945,7 +955,7 @@ def _einsum(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any
 @operations("Matmul")
 def _matmul(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     first, second = args
-    if isinstance(second, Fixed) and len(second.shape) == 2 and second.name:
+    if isinstance(first, Moving) and isinstance(second, Fixed) and len(second.shape) == 2 and second.name:
         return _linear(c, first, second, None, second.name.rpartition(".")[0])
     shape = (*np.broadcast_shapes(first.shape[:-2], second.shape[:-2]), first.shape[-2], second.shape[-1])
     return c.emit("matmul", [first, second], shape)
@@ -979,7 +989,7 @@ def _batch_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any
     tensors = [layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance]
     return c.emit(
         "batch_norm",
-        [x, *(c.weight(each) for each in tensors)],
+        [x, *(c.optional(each) for each in tensors)],
         x.shape,
         module=c.layer_path(layer.moving_mean),
         epsilon=float(layer.epsilon),
@@ -996,7 +1006,7 @@ def _layer_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any
     axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
     if [axis % x.rank for axis in axes] != [x.rank - 1] or getattr(layer, "rms_scaling", False):
         raise Refused("over other axes than the last one")
-    tensors = [c.weight(each) for each in (layer.gamma, layer.beta)]
+    tensors = [c.optional(each) for each in (layer.gamma, layer.beta)]
     module = _path(layer)
     return c.emit("layer_norm", [x, *tensors], x.shape, module=module, axes=(x.rank - 1,), epsilon=float(layer.epsilon))
 
@@ -1007,7 +1017,7 @@ def _group_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any
     groups = x.shape[axis] if layer.groups == -1 else int(layer.groups)
     order = [0, axis, *(at for at in range(1, x.rank) if at != axis)]
     first = c.permute(x, order)
-    tensors = [c.weight(each) for each in (layer.gamma, layer.beta)]
+    tensors = [c.optional(each) for each in (layer.gamma, layer.beta)]
     made = c.emit(
         "group_norm", [first, *tensors], first.shape, groups=groups, epsilon=float(layer.epsilon), channel_axis=1
     )
@@ -1053,7 +1063,6 @@ def _normalization(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, 
 @layers("PReLU")
 def _prelu(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, alpha = args[0], c.weight(layer.alpha)
-    assert alpha is not None
     if any(size != 1 for size in alpha.shape[:-1]):
         raise Refused("with a slope for each place; use shared_axes")
     slope = c.then(alpha, (alpha.shape[-1],), lambda array: array.reshape((-1,)))

@@ -36,8 +36,16 @@ __all__ = ["PreparedModel", "calibrate", "freeze", "prepare"]
 class _Held:
     """What a model holds without Keras looking into it."""
 
+    tensors: dict[str, Any]
+    learned: dict[str, dict[str, Any]]
+    ranges: dict[str, dict[str, Any]]
+    seeds: Any
+
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
 
 
 @keras.saving.register_keras_serializable(package="exactqat", name="PreparedModel")
@@ -91,6 +99,8 @@ class PreparedModel(keras.Model):
         self._held.ranges = self._tree(arrays.ranges, False)
         self._held.seeds = keras.random.SeedGenerator() if functional.random_steps else None
         self._seed_generator = self._held.seeds
+        for variable in self.range_variables():
+            variable.trainable = not self._held.frozen
         self.built = True
 
     def _variable(self, name: str, value: np.ndarray, trainable: bool) -> Any:
