@@ -20,6 +20,7 @@ from keras import layers, ops
 from exactqat import deploy, qat
 from exactqat.deploy.lower import lower_with_layouts
 from exactqat.deploy.values import device_codes
+from exactqat.deploy.verify import RuntimeRefusal
 
 
 @keras.saving.register_keras_serializable(package="tests")
@@ -108,7 +109,11 @@ def to_the_device(model: Any, folder: Path, rules: tuple[qat.Rule, ...] = (qat.R
     path = deploy.write_tflite(graph, folder / "model.tflite")
     values = 0
     for profile in deploy.profiles_here():
-        report = deploy.verify(graph, path, {name: codes[name] for name in graph.inputs}, profile)
+        try:
+            report = deploy.verify(graph, path, {name: codes[name] for name in graph.inputs}, profile)
+        except RuntimeRefusal:
+            assert profile == "micro"  # TFLite-Micro lacks GELU and others
+            continue
         assert report.differing == 0, (profile, [row for row in report.table() if row["differing"]])
         values += report.values
     integers = deploy.simulate(graph, {name: codes[name] for name in graph.inputs}, tensors=list(codes))
