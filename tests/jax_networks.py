@@ -20,6 +20,7 @@ import numpy as np
 from exactqat import deploy
 from exactqat.deploy.lower import lower_with_layouts, on_device
 from exactqat.deploy.values import in_users_order
+from exactqat.deploy.verify import RuntimeRefusal
 from exactqat.device import OPERATORS
 from exactqat.qat.functional import Mode, Run
 from exactqat.qat.jax import Prepared, State, batch_norm, dropout, prepare
@@ -320,7 +321,11 @@ def assert_exact(prepared: Prepared, params: Any, state: State, batch: Batch, fo
     path = deploy.write_tflite(graph, folder / "model.tflite")
     values = 0
     for profile in deploy.profiles_here():
-        report = deploy.verify(graph, path, codes, profile)
+        try:
+            report = deploy.verify(graph, path, codes, profile)
+        except RuntimeRefusal:
+            assert profile == "micro"  # TFLite-Micro lacks GELU and others
+            continue
         assert report.differing == 0, (profile, [row for row in report.table() if row["differing"]])
         values += report.values
     _assert_training_computed_it(prepared, params, state, graph, layouts, codes)

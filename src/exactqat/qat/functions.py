@@ -45,11 +45,11 @@ _PLAIN = (
 )
 
 
-def same(first: np.ndarray, second: np.ndarray) -> bool:
+def same(first: np.ndarray, second: np.ndarray, tolerance: float = _TOLERANCE) -> bool:
     """Whether two functions agree at all points."""
     if not np.isfinite(first).all():
         return False
-    return bool(np.all(np.abs(first - second) <= _TOLERANCE * (1 + np.abs(second))))
+    return bool(np.all(np.abs(first - second) <= tolerance * (1 + np.abs(second))))
 
 
 def _known() -> list[tuple[str, dict[str, Any], np.ndarray]]:
@@ -66,34 +66,36 @@ def _known() -> list[tuple[str, dict[str, Any], np.ndarray]]:
 _KNOWN = _known()
 
 
-def identify(samples: np.ndarray) -> tuple[str, Mapping[str, Any]] | None:
+def identify(samples: np.ndarray, tolerance: float = _TOLERANCE) -> tuple[str, Mapping[str, Any]] | None:
     """The kind of step (and its attributes) that computes this; "" for the operand itself."""
     if not np.isfinite(samples).all():
         return None
-    if same(samples, POINTS):
+    if same(samples, POINTS, tolerance):
         return "", {}
     for kind, attributes, values in _KNOWN:
-        if same(samples, values):
+        if same(samples, values, tolerance):
             return kind, attributes
-    return _with_parameters(samples)
+    return _with_parameters(samples, tolerance)
 
 
-def _with_parameters(samples: np.ndarray) -> tuple[str, Mapping[str, Any]] | None:
+def _with_parameters(samples: np.ndarray, tolerance: float) -> tuple[str, Mapping[str, Any]] | None:
     low, high = float(samples[_LEFT]), float(samples[_RIGHT])
     if low < high and (low > POINTS[_LEFT] or high < POINTS[_RIGHT]):
         bounds = (low if low > POINTS[_LEFT] else -np.inf, high if high < POINTS[_RIGHT] else np.inf)
-        if same(samples, np.clip(POINTS, *bounds)):
+        if same(samples, np.clip(POINTS, *bounds), tolerance):
             return "clamp", {
                 "min": None if bounds[0] == -np.inf else bounds[0],
                 "max": None if bounds[1] == np.inf else bounds[1],
             }
-    if not same(samples[POINTS >= 0], POINTS[POINTS >= 0]):
+    if not same(samples[POINTS >= 0], POINTS[POINTS >= 0], tolerance):
         return None
     slope = -float(samples[_MINUS_ONE])
-    if same(samples, np.where(POINTS >= 0, POINTS, slope * POINTS)):
+    if same(samples, np.where(POINTS >= 0, POINTS, slope * POINTS), tolerance):
         return "leaky_relu", {"slope": slope}
     alpha = -low
     for input_scale in (1.0, 1.0 / alpha if alpha > 0 else 1.0):
-        if same(samples, np.where(POINTS > 0, POINTS, alpha * np.expm1(np.minimum(POINTS, 0) * input_scale))):
+        if same(
+            samples, np.where(POINTS > 0, POINTS, alpha * np.expm1(np.minimum(POINTS, 0) * input_scale)), tolerance
+        ):
             return "elu", {"alpha": alpha, "scale": 1.0, "input_scale": input_scale}
     return None

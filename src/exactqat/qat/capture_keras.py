@@ -1,0 +1,1184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Keras 3 model as a `Network`: `capture` reads the graph that Keras itself records, on any of its backends.
+
+The model is called on symbolic tensors whose batch is a large prime, in evaluation; what Keras writes down are layers
+and operations. Layers with weights that Keras knows are steps; others, the user's own included, are called in turn,
+until nothing but operations of `keras.ops` is left.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+from keras import tree
+
+from .functional import Dropout
+from .functions import POINTS, identify, same
+from .network import Constant, Network, Place, Step, Value
+from .plan import Derived
+
+_PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 2003, 2011)
+# Functions are evaluated in float32 by Keras' own operations.
+_CLOSE = 2e-5
+
+
+class CaptureError(Exception):
+    """The model cannot be told as a network; the message says why."""
+
+
+class Refused(Exception):
+    """One operation is not understood; it becomes a step of the kind "unsupported"."""
+
+
+class Moving:
+    """A value of the network: its name, its traced shape, and what it is as a function of earlier values."""
+
+    def __init__(self, name: str, shape: Sequence[int], samples: Mapping[str, np.ndarray]) -> None:
+        self.name = name
+        self.shape = tuple(int(size) for size in shape)
+        self.samples = dict(list(samples.items())[-15:]) | {name: POINTS}
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+class Fixed:
+    """Numbers that do not depend on the input: a weight of the model, a function of one, or data."""
+
+    def __init__(self, name: str = "", data: Any = None, shape: Sequence[int] = ()) -> None:
+        self.name = name
+        self.data = data
+        self.shape = tuple(int(size) for size in shape)
+
+    @property
+    def number(self) -> float | None:
+        if self.data is None or self.data.size == 0 or not np.all(self.data == self.data.flat[0]):
+            return None
+        return float(self.data.flat[0])
+
+
+Item = Moving | Fixed
+Handler = Callable[["Converter", Any, list[Any], dict[str, Any]], Any]
+# By the name of Keras' class, for layers and for operations.
+LAYERS: dict[str, Handler] = {}
+OPERATIONS: dict[str, Handler] = {}
+
+
+def layers(*names: str) -> Callable[[Handler], Handler]:
+    def enter(handler: Handler) -> Handler:
+        LAYERS.update(dict.fromkeys(names, handler))
+        return handler
+
+    return enter
+
+
+def operations(*names: str) -> Callable[[Handler], Handler]:
+    def enter(handler: Handler) -> Handler:
+        OPERATIONS.update(dict.fromkeys(names, handler))
+        return handler
+
+    return enter
+
+
+class Converter:
+    """A network under construction."""
+
+    def __init__(self, prime: int, names: Mapping[int, str]) -> None:
+        self.prime = prime
+        self.names = names  # of variables, by identity
+        self.steps: list[Step] = []
+        self.values: dict[str, Value] = {}
+        self.constants: dict[str, Constant] = {}
+        self.items: dict[str, Moving] = {}
+        self.read: set[int] = set()
+        self._known: dict[int, Any] = {}
+        self._alive: list[Any] = []
+        self._numbers = itertools.count(1)
+        self._made: dict[Any, Moving] = {}
+        self._layer = ""
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def batch_axis(self, shape: Sequence[int]) -> int:
+        found = [axis for axis, size in enumerate(shape) if size and size % self.prime == 0]
+        if len(found) != 1:
+            raise Refused("it mixes the examples of a batch")
+        return found[0]
+
+    def for_one(self, shape: Sequence[int]) -> tuple[int, ...]:
+        return tuple(int(size // self.prime if size and size % self.prime == 0 else size) for size in shape)
+
+    def input(self, name: str, shape: Sequence[int], dtype: str) -> Moving:
+        known = "float32" if "float" in dtype else "int64"
+        self.values[name] = Value(name, self.for_one(shape), self.batch_axis(shape), known)
+        self.items[name] = Moving(name, shape, {})
+        return self.items[name]
+
+    def emit(
+        self,
+        kind: str,
+        operands: Sequence[Any],
+        shape: Sequence[int],
+        /,
+        samples: Mapping[str, np.ndarray] | None = None,
+        module: str = "",
+        label: str = "",
+        **attributes: Any,
+    ) -> Moving:
+        """One float step; shape: as traced."""
+        axis = self.batch_axis(shape)
+        inputs = tuple(self.operand(each) for each in operands)
+        same_ = (kind, inputs, tuple(shape), repr(sorted(attributes.items())))
+        if kind != "unsupported" and same_ in self._made:
+            return self._made[same_]
+        output = f"v{next(self._numbers)}"
+        self.steps.append(Step(kind, inputs, output, attributes, Place(self._layer), module, label or kind))
+        self.values[output] = Value(output, self.for_one(shape), axis, "int64" if kind == "argmax" else "float32")
+        self.items[output] = self._made[same_] = Moving(output, shape, samples or {})
+        return self.items[output]
+
+    def operand(self, item: Any) -> Any:
+        if item is None or isinstance(item, int | float):
+            return item
+        if isinstance(item, Moving):
+            return item.name
+        if item.name:
+            return item.name
+        if item.number is not None and item.shape == ():
+            return item.number
+        name = self._free("constant")
+        self.constants[name] = Constant(name, item.shape, parameter=False, data=item.data)
+        item.name = name
+        return name
+
+    def _free(self, name: str) -> str:
+        taken = {*self.constants, *self.names.values()}
+        return next(
+            each for each in itertools.chain([name], (f"{name}_{n}" for n in itertools.count(2))) if each not in taken
+        )
+
+    def optional(self, variable: Any) -> Fixed | None:
+        """A variable that a layer may be without."""
+        return None if variable is None else self.weight(variable)
+
+    def weight(self, variable: Any) -> Fixed:
+        """A variable of the model's."""
+        self.read.add(id(variable))
+        name = self.names.get(id(variable))
+        if name is None:
+            raise Refused("it has a weight that is not the model's")
+        shape = tuple(variable.shape)
+        self.constants.setdefault(name, Constant(name, shape, parameter=True, trainable=bool(variable.trainable)))
+        return Fixed(name, shape=shape)
+
+    def then(self, item: Fixed, shape: Sequence[int], function: Callable[..., Any]) -> Fixed:
+        """What a function of its array, by NumPy's methods, makes of numbers."""
+        if item.data is not None:
+            return Fixed(data=np.asarray(function(item.data)), shape=shape)
+        base = self.constants[item.name]
+        name = self._free(f"{item.name}/computed")
+        sources = (item.name,) if base.parameter else base.sources
+        self.constants[name] = Constant(
+            name,
+            tuple(shape),
+            parameter=False,
+            trainable=base.trainable,
+            sources=sources,
+            expression=Derived(function, (item.name,)),
+        )
+        return Fixed(name, shape=shape)
+
+    def layer_path(self, variable: Any) -> str:
+        return self.names[id(variable)].rpartition(".")[0] or self.names[id(variable)]
+
+    # --- movement -----------------------------------------------------------------------------------------------------
+
+    def permute(self, x: Item, axes: Sequence[int]) -> Item:
+        axes = tuple(int(axis) for axis in axes)
+        if axes == tuple(range(len(axes))):
+            return x
+        shape = [x.shape[axis] for axis in axes]
+        if isinstance(x, Fixed):
+            return self.then(x, shape, lambda array: array.transpose(axes))
+        return self.emit("permute", [x], shape, axes=axes)
+
+    def reshape(self, x: Item, shape: Sequence[int]) -> Item:
+        shape = tuple(int(size) for size in shape)
+        if shape == x.shape:
+            return x
+        if isinstance(x, Fixed):
+            return self.then(x, shape, lambda array: array.reshape(shape))
+        return self.emit("reshape", [x], shape, shape=self.for_one(shape))
+
+    def cut(self, x: Moving, axis: int, start: int, stop: int, step: int = 1) -> Moving:
+        if (start, stop, step) == (0, x.shape[axis], 1):
+            return x
+        if axis == self.batch_axis(x.shape):
+            raise Refused("it takes examples out of the batch")
+        shape = list(x.shape)
+        shape[axis] = -(-(stop - start) // step)
+        return self.emit("slice", [x], shape, axis=axis, start=int(start), stop=int(stop), step=int(step))
+
+    # --- the walk -----------------------------------------------------------------------------------------------------
+
+    def item(self, value: Any) -> Any:
+        """What an argument of a layer or an operation stands for."""
+        if isinstance(value, keras.KerasTensor):
+            return self.evaluate(value)
+        if isinstance(value, keras.Variable):
+            return self.weight(value) if id(value) in self.names else Fixed(data=_numpy(value), shape=value.shape)
+        if keras.ops.is_tensor(value) or isinstance(value, np.ndarray | np.generic):
+            return Fixed(data=_numpy(value), shape=np.shape(_numpy(value)))
+        return value
+
+    def evaluate(self, tensor: Any) -> Any:
+        """What a symbolic tensor stands for; the graph behind it is walked without recursion."""
+        stack = [tensor]
+        while stack:
+            current = stack[-1]
+            if id(current) in self._known:
+                stack.pop()
+                continue
+            operation, index, _ = current._keras_history
+            node = operation._inbound_nodes[index]
+            missing = [each for each in node.arguments.keras_tensors if id(each) not in self._known]
+            if missing:
+                stack += missing
+                continue
+            args = [tree.map_structure(self.item, each) for each in node.arguments.args]
+            kwargs = {key: tree.map_structure(self.item, each) for key, each in node.arguments.kwargs.items()}
+            results = tree.flatten(self._call(operation, args, kwargs, node))
+            for output, result in zip(node.outputs, results, strict=True):
+                self._known[id(output)] = result
+                self._alive.append(output)
+            stack.pop()
+        return self._known[id(tensor)]
+
+    def bind(self, tensor: Any, item: Any) -> None:
+        self._known[id(tensor)] = item
+        self._alive.append(tensor)
+
+    def _call(self, operation: Any, args: list[Any], kwargs: dict[str, Any], node: Any) -> Any:
+        layer = isinstance(operation, keras.Layer)
+        if not any(isinstance(each, Moving) for each in tree.flatten([args, kwargs])):
+            raise CaptureError(f"{operation.name} computes with symbolic tensors that are no inputs")
+        outer = self._layer
+        if layer and not isinstance(operation, keras.Model):
+            self._layer = _path(operation)
+        if layer:
+            kwargs = {key: each for key, each in kwargs.items() if key != "training" and each is not None}
+        try:
+            handler = _handler(operation)
+            if handler is not None:
+                return handler(self, operation, args, kwargs)
+            if not layer:
+                raise Refused("")
+            return self.expand(operation, args, kwargs)
+        except Refused as refused:
+            return self._unsupported(operation, args, kwargs, node, str(refused))
+        finally:
+            self._layer = outer
+
+    def _unsupported(self, operation: Any, args: Any, kwargs: Any, node: Any, reason: str) -> Any:
+        read = [each for each in tree.flatten([args, kwargs]) if isinstance(each, Moving)]
+        attributes: dict[str, Any] = {"reason": reason} if reason else {}
+        results = []
+        for output in node.outputs:
+            shape = tuple(self.prime if size is None else int(size) for size in output.shape)
+            if sum(size % self.prime == 0 for size in shape if size) != 1:
+                shape = (self.prime, *[size for size in shape if not size or size % self.prime])
+            label = type(operation).__name__
+            results.append(self.emit("unsupported", read, shape, label=label, **attributes))
+        return results
+
+    def expand(self, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """What a layer's `call` does, on symbolic tensors of its own."""
+
+        def symbol(item: Any) -> Any:
+            if not isinstance(item, Moving):
+                return item.data if isinstance(item, Fixed) else item
+            tensor = keras.KerasTensor(item.shape)
+            self.bind(tensor, item)
+            return tensor
+
+        args, kwargs = tree.map_structure(symbol, args), tree.map_structure(symbol, kwargs)
+        parameters = inspect.signature(layer.call).parameters
+        if "training" in parameters:
+            kwargs["training"] = False
+        before = self.read
+        self.read = set()
+        try:
+            try:
+                symbols = layer.call(*args, **kwargs)
+            except (TypeError, ValueError, AttributeError) as error:
+                raise Refused(f"it computes by other means than keras.ops ({str(error).splitlines()[0]})") from error
+            results = tree.map_structure(self.item, symbols)
+            unread = [each for each in layer._trainable_variables if id(each) not in self.read]
+            if unread and not isinstance(layer, keras.Model):
+                raise Refused(
+                    f"it computes with its weight '{unread[0].name}' before that meets the input, which would fix it; "
+                    "let the weight itself be an operand of what reads the input"
+                )
+        finally:
+            self.read |= before
+        return results
+
+    def apply(self, function: Any, x: Any) -> Any:
+        """A function such as a layer's activation."""
+        if function is None:
+            return x
+        tensor = keras.KerasTensor(x.shape)
+        self.bind(tensor, x)
+        return self.item(function(tensor))
+
+
+def _handler(operation: Any) -> Handler | None:
+    """The handler of the class that says what the operation does; none where the user has said otherwise."""
+    table = LAYERS if isinstance(operation, keras.Layer) else OPERATIONS
+    for known in type(operation).__mro__:
+        if "call" in vars(known):
+            if not known.__module__.startswith("keras."):
+                return None
+            break
+    for known in type(operation).__mro__:
+        if known.__module__.startswith("keras.") and known.__name__ in table:
+            return table[known.__name__]
+    return None
+
+
+def _path(layer: Any) -> str:
+    return str(getattr(layer, "path", None) or layer.name).replace("/", ".")
+
+
+def _numpy(value: Any) -> np.ndarray:
+    array = keras.ops.convert_to_numpy(value)
+    return array.astype(np.float32) if array.dtype.kind == "f" else np.asarray(array)
+
+
+# --- value by value ---------------------------------------------------------------------------------------------------
+
+_KINDS = {
+    **{
+        name: name.lower()
+        for name in ("Relu", "Relu6", "Sigmoid", "Tanh", "Silu", "Softsign", "Selu", "Abs", "Exp", "Log")
+    },
+    **{
+        name: name.lower()
+        for name in ("Sqrt", "Rsqrt", "Square", "Sin", "Cos", "Sign", "Floor", "Erf", "Reciprocal", "Mish")
+    },
+    **{
+        "Absolute": "abs",
+        "Negative": "neg",
+        "LogSigmoid": "log_sigmoid",
+        "HardSigmoid": "hardsigmoid",
+        "HardSilu": "hardswish",
+    },
+    **{"Add": "add", "Subtract": "sub", "Multiply": "mul", "Divide": "div", "TrueDivide": "div"},
+    **{"Maximum": "maximum", "Minimum": "minimum"},
+}
+# Of which there is no kind, but which may be a known function, or a part of one.
+_FUNCTIONS = ("LeakyRelu", "Elu", "Gelu", "Celu", "Softplus", "HardTanh", "ReLU", "Expm1", "Log1p", "Clip", "Threshold")
+
+
+@operations(*_KINDS, *_FUNCTIONS)
+def _elementwise(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    operands = [*args, *kwargs.values()]
+    name = type(operation).__name__
+    moving = [each for each in operands if isinstance(each, Moving)]
+    shape = np.broadcast_shapes(*[each.shape for each in operands if isinstance(each, Item)])
+    samples: dict[str, np.ndarray] = {}
+    numbers = [each.number if isinstance(each, Fixed) else each for each in operands]
+    plain = all(isinstance(each, Moving | int | float) for each in numbers)
+    if plain and all(each.shape == shape for each in moving):
+        for root in moving[0].samples:
+            if all(root in each.samples for each in moving):
+                given = [
+                    np.asarray(each.samples[root] if isinstance(each, Moving) else each, np.float32) for each in numbers
+                ]
+                samples[root] = _numpy(operation.call(*map(keras.ops.convert_to_tensor, given))).astype(np.float64)
+    for root, values in samples.items():
+        for each in moving:
+            if root in each.samples and same(values, each.samples[root], _CLOSE):
+                return each
+    for root, values in samples.items():
+        known = identify(values, _CLOSE)
+        if known is not None and c.items[root].shape == shape:
+            return c.emit(known[0], [c.items[root]], shape, samples=samples, **known[1]) if known[0] else c.items[root]
+    if name not in _KINDS:
+        raise Refused("")
+    operands = [
+        each if isinstance(each, Moving) or number is None else number
+        for each, number in zip(operands, numbers, strict=True)
+    ]
+    return c.emit(_KINDS[name], operands, shape, samples=samples)
+
+
+@operations("Power")
+def _power(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x, exponent = args
+    exponent = exponent.number if isinstance(exponent, Fixed) else exponent
+    if not isinstance(x, Moving) or not isinstance(exponent, int | float):
+        raise Refused("its exponent is no number")
+    return c.emit("square", [x], x.shape) if exponent == 2 else c.emit("pow", [x], x.shape, exponent=float(exponent))
+
+
+@operations("Softmax", "LogSoftmax")
+def _softmax(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    if not isinstance(operation.axis, int):
+        raise Refused("over several axes")
+    kind = "softmax" if type(operation).__name__ == "Softmax" else "log_softmax"
+    return c.emit(kind, [x], x.shape, axis=operation.axis % x.rank)
+
+
+@operations("Cast", "Copy", "ConvertToTensor")
+def _same(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    dtype = getattr(operation, "dtype", None)
+    if dtype is not None and "float" not in str(dtype):
+        raise Refused("whole numbers made of real ones")
+    return args[0]
+
+
+@operations("StopGradient")
+def _stop(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return c.emit("identity", [args[0]], args[0].shape, expression=None, stop_gradient=True)
+
+
+# --- over axes --------------------------------------------------------------------------------------------------------
+
+
+@operations("Mean", "Sum", "Max", "Min", "Amax", "Amin", "Var", "Std")
+def _reduce(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    axis = operation.axis
+    axes = (
+        tuple(range(x.rank)) if axis is None else tuple(a % x.rank for a in ([axis] if isinstance(axis, int) else axis))
+    )
+    if c.batch_axis(x.shape) in axes:
+        raise Refused("it mixes the examples of a batch")
+    keep = bool(operation.keepdims)
+    name = type(operation).__name__.lower()
+    kind = {"max": "amax", "min": "amin"}.get(name, name)
+    shape = [1 if at in axes else size for at, size in enumerate(x.shape) if keep or at not in axes]
+    more: dict[str, Any] = {"correction": 0} if kind in ("var", "std") else {}
+    return c.emit(kind, [x], shape, axes=tuple(sorted(axes)), keep_dims=keep, **more)
+
+
+@operations("Argmax")
+def _argmax(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    axis = int(operation.axis) % x.rank
+    keep = bool(operation.keepdims)
+    shape = [1 if at == axis else size for at, size in enumerate(x.shape) if keep or at != axis]
+    return c.emit("argmax", [x], shape, axis=axis, keep_dims=keep)
+
+
+def _channel_axis(data_format: str | None, rank: int) -> int:
+    return 1 if (data_format or keras.config.image_data_format()) == "channels_first" else rank - 1
+
+
+def _each(value: Any, count: int) -> tuple[int, ...]:
+    return (int(value),) * count if isinstance(value, int) else tuple(int(each) for each in value)
+
+
+def _padding(
+    word: str, sizes: Sequence[int], window: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """Keras' word in numbers: its "same" is TensorFlow's."""
+    pairs = []
+    for size, side, stride, dilation in zip(sizes, window, strides, dilations, strict=True):
+        reach = (side - 1) * dilation
+        if word == "valid":
+            pairs.append((0, 0))
+        elif word == "causal":
+            pairs.append((reach, 0))
+        else:
+            total = max((-(-size // stride) - 1) * stride + reach + 1 - size, 0)
+            pairs.append((total // 2, total - total // 2))
+    return tuple(pairs)
+
+
+def _windowed(
+    x: Moving, axis: int, window: Any, strides: Any, padding: Any, dilations: Any, channels: int
+) -> list[int]:
+    """Shape of what windows give."""
+    spatial = iter(zip(window, strides, padding, dilations, strict=True))
+    shape = []
+    for at, size in enumerate(x.shape):
+        if at in (0, axis):
+            shape.append(size if at == 0 else channels)
+            continue
+        side, stride, (before, after), dilation = next(spatial)
+        shape.append((size + before + after - (side - 1) * dilation - 1) // stride + 1)
+    return shape
+
+
+@operations("MaxPool", "AveragePool")
+def _pool(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    axis, count = _channel_axis(operation.data_format, x.rank), x.rank - 2
+    window = _each(operation.pool_size, count)
+    strides = window if operation.strides is None else _each(operation.strides, count)
+    sizes = [size for at, size in enumerate(x.shape) if at not in (0, axis)]
+    ones = (1,) * count
+    padding = _padding(operation.padding, sizes, window, strides, ones)
+    shape = _windowed(x, axis, window, strides, padding, ones, x.shape[axis])
+    common: dict[str, Any] = {"window": window, "strides": strides, "padding": padding, "channel_axis": axis}
+    if type(operation).__name__ == "MaxPool":
+        return c.emit("max_pool", [x], shape, dilations=ones, **common)
+    return c.emit(
+        "avg_pool", [x], shape, over=(0,) * count, count_include_pad=not any(map(any, padding)), divisor=None, **common
+    )
+
+
+# --- movement ---------------------------------------------------------------------------------------------------------
+
+
+@operations("Reshape")
+def _reshape(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    sizes = [int(size) for size in tree.flatten(operation.newshape)]
+    if -1 in sizes:
+        known = -math.prod(sizes)
+        sizes[sizes.index(-1)] = math.prod(x.shape) // known
+    return c.reshape(x, sizes)
+
+
+@operations("Squeeze", "ExpandDims")
+def _units(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x, axis = args[0], operation.axis
+    shape = list(x.shape)
+    if type(operation).__name__ == "ExpandDims":
+        for each in sorted(a % (x.rank + 1) for a in ([axis] if isinstance(axis, int) else axis)):
+            shape.insert(each, 1)
+    else:
+        axes = (
+            [at for at, size in enumerate(shape) if size == 1]
+            if axis is None
+            else [axis]
+            if isinstance(axis, int)
+            else axis
+        )
+        gone = [each % x.rank for each in axes]
+        shape = [size for at, size in enumerate(shape) if at not in gone]
+    return c.reshape(x, shape)
+
+
+@operations("Transpose")
+def _transpose(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    axes = range(x.rank)[::-1] if operation.axes is None else operation.axes
+    return c.permute(x, [axis % x.rank for axis in axes])
+
+
+@operations("Swapaxes")
+def _swap(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    order = list(range(x.rank))
+    first, second = operation.axis1 % x.rank, operation.axis2 % x.rank
+    order[first], order[second] = second, first
+    return c.permute(x, order)
+
+
+@operations("GetItem")
+def _get(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x, key = args[0], args[1] if len(args) > 1 else kwargs["key"]
+    keys = list(key) if isinstance(key, tuple | list) else [key]
+    if any(isinstance(each, Item) for each in keys):
+        raise Refused("its indices depend on the input")
+    if Ellipsis in keys:
+        at = keys.index(Ellipsis)
+        given = sum(each is not None for each in keys) - 1
+        keys[at : at + 1] = [slice(None)] * (x.rank - given)
+    keys += [slice(None)] * (x.rank - sum(each is not None for each in keys))
+    shape: list[int] = []
+    axis = 0
+    for each in keys:
+        if each is None:
+            shape.append(1)
+            continue
+        size = x.shape[axis]
+        if isinstance(each, slice):
+            start, stop, step = each.indices(size)
+            if step < 1:
+                raise Refused("backwards; use a flip")
+            x = c.cut(x, axis, start, stop, step)
+            shape.append(x.shape[axis])
+        else:
+            at = int(each) % size
+            x = c.cut(x, axis, at, at + 1)
+        axis += 1
+    return c.reshape(x, shape)
+
+
+@operations("Concatenate")
+def _concatenate(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    items = tree.flatten(args)
+    first = next(each for each in items if isinstance(each, Moving))
+    axis = int(operation.axis) % first.rank
+    shape = list(first.shape)
+    shape[axis] = sum(each.shape[axis] for each in items)
+    return c.emit("concat", items, shape, axis=axis)
+
+
+@operations("Stack")
+def _stack(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    items = tree.flatten(args)
+    axis = int(operation.axis) % (items[0].rank + 1)
+    wide = [c.reshape(each, (*each.shape[:axis], 1, *each.shape[axis:])) for each in items]
+    shape = list(wide[0].shape)
+    shape[axis] = len(items)
+    return c.emit("concat", wide, shape, axis=axis)
+
+
+@operations("Split")
+def _split(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x, axis = args[0], int(operation.axis) % args[0].rank
+    given = operation.indices_or_sections
+    ends = (
+        [x.shape[axis] // given * (at + 1) for at in range(given)]
+        if isinstance(given, int)
+        else [*given, x.shape[axis]]
+    )
+    starts = [0, *ends[:-1]]
+    return [c.cut(x, axis, start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+@operations("Pad")
+def _pad(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x, *rest = args
+    value = rest[0] if rest else kwargs.get("constant_values")
+    value = value.number if isinstance(value, Fixed) else value
+    pairs = tuple((int(before), int(after)) for before, after in operation.pad_width)
+    pairs = pairs * x.rank if len(pairs) == 1 else pairs
+    mode = {"constant": "constant", "reflect": "reflect"}.get(operation.mode)
+    if mode is None:
+        raise Refused(f"with mode {operation.mode}")
+    shape = [size + before + after for size, (before, after) in zip(x.shape, pairs, strict=True)]
+    return c.emit("pad", [x], shape, padding=pairs, mode=mode, value=float(value or 0.0))
+
+
+@operations("Flip")
+def _flip(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x, axis = args[0], operation.axis
+    axes = (
+        tuple(range(x.rank)) if axis is None else tuple(a % x.rank for a in ([axis] if isinstance(axis, int) else axis))
+    )
+    if c.batch_axis(x.shape) in axes:
+        raise Refused("it turns the batch round")
+    return c.emit("flip", [x], x.shape, axes=axes)
+
+
+@operations("Repeat")
+def _repeat(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x, count = args[0], operation.repeats
+    if not isinstance(count, int) or operation.axis is None:
+        raise Refused("with a count for each entry")
+    axis = int(operation.axis) % x.rank
+    shape = list(x.shape)
+    shape[axis] *= count
+    indices = tuple(np.repeat(np.arange(x.shape[axis]), count).tolist())
+    if axis == c.batch_axis(x.shape):
+        raise Refused("it repeats the batch")
+    return c.emit("gather", [x], shape, axis=axis, indices=indices)
+
+
+@operations("BroadcastTo")
+def _broadcast(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    shape = tuple(int(size) for size in operation.shape)
+    return c.emit("expand", [args[0]], shape, shape=c.for_one(shape))
+
+
+@operations("Resize")
+def _resize(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    if operation.crop_to_aspect_ratio or operation.pad_to_aspect_ratio or operation.antialias:
+        raise Refused("with an aspect ratio or antialiasing")
+    return _resized(c, x, _channel_axis(operation.data_format, x.rank), operation.size, operation.interpolation)
+
+
+def _resized(c: Converter, x: Moving, axis: int, size: Sequence[int], word: str) -> Moving:
+    spatial = [at for at in range(x.rank) if at not in (0, axis)]
+    factors = [new / x.shape[at] for new, at in zip(size, spatial, strict=True)]
+    whole = all(factor == int(factor) for factor in factors)
+    if word not in ("nearest", "bilinear") or (word == "nearest" and not whole):
+        raise Refused(f"{word} by {factors}; nearest by whole factors or bilinear")
+    shape = list(x.shape)
+    for at, new in zip(spatial, size, strict=True):
+        shape[at] = int(new)
+    return c.emit(
+        "resize",
+        [x],
+        shape,
+        size=tuple(int(new) for new in size),
+        mode=word,
+        align_corners=False,
+        scales=None,
+        channel_axis=axis,
+    )
+
+
+@layers("UpSampling2D")
+def _up_sampling(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    axis = _channel_axis(layer.data_format, x.rank)
+    sizes = [size for at, size in enumerate(x.shape) if at not in (0, axis)]
+    return _resized(c, x, axis, [size * by for size, by in zip(sizes, layer.size, strict=True)], layer.interpolation)
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def _convolve(
+    c: Converter,
+    x: Moving,
+    weight: Fixed,
+    bias: Fixed | None,
+    strides: Any,
+    word: str,
+    dilations: Any,
+    groups: int,
+    axis: int,
+    module: str,
+) -> Moving:
+    """weight: [out, in / groups, *window]"""
+    count = x.rank - 2
+    strides, dilations, window = _each(strides, count), _each(dilations, count), weight.shape[2:]
+    sizes = [size for at, size in enumerate(x.shape) if at not in (0, axis)]
+    padding = _padding(word, sizes, window, strides, dilations)
+    shape = _windowed(x, axis, window, strides, padding, dilations, weight.shape[0])
+    return c.emit(
+        "conv",
+        [x, weight, bias],
+        shape,
+        module=module,
+        strides=strides,
+        padding=padding,
+        dilations=dilations,
+        groups=groups,
+        channel_axis=axis,
+        padding_mode="zeros",
+    )
+
+
+def _kernel(c: Converter, kernel: Fixed) -> Fixed:
+    """[*window, in / groups, out] as [out, in / groups, *window]."""
+    rank = len(kernel.shape)
+    order = (rank - 1, rank - 2, *range(rank - 2))
+    return c.then(kernel, [kernel.shape[at] for at in order], lambda array: array.transpose(order))
+
+
+def _depthwise_kernel(c: Converter, kernel: Fixed) -> Fixed:
+    """[*window, channels, multiplier] as [channels * multiplier, 1, *window]."""
+    rank = len(kernel.shape)
+    window, outputs = kernel.shape[:-2], kernel.shape[-2] * kernel.shape[-1]
+    order = (rank - 2, rank - 1, *range(rank - 2))
+    return c.then(kernel, (outputs, 1, *window), lambda array: array.transpose(order).reshape((outputs, 1, *window)))
+
+
+@layers("Conv1D", "Conv2D")
+def _conv(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    axis = _channel_axis(layer.data_format, x.rank)
+    weight, bias = (
+        _kernel(c, c.weight(layer._kernel if hasattr(layer, "_kernel") else layer.kernel)),
+        c.optional(layer.bias),
+    )
+    path = c.layer_path(layer._kernel if hasattr(layer, "_kernel") else layer.kernel)
+    made = _convolve(
+        c, x, weight, bias, layer.strides, layer.padding, layer.dilation_rate, int(layer.groups), axis, path
+    )
+    return c.apply(layer.activation, made)
+
+
+@layers("DepthwiseConv1D", "DepthwiseConv2D")
+def _depthwise(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    axis = _channel_axis(layer.data_format, x.rank)
+    weight = _depthwise_kernel(c, c.weight(layer.kernel))
+    path = c.layer_path(layer.kernel)
+    made = _convolve(
+        c,
+        x,
+        weight,
+        c.optional(layer.bias),
+        layer.strides,
+        layer.padding,
+        layer.dilation_rate,
+        x.shape[axis],
+        axis,
+        path,
+    )
+    return c.apply(layer.activation, made)
+
+
+@layers("SeparableConv1D", "SeparableConv2D")
+def _separable(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    axis, path = _channel_axis(layer.data_format, x.rank), c.layer_path(layer.depthwise_kernel)
+    first = _depthwise_kernel(c, c.weight(layer.depthwise_kernel))
+    second = _kernel(c, c.weight(layer.pointwise_kernel))
+    rate = layer.dilation_rate
+    y = _convolve(c, x, first, None, layer.strides, layer.padding, rate, x.shape[axis], axis, f"{path}.depthwise")
+    made = _convolve(c, y, second, c.optional(layer.bias), 1, "valid", 1, 1, axis, path)
+    return c.apply(layer.activation, made)
+
+
+@layers("Conv1DTranspose", "Conv2DTranspose")
+def _conv_transpose(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    axis, count = _channel_axis(layer.data_format, x.rank), x.rank - 2
+    kernel = c.weight(layer.kernel)
+    *window, outputs, inputs = kernel.shape
+    order = (count + 1, count, *range(count))
+    weight = c.then(kernel, (inputs, outputs, *window), lambda array: array.transpose(order))
+    strides, dilations = _each(layer.strides, count), _each(layer.dilation_rate, count)
+    shape = [int(size) for size in layer.compute_output_shape(x.shape)]
+    sizes = [size for at, size in enumerate(x.shape) if at not in (0, axis)]
+    results = [size for at, size in enumerate(shape) if at not in (0, axis)]
+    cut, extra = [], []
+    for size, result, side, stride, dilation in zip(sizes, results, window, strides, dilations, strict=True):
+        whole = (size - 1) * stride + (side - 1) * dilation + 1
+        # As the gradient of a convolution with that padding.
+        before = 0 if layer.padding == "valid" else max((size - 1) * stride + side - result, 0) // 2
+        after = whole - before - result
+        cut.append((before, max(after, 0)))
+        extra.append(max(-after, 0))
+    made = c.emit(
+        "conv_transpose",
+        [x, weight, c.optional(layer.bias)],
+        shape,
+        module=c.layer_path(layer.kernel),
+        strides=strides,
+        padding=tuple(cut),
+        output_padding=tuple(extra),
+        dilations=dilations,
+        groups=1,
+        channel_axis=axis,
+    )
+    return c.apply(layer.activation, made)
+
+
+def _linear(c: Converter, x: Any, kernel: Fixed, bias: Fixed | None, module: str) -> Moving:
+    """kernel: [in, out]"""
+    weight = c.then(kernel, kernel.shape[::-1], lambda array: array.transpose((1, 0)))
+    return c.emit("linear", [x, weight, bias], (*x.shape[:-1], kernel.shape[1]), module=module)
+
+
+@layers("Dense")
+def _dense(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    kernel = getattr(layer, "_kernel", None)
+    kernel = layer.kernel if kernel is None else kernel
+    return c.apply(layer.activation, _linear(c, x, c.weight(kernel), c.optional(layer.bias), c.layer_path(kernel)))
+
+
+@layers("EinsumDense")
+def _einsum_dense(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    kernel = getattr(layer, "_kernel", None)
+    kernel = layer.kernel if kernel is None else kernel
+    made = _contract(c, layer.equation, x, c.weight(kernel), c.optional(layer.bias), c.layer_path(kernel))
+    return c.apply(layer.activation, made)
+
+
+def _contract(c: Converter, equation: str, x: Moving, kernel: Fixed, bias: Fixed | None, module: str) -> Item:
+    """An einsum of a value with a weight."""
+    left, result = equation.replace(" ", "").split("->")
+    first, second = left.split(",")
+    if first.startswith("..."):
+        free = "".join(each for each in "ABCDEFGH" if each not in equation)[: x.rank - len(first) + 3]
+        first, result = first.replace("...", free), result.replace("...", free)
+    summed = [each for each in first if each not in result]
+    kept, made = [each for each in first if each in result], [each for each in second if each not in first]
+    if any(each in kept for each in second) or len(first) != x.rank:
+        raise Refused(f"with the equation {equation}")
+    inputs = math.prod(x.shape[first.index(each)] for each in summed)
+    order = [second.index(each) for each in (*summed, *made)]
+    sizes = [kernel.shape[second.index(each)] for each in made]
+    matrix = c.then(
+        kernel, (inputs, math.prod(sizes)), lambda a: a.transpose(order).reshape((inputs, math.prod(sizes)))
+    )
+    rows = c.permute(x, [first.index(each) for each in (*kept, *summed)])
+    lead = [x.shape[first.index(each)] for each in kept]
+    flat = None
+    if bias is not None:
+        wanted = [kernel.shape[second.index(each)] if each in made else 1 for each in result]
+        shape = (1,) * (len(wanted) - len(bias.shape)) + bias.shape
+        if list(shape) != wanted or [each for each in result if each in made] != made:
+            raise Refused("with a bias over other axes than its own")
+        flat = c.then(bias, (math.prod(sizes),), lambda array: array.reshape((math.prod(sizes),)))
+    product = _linear(c, c.reshape(rows, (*lead, inputs)), matrix, flat, module)
+    names = [*kept, *made]
+    return c.permute(c.reshape(product, (*lead, *sizes)), [names.index(each) for each in result])
+
+
+@operations("Einsum")
+def _einsum(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    equation, (first, second) = operation.subscripts, args
+    if isinstance(second, Fixed) and isinstance(first, Moving):
+        return _contract(c, equation, first, second, None, "")
+    if not isinstance(first, Moving) or not isinstance(second, Moving) or "." in equation:
+        raise Refused(f"with the equation {equation}")
+    left, result = equation.replace(" ", "").split("->")
+    a, b = left.split(",")
+    shared = [each for each in a if each in b]
+    lead = [each for each in shared if each in result]
+    summed = [each for each in shared if each not in result]
+    rows, columns = [each for each in a if each not in b], [each for each in b if each not in a]
+    sizes = dict(zip(a, first.shape, strict=True)) | dict(zip(b, second.shape, strict=True))
+
+    def product(names: Sequence[str]) -> int:
+        return math.prod(sizes[each] for each in names)
+
+    one = c.reshape(
+        c.permute(first, [a.index(each) for each in (*lead, *rows, *summed)]),
+        [*[sizes[each] for each in lead], product(rows), product(summed)],
+    )
+    two = c.reshape(
+        c.permute(second, [b.index(each) for each in (*lead, *summed, *columns)]),
+        [*[sizes[each] for each in lead], product(summed), product(columns)],
+    )
+    made: Item = c.emit("matmul", [one, two], [*[sizes[each] for each in lead], product(rows), product(columns)])
+    names = [*lead, *rows, *columns]
+    return c.permute(c.reshape(made, [sizes[each] for each in names]), [names.index(each) for each in result])
+
+
+@operations("Matmul")
+def _matmul(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    first, second = args
+    if isinstance(first, Moving) and isinstance(second, Fixed) and len(second.shape) == 2 and second.name:
+        return _linear(c, first, second, None, second.name.rpartition(".")[0])
+    shape = (*np.broadcast_shapes(first.shape[:-2], second.shape[:-2]), first.shape[-2], second.shape[-1])
+    return c.emit("matmul", [first, second], shape)
+
+
+@operations("DotProductAttention")
+def _attention(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """[batch, time, heads, size]"""
+    given = inspect.signature(operation.call).bind(*args, **kwargs).arguments
+    query, key, value = (given[name] for name in ("query", "key", "value"))
+    if any(given.get(name) is not None for name in ("bias", "mask")) or given.get("is_causal"):
+        raise Refused("with a mask or a bias")
+    scale = given.get("scale")
+    size = query.shape[-1]
+    turned = [c.permute(each, (0, 2, 1, 3)) for each in (query, key, value)]
+    scores = c.emit(
+        "matmul", [turned[0], c.permute(turned[1], (0, 1, 3, 2))], (*turned[0].shape[:3], turned[1].shape[2])
+    )
+    scores = c.emit("mul", [scores, float(scale if scale is not None else 1 / math.sqrt(size))], scores.shape)
+    shares = c.emit("softmax", [scores], scores.shape, axis=3)
+    return c.permute(c.emit("matmul", [shares, turned[2]], (*scores.shape[:3], size)), (0, 2, 1, 3))
+
+
+# --- norms and noise --------------------------------------------------------------------------------------------------
+
+
+@layers("BatchNormalization")
+def _batch_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    axis = layer.axis if isinstance(layer.axis, int) else layer.axis[0]
+    tensors = [layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance]
+    return c.emit(
+        "batch_norm",
+        [x, *(c.optional(each) for each in tensors)],
+        x.shape,
+        module=c.layer_path(layer.moving_mean),
+        epsilon=float(layer.epsilon),
+        momentum=1.0 - float(layer.momentum),
+        channel_axis=axis % x.rank,
+        training=bool(layer.trainable),
+        counter="",
+    )
+
+
+@layers("LayerNormalization")
+def _layer_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
+    if [axis % x.rank for axis in axes] != [x.rank - 1] or getattr(layer, "rms_scaling", False):
+        raise Refused("over other axes than the last one")
+    tensors = [c.optional(each) for each in (layer.gamma, layer.beta)]
+    module = _path(layer)
+    return c.emit("layer_norm", [x, *tensors], x.shape, module=module, axes=(x.rank - 1,), epsilon=float(layer.epsilon))
+
+
+@layers("GroupNormalization")
+def _group_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x, axis = args[0], int(layer.axis) % args[0].rank
+    groups = x.shape[axis] if layer.groups == -1 else int(layer.groups)
+    order = [0, axis, *(at for at in range(1, x.rank) if at != axis)]
+    first = c.permute(x, order)
+    tensors = [c.optional(each) for each in (layer.gamma, layer.beta)]
+    made = c.emit(
+        "group_norm", [first, *tensors], first.shape, groups=groups, epsilon=float(layer.epsilon), channel_axis=1
+    )
+    return c.permute(made, [order.index(at) for at in range(x.rank)])
+
+
+@layers("Dropout", "SpatialDropout1D", "SpatialDropout2D")
+def _dropout(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    if not layer.rate:
+        return x
+    kept: tuple[int, ...] = ()
+    if type(layer).__name__.startswith("Spatial"):
+        axis = _channel_axis(getattr(layer, "data_format", None), x.rank)
+        kept = tuple(at for at in range(1, x.rank) if at != axis)
+    return c.emit("dropout", [x], x.shape, expression=Dropout(float(layer.rate), kept))
+
+
+@layers("GaussianNoise", "GaussianDropout", "AlphaDropout", "ActivityRegularization", "StochasticDepth")
+def _noise(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """What there is in training alone and is not taken over."""
+    return args[0]
+
+
+@layers("Rescaling")
+def _rescaling(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    scale, offset = (np.asarray(each, np.float32) for each in (layer.scale, layer.offset))
+    scaled = c.emit("mul", [x, Fixed(data=scale, shape=scale.shape)], x.shape)
+    return c.emit("add", [scaled, Fixed(data=offset, shape=offset.shape)], x.shape) if offset.any() else scaled
+
+
+@layers("Normalization")
+def _normalization(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    mean, deviation = _numpy(layer.mean), np.maximum(np.sqrt(_numpy(layer.variance)), 1e-7)
+    # (x - mean) / deviation, or the way back.
+    scale, offset = (deviation, mean) if layer.invert else (1 / deviation, -mean / deviation)
+    scaled = c.emit("mul", [x, Fixed(data=scale, shape=scale.shape)], x.shape)
+    return c.emit("add", [scaled, Fixed(data=offset, shape=offset.shape)], x.shape)
+
+
+@layers("PReLU")
+def _prelu(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x, alpha = args[0], c.weight(layer.alpha)
+    if any(size != 1 for size in alpha.shape[:-1]):
+        raise Refused("with a slope for each place; use shared_axes")
+    slope = c.then(alpha, (alpha.shape[-1],), lambda array: array.reshape((-1,)))
+    return c.emit("prelu", [x, slope], x.shape, module=c.layer_path(layer.alpha), channel_axis=x.rank - 1)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+class Tree:
+    """How a model's inputs and outputs nest."""
+
+    def __init__(self, inputs: Any, outputs: Any) -> None:
+        self.inputs = tree.map_structure(lambda _: 0, inputs)
+        self.outputs = tree.map_structure(lambda _: 0, outputs)
+
+    def flatten(self, inputs: Any) -> list[Any]:
+        """The tensors of a call, in the order of `Network.inputs`."""
+        given = tree.flatten(inputs)
+        if len(given) != len(tree.flatten(self.inputs)):
+            raise TypeError(f"the model has {len(tree.flatten(self.inputs))} inputs, got {len(given)}")
+        return given
+
+    def unflatten(self, outputs: Sequence[Any]) -> Any:
+        return tree.pack_sequence_as(self.outputs, list(outputs))
+
+
+def variable_names(model: Any) -> dict[int, str]:
+    """Names of a model's variables by identity: their paths, with dots."""
+    names: dict[int, str] = {}
+    taken: set[str] = set()
+    for variable in model.variables:
+        if id(variable) in names:
+            continue
+        path = variable.path.replace("/", ".")
+        own = path.removeprefix(f"{model.name}.")
+        name = next(
+            each for each in itertools.chain([own], (f"{own}_{n}" for n in itertools.count(2))) if each not in taken
+        )
+        names[id(variable)] = name
+        taken.add(name)
+    return names
+
+
+def capture(model: Any, shapes: Any, names: Mapping[int, str]) -> Network:
+    """The network that a built model computes in evaluation, for a batch of any size.
+
+    Args:
+        shapes: a tuple for each input, nested as the model takes them, the batch in front (its size does not matter).
+        names: of variables; see `variable_names`.
+
+    Raises:
+        CaptureError: the model cannot be called on symbolic tensors.
+    """
+    flat = _flat_shapes(shapes)
+    sizes = [size for shape in flat for size in shape[1:]] + [size for each in model.variables for size in each.shape]
+    prime = next(each for each in _PRIMES if all(not size or size % each for size in sizes))
+    c = Converter(prime, names)
+    symbols = [keras.KerasTensor((prime, *shape[1:])) for shape in flat]
+    paths = [f"argument_{at}" for at in range(len(symbols))]
+    for path, symbol in zip(paths, symbols, strict=True):
+        c.bind(symbol, c.input(path, symbol.shape, "float32"))
+    given = _pack(shapes, symbols)
+    with _unchanged(model):
+        more = {"training": False} if "training" in inspect.signature(model.call).parameters else {}
+        try:
+            results = model.call(given, **more)
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise CaptureError(f"the model cannot be called on symbolic tensors: {error}") from error
+        items = [c.item(each) for each in tree.flatten(results)]
+    outputs = [c.operand(each) if isinstance(each, Item) else str(each) for each in items]
+    words = list(getattr(model, "input_names", None) or [])
+    inputs = ["input"] if len(paths) == 1 else [str(each).replace("/", ".") for each in words] or paths
+    ends = ["output"] if len(outputs) == 1 else [f"output_{at}" for at in range(len(outputs))]
+    whole = Tree(given, results)
+    return Network(
+        tuple(paths), tuple(outputs), c.values, c.constants, tuple(c.steps), tuple(inputs), tuple(ends), whole, whole
+    )
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple | list) and all(each is None or isinstance(each, int) for each in value)
+
+
+def _flat_shapes(shapes: Any) -> list[tuple[Any, ...]]:
+    if _is_shape(shapes):
+        return [tuple(shapes)]
+    values = [shapes[key] for key in sorted(shapes)] if isinstance(shapes, Mapping) else shapes
+    return [shape for each in values for shape in _flat_shapes(each)]
+
+
+def _pack(shapes: Any, symbols: list[Any]) -> Any:
+    remaining = iter(symbols)
+
+    def packed(each: Any) -> Any:
+        if _is_shape(each):
+            return next(remaining)
+        if isinstance(each, Mapping):
+            made = {key: packed(each[key]) for key in sorted(each)}
+            return {key: made[key] for key in each}
+        return type(each)(packed(part) for part in each)
+
+    return packed(shapes)
+
+
+@contextmanager
+def _unchanged(model: Any) -> Iterator[None]:
+    """Keras writes down every symbolic call in the layers; afterwards they are as before."""
+    kept = []
+    for layer in model._flatten_layers():
+        kept.append((layer, len(layer._inbound_nodes), len(layer._outbound_nodes)))
+    try:
+        yield
+    finally:
+        for layer, inbound, outbound in kept:
+            del layer._inbound_nodes[inbound:]
+            del layer._outbound_nodes[outbound:]

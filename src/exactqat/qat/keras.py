@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantization-aware training for Keras 3, on any of its backends: `prepare` gives a `keras.Model` for `fit`.
+
+model = qat.keras.prepare(network)
+qat.keras.calibrate(model, [images])
+model.compile(...); model.fit(...)
+qat.keras.freeze(model)
+model.fit(...)
+graph = deploy.lower.lower(model)
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+try:
+    import keras
+    from keras import ops
+except ImportError as error:
+    raise ImportError(f"Keras 3 and its backend are needed here: pip install 'exactqat[keras]' ({error})") from error
+import numpy as np
+
+from . import primitives_keras
+from .capture_keras import CaptureError, capture, variable_names
+from .functional import Arrays, Functional, Mode, TrainedNetwork
+from .plan import Numbers, Plan
+from .planning import UnsupportedOperator, plan
+from .rules import Rule, UnusedRuleWarning
+
+__all__ = ["PreparedModel", "calibrate", "freeze", "prepare"]
+
+
+class _Held:
+    """What a model holds without Keras looking into it."""
+
+    tensors: dict[str, Any]
+    learned: dict[str, dict[str, Any]]
+    ranges: dict[str, dict[str, Any]]
+    seeds: Any
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+@keras.saving.register_keras_serializable(package="exactqat", name="PreparedModel")
+class PreparedModel(keras.Model):
+    """A model under the device's arithmetic. Compiles, fits, saves and loads as any model of Keras.
+
+    Its variables carry the names that they have in the user's model; those of ranges begin with ``ranges.``.
+
+    Attributes:
+        plan: what the device runs.
+        unused_rules: one sentence for every rule that decided nothing.
+        frozen: whether the last phase of training has begun; saved with the model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        rules: Sequence[Any] = (),
+        shapes: Any = None,
+        deployable: bool = True,
+        frozen: bool = False,
+        calibrated: bool = False,
+        **rest: Any,
+    ) -> None:
+        """What `prepare` calls; Keras does when it loads one."""
+        super().__init__(**rest)
+        model = keras.saving.deserialize_keras_object(model) if isinstance(model, dict) else model
+        rules = [Rule(**_rule(each)) if isinstance(each, Mapping) else each for each in rules] or [Rule()]
+        shapes = _shapes(model) if shapes is None else _as_tuples(shapes)
+        names = variable_names(model)
+        network = capture(model, shapes, names)
+        planned = plan(network, rules, deployable)
+        functional = Functional(planned, primitives_keras)
+        self._held = _Held(
+            original=model,
+            rules=list(rules),
+            shapes=shapes,
+            deployable=deployable,
+            functional=functional,
+            frozen=bool(frozen),
+            calibrated=bool(calibrated),
+        )
+        used = set(functional.tensors)
+        variables = {names[id(each)]: each for each in model.variables if names[id(each)] in used}
+        values = {name: np.asarray(ops.convert_to_numpy(each.value)) for name, each in variables.items()}
+        arrays = functional.initial({name: _float32(value) for name, value in values.items()})
+        self._held.tensors = {
+            name: self._variable(name, value, bool(variables[name].trainable)) for name, value in arrays.tensors.items()
+        }
+        self._held.learned = self._tree(arrays.learned, True)
+        self._held.ranges = self._tree(arrays.ranges, False)
+        self._held.seeds = keras.random.SeedGenerator() if functional.random_steps else None
+        self._seed_generator = self._held.seeds
+        for variable in self.range_variables():
+            variable.trainable = not self._held.frozen
+        self.built = True
+
+    def _variable(self, name: str, value: np.ndarray, trainable: bool) -> Any:
+        dtype = "int32" if value.dtype.kind == "i" else "float32"
+        variable = self.add_weight(
+            shape=value.shape,
+            initializer="zeros",
+            dtype=dtype,
+            trainable=trainable and dtype == "float32",
+            name=name.replace("/", ".").replace(".", "__"),  # PyTorch takes no dots
+        )
+        variable.assign(value)
+        return variable
+
+    def _tree(self, arrays: Mapping[str, Mapping[str, Any]], trainable: bool) -> dict[str, dict[str, Any]]:
+        return {
+            name: {
+                end: self._variable(f"ranges.{name}.{end}", np.asarray(value), trainable) for end, value in ends.items()
+            }
+            for name, ends in arrays.items()
+        }
+
+    @property
+    def plan(self) -> Plan:
+        return self._held.functional.plan
+
+    @property
+    def unused_rules(self) -> list[str]:
+        return list(self.plan.unused_rules)
+
+    @property
+    def frozen(self) -> bool:
+        return bool(self._held.frozen)
+
+    def range_variables(self) -> list[Any]:
+        """The learned ranges."""
+        return [variable for ends in self._held.learned.values() for variable in ends.values()]
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        held = self._held
+        if held.functional.needs_calibration and not held.calibrated:
+            first = held.functional.needs_calibration[0]
+            raise ValueError(f"the range of '{first}' is set from data before training: call calibrate first")
+        return self._run(inputs, Mode(training=bool(training), frozen=held.frozen))
+
+    def _run(self, inputs: Any, mode: Mode, seen: dict[str, Any] | None = None) -> Any:
+        held = self._held
+        tree = self.plan.network.input_tree
+        given = [ops.cast(ops.convert_to_tensor(each), "float32") for each in tree.flatten(inputs)]
+        before = self._arrays(lambda variable: variable.value)
+        outputs, after = held.functional.run(before, given, mode, lambda number: held.seeds, seen)
+        if mode.training or mode.observing:
+            self._assign(before, after, mode)
+        return tree.unflatten(outputs)
+
+    def _arrays(self, value: Any) -> Arrays:
+        held = self._held
+        return Arrays(
+            {name: value(variable) for name, variable in held.tensors.items()},
+            {name: {end: value(each) for end, each in ends.items()} for name, ends in held.learned.items()},
+            {name: {end: value(each) for end, each in ends.items()} for name, ends in held.ranges.items()},
+        )
+
+    def _assign(self, before: Arrays, after: Arrays, mode: Mode) -> None:
+        """Keeps what a run has moved; gradients do not pass through it."""
+        held = self._held
+        pairs = [(held.tensors[name], before.tensors[name], after.tensors[name]) for name in held.tensors]
+        trees = [(held.ranges, before.ranges, after.ranges)]
+        if mode.observing:
+            trees.append((held.learned, before.learned, after.learned))
+        for variables, old, new in trees:
+            pairs += [
+                (variables[name][end], old[name][end], new[name][end]) for name in variables for end in variables[name]
+            ]
+        for variable, old, new in pairs:
+            if new is not old:
+                variable.assign(ops.stop_gradient(new))
+
+    # --- for the device -----------------------------------------------------------------------------------------------
+
+    def _trained(self) -> TrainedNetwork:
+        def run(inputs: tuple[Any, ...], quantizing: bool) -> dict[str, np.ndarray]:
+            seen: dict[str, Any] = {}
+            self._run(inputs[0] if len(inputs) == 1 else inputs, Mode(frozen=self.frozen, quantizing=quantizing), seen)
+            return {path: np.asarray(ops.convert_to_numpy(value)) for path, value in seen.items()}
+
+        arrays = self._arrays(lambda variable: np.asarray(ops.convert_to_numpy(variable.value)))
+        return TrainedNetwork(self._held.functional, arrays, self.frozen, run)
+
+    def numbers(self) -> Numbers:
+        """What training leaves behind, for `deploy.lower`."""
+        return self._trained().numbers()
+
+    def stored_codes(self, *inputs: Any) -> dict[str, np.ndarray]:
+        """Codes of every tensor that the device stores, by layer path, in the user's order of axes."""
+        return self._trained().stored_codes(*inputs)
+
+    def layer_values(self, *inputs: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """What the float and the fake-quantized network store, by layer path, in the user's order of axes."""
+        return self._trained().layer_values(*inputs)
+
+    # --- Keras --------------------------------------------------------------------------------------------------------
+
+    def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Symbolic results, from the plan: nothing is computed."""
+        batch = keras.tree.flatten(inputs)[0].shape[0]
+        outputs = []
+        for name in self.plan.network.outputs:
+            value = self.plan.network.values[name]
+            shape = [batch if axis == value.batch_axis and size == 1 else size for axis, size in enumerate(value.shape)]
+            outputs.append(keras.KerasTensor(shape, dtype="float32" if value.dtype == "float32" else "int32"))
+        return self.plan.network.output_tree.unflatten(outputs)
+
+    def get_config(self) -> dict[str, Any]:
+        held = self._held
+        return {
+            "name": self.name,
+            "model": keras.saving.serialize_keras_object(held.original),
+            "rules": [asdict(rule) for rule in held.rules],
+            "shapes": held.shapes,
+            "deployable": held.deployable,
+            "frozen": held.frozen,
+            "calibrated": held.calibrated,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PreparedModel:
+        config = dict(config)
+        config["model"] = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
+        return cls(**config)
+
+    def _changed_phase(self, **changes: Any) -> None:
+        self._held.__dict__.update(changes)
+        # Compiled functions are of the phase before.
+        for name in ("train_function", "test_function", "predict_function"):
+            if getattr(self, name, None) is not None:
+                setattr(self, name, None)
+
+
+def prepare(
+    model: Any, rules: Iterable[Rule] = (Rule(),), example: Any = None, deployable: bool = True
+) -> PreparedModel:
+    """A model that trains under the device's arithmetic, in float32.
+
+    Args:
+        model: any model of Keras 3 that has been built: functional, Sequential or subclassed, with models inside. It is
+            not changed; the values of its variables are taken over. One that is to be saved must be one that Keras can
+            save.
+        rules: settings by layers' paths; see `Rule`. The first match decides. The input is called ``"input"``.
+        example: a batch, nested as the model takes it, where the model does not know the sizes of its inputs.
+        deployable: refuse rules that the device cannot run.
+
+    Raises:
+        UnsupportedOperator: lists every operation the device cannot run, with what to do.
+        ValueError: no rule matches a layer, a rule cannot be deployed, or a size is not known.
+        TypeError: the model is none of Keras.
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"model must be a keras.Model, got {type(model).__name__}")
+    shapes = None
+    if example is not None:
+        if not model.built:
+            model(example)
+        shapes = keras.tree.map_structure(lambda each: tuple(np.shape(each)), example)
+    try:
+        prepared = PreparedModel(model, list(rules), shapes, deployable, name=f"{model.name}_prepared")
+    except CaptureError as error:
+        raise UnsupportedOperator(str(error)) from error
+    for sentence in prepared.unused_rules:
+        warnings.warn(sentence, UnusedRuleWarning, stacklevel=2)
+    return prepared
+
+
+def calibrate(model: PreparedModel, batches: Iterable[Any]) -> None:
+    """Sets all activation ranges from data: runs the float network, in evaluation, over `batches` of inputs.
+
+    Raises:
+        ValueError: the model is frozen, or there is no batch.
+    """
+    if model.frozen:
+        raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
+    count = 0
+    for batch in batches:
+        model._run(batch, Mode(quantizing=False, observing=True))
+        count += 1
+    if count == 0:
+        raise ValueError("batches is empty: ranges need at least one batch")
+    model._changed_phase(calibrated=True)
+
+
+def freeze(model: PreparedModel) -> None:
+    """Starts the last phase of training: statistics and ranges are fixed, biases stand on the int32 grid.
+
+    The model stays compiled; the next `fit` trains what is left. Where there are learned ranges, its optimizer starts
+    anew with the same settings: it was made for more variables, and its momentum would go on moving them.
+    """
+    for variable in model.range_variables():
+        variable.trainable = False
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and model.range_variables():
+        model.optimizer = type(optimizer).from_config(optimizer.get_config())
+    model._changed_phase(frozen=True)
+
+
+def _shapes(model: Any) -> Any:
+    """Shapes of a model's inputs, nested as it takes them."""
+    inputs = getattr(model, "_inputs_struct", None)
+    if inputs is None and getattr(model, "_functional", None) is not None:
+        inputs = model._functional._inputs_struct
+    if inputs is None:
+        raise ValueError("the model does not know its inputs: give example, a batch of them")
+    shapes = keras.tree.map_structure(lambda each: tuple(each.shape), inputs)
+    if isinstance(shapes, list) and len(shapes) == 1:
+        shapes = shapes[0]
+    flat = keras.tree.flatten(inputs)
+    if any(size is None for each in flat for size in each.shape[1:]):
+        raise ValueError(
+            f"the model takes inputs of shape {[tuple(each.shape) for each in flat]}; a device's network has fixed "
+            "sizes: give example, a batch of the size that is to be deployed"
+        )
+    return shapes
+
+
+def _as_tuples(shapes: Any) -> Any:
+    """Shapes as they were before they were written down as JSON."""
+    if isinstance(shapes, Mapping):
+        return {key: _as_tuples(each) for key, each in shapes.items()}
+    if all(each is None or isinstance(each, int) for each in shapes):
+        return tuple(shapes)
+    return type(shapes)(_as_tuples(each) for each in shapes)
+
+
+def _rule(fields: Mapping[str, Any]) -> dict[str, Any]:
+    made = dict(fields)
+    if made.get("fixed_range") is not None:
+        made["fixed_range"] = tuple(made["fixed_range"])
+    return made
+
+
+def _float32(value: np.ndarray) -> np.ndarray:
+    return value.astype(np.float32) if value.dtype.kind == "f" else value
