@@ -475,7 +475,8 @@ def _linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mappi
 def _nnx_model(module: Any) -> _Model:
     from flax import nnx
 
-    definition, params, others = nnx.split(module, nnx.Param, ...)
+    parts: Any = nnx.split(module, nnx.Param, ...)
+    definition, params, others = parts
     flat_params, flat_others = (dict(nnx.to_flat_state(state)) for state in (params, others))
     flat = {".".join(map(str, path)): held[...] for path, held in {**flat_params, **flat_others}.items()}
     # Keys and counters of random numbers are no numbers of the network.
