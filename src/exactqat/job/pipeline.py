@@ -33,6 +33,7 @@ from ..deploy.tflite import tflite_bytes, write_tflite
 from ..deploy.values import device_codes, layer_values
 from ..deploy.verify import Report, profile_here, profiles_here, verify
 from ..device import PROFILES, profile_named
+from ..qat.modules import overruns_channels_last
 from . import checkpoints, files, training
 from .data import Dataset, load
 from .models import named_in, network
@@ -250,12 +251,20 @@ def last_layer(model: nn.Module, example: Tensor) -> str:
 
 
 def new_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
-    """The untrained network of that name (see `models.network`), in the memory format that needs no copies.
+    """The untrained network of that name (see `models.network`), in the memory format that needs no copies, where that is safe.
 
     Args:
         input_shape: channels, height, width.
     """
-    return network(name, input_shape, classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = network(name, input_shape, classes)
+    if any(isinstance(layer, nn.Conv2d) and _overruns(layer) for layer in model.modules()):
+        return model
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _overruns(layer: nn.Conv2d) -> bool:
+    padding = (0,) if isinstance(layer.padding, str) else layer.padding
+    return overruns_channels_last(layer.weight, layer.stride, padding)
 
 
 def check_free(out: Path, resume: bool, restart: bool) -> None:

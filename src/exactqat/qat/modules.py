@@ -8,7 +8,7 @@ channels]: for a tensor in ``torch.channels_last`` that is the same memory under
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -46,6 +46,33 @@ def same_padding(size: int, kernel: int, stride: int, dilation: int) -> tuple[in
     """TensorFlow's SAME along one axis: zeros (before, after) so that the result has ceil(size / stride) positions."""
     total = max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
     return total // 2, total - total // 2
+
+
+# oneDNN takes a block of channels at a time: 8 with AVX2, 16 with AVX-512.
+_LARGEST_CHANNEL_BLOCK = 16
+
+
+def overruns_channels_last(weight: Tensor, strides: Sequence[int], padding: Sequence[int]) -> bool:
+    """Whether oneDNN's weight gradient of this convolution writes past its workspace when channels are last.
+
+    It does for a window of one position with strides and fewer channels than its block (its issue 6035; seen with
+    PyTorch 2.13): the process dies, or the gradient is wrong.
+    """
+    few = weight.shape[1] < _LARGEST_CHANNEL_BLOCK
+    return few and not any(padding) and max(weight.shape[2:]) == 1 and any(stride > 1 for stride in strides)
+
+
+def strides_first(
+    features: Tensor, weight: Tensor, strides: Sequence[int], padding: Sequence[int]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """What a convolution reads, and its strides: where `overruns_channels_last`, only the positions that it reads."""
+    strides = tuple(strides)
+    if not overruns_channels_last(weight, strides, padding):
+        return features, strides
+    for axis, stride in enumerate(strides, 2):
+        if stride > 1:
+            features = features[(slice(None),) * axis + (slice(None, None, stride),)]
+    return features, (1,) * len(strides)
 
 
 class FakeQuantize(nn.Module):
@@ -230,7 +257,8 @@ class Conv2d(nn.Conv2d):
         else:
             features = F.pad(features, (*columns, *rows))
             padding = (0, 0)
-        return F.conv2d(features, weight, bias, self.stride, padding, self.dilation, self.groups)
+        features, strides = strides_first(features, weight, self.stride, padding)
+        return F.conv2d(features, weight, bias, strides, padding, self.dilation, self.groups)
 
     def forward(self, features: Tensor) -> Tensor:
         return self.convolve(features, self.weight, self.bias)

@@ -215,6 +215,9 @@ def _conv(
     x = pad(x, ((0, 0), *padding, (0, 0)))
     kernel = ops.transpose(weight, (*range(2, len(weight.shape)), 1, 0))
     strides, dilations = tuple(strides), tuple(dilations)
+    if all(size == 1 for size in window):
+        # On PyTorch's backend as in `modules.strides_first`; to the others it is the same.
+        x, strides = _every(x, strides), (1,) * len(strides)
     if groups == 1:
         result = _strided(x, kernel, strides, dilations)
     elif groups == channels:

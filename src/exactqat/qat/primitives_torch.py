@@ -19,7 +19,7 @@ from torch import Tensor
 
 import exactqat as eq
 
-from .modules import channels_first_view, channels_last_view
+from .modules import channels_first_view, channels_last_view, strides_first
 
 Pairs = Sequence[Sequence[int]]
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -237,8 +237,9 @@ def conv(
     else:
         x = F.pad(x, _innermost_first(pairs))
         amounts = [0] * len(pairs)
+    x, strides = strides_first(x, weight, strides, amounts)
     convolve = cast(Any, _CONVOLUTIONS[len(pairs)])
-    return cast(Tensor, convolve(x, weight, bias, tuple(strides), tuple(amounts), tuple(dilations), groups))
+    return cast(Tensor, convolve(x, weight, bias, strides, tuple(amounts), tuple(dilations), groups))
 
 
 def _depthwise(
