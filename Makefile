@@ -18,7 +18,7 @@ help:
 	@echo "make docs     build the documentation into build/docs/html"
 	@echo "make goldens  record the expected results from TensorFlow again"
 	@echo "make oracle   compare random calls with TensorFlow, live; ARGS='--values 20000000 --seed 1'"
-	@echo "make fuzz     100,000 random calls of every kernel against the reference, and as many on strange tensors"
+	@echo "make fuzz     random calls of every kernel, on strange tensors too, and random training steps"
 	@echo "make fuzz-jobs 1,000 damaged and hostile job folders: no code runs, nothing is lost"
 	@echo "make sanitize the kernel tests and bad inputs with address and undefined-behaviour sanitizers"
 	@echo "make zoo      some 170 networks, torchvision's and timm's among them, end to end; writes docs/networks.md (hours)"
@@ -66,6 +66,7 @@ oracle: $(VENV)/.installed $(VENV)-tensorflow/.installed
 fuzz: $(VENV)/.installed
 	$(BIN)/python tests/fuzz.py --cases 100000 $(ARGS)
 	$(BIN)/python tests/fuzz_tensors.py --cases 100000 $(ARGS)
+	$(BIN)/python tests/fuzz_steps.py $(ARGS)
 
 fuzz-jobs: $(VENV)/.installed
 	$(BIN)/python tests/fuzz_jobs.py $(ARGS)

@@ -6,7 +6,10 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -473,3 +476,31 @@ def test_everything_goes_where_the_model_goes() -> None:
             sources += [source for source in (layer.weight_source, layer.bias_source) if source is not None]
         assert all(source().device.type == "meta" for source in sources)
     assert {tensor.device.type for tensor in (*prepared.parameters(), *prepared.buffers())} == {"meta"}
+
+
+def test_pytorchs_own_kernels_stay_within_their_memory() -> None:
+    """Convolutions of one position with strides and few channels, and a transposed one with strides beyond its window:
+    oneDNN's gradients of these write elsewhere when channels are last, as this kit hands them over."""
+    script = Path(__file__).parent / "fuzz_steps.py"
+    deadly = ["15", "116", "166", "178", "229", "283"]
+    command = [sys.executable, str(script), "--seed", "1", "--case", *deadly]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def shrinking(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(shape[0], 4, 3), nn.ReLU(), nn.Conv2d(4, classes, 1, 2))
+
+
+def test_a_job_keeps_channels_first_where_channels_last_are_deadly() -> None:
+    from exactqat.job.pipeline import new_model
+
+    def last(model: nn.Module) -> bool:
+        return any(
+            p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous()
+            for p in model.parameters()
+            if p.dim() == 4
+        )
+
+    assert last(new_model("resnet8", (3, 16, 16), 4))
+    assert not last(new_model(f"{__name__}:shrinking", (3, 16, 16), 4))

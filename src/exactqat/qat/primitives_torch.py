@@ -280,6 +280,10 @@ def conv_transpose(
         return moved.movedim(1, channel_axis)
     pairs = [(int(before), int(after)) for before, after in padding]
     extra = tuple(output_padding)
+    if weight.shape[1] == 1 and any(stride > size for stride, size in zip(strides, weight.shape[2:], strict=True)):
+        # With channels last, oneDNN's gradient of `x` reads or writes past the rows (PyTorch 2.13, AVX-512; seen with a
+        # window of 1 x 2 or wider and strides of 3 rows or more): the process dies.
+        x, weight = (each.clone(memory_format=torch.contiguous_format) for each in (x, weight))
     convolve = cast(Any, _TRANSPOSED[len(pairs)])
     if all(before == after for before, after in pairs):
         amounts = tuple(before for before, _ in pairs)
