@@ -38,8 +38,10 @@ $(VENV)/.installed: $(VENV)/.created $(SOURCES)
 demo: $(VENV)/.installed
 	$(BIN)/exactqat train --out $(OUT) --restart
 
+# Files side by side, as two processes share out their tests better than two threads their loops. Whoever waits for the other
+# thread of a loop leaves the core to the other process meanwhile.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -c "import torch; assert torch.cuda.is_available(), 'PyTorch finds no GPU'"
