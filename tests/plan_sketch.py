@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from exactqat.device import OPERATORS
+from exactqat.planning.network import Constant, Network, Place, Step, Value
+from exactqat.planning.plans import Derived, Plan, PlanStep
 from exactqat.qat import primitives_torch
-from exactqat.qat.network import Constant, Network, Place, Step, Value
-from exactqat.qat.plan import Derived, Plan, PlanStep
 
 
 class Sketch:

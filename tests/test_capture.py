@@ -16,8 +16,8 @@ from network_interpreter import differences, run  # noqa: E402
 from plain_networks import NETWORKS  # noqa: E402
 from torch import nn  # noqa: E402
 
+from exactqat.planning.network import KINDS  # noqa: E402
 from exactqat.qat.capture_torch import CaptureError, capture  # noqa: E402
-from exactqat.qat.network import KINDS  # noqa: E402
 
 # The others run where EXACTQAT_ALL_NETWORKS is set (a minute).
 SAMPLE = (

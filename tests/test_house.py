@@ -130,9 +130,8 @@ def test_parameters_of_gpu_kernels_are_in_order() -> None:
 
 def test_the_neutral_files_of_the_kit_know_no_framework() -> None:
     """What is shared by all frameworks imports none, whatever a user has installed."""
-    shared = ("network", "plan", "rules", "functional", "primitives_numpy")
-    paths = [PACKAGE / "qat" / f"{name}.py" for name in shared]
-    for path in [*paths, *(PACKAGE / "qat" / "planning").glob("*.py"), *(PACKAGE / "deploy").glob("*.py")]:
+    paths = [PACKAGE / "qat" / f"{name}.py" for name in ("functional", "primitives_numpy")]
+    for path in [*paths, *(PACKAGE / "planning").glob("*.py"), *(PACKAGE / "deploy").glob("*.py")]:
         found = roots(imports_of(path)) & {"torch", "jax", "flax", "optax", "keras", "tensorflow"}
         assert not found, f"{path.relative_to(ROOT)} imports {found}"
     for framework in ("torch", "jax", "keras"):
@@ -146,11 +145,7 @@ def test_the_neutral_files_of_the_kit_know_no_framework() -> None:
 
 
 def test_the_kit_uses_public_operators_only() -> None:
-    for path in [
-        *(PACKAGE / "qat").rglob("*.py"),
-        *(PACKAGE / "deploy").rglob("*.py"),
-        *(PACKAGE / "job").rglob("*.py"),
-    ]:
+    for path in [path for room in ("planning", "qat", "deploy", "job") for path in (PACKAGE / room).rglob("*.py")]:
         used = inside(imports_of(path))
         assert not used & {"cpu", "triton", "reference", "operators"}, f"{path.relative_to(ROOT)} reaches into {used}"
 
@@ -169,6 +164,49 @@ def test_device_operators_know_numpy_only(path: Path) -> None:
             if public:
                 continue
             assert node.level == 1 or (node.module or "").split(".")[0] in allowed, f"{path.name} imports {node.module}"
+
+
+# From the ground up: each room uses the ones before it only. Packages of the same line do not know each other.
+FLOORS = (
+    ("operators",),
+    ("reference", "triton", "cpu", "nn", "quantization", "raw_ops", "gradients"),
+    ("numpy", "torch", "jax"),
+    ("frontends",),
+    ("",),
+    ("device",),
+    ("planning",),
+    ("deploy",),
+    ("qat",),
+    ("job",),
+    ("cli",),
+)
+
+
+def test_no_room_uses_one_above_it() -> None:
+    floor = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        room = "" if parts == ("__init__",) else parts[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            for used in {name.split(".")[0] for name in imported_by(node, parts)} - {room}:
+                # A word of the package itself (`from exactqat import ...`) is looked up by name.
+                assert floor.get(used, floor[""]) < floor[room], f"{path.relative_to(ROOT)} uses {used or 'exactqat'}"
+
+
+def imported_by(node: ast.AST, parts: tuple[str, ...]) -> set[str]:
+    """Names of the package, without its own, that a statement in the file of these parts imports."""
+    if isinstance(node, ast.Import):
+        return {alias.name.partition(".")[2] for alias in node.names if alias.name.split(".")[0] == "exactqat"}
+    if not isinstance(node, ast.ImportFrom):
+        return set()
+    module = node.module or ""
+    if node.level:
+        module = ".".join((*parts[: len(parts) - node.level], *filter(None, [module])))
+    elif module.split(".")[0] == "exactqat":
+        module = module.partition(".")[2]
+    else:
+        return set()
+    return {module} if module else {alias.name for alias in node.names}
 
 
 def kinds_named(tree: ast.AST) -> set[int]:
@@ -200,7 +238,7 @@ def test_device_operators_are_told_apart_in_their_declarations_only() -> None:
     sample = ast.parse('a = step.kind == "CONV_2D"\nb = kind in TABLE\nc = kind in OPERATORS\nd = "CONV_2D"')
     assert kinds_named(sample) == {1, 4} and kinds_compared(sample) == {1, 2}
     assert kinds_compared(sample, kinds_named(sample)) == {1}
-    for path in [*(PACKAGE / "qat").rglob("*.py"), *(PACKAGE / "deploy").rglob("*.py")]:
+    for path in [path for room in ("planning", "qat", "deploy") for path in (PACKAGE / room).rglob("*.py")]:
         where, tree = path.relative_to(PACKAGE), ast.parse(path.read_text())
         told = kinds_named(tree)
         if "planning" in where.parts:  # says which operators a step becomes, and asks nothing of them

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from exactqat.deploy import simulate
 from exactqat.deploy.lower import Lowering, on_device
 from exactqat.deploy.values import in_users_order
-from exactqat.qat.network import Network
-from exactqat.qat.plan import Grid, Numbers, Plan, PlanInput, PlanStep, WeightNumbers, Weights
-from exactqat.qat.rules import Rule
+from exactqat.planning.network import Network
+from exactqat.planning.plans import Grid, Numbers, Plan, PlanInput, PlanStep, WeightNumbers, Weights
+from exactqat.planning.rules import Rule
 
 GRIDS = {"x": Grid("x", Rule())}
 NUMBERS = Numbers({"x": (np.float32(0.5), 128)}, {})

@@ -14,11 +14,11 @@ torch = pytest.importorskip("torch")
 from plan_sketch import Sketch, close, kinds, paths  # noqa: E402
 
 from exactqat.device import OPERATORS  # noqa: E402
-from exactqat.qat.network import KINDS  # noqa: E402
-from exactqat.qat.plan import Plan, PlanStep  # noqa: E402
-from exactqat.qat.planning import HANDLERS, UnsupportedOperator, plan  # noqa: E402
-from exactqat.qat.planning.pooling import same_padding  # noqa: E402
-from exactqat.qat.rules import Rule  # noqa: E402
+from exactqat.planning import HANDLERS, UnsupportedOperator, plan  # noqa: E402
+from exactqat.planning.network import KINDS  # noqa: E402
+from exactqat.planning.plans import Plan, PlanStep  # noqa: E402
+from exactqat.planning.pooling import same_padding  # noqa: E402
+from exactqat.planning.rules import Rule  # noqa: E402
 
 ANY = (Rule(),)
 

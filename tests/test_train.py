@@ -20,9 +20,9 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 from exactqat import qat  # noqa: E402
+from exactqat.planning.network import Constant, Network  # noqa: E402
+from exactqat.planning.plans import Grid, Plan, PlanInput, PlanStep  # noqa: E402
 from exactqat.qat.layers import TrainingOnly, WeightedLayer  # noqa: E402
-from exactqat.qat.network import Constant, Network  # noqa: E402
-from exactqat.qat.plan import Grid, Plan, PlanInput, PlanStep  # noqa: E402
 
 torch.set_num_threads(1)
 

@@ -5,6 +5,7 @@
 give the same bits. What "exact" means is written in the README.
 """
 
+from exactqat import frontends as _frontends  # noqa: F401 (without it no call finds its way)
 from exactqat import nn, quantization, raw_ops
 from exactqat.cpu import get_num_threads, set_num_threads
 from exactqat.gradients import grad_pass_through

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..device import OPERATORS
 from ..device.operator import DeviceOperator, Layout
-from ..qat.plan import Numbers, Plan, PlanInput, PlanStep
+from ..planning.plans import Numbers, Plan, PlanInput, PlanStep
 from .graph import Builder, Graph, Quantization, per_tensor, place_codes, same_padding
 
 # A factor that no size has, for the axis of the batch: sizes alone do not tell it from others.

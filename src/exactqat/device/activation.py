@@ -264,7 +264,7 @@ def _clamp(primitives: Any, x: Any, low: float | None = None, high: float | None
     return primitives.clip(x, -math.inf if low is None else low, math.inf if high is None else high)
 
 
-# Functions of one operand in real numbers, by their names in `qat.network.KINDS`: of (primitives, x, *parameters).
+# Functions of one operand in real numbers, by their names in `planning.network.KINDS`: of (primitives, x, *parameters).
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": lambda primitives, x: primitives.abs(x),
     "ceil": lambda primitives, x: primitives.ceil(x),

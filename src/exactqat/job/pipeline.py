@@ -251,7 +251,7 @@ def last_layer(model: nn.Module, example: Tensor) -> str:
 
 
 def new_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
-    """The untrained network of that name (see `models.network`), in the memory format that needs no copies, where that is safe.
+    """The untrained network of that name (see `models.network`), its channels last, which needs no copies, if they may.
 
     Args:
         input_shape: channels, height, width.

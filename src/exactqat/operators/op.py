@@ -73,6 +73,9 @@ class Axes(NamedTuple):
 
 OPERATORS: dict[str, "Operator"] = {}
 
+# What loads the module for each framework; `exactqat.frontends` fills it, as declarations know none of them.
+FRONTENDS: dict[str, Callable[[], types.ModuleType]] = {}
+
 # Where an array type is defined, in the order in which they are asked; a framework counts only once the caller
 # imported it.
 FRAMEWORKS = {"numpy": ("numpy", "ndarray"), "torch": ("torch", "Tensor"), "jax": ("jax", "Array")}
@@ -440,18 +443,7 @@ def frontend_for(declared: Operator, operands: list[Any]) -> types.ModuleType:
 
 def frontend(framework: str) -> types.ModuleType:
     """The module that runs operators on the arrays of one framework."""
-    # Import statements rather than import_module: torch.compile can follow them when the first call is a compiled one.
-    if framework == "torch":
-        import exactqat.torch
-
-        return exactqat.torch
-    if framework == "jax":
-        import exactqat.jax
-
-        return exactqat.jax
-    import exactqat.numpy
-
-    return exactqat.numpy
+    return FRONTENDS[framework]()
 
 
 # Checks that several families share. Each names the argument, what was given and what is allowed.

@@ -10,21 +10,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..planning import UnsupportedOperator
+    from ..planning.rules import Rule, UnusedRuleWarning
     from .layers import QuantizedInput, QuantizedLayer, WeightedLayer
     from .modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
-    from .planning import UnsupportedOperator
     from .ranges import ActivationRange, WeightRange
-    from .rules import Rule, UnusedRuleWarning
     from .train_torch import PreparedModel, calibrate, freeze, prepare
 
 # Where the names are, loaded when first asked for: rules, networks and plans need no PyTorch.
 _ROOMS = {
-    "layers": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
-    "modules": ("Conv2d", "DepthwiseConv2d", "FakeQuantize", "FusedBatchNorm2d", "WeightFakeQuantize"),
-    "planning": ("UnsupportedOperator",),
-    "ranges": ("ActivationRange", "WeightRange"),
-    "rules": ("Rule", "UnusedRuleWarning"),
-    "train_torch": ("PreparedModel", "calibrate", "freeze", "prepare"),
+    ".layers": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
+    ".modules": ("Conv2d", "DepthwiseConv2d", "FakeQuantize", "FusedBatchNorm2d", "WeightFakeQuantize"),
+    "..planning": ("UnsupportedOperator",),
+    "..planning.rules": ("Rule", "UnusedRuleWarning"),
+    ".ranges": ("ActivationRange", "WeightRange"),
+    ".train_torch": ("PreparedModel", "calibrate", "freeze", "prepare"),
 }
 # Kits of other frameworks, whole: `qat.jax.prepare`.
 _FRAMEWORKS = ("jax", "keras")
@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f".{name}", __name__)
     if name not in _ROOM_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f".{_ROOM_OF[name]}", __name__), name)
+    found = getattr(import_module(_ROOM_OF[name], __name__), name)
     globals()[name] = found
     return found
 

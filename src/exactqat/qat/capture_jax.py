@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..planning.network import Network
 from .capturing_jax import CaptureError, Converter, Fixed, Moving, Node, Tidying
 from .capturing_jax.layers import telling
-from .network import Network
 
 _PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 2003, 2011)
 

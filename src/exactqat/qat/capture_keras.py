@@ -19,10 +19,10 @@ import keras
 import numpy as np
 from keras import tree
 
+from ..planning.network import Constant, Network, Place, Step, Value
+from ..planning.plans import Derived
 from .functional import Dropout
 from .functions import POINTS, identify, same
-from .network import Constant, Network, Place, Step, Value
-from .plan import Derived
 
 _PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 2003, 2011)
 # Functions are evaluated in float32 by Keras' own operations.

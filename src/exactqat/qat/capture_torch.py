@@ -33,11 +33,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from ..planning.network import Network, Place, Step, Value
 from .capturing_torch import CUMULATIVE, TORCH, CaptureError, Converter, Refused
 from .capturing_torch.contents import Content, Meta, Storage, View
 from .capturing_torch.converter import sources_of
 from .capturing_torch.expression import Node, identical
-from .network import Network, Place, Step, Value
 
 _PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 2003, 2011)
 

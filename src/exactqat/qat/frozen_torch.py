@@ -27,10 +27,10 @@ from ..deploy.values import in_users_order
 from ..device import INT8_MAX, INT8_MIN, OPERATORS, Quantization, profile_named
 from ..device import Tensor as DeviceTensor
 from ..device.arithmetic import bounds, fixed_point, zero_point_of
+from ..planning.plans import Numbers, Plan, PlanStep
 from . import primitives_torch
 from .layers import Outside, QuantizedInput, QuantizedLayer, TrainingOnly, WeightedLayer
 from .modules import FakeQuantize, per_channel
-from .plan import Numbers, Plan, PlanStep
 
 # Below, float32 holds every sum of whole numbers. A little less, as the bounds are themselves summed in float32.
 _EXACT = 2.0**24 * (1 - 2.0**-12)

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..device import OPERATORS, DeviceOperator
+from ..planning.plans import BatchNorm, Derived, Grid, Numbers, Plan, PlanStep, WeightNumbers, Weights
+from ..planning.rules import Rule
 from . import primitives_numpy
-from .plan import BatchNorm, Derived, Grid, Numbers, Plan, PlanStep, WeightNumbers, Weights
-from .rules import Rule
 
 SMALLEST_WIDTH = 2.0**-20
 LARGEST_BIAS_CODE = 2.0**30

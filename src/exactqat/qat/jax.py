@@ -27,13 +27,13 @@ except ImportError as error:
     raise ImportError("JAX is needed here: pip install 'exactqat[jax]'") from error
 import numpy as np
 
+from ..planning import UnsupportedOperator, plan
+from ..planning.rules import Rule, UnusedRuleWarning
 from . import primitives_jax
 from .capture_jax import CaptureError, capture, named_leaves
 from .capturing_jax.layers import batch_norm as _told_batch_norm
 from .capturing_jax.layers import capturing, layer
 from .functional import Arrays, Functional, Mode, TrainedNetwork
-from .planning import UnsupportedOperator, plan
-from .rules import Rule, UnusedRuleWarning
 
 if TYPE_CHECKING:
     from ..deploy import Graph

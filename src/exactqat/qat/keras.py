@@ -23,12 +23,12 @@ except ImportError as error:
     raise ImportError(f"Keras 3 and its backend are needed here: pip install 'exactqat[keras]' ({error})") from error
 import numpy as np
 
+from ..planning import UnsupportedOperator, plan
+from ..planning.plans import Numbers, Plan
+from ..planning.rules import Rule, UnusedRuleWarning
 from . import primitives_keras
 from .capture_keras import CaptureError, capture, variable_names
 from .functional import Arrays, Functional, Mode, TrainedNetwork
-from .plan import Numbers, Plan
-from .planning import UnsupportedOperator, plan
-from .rules import Rule, UnusedRuleWarning
 
 __all__ = ["PreparedModel", "calibrate", "freeze", "prepare"]
 

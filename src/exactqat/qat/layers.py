@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from ..device import OPERATORS, DeviceOperator
 from ..device.weighted import Weighted
+from ..planning.plans import WeightNumbers
 from . import primitives_torch
 from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize, per_channel
-from .plan import WeightNumbers
 
 LARGEST_BIAS_CODE = 2.0**30
 # Of a bias in int64, behind int16 activations.

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 import exactqat as eq
 import exactqat.torch  # noqa: F401 (torch.ops.exactqat)
 
+from ..planning.rules import Rule
 from .ranges import ActivationRange, WeightRange, fake_quantize, grid_steps
-from .rules import Rule
 
 Pair = int | tuple[int, int]
 

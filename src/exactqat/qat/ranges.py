@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import exactqat as eq
 
-from .rules import Rule
+from ..planning.rules import Rule
 
 SMALLEST_WIDTH = 2.0**-20
 _CLIPPING_CANDIDATES = 24

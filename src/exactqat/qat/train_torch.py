@@ -18,6 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ..device import OPERATORS, PROFILES, profile_named
+from ..planning import UnsupportedOperator, plan
+from ..planning.plans import BatchNorm, Derived, Grid, Numbers, Plan, PlanStep
+from ..planning.rules import Rule, UnusedRuleWarning
 from .capture_torch import CaptureError, capture
 from .layers import (
     Computed,
@@ -33,10 +36,7 @@ from .layers import (
     fold,
 )
 from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize
-from .plan import BatchNorm, Derived, Grid, Numbers, Plan, PlanStep
-from .planning import UnsupportedOperator, plan
 from .ranges import ActivationRange, WeightRange
-from .rules import Rule, UnusedRuleWarning
 
 STATE_FORMAT = 2
 # The child that holds the layers; the others are the user's.

@@ -14,8 +14,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from ...planning.network import Constant, Place, Step, Value
 from ..functions import POINTS
-from ..network import Constant, Place, Step, Value
 from .items import CaptureError, Expression, Fixed, Item, Moving, Node, Refused, nodes
 
 Handler = Callable[["Converter", Any, list[Any]], Any]

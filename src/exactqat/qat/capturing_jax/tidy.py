@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..network import Step
+from ...planning.network import Step
 from .converter import Converter
 from .items import Fixed
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..network import Constant, Place, Step, Value
+from ...planning.network import Constant, Place, Step, Value
 from .contents import Content, Meta, Storage, View, ViewStep
 from .errors import MIXES, CaptureError, Refused
 from .expression import Expression, Node, leaves, map_nodes, tree_map

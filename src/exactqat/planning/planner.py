@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...device.operator import in_int16
-from ..network import KINDS, Constant, Network, Place, Step
-from ..plan import Derived, Grid, Plan, PlanInput, PlanStep, Weights
-from ..rules import Rule, RuleBook
+from ..device.operator import in_int16
+from .network import KINDS, Constant, Network, Place, Step
+from .plans import Derived, Grid, Plan, PlanInput, PlanStep, Weights
 from .refusals import Problems, Refused, no_operator, word
+from .rules import Rule, RuleBook
 
 
 class SharedGrid:

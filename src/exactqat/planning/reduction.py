@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..network import Step
 from .activations import leave_outside, outside
 from .maker import Maker
+from .network import Step
 from .planner import Planner, Stored, handles
 from .refusals import Refused, word
 

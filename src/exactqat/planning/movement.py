@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..network import Constant, Step
 from .maker import Maker
+from .network import Constant, Step
 from .planner import BROADCASTING, Planner, Stored, handles
 from .refusals import Refused, word
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..network import Step
 from .maker import Maker
 from .movement import MOST_PARTS, own_padding, take
+from .network import Step
 from .planner import Planner, Stored, handles
 from .refusals import Refused, word
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..network import Constant, Step
-from ..plan import BatchNorm, Weights
 from .maker import Maker
 from .movement import own_padding, padded
+from .network import Constant, Step
 from .planner import Planner, Stored, fused_activation, handles
+from .plans import BatchNorm, Weights
 from .refusals import Refused, word
 
 # Transposed convolutions in groups take one weight with zeros between the groups, up to this many values.

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the device will run, and on which grids: `plan` makes a `Plan` of a `Network` and the user's rules.
 
-One file for each family of float operations says what they become; `planner` holds what they have in common.
+`network` is a model in float steps, `rules` are the user's words on bits and ranges, `plans` is the result: what a kit
+trains and `deploy` lowers. One file for each family of float operations says what they become; `planner` holds what
+they have in common. Nothing here knows a framework.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..network import Network
-from ..plan import Plan
-from ..rules import Rule
 from . import activations, elementwise, movement, normalization, pooling, reduction, sequence, weights
+from .network import Network
 from .planner import HANDLERS, Planner
+from .plans import Plan
 from .refusals import UnsupportedOperator
+from .rules import Rule
 
 
 def plan(network: Network, rules: Iterable[Rule] = (Rule(),), deployable: bool = True) -> Plan:

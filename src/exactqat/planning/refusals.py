@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..network import Place, Step
+from .network import Place, Step
 
 
 class UnsupportedOperator(ValueError):

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ...device import OPERATORS
-from ..network import Step
-from ..plan import BatchNorm, PlanStep, Weights
-from ..rules import Rule
+from ..device import OPERATORS
+from .network import Step
 from .planner import Planner, SharedGrid, Stored
+from .plans import BatchNorm, PlanStep, Weights
 from .refusals import Refused, no_operator, word
+from .rules import Rule
 
 
 @dataclass(frozen=True)

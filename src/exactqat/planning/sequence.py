@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..network import Step
-from ..plan import Weights
 from .activations import logistic
 from .elementwise import SURELY_MASKED
 from .maker import Maker
+from .network import Step
 from .planner import Planner, Stored, handles
+from .plans import Weights
 from .refusals import Refused, word
 from .weights import product
 

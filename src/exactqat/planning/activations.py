@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...device import OPERATORS
-from ..network import Step
+from ..device import OPERATORS
 from .maker import Coefficient, Maker
+from .network import Step
 from .planner import Planner, Stored, fused_activation, handles
 
 Attributes = Mapping[str, Any]

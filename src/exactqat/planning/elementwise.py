@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ..network import Constant, Step
 from .maker import Coefficient, Maker
+from .network import Constant, Step
 from .planner import Operand, Planner, Stored, handles
 from .refusals import Refused, word
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..network import Step
 from .maker import Coefficient, Maker
+from .network import Step
 from .planner import Planner, Stored, handles
 from .refusals import Refused, word
 
