@@ -19,7 +19,7 @@ import numpy as np
 
 from exactqat import deploy
 from exactqat.deploy.lower import lower_with_layouts, on_device
-from exactqat.deploy.values import in_users_order
+from exactqat.deploy.values import device_codes, in_users_order
 from exactqat.deploy.verify import RuntimeRefusal
 from exactqat.device import OPERATORS
 from exactqat.qat.functional import Mode, Run
@@ -328,6 +328,10 @@ def assert_exact(prepared: Prepared, params: Any, state: State, batch: Batch, fo
             continue
         assert report.differing == 0, (profile, [row for row in report.table() if row["differing"]])
         values += report.values
+    trained_codes = device_codes(network, *batch, lowered=(graph, layouts))
+    integers = deploy.simulate(graph, codes, tensors=list(trained_codes))
+    for name, own in trained_codes.items():
+        np.testing.assert_array_equal(own, integers[name], name)
     _assert_training_computed_it(prepared, params, state, graph, layouts, codes)
     return values
 

@@ -117,9 +117,9 @@ def to_the_device(model: Any, folder: Path, rules: tuple[qat.Rule, ...] = (qat.R
         assert report.differing == 0, (profile, [row for row in report.table() if row["differing"]])
         values += report.values
     integers = deploy.simulate(graph, {name: codes[name] for name in graph.inputs}, tensors=list(codes))
-    off = [np.abs(integers[name].astype(int) - codes[name].astype(int)) for name in codes]
-    # Ties between two codes, and what follows from them.
-    assert sum(np.count_nonzero(each) for each in off) <= 0.05 * sum(each.size for each in off)
+    # The frozen network is the device, in all that it stores.
+    for name, trained in codes.items():
+        np.testing.assert_array_equal(trained, integers[name], name)
     return values
 
 

@@ -144,6 +144,26 @@ def test_the_neutral_files_of_the_kit_know_no_framework() -> None:
             assert not found, f"{path.relative_to(ROOT)} imports {found}"
 
 
+def test_every_framework_answers_all_that_declarations_ask() -> None:
+    asked = {
+        node.func.attr
+        for path in (PACKAGE / "device").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and ast.unparse(node.func.value) in ("primitives", "p")
+    }
+    assert {"conv", "argmin"} <= asked
+    for framework in ("torch", "jax", "keras"):
+        answered = set()
+        for node in ast.parse((PACKAGE / "qat" / f"primitives_{framework}.py").read_text()).body:
+            if isinstance(node, ast.FunctionDef):
+                answered.add(node.name)
+            elif isinstance(node, ast.Assign):
+                answered |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+        assert asked <= answered, f"primitives_{framework} lacks {sorted(asked - answered)}"
+
+
 def test_the_kit_uses_public_operators_only() -> None:
     for path in [path for room in ("planning", "qat", "deploy", "job") for path in (PACKAGE / room).rglob("*.py")]:
         used = inside(imports_of(path))

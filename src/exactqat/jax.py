@@ -76,6 +76,19 @@ def _cast_together(arrays: Any) -> list[Any]:
     return [_cast(array, axes) for array in arrays]
 
 
+def mesh_size(array: jax.Array) -> int:
+    """How many devices the type of an array says it is spread over."""
+    return int(getattr(_aval(array).sharding.mesh, "size", 1) or 1)
+
+
+def placed_like(array: jax.Array, like: jax.Array) -> jax.Array:
+    """A value that came from the host, with the type of another one on the same mesh of one device, or on none."""
+    aval = _aval(like)
+    array = _cast(array, _varying(aval))
+    explicit = any(kind.name == "Explicit" for kind in getattr(aval.sharding.mesh, "axis_types", None) or ())
+    return jax.sharding.reshard(array, aval.sharding) if explicit else array
+
+
 def _mesh() -> Any:
     return getattr(jax.sharding, "get_abstract_mesh", lambda: None)()
 

@@ -13,14 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..device import OPERATORS, DeviceOperator
+from ..device import OPERATORS, PROFILES, DeviceOperator, profile_named
 from ..planning.plans import BatchNorm, Derived, Grid, Numbers, Plan, PlanStep, WeightNumbers, Weights
 from ..planning.rules import Rule
 from . import primitives_numpy
+from .frozen_numpy import DeviceStep
 
 SMALLEST_WIDTH = 2.0**-20
 LARGEST_BIAS_CODE = 2.0**30
@@ -28,6 +30,7 @@ LARGEST_BIAS_CODE = 2.0**30
 LARGEST_WIDE_BIAS_CODE = 2.0**40
 SMALLEST_MULTIPLIER = 2.0**-31
 _CLIPPING_CANDIDATES = 24
+_ENDS = ("minimum", "maximum")
 
 Tree = dict[str, dict[str, Any]]
 
@@ -102,11 +105,21 @@ class Functional:
         plan: what the device runs.
         grids: by name, with fixed ranges where the device fixes them.
         writers: how many tensors are stored on each grid.
+        profile: whose integers a frozen network computes, by the names of `deploy.PROFILES`; None: it stays fake
+            quantization, as under rules that no device knows.
     """
 
-    def __init__(self, plan: Plan, primitives: Any) -> None:
+    def __init__(self, plan: Plan, primitives: Any, profile: str | None = PROFILES[0]) -> None:
         self.plan = plan
         self.primitives = primitives
+        rules = [
+            *(grid.rule for grid in plan.grids.values()),
+            *(step.weights.rule for step in plan.steps if step.weights is not None),
+        ]
+        profile = None if profile is None else profile_named(profile)
+        self.profile = None if any(rule.deployment_obstacle() for rule in rules) else profile
+        self._device_steps: dict[str, DeviceStep] = {}
+        self._nudged: tuple[bytes, dict[str, tuple[np.float32, int]]] | None = None
         self.grids = {name: _with_fixed_ends(grid) for name, grid in plan.grids.items()}
         self.grid_of = {each.path: each.grid for each in plan.inputs} | {step.path: step.grid for step in plan.steps}
         self.writers = dict.fromkeys(plan.grids, 0)
@@ -146,6 +159,9 @@ class Functional:
     @property
     def tensors(self) -> list[str]:
         """Names of the user's tensors that the plan works with."""
+        return self._tensors_of()
+
+    def _tensors_of(self, steps: Sequence[PlanStep] | None = None) -> list[str]:
         found: dict[str, None] = {}
 
         def visit(name: str | None) -> None:
@@ -162,7 +178,7 @@ class Functional:
             else:
                 found.update(dict.fromkeys(constant.sources))
 
-        for step in self.plan.steps:
+        for step in self.plan.steps if steps is None else steps:
             for name in step.operands:
                 if name not in self.grid_of:
                     visit(name)
@@ -240,6 +256,48 @@ class Functional:
             MissingData: a range has seen no data.
         """
         return Run(self, arrays, Mode(frozen=True), primitives=primitives_numpy).numbers()
+
+    # --- what the device makes of a step ------------------------------------------------------------------------------
+
+    def device_step(self, step: PlanStep) -> DeviceStep:
+        """What the device makes of a step of a frozen network; its `trained` is what `numbers_source` gives."""
+        if step.path not in self._device_steps:
+            assert self.profile is not None
+            numbers = partial(self._numbers_of_step, step)
+            self._device_steps[step.path] = DeviceStep(self.plan, step, self.profile, numbers)
+        return self._device_steps[step.path]
+
+    def numbers_source(self, step: PlanStep, arrays: Arrays, ends: Any) -> list[Any]:
+        """All that the integers of a step depend on, as a list of arrays. ends: what `ends_of` gives."""
+        learned = arrays.learned.get(_weights_of(self.weight_owner.get(step.path, "")), {})
+        ends_of_weight = [learned[end] for end in _ENDS if end in learned]
+        return [ends, *(arrays.tensors[name] for name in self._tensors_of([step])), *ends_of_weight]
+
+    def ends_of(self, arrays: Arrays) -> list[Any]:
+        """Both ends of all grids' ranges, one after the other."""
+        return [
+            arrays.learned[name][end] if end in arrays.learned.get(name, {}) else arrays.ranges[name][end]
+            for name in self.grids
+            for end in _ENDS
+        ]
+
+    def _numbers_of_step(self, step: PlanStep, source: Sequence[np.ndarray]) -> Numbers:
+        ends, names = source[0], self._tensors_of([step])
+        arrays = Arrays(dict(zip(names, source[1:], strict=False)))
+        for number, (name, grid) in enumerate(self.grids.items()):
+            for end, value in zip(_ENDS, ends[2 * number : 2 * number + 2], strict=True):
+                tree = arrays.learned if _is_learned(grid, end) else arrays.ranges
+                tree.setdefault(name, {})[end] = value
+        ends_of_weight = source[1 + len(names) :]
+        if ends_of_weight:
+            words = _ENDS[-len(ends_of_weight) :]
+            arrays.learned[_weights_of(self.weight_owner[step.path])] = dict(zip(words, ends_of_weight, strict=True))
+        run = Run(self, arrays, Mode(frozen=True), primitives=primitives_numpy)
+        known = self._nudged
+        if known is None or known[0] != ends.tobytes():
+            known = (ends.tobytes(), {name: run.nudged(name) for name in self.grids})
+            self._nudged = known
+        return run.numbers_of([step], known[1])
 
     def stored_paths(self) -> list[str]:
         """Paths of the tensors that the device stores under these names."""
@@ -546,12 +604,41 @@ class Run:
         values: dict[str, Any] = {}
         for given, x in zip(self.plan.inputs, inputs, strict=True):
             values[given.path] = self.store(given.grid, x)
+        as_device = self.mode.frozen and self.mode.quantizing and self.functional.profile is not None
+        on_grid, ends = set(values), None
+        if as_device:
+            p = self.primitives
+            ends = p.stack([p.stop_gradient(end) for end in self.functional.ends_of(self.arrays)], 0)
         for number, step in enumerate(self.plan.steps):
-            values[step.path] = self.step(number, step, values)
+            value = self.step(number, step, values)
+            values[step.path] = self._as_device(step, value, values, on_grid, ends) if as_device else value
         if seen is not None:
             seen.update(values)
         outputs = [values[path] for path in self.plan.outputs]
         return outputs, Arrays(self.tensors, self.learned, self.ranges)
+
+    def _as_device(self, step: PlanStep, x: Any, values: Mapping[str, Any], on_grid: set[str], ends: Any) -> Any:
+        """What the device makes of a step's operands, with the gradient of what is computed here.
+
+        on_grid: paths of tensors that a device can hold: what training drops at random leaves the grid, the next
+        stored tensor is on one again.
+        """
+        if step.outside:
+            return x
+        operands = [name for name in step.operands if name in values]
+        kept = all(name in on_grid for name in operands)
+        if step.expression is not None or not step.kind:
+            if kept and (step.attributes.get("stop_gradient") or not self.mode.training):
+                on_grid.add(step.path)
+            return x
+        operator = OPERATORS[step.kind]
+        if kept or not operator.same_quantization:
+            on_grid.add(step.path)
+        if not kept or operator.moves_codes:
+            return x
+        source = self.functional.numbers_source(step, self.arrays, ends)
+        features = [values[name] for name in operands]
+        return self.primitives.on_host(self.functional.device_step(step), x, source, features)
 
     def step(self, number: int, step: PlanStep, values: Mapping[str, Any]) -> Any:
         """The tensor that a step makes of earlier ones."""
@@ -708,15 +795,19 @@ class Run:
 
     def numbers(self) -> Numbers:
         grids: dict[str, tuple[np.float32, int]] = {}
-        weights: dict[str, WeightNumbers] = {}
-        constants: dict[tuple[str, int], tuple[np.ndarray, np.float32]] = {}
         for name, grid in self.functional.grids.items():
             if grid.rule.ranges != "fixed" and not self.ranges[name]["batches"] > 0:
                 raise MissingData(
                     f"the range of '{name}' has seen no data: train a batch or calibrate before the network is lowered"
                 )
-            grids[name] = self._nudged(name)
-        for step in self.plan.steps:
+            grids[name] = self.nudged(name)
+        return self.numbers_of(self.plan.steps, grids)
+
+    def numbers_of(self, steps: Sequence[PlanStep], grids: dict[str, tuple[np.float32, int]]) -> Numbers:
+        """The integers of some steps. grids: all of them."""
+        weights: dict[str, WeightNumbers] = {}
+        constants: dict[tuple[str, int], tuple[np.ndarray, np.float32]] = {}
+        for step in steps:
             if not step.kind or step.outside or step.expression is not None:
                 continue
             for position, name in enumerate(step.operands):
@@ -726,7 +817,7 @@ class Run:
                 weights[step.path] = self._weight_numbers(step, step.weights)
         return Numbers(grids, weights, constants)
 
-    def _nudged(self, name: str) -> tuple[np.float32, int]:
+    def nudged(self, name: str) -> tuple[np.float32, int]:
         """real = scale * (code - zero_point), in TensorFlow's float32 steps."""
         low, high = (np.float32(end) for end in self.bounds(name))
         steps = np.float32(grid_steps(self.functional.grids[name].bits, False))

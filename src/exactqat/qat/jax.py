@@ -27,6 +27,7 @@ except ImportError as error:
     raise ImportError("JAX is needed here: pip install 'exactqat[jax]'") from error
 import numpy as np
 
+from ..device import PROFILES
 from ..planning import UnsupportedOperator, plan
 from ..planning.rules import Rule, UnusedRuleWarning
 from . import primitives_jax
@@ -162,8 +163,8 @@ class Prepared:
     def freeze(self, state: State) -> State:
         """The state of the last phase of training: statistics and ranges are fixed, biases stand on the int32 grid.
 
-        From here on the network computes what the device computes; weights, gamma, beta and biases may still be
-        trained.
+        From here on the network computes the device's integers, in training and in evaluation (of the `profile` given
+        to `prepare`); weights, gamma, beta and biases may still be trained.
         """
         return replace(_checked_state(state), frozen=True)
 
@@ -262,6 +263,7 @@ def prepare(
     example: Any = None,
     rules: Iterable[Rule] = (Rule(),),
     deployable: bool = True,
+    profile: str | None = PROFILES[0],
 ) -> Prepared:
     """A model that trains under the device's arithmetic, in float32.
 
@@ -280,6 +282,9 @@ def prepare(
         rules: settings by the paths of layers, which are those of their parameters; see `Rule`. The first match
             decides. The input is called ``"input"``.
         deployable: refuse rules that the device cannot run.
+        profile: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are made
+            on the host, by a callback for each layer. None: it stays fake quantization, which rounds sums otherwise in
+            a few codes of a thousand and needs no callback, on an accelerator for instance or for `jax.export`.
 
     Raises:
         UnsupportedOperator: lists every operator the device cannot run, with its place and what to do.
@@ -320,7 +325,7 @@ def prepare(
     planned = plan(network, rules, deployable)
     for sentence in planned.unused_rules:
         warnings.warn(sentence, UnusedRuleWarning, stacklevel=2)
-    functional = Functional(planned, primitives_jax)
+    functional = Functional(planned, primitives_jax, profile)
     if not (is_nnx or is_linen):
         # Only now it is known which of its leaves are statistics.
         known = _function_model(model, named["variables"], frozenset(functional.statistics))

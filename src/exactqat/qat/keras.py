@@ -23,6 +23,7 @@ except ImportError as error:
     raise ImportError(f"Keras 3 and its backend are needed here: pip install 'exactqat[keras]' ({error})") from error
 import numpy as np
 
+from ..device import PROFILES
 from ..planning import UnsupportedOperator, plan
 from ..planning.plans import Numbers, Plan
 from ..planning.rules import Rule, UnusedRuleWarning
@@ -57,7 +58,8 @@ class PreparedModel(keras.Model):
     Attributes:
         plan: what the device runs.
         unused_rules: one sentence for every rule that decided nothing.
-        frozen: whether the last phase of training has begun; saved with the model.
+        frozen: whether the last phase of training has begun; saved with the model. From then on it computes the
+            device's integers, in training and in evaluation.
     """
 
     def __init__(
@@ -68,17 +70,20 @@ class PreparedModel(keras.Model):
         deployable: bool = True,
         frozen: bool = False,
         calibrated: bool = False,
+        profile: str | None = PROFILES[0],
         **rest: Any,
     ) -> None:
         """What `prepare` calls; Keras does when it loads one."""
         super().__init__(**rest)
+        # A frozen network calls back to the host, which TensorFlow's XLA cannot.
+        self.supports_jit = self.supports_jit and (profile is None or keras.backend.backend() != "tensorflow")
         model = keras.saving.deserialize_keras_object(model) if isinstance(model, dict) else model
         rules = [Rule(**_rule(each)) if isinstance(each, Mapping) else each for each in rules] or [Rule()]
         shapes = _shapes(model) if shapes is None else _as_tuples(shapes)
         names = variable_names(model)
         network = capture(model, shapes, names)
         planned = plan(network, rules, deployable)
-        functional = Functional(planned, primitives_keras)
+        functional = Functional(planned, primitives_keras, profile)
         self._held = _Held(
             original=model,
             rules=list(rules),
@@ -224,6 +229,7 @@ class PreparedModel(keras.Model):
             "deployable": held.deployable,
             "frozen": held.frozen,
             "calibrated": held.calibrated,
+            "profile": held.functional.profile,
         }
 
     @classmethod
@@ -241,7 +247,11 @@ class PreparedModel(keras.Model):
 
 
 def prepare(
-    model: Any, rules: Iterable[Rule] = (Rule(),), example: Any = None, deployable: bool = True
+    model: Any,
+    rules: Iterable[Rule] = (Rule(),),
+    example: Any = None,
+    deployable: bool = True,
+    profile: str | None = PROFILES[0],
 ) -> PreparedModel:
     """A model that trains under the device's arithmetic, in float32.
 
@@ -252,6 +262,9 @@ def prepare(
         rules: settings by layers' paths; see `Rule`. The first match decides. The input is called ``"input"``.
         example: a batch, nested as the model takes it, where the model does not know the sizes of its inputs.
         deployable: refuse rules that the device cannot run.
+        profile: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are made
+            on the host, layer by layer. None: it stays fake quantization, which rounds sums otherwise in a few codes of
+            a thousand and needs nothing from the host.
 
     Raises:
         UnsupportedOperator: lists every operation the device cannot run, with what to do.
@@ -266,7 +279,7 @@ def prepare(
             model(example)
         shapes = keras.tree.map_structure(lambda each: tuple(np.shape(each)), example)
     try:
-        prepared = PreparedModel(model, list(rules), shapes, deployable, name=f"{model.name}_prepared")
+        prepared = PreparedModel(model, list(rules), shapes, deployable, profile=profile, name=f"{model.name}_prepared")
     except CaptureError as error:
         raise UnsupportedOperator(str(error)) from error
     for sentence in prepared.unused_rules:

@@ -8,6 +8,7 @@ order, padding is (before, after) for each axis. Arrays add, multiply and compar
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ import numpy as np
 from jax import Array, lax
 
 import exactqat as eq
-import exactqat.jax  # noqa: F401 (operators on JAX arrays)
+from exactqat.jax import mesh_size, placed_like
 
 Pairs = Sequence[Sequence[int]]
 
@@ -64,6 +65,40 @@ def clip(x: Array, low: float, high: float) -> Array:
 def straight_through(value: Array, gradient_of: Array) -> Array:
     """The first one's value with the second one's gradient."""
     return lax.stop_gradient(value) + (gradient_of - lax.stop_gradient(gradient_of))
+
+
+@jax.custom_jvp
+def _with_gradient_of(value: Array, gradient_of: Array) -> Array:
+    return value
+
+
+@_with_gradient_of.defjvp
+def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    return primals[0], tangents[1]
+
+
+def on_host(
+    function: Callable[[list[Any], list[Any]], Any], like: Array, first: Sequence[Array], second: Sequence[Array]
+) -> Array:
+    """What a function of two lists of NumPy arrays makes, with the gradient of `like`, whose shape and type it has.
+
+    Where arrays are spread over several devices it is `like` itself: a device that waits for the host keeps the others
+    from meeting it, and the process may end.
+    """
+    if max(map(mesh_size, (like, *first, *second))) > 1:
+        warnings.warn(
+            "on several devices a frozen network stays fake quantization, which rounds sums otherwise than the target "
+            "in a few codes of a thousand; evaluate on one device, or say profile=None in prepare",
+            stacklevel=2,
+        )
+        return like
+
+    def called(*lists: Sequence[Any]) -> Any:
+        return np.asarray(function(*([np.asarray(each) for each in arrays] for arrays in lists)), like.dtype)
+
+    given = jax.tree.map(lax.stop_gradient, (list(first), list(second)))
+    made = jax.pure_callback(called, jax.ShapeDtypeStruct(like.shape, like.dtype), *given, vmap_method="sequential")
+    return _with_gradient_of(placed_like(made, like), like)
 
 
 # --- over axes --------------------------------------------------------------------------------------------------------

@@ -58,6 +58,31 @@ def straight_through(value: Any, gradient_of: Any) -> Any:
     return stop_gradient(value) + (gradient_of - stop_gradient(gradient_of))
 
 
+def on_host(
+    function: Callable[[list[Any], list[Any]], Any], like: Any, first: Sequence[Any], second: Sequence[Any]
+) -> Any:
+    """What a function of two lists of NumPy arrays makes, with the gradient of `like`, whose shape and type it has."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        from . import primitives_jax
+
+        return primitives_jax.on_host(function, like, first, second)
+    count = len(first)
+    given = [stop_gradient(each) for each in (*first, *second)]
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        def called(*arrays: Any) -> np.ndarray:
+            return np.asarray(function(list(arrays[:count]), list(arrays[count:])), np.float32)
+
+        made = tf.numpy_function(called, given, tf.float32, stateful=False)
+        made.set_shape(like.shape)
+    else:
+        arrays = [ops.convert_to_numpy(each) for each in given]
+        made = ops.convert_to_tensor(function(arrays[:count], arrays[count:]))
+    return straight_through(made, like)
+
+
 # --- over axes --------------------------------------------------------------------------------------------------------
 
 
@@ -88,6 +113,11 @@ def amin(x: Any, axes: int | Sequence[int], keep_dims: bool = False) -> Any:
 def argmax(x: Any, axis: int, keep_dims: bool = False) -> Any:
     """Where the largest value stands, the first one of equal ones."""
     return ops.argmax(x, axis, keepdims=keep_dims)
+
+
+def argmin(x: Any, axis: int, keep_dims: bool = False) -> Any:
+    """Where the smallest value stands, the first one of equal ones."""
+    return ops.argmin(x, axis, keepdims=keep_dims)
 
 
 def softmax(x: Any, axis: int) -> Any:
@@ -134,6 +164,11 @@ def concatenate(arrays: Sequence[Any], axis: int) -> Any:
             each = each + 0.0 * (one if each.shape[axis] == 1 else ops.repeat(one, each.shape[axis], axis))
         made.append(each)
     return ops.concatenate(made, axis)
+
+
+def stack(arrays: Sequence[Any], axis: int) -> Any:
+    """Joined along a new axis."""
+    return ops.stack(list(arrays), axis)
 
 
 def slice(x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
