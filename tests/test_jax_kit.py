@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -287,6 +288,46 @@ def test_sharded_batches() -> None:
     sharded = jax.device_put(batch[0], jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch")))
     apply = jax.jit(lambda x: prepared.apply(params, state, x, train=True)[0])
     np.testing.assert_array_equal(apply(sharded), apply(batch[0]))
+
+
+def test_a_frozen_network_on_several_devices() -> None:
+    """It stays fake quantization and says so: a callback beside collective sums ends the process."""
+    script = """
+import warnings
+import jax, numpy as np
+from exactqat import qat
+import exactqat.qat.jax
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+params = {"w": np.ones((6, 3), np.float32)}
+x = np.random.default_rng(0).standard_normal((8, 6)).astype("f")
+prepared = qat.jax.prepare(lambda p, x: jax.nn.relu(x @ p["w"]), params, x)
+params, state = prepared.calibrate(*prepared.init(), [x])
+state = prepared.freeze(state)
+mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+spread = jax.device_put(x, NamedSharding(mesh, P("batch")))
+step = jax.jit(jax.value_and_grad(lambda p, x: (prepared.apply(p, state, x, train=True)[0] ** 2).mean()))
+alone = step(params, x)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    together = step(params, spread)
+assert any("several devices" in str(each.message) for each in caught)
+np.testing.assert_allclose(together[0], alone[0], rtol=1e-2)
+"""
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    finished = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_a_frozen_network_without_a_profile_is_fake_quantization() -> None:
+    x = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+    for profile, asks in (("reference", True), (None, False)):
+        prepared = prepare(lambda p, x: jax.nn.relu(x @ p["w"]), {"w": np.ones((6, 3), "f")}, x, profile=profile)
+        params, state = prepared.calibrate(*prepared.init(), [x])
+        frozen = prepared.freeze(state)
+        for phase, expected in ((state, False), (frozen, asks)):
+            text = str(jax.make_jaxpr(prepared.apply)(params, phase, x))
+            assert ("pure_callback" in text) == expected
 
 
 # --- the device -------------------------------------------------------------------------------------------------------

@@ -76,7 +76,8 @@ class PreparedModel(keras.Model):
         """What `prepare` calls; Keras does when it loads one."""
         super().__init__(**rest)
         # A frozen network calls back to the host, which TensorFlow's XLA cannot.
-        self.supports_jit = self.supports_jit and (profile is None or keras.backend.backend() != "tensorflow")
+        if profile is not None and keras.backend.backend() == "tensorflow":
+            self.supports_jit = False
         model = keras.saving.deserialize_keras_object(model) if isinstance(model, dict) else model
         rules = [Rule(**_rule(each)) if isinstance(each, Mapping) else each for each in rules] or [Rule()]
         shapes = _shapes(model) if shapes is None else _as_tuples(shapes)
