@@ -20,7 +20,16 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from exactqat.cpu import kernels
-from exactqat.operators.op import Axes, Lowering, Operator, TensorSpec
+from exactqat.operators.op import (
+    FLOATS,
+    Axes,
+    Lowering,
+    Operator,
+    TensorSpec,
+    dtypes_that_fit,
+    is_array_like,
+    unreadable,
+)
 
 _TARGET = "exactqat"
 if not hasattr(kernels, "xla_handler"):
@@ -113,9 +122,18 @@ def _bind(op: Operator, attributes: Attributes, over: int | None, *arrays: Any) 
 _compiled = jax.jit(_bind, static_argnums=(0, 1, 2))
 
 
+def _eager(op: Operator, attributes: Attributes, over: int | None, *arrays: Any) -> Any:
+    if not op.refusal_text or not op.may_refuse(dict(attributes)):
+        return _compiled(op, attributes, over, *arrays)
+    try:  # a kernel's refusal arrives with the results
+        return jax.block_until_ready(_compiled(op, attributes, over, *arrays))
+    except jax.errors.JaxRuntimeError as error:
+        raise op.refusal(error, arrays, dict(attributes)) from None
+
+
 @_CALL.def_impl
 def _(*arrays: Any, op: Operator, attributes: Attributes, over: int | None, parts: Any) -> Any:
-    return _compiled(op, attributes, over, *arrays)
+    return _eager(op, attributes, over, *arrays)
 
 
 @_CALL.def_abstract_eval
@@ -560,17 +578,51 @@ def _parts(op: Operator, attributes: Attributes, over: int | None, specs: tuple[
 def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:
     """Run `op` on JAX arrays.
 
-    NumPy arrays become JAX arrays; numbers, lists and weakly typed arrays become float64 beside a float64 array, else
-    float32. `out`: as JAX arrays never change, only the operand that the first result may be written over, to say
-    that XLA should do so.
+    NumPy arrays become JAX arrays, and others where their dtypes do not fit; numbers, lists and weakly typed arrays
+    become float64 beside a float64 array, else float32. `out`: as JAX arrays never change, only the operand that the
+    first result may be written over, to say that XLA should do so.
     """
-    arrays = [jnp.asarray(v) if isinstance(v, np.ndarray) else v for v in operands]
+    given = [np.asarray(v) if not isinstance(v, _USUAL) and is_array_like(v) else v for v in operands]
+    arrays = [_array(op, i, v, None) if isinstance(v, np.ndarray) else v for i, v in enumerate(given)]
     strong = [v.dtype for v in arrays if isinstance(v, jax.Array) and not v.weak_type]
     dtype = jnp.float64 if strong[:1] == [jnp.float64] else jnp.float32
-    arrays = [v if isinstance(v, jax.Array) and not (v.weak_type and strong) else jnp.asarray(v, dtype) for v in arrays]
+    arrays = [
+        v if isinstance(v, jax.Array) and not (v.weak_type and strong) else _array(op, i, v, dtype)
+        for i, v in enumerate(arrays)
+    ]
     # Outside of a trace JAX would trace the call every time, which takes a hundred times longer than to look it up.
-    run = _bind if any(isinstance(array, jax.core.Tracer) for array in arrays) else _compiled
-    return op.wrap(run(op, tuple(attributes.items()), _over(op, operands, out), *arrays))
+    run = _bind if any(isinstance(array, jax.core.Tracer) for array in arrays) else _eager
+    over = _over(op, operands, out)
+    try:
+        return op.wrap(run(op, tuple(attributes.items()), over, *arrays))
+    except TypeError:
+        fitted = _fitted(op, given, arrays)
+        if all(array.dtype == before.dtype for array, before in zip(fitted, arrays, strict=True)):
+            raise
+    return op.wrap(run(op, tuple(attributes.items()), over, *fitted))
+
+
+_USUAL = (jax.Array, np.ndarray, int, float, list, tuple)
+
+
+def _array(op: Operator, index: int, value: Any, dtype: Any) -> Any:
+    try:
+        if isinstance(value, np.ndarray) and not value.dtype.isnative:
+            value = value.astype(value.dtype.newbyteorder("="))
+        return jnp.asarray(value, dtype)
+    except (ValueError, TypeError) as error:
+        raise unreadable(op, op.operands[index], error) from None
+
+
+def _fitted(op: Operator, operands: list[Any], arrays: list[Any]) -> list[Any]:
+    """The arrays of a call whose dtypes do not fit, with what came as NumPy arrays, lists and numbers like the rest."""
+    own = [v.dtype.name if isinstance(v, jax.Array) and not v.weak_type else None for v in operands]
+    kept = [dtype for dtype in own if dtype]
+    fitting = dtypes_that_fit(op, own, "float64" if kept[:1] == ["float64"] else "float32")
+    return [
+        _array(op, i, given, dtype) if mine is None and dtype in FLOATS and array.dtype.kind != "c" else array
+        for i, (given, array, mine, dtype) in enumerate(zip(operands, arrays, own, fitting, strict=True))
+    ]
 
 
 def _over(op: Operator, operands: list[Any], out: tuple[Any, ...] | None) -> int | None:
