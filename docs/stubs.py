@@ -22,6 +22,7 @@ from typing import Any
 import exactqat
 from exactqat import nn, quantization
 from exactqat.operators import OPERATORS, Operator
+from exactqat.operators.op import ARRAY
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "exactqat"
 HEAD = (
@@ -148,7 +149,7 @@ def _python_functions(module: ModuleType) -> list[str]:
 
 
 def _python_function(name: str, function: Callable[..., Any]) -> str:
-    """The stub of a function whose operands and results are annotated Any: one result, or a tuple of them."""
+    """The stub of a function that is `showing_arrays`: one result, or a tuple of them."""
     signature = inspect.signature(function)
     several = typing.get_args(signature.return_annotation)
     overloads = []
@@ -161,8 +162,8 @@ def _python_function(name: str, function: Callable[..., Any]) -> str:
                 out = f"tuple[{', '.join([f'{array} | None'] * len(several))}]" if several else array
                 parameters += ["*", f"out: {out} | None = None"] if takes_out else []
                 continue
-            annotation = next(annotations, other) if given is Any else _annotation(given)
-            if given is Any and parameter.default is None:
+            annotation = next(annotations, other) if given is ARRAY else _annotation(given)
+            if given is ARRAY and parameter.default is None:
                 annotation += " | None"
             default = "" if parameter.default is inspect.Parameter.empty else f" = {_default(parameter.default)}"
             parameters.append(f"{key}: {annotation}{default}")

@@ -20,8 +20,9 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from exactqat.cpu import kernels
+from exactqat.numpy import guest
 from exactqat.operators.op import (
-    FLOATS,
+    FLOAT32_LIMIT,
     Axes,
     Lowering,
     Operator,
@@ -582,34 +583,50 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tup
     become float64 beside a float64 array, else float32. `out`: as JAX arrays never change, only the operand that the
     first result may be written over, to say that XLA should do so.
     """
-    given = [np.asarray(v) if not isinstance(v, _USUAL) and is_array_like(v) else v for v in operands]
-    arrays = [_array(op, i, v, None) if isinstance(v, np.ndarray) else v for i, v in enumerate(given)]
-    strong = [v.dtype for v in arrays if isinstance(v, jax.Array) and not v.weak_type]
+    arrays, strong, later = [], [], []
+    for i, value in enumerate(operands):
+        if not isinstance(value, jax.Array):
+            if isinstance(value, _NUMBERS) or not is_array_like(value):
+                arrays.append(value)
+                later.append(i)
+                continue
+            value = _array(op, i, value, None)
+        arrays.append(value)
+        if value.weak_type:
+            later.append(i)
+        else:
+            strong.append(value.dtype)
     dtype = jnp.float64 if strong[:1] == [jnp.float64] else jnp.float32
-    arrays = [
-        v if isinstance(v, jax.Array) and not (v.weak_type and strong) else _array(op, i, v, dtype)
-        for i, v in enumerate(arrays)
-    ]
+    for i in later:
+        if strong or not isinstance(arrays[i], jax.Array):
+            arrays[i] = _array(op, i, arrays[i], dtype)
     # Outside of a trace JAX would trace the call every time, which takes a hundred times longer than to look it up.
     run = _bind if any(isinstance(array, jax.core.Tracer) for array in arrays) else _eager
     over = _over(op, operands, out)
     try:
         return op.wrap(run(op, tuple(attributes.items()), over, *arrays))
     except TypeError:
-        fitted = _fitted(op, given, arrays)
+        fitted = _fitted(op, operands, arrays)
         if all(array.dtype == before.dtype for array, before in zip(fitted, arrays, strict=True)):
             raise
     return op.wrap(run(op, tuple(attributes.items()), over, *fitted))
 
 
-_USUAL = (jax.Array, np.ndarray, int, float, list, tuple)
+_NUMBERS = (float, int, list, tuple, np.generic)
 
 
 def _array(op: Operator, index: int, value: Any, dtype: Any) -> Any:
-    try:
-        if isinstance(value, np.ndarray) and not value.dtype.isnative:
-            value = value.astype(value.dtype.newbyteorder("="))
+    if type(value) is float:
+        if dtype is jnp.float32 and abs(value) >= FLOAT32_LIMIT:
+            value = math.copysign(math.inf, value)
         return jnp.asarray(value, dtype)
+    if isinstance(value, jax.Array):
+        return jnp.asarray(value, dtype)
+    try:
+        with np.errstate(over="ignore"):  # a number beyond float32 is infinite there
+            if not isinstance(value, _NUMBERS):
+                value = guest(op, op.operands[index], value)
+            return jnp.asarray(value, dtype)
     except (ValueError, TypeError) as error:
         raise unreadable(op, op.operands[index], error) from None
 
@@ -620,7 +637,7 @@ def _fitted(op: Operator, operands: list[Any], arrays: list[Any]) -> list[Any]:
     kept = [dtype for dtype in own if dtype]
     fitting = dtypes_that_fit(op, own, "float64" if kept[:1] == ["float64"] else "float32")
     return [
-        _array(op, i, given, dtype) if mine is None and dtype in FLOATS and array.dtype.kind != "c" else array
+        _array(op, i, given, dtype) if mine is None and array.dtype.kind != "c" else array
         for i, (given, array, mine, dtype) in enumerate(zip(operands, arrays, own, fitting, strict=True))
     ]
 

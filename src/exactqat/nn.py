@@ -9,6 +9,7 @@ from exactqat.operators import fused_batch_norm as _batch_norm
 from exactqat.operators.depthwise_conv2d import DataFormat
 from exactqat.operators.fused_batch_norm import DataFormat as ImageFormat
 from exactqat.operators.op import integer as _integer
+from exactqat.operators.op import showing_arrays as _showing_arrays
 from exactqat.operators.op import text as _text
 
 Paddings = Literal["SAME", "VALID"] | Sequence[Sequence[int]]
@@ -29,6 +30,7 @@ def _padding(padding: Paddings) -> dict[str, Any]:
     return {"padding": "EXPLICIT", "explicit_paddings": tuple(value for pair in pairs for value in pair)}
 
 
+@_showing_arrays
 def depthwise_conv2d(
     input: Any,
     filter: Any,
@@ -66,6 +68,7 @@ def depthwise_conv2d(
     )
 
 
+@_showing_arrays
 def depthwise_conv2d_native(
     input: Any,
     filter: Any,
@@ -95,6 +98,7 @@ def depthwise_conv2d_native(
     )
 
 
+@_showing_arrays
 def depthwise_conv2d_backprop_input(
     input_sizes: Sequence[int],
     filter: Any,
@@ -133,6 +137,7 @@ def depthwise_conv2d_backprop_input(
     )
 
 
+@_showing_arrays
 def depthwise_conv2d_backprop_filter(
     input: Any,
     filter_sizes: Sequence[int],
@@ -175,6 +180,7 @@ depthwise_conv2d_native_backprop_input = depthwise_conv2d_backprop_input
 depthwise_conv2d_native_backprop_filter = depthwise_conv2d_backprop_filter
 
 
+@_showing_arrays
 def fused_batch_norm(
     x: Any,
     scale: Any,

@@ -7,6 +7,7 @@ from exactqat.operators import OPERATORS
 from exactqat.operators import quantize_and_dequantize as _operators
 from exactqat.operators.op import Operator as _Operator
 from exactqat.operators.op import rank_of as _rank_of
+from exactqat.operators.op import showing_arrays as _showing_arrays
 from exactqat.operators.quantize_and_dequantize import RoundMode
 
 globals().update(
@@ -32,6 +33,7 @@ def _axis(operator: _Operator, input: Any, axis: int | None) -> int:
     return axis % rank
 
 
+@_showing_arrays
 def quantize_and_dequantize(
     input: Any,
     input_min: Any,
@@ -68,6 +70,7 @@ def quantize_and_dequantize(
     )
 
 
+@_showing_arrays
 def quantize_and_dequantize_v2(
     input: Any,
     input_min: Any,

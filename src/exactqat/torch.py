@@ -17,10 +17,10 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd import forward_ad
 
 from exactqat.cpu import LARGE, block, kernels, planned, shortcut
+from exactqat.numpy import guest
 from exactqat.operators import OPERATORS
 from exactqat.operators.op import (
     FLOAT32_LIMIT,
-    FLOATS,
     HALVES,
     ITEM_SIZES,
     Memory,
@@ -473,39 +473,30 @@ def _tensors(op: Operator, operands: list[Any]) -> list[torch.Tensor]:
     kept = [_spec(value).dtype if isinstance(value, torch.Tensor) else None for value in operands]
     fitting = dtypes_that_fit(op, kept, "float64" if [d for d in kept if d][:1] == ["float64"] else "float32")
 
-    def tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    def tensor(name: str, value: Any, dtype: torch.dtype) -> torch.Tensor:
         if isinstance(value, int | float):  # filled on the device: a copy to a GPU could wait for it
             if dtype == torch.float32 and abs(value) >= FLOAT32_LIMIT:  # which PyTorch refuses, others round
                 value = math.copysign(math.inf, value)
             return torch.full((), float(value), dtype=dtype, device=device)
         if isinstance(value, list | tuple) and arrays_in(value):
-            return torch.stack([tensor(v, dtype) for v in value])  # which hands on gradients
+            return torch.stack([tensor(name, v, dtype) for v in value])  # which hands on gradients
         if isinstance(value, torch.Tensor):
             return value.to(dtype)
         if is_array_like(value) and not torch.compiler.is_compiling():
-            value = _readable(value)
+            value = guest(op, name, value)
+            if value.dtype.kind != "f":  # not all of them are PyTorch's
+                value = value.astype(np.float64)
         return torch.as_tensor(value, dtype=dtype, device=device)
 
     tensors = []
     for name, value, wanted in zip(op.operands, operands, fitting, strict=True):
         if not isinstance(value, torch.Tensor):
             try:
-                value = tensor(value, _DTYPES[wanted if wanted in FLOATS else "float32"])
+                value = tensor(name, value, _DTYPES[wanted])
             except (ValueError, TypeError, RuntimeError) as error:
                 raise unreadable(op, name, error) from None
         tensors.append(value)
     return tensors
-
-
-def _readable(value: Any) -> np.ndarray:
-    """An array as PyTorch can read it: writable, or it warns, with strides that are not negative, of a dtype it has."""
-    array = np.asarray(value)
-    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
-        raise TypeError(f"an array of dtype {array.dtype}")
-    if array.dtype.kind != "f" or array.dtype.itemsize > 8:
-        array = array.astype(np.float64)
-    usual = array.flags.writeable and array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
-    return array if usual else np.array(array, array.dtype.newbyteorder("="), order="C")
 
 
 def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:

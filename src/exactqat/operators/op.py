@@ -21,7 +21,7 @@ from array import array
 from collections import namedtuple
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial, partialmethod, update_wrapper
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 
 class TensorSpec(NamedTuple):
@@ -57,9 +57,25 @@ class _Shown:
         return self.text
 
 
-_ARRAY = _Shown("numpy.ndarray | torch.Tensor | jax.Array")
+ARRAY = _Shown("numpy.ndarray | torch.Tensor | jax.Array")
 _RANGE = _Shown("numpy.ndarray | torch.Tensor | jax.Array | float")
-_ARRAYS = _Shown("numpy.ndarray | torch.Tensor | tuple | None")
+ARRAYS = _Shown("numpy.ndarray | torch.Tensor | tuple | None")
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def showing_arrays(function: Function) -> Function:
+    """A decorator: `help()` says what parameters and results that are annotated Any are."""
+    signature = inspect.signature(function)
+
+    def shown(p: inspect.Parameter) -> inspect.Parameter:
+        return p.replace(annotation=ARRAYS if p.name == "out" else ARRAY) if p.annotation is Any else p
+
+    result = ARRAY if signature.return_annotation is Any else signature.return_annotation
+    parameters = [shown(p) for p in signature.parameters.values()]
+    function.__signature__ = inspect.Signature(parameters, return_annotation=result)  # type: ignore[attr-defined]
+    return function
 
 
 class Lowering(NamedTuple):
@@ -142,11 +158,11 @@ class Operator:
             k: typing.get_args(parameters[k].annotation) for k, kind in self.attributes.items() if kind == "choice"
         }
         shown = [
-            p.replace(annotation=_RANGE if k in self.ranges else _ARRAY) if k in self.operands else p
+            p.replace(annotation=_RANGE if k in self.ranges else ARRAY) if k in self.operands else p
             for k, p in parameters.items()
         ]
         name = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=str | None)
-        out = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_ARRAYS)
+        out = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ARRAYS)
         self.__signature__ = inspect.Signature([*shown, name, out])
         self.result_type = namedtuple(raw_name or self.name, results)  # type: ignore[misc]
         self.result_type.__doc__ = f"Results of `{self.name}`."
@@ -303,12 +319,16 @@ class Operator:
 
     def _check_numbers(self, name: str, value: Any) -> None:
         """Refuse Python numbers that no float is. Others become what their dtype makes of them, infinity included."""
+        if type(value) is float:
+            return
         if isinstance(value, list | tuple):
             for item in value:
                 if isinstance(item, str | bytes):  # NumPy would read numbers from it
                     raise TypeError(f"{self.name}: {name} must hold numbers, got {_describe(item)}")
+                if "complex" in str(getattr(item, "dtype", "")):
+                    raise TypeError(f"{self.name}: {name} must be real, got {_describe(item)}")
                 self._check_numbers(name, item)
-        elif isinstance(value, complex):
+        elif isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real):
             raise TypeError(f"{self.name}: {name} must be real, got {_describe(value)}")
         elif isinstance(value, int) and abs(value) > sys.float_info.max:
             raise ValueError(f"{self.name}: {name} must be a float64 number, got an integer beyond it")
@@ -636,11 +656,11 @@ def dtypes_that_fit(op: Operator, kept: list[str | None], otherwise: str) -> lis
 
 
 def unreadable(op: Operator, name: str, error: Exception) -> Exception:
-    """The error for a nested sequence of which no framework can make an array."""
-    text = str(error).split("\n")[0]
-    return ValueError(
-        f"{op.name}: {name} must be an array, a number or a regular nest of numbers, got one with: {text}"
-    )
+    """The error for an operand of which no framework can make an array."""
+    why = str(error).split("\n")[0]
+    if why.startswith(op.name):  # it says all
+        return error
+    return ValueError(f"{op.name}: {name} must be an array, a number or a regular nest of numbers, got one with: {why}")
 
 
 class Memory(NamedTuple):
