@@ -96,6 +96,10 @@ def test_every_argument_in_every_form(op: str, framework: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_every_operator_has_a_plain_call() -> None:
+    assert set(PLAIN) == set(BY_RAW_NAME) - {"QuantizeAndDequantize"}  # which TensorFlow refuses in any form
+
+
 def test_differences_are_told() -> None:
     told = {entry["about"] for entry in tomllib.loads(DIFFERENCES.read_text())["difference"]}
     assert told >= set(STATED)

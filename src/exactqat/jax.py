@@ -616,7 +616,8 @@ _NUMBERS = (float, int, list, tuple, np.generic)
 
 
 def _array(op: Operator, index: int, value: Any, dtype: Any) -> Any:
-    if type(value) is float:
+    if type(value) in (float, int):
+        value = float(value)
         if dtype is jnp.float32 and abs(value) >= FLOAT32_LIMIT:
             value = math.copysign(math.inf, value)
         return jnp.asarray(value, dtype)
