@@ -7,8 +7,8 @@ Needs TensorFlow; nothing else in this repository does. Run it after cases were 
 
 FAMILY is one of the families of tests/cases.py, or `errors`, `manners` or `signatures`. Each setting of TensorFlow's
 oneDNN kernels takes a process of its own. One thread is used, because TensorFlow's sums depend on their number. What
-changed with respect to the files that were there is printed. A case that TensorFlow refuses, or a bad call that it takes,
-is an error.
+changed with respect to the files that were there is printed. A case that TensorFlow refuses, or a bad call that it
+takes, is an error.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from exactqat.cpu import kernels
-from exactqat.numpy import guest
 from exactqat.operators.op import (
     FLOAT32_LIMIT,
     Axes,
@@ -28,6 +27,7 @@ from exactqat.operators.op import (
     Operator,
     TensorSpec,
     dtypes_that_fit,
+    guest,
     is_array_like,
     unreadable,
 )
@@ -626,7 +626,7 @@ def _array(op: Operator, index: int, value: Any, dtype: Any) -> Any:
     try:
         with np.errstate(over="ignore"):  # a number beyond float32 is infinite there
             if not isinstance(value, _NUMBERS):
-                value = guest(op, op.operands[index], value)
+                value = guest(op, op.operands[index], np.asarray(value))
             return jnp.asarray(value, dtype)
     except (ValueError, TypeError) as error:
         raise unreadable(op, op.operands[index], error) from None

@@ -56,26 +56,6 @@ def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or (is_array_like(value) and not isinstance(value, np.generic))
 
 
-def guest(op: Operator, name: str, value: Any) -> np.ndarray:
-    """An array, or what NumPy can make one of, as other frameworks can read it: of real numbers in a dtype they have,
-    dense, and writable, where they ask for that."""
-    array = np.asarray(value)
-    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
-        raise TypeError(f"{op.name}: {name} must hold real numbers, got an array of {array.dtype}")
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
-        array = array.astype(np.float64)
-    flags = array.flags
-    if (
-        flags.c_contiguous
-        and flags.aligned
-        and flags.writeable
-        and array.dtype.isnative
-        and min(array.strides, default=0) >= 0
-    ):
-        return array
-    return np.array(array, array.dtype.newbyteorder("="), order="C")
-
-
 def _array(op: Operator, name: str, value: Any, dtype: np.dtype | None) -> np.ndarray:
     try:
         with np.errstate(over="ignore"):  # a number beyond float32 is infinite there

@@ -17,7 +17,6 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd import forward_ad
 
 from exactqat.cpu import LARGE, block, kernels, planned, shortcut
-from exactqat.numpy import guest
 from exactqat.operators import OPERATORS
 from exactqat.operators.op import (
     FLOAT32_LIMIT,
@@ -31,6 +30,7 @@ from exactqat.operators.op import (
     check_out_specs,
     dtypes_that_fit,
     framework_of,
+    guest,
     is_array_like,
     unreadable,
 )
@@ -70,8 +70,12 @@ for _key in ("CPU", "ADInplaceOrView", "AutogradCPU", "AutocastCPU"):
 kernels.share_threads("libtorch_cpu.so")
 
 
+def _name(dtype: torch.dtype) -> str:
+    return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
 def _spec(tensor: torch.Tensor) -> TensorSpec:
-    return TensorSpec(tuple(tensor.shape), _NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch."))
+    return TensorSpec(tuple(tensor.shape), _NAMES.get(tensor.dtype) or _name(tensor.dtype))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -470,7 +474,7 @@ def _tensors(op: Operator, operands: list[Any]) -> list[torch.Tensor]:
     like = _first_tensor(operands)
     assert like is not None
     device = like.device
-    kept = [_spec(value).dtype if isinstance(value, torch.Tensor) else None for value in operands]
+    kept = [_name(value.dtype) if isinstance(value, torch.Tensor) else None for value in operands]
     fitting = dtypes_that_fit(op, kept, "float64" if [d for d in kept if d][:1] == ["float64"] else "float32")
 
     def tensor(name: str, value: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -483,7 +487,7 @@ def _tensors(op: Operator, operands: list[Any]) -> list[torch.Tensor]:
         if isinstance(value, torch.Tensor):
             return value.to(dtype)
         if is_array_like(value) and not torch.compiler.is_compiling():
-            value = guest(op, name, value)
+            value = guest(op, name, np.asarray(value))
             if value.dtype.kind != "f":  # not all of them are PyTorch's
                 value = value.astype(np.float64)
         return torch.as_tensor(value, dtype=dtype, device=device)

@@ -655,6 +655,21 @@ def dtypes_that_fit(op: Operator, kept: list[str | None], otherwise: str) -> lis
     ]
 
 
+def guest(op: Operator, name: str, array: Any) -> Any:
+    """A NumPy array as other frameworks can read it: of real numbers in a dtype they have, dense, and writable, for
+    which they ask."""
+    kind, flags = array.dtype.kind, array.flags
+    if kind not in "biuf" and array.dtype.name != "bfloat16":
+        raise TypeError(f"{op.name}: {name} must hold real numbers, got an array of {array.dtype}")
+    if kind == "f" and array.dtype.itemsize > 8:
+        return array.astype("float64", order="C")
+    # One without gaps may have negative strides where it has one element.
+    dense = flags.c_contiguous and min(array.strides, default=0) >= 0
+    if dense and flags.aligned and flags.writeable and array.dtype.isnative:
+        return array
+    return array.astype(array.dtype.newbyteorder("="), order="C")
+
+
 def unreadable(op: Operator, name: str, error: Exception) -> Exception:
     """The error for an operand of which no framework can make an array."""
     why = str(error).split("\n")[0]
