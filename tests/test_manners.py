@@ -261,6 +261,22 @@ def test_ranges_in_errors_are_written_as_people_write_them(framework: str, low: 
         eq.raw_ops.QuantizeAndDequantizeV3(input=x, input_min=to(low), input_max=to(high), num_bits=8)
 
 
+@pytest.mark.parametrize("framework", TO)
+def test_fixed_ranges_in_errors_are_written_as_people_write_them(framework: str) -> None:
+    for low, high, text in (
+        (-1e-9, -2e-9, "-1e-09 >= -2e-09"),
+        (np.float32(0.1), np.float32(-2.5e20), r"0.1 >= -2.5e\+20"),
+        (0.1, -1e300, r"0.1 >= -1e\+300"),
+        (6.0, float("nan"), "6.0 >= nan"),
+    ):
+        with pytest.raises(ValueError, match=f"was: {text}"):
+            eq.fake_quant_with_min_max_args(TO[framework](X), low, high)
+    with pytest.raises(ValueError, match="input_min must be at most input_max, got 0.1 and -1e-09"):
+        eq.raw_ops.QuantizeAndDequantize(
+            input=TO[framework](X), range_given=True, input_min=np.float32(0.1), input_max=np.float32(-1e-9)
+        )
+
+
 def test_jax_refuses_bad_ranges_when_it_is_called() -> None:
     def refused(x: Any) -> Any:
         return eq.quantization.quantize_and_dequantize_v2(x, 1.0, -1.0, range_given=True)

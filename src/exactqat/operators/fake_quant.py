@@ -18,6 +18,7 @@ from exactqat.operators.op import (
     letters_of,
     operator,
     rounded,
+    written,
 )
 
 GRADIENTS = ("backprops_wrt_input", "backprop_wrt_min", "backprop_wrt_max")
@@ -35,7 +36,7 @@ def quantization(num_bits: int, narrow_range: bool) -> dict[str, int | float]:
 
 def _fixed_range(dtype: str, min: float, max: float) -> dict[str, int | float]:
     if not rounded(dtype, min) < rounded(dtype, max):  # NaN fails too
-        raise ValueError(f"min has to be smaller than max (as {dtype}), was: {min} >= {max}")
+        raise ValueError(f"min has to be smaller than max (as {dtype}), was: {written(min)} >= {written(max)}")
     return {"min": min, "max": max}
 
 

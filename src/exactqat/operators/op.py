@@ -274,7 +274,7 @@ class Operator:
         if not self.may_refuse(attributes) or self.refusal_text.partition(":")[0] not in str(error):
             return error
         try:
-            ranges = {k: _written(v) for k, v in zip(self.operands, operands, strict=True) if k in self.ranges}
+            ranges = {k: written(v) for k, v in zip(self.operands, operands, strict=True) if k in self.ranges}
         except Exception:  # they are not known here
             return error
         return ValueError(f"{self.name}: {self.refusal_text.format(**ranges)}")
@@ -450,15 +450,21 @@ def text(value: Any) -> Any:
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
-def _written(value: Any) -> str:
-    """A number as people write it, with no more digits than its dtype tells apart."""
-    dtype = str(getattr(value, "dtype", "float64")).removeprefix("torch.")
+def written(value: Any) -> str:
+    """A number as people write it: no more digits than its dtype tells apart, nor than float32 does if it came from
+    there."""
+    if _compiling():
+        return str(value)
     number = float(value.reshape(()) if hasattr(value, "reshape") else value)
-    if dtype == "float64" or not math.isfinite(number):
-        return repr(number)
-    return next(
-        t for t in (f"{number:.{digits}g}" for digits in range(1, 18)) if rounded("float32", float(t)) == number
-    )
+    text = repr(number)
+    try:
+        of_float32 = struct.unpack("f", struct.pack("f", number))[0] == number
+    except OverflowError:
+        return text
+    if not of_float32 or (isinstance(value, float) and len(text) <= 12):
+        return text
+    shorter = (f"{number:.{digits}g}" for digits in range(1, 10))
+    return next(short for short in shorter if struct.unpack("f", struct.pack("f", float(short)))[0] == number)
 
 
 _WANTED = {

@@ -16,6 +16,7 @@ from exactqat.operators.op import (
     letters_of,
     operator,
     wide,
+    written,
 )
 
 RoundMode = Literal["HALF_TO_EVEN", "HALF_UP"]
@@ -111,7 +112,8 @@ def quantize_and_dequantize(
     Source: TensorFlow `QuantizeAndDequantize`.
     """
     if range_given and not input_min <= input_max:
-        raise ValueError(f"invalid range: input_min {input_min} > input_max {input_max}")
+        low, high = written(input_min), written(input_max)
+        raise ValueError(f"invalid range: input_min must be at most input_max, got {low} and {high}")
     scalar = TensorSpec((), input.dtype)
     lowered = _forward(input, scalar, scalar, signed_input, num_bits, range_given, "HALF_TO_EVEN", False, -1)
     return lowered._replace(numbers={**lowered.numbers, "input_min": input_min, "input_max": input_max})
