@@ -126,8 +126,10 @@ _compiled = jax.jit(_bind, static_argnums=(0, 1, 2))
 def _eager(op: Operator, attributes: Attributes, over: int | None, *arrays: Any) -> Any:
     if not op.refusal_text or not op.may_refuse(dict(attributes)):
         return _compiled(op, attributes, over, *arrays)
-    try:  # a kernel's refusal arrives with the results
-        return jax.block_until_ready(_compiled(op, attributes, over, *arrays))
+    try:
+        results = _compiled(op, attributes, over, *arrays)
+        results[0].block_until_ready()  # a kernel's refusal arrives with the results
+        return results
     except jax.errors.JaxRuntimeError as error:
         raise op.refusal(error, arrays, dict(attributes)) from None
 

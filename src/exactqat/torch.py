@@ -471,6 +471,8 @@ def _first_tensor(values: Any) -> torch.Tensor | None:
 
 def _tensors(op: Operator, operands: list[Any]) -> list[torch.Tensor]:
     """All others become what goes with the tensors: ranges at least float32, data like the data."""
+    if not [value for value in operands if not isinstance(value, torch.Tensor)]:
+        return operands
     like = _first_tensor(operands)
     assert like is not None
     device = like.device

@@ -267,7 +267,9 @@ class Operator:
 
     def may_refuse(self, attributes: Mapping[str, Any]) -> bool:
         """Whether a call with these attributes may fail when its kernel runs."""
-        return bool(self.refusal_text) and all(attributes[k] == v for k, v in self.refusal_attributes.items())
+        return (
+            bool(self.refusal_text) and {k: attributes[k] for k in self.refusal_attributes} == self.refusal_attributes
+        )
 
     def refusal(self, error: Exception, operands: Any, attributes: Mapping[str, Any]) -> Exception:
         """What to tell the caller of a call whose kernel failed with `error`."""
