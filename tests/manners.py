@@ -117,7 +117,7 @@ PLAIN["DepthwiseConv2dNativeBackpropFilter"] = {
 DTYPES = ("float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
-class _Column:
+class Column:
     """An object of another library that NumPy makes an array of."""
 
     def __init__(self, values: np.ndarray):
@@ -139,7 +139,7 @@ def _of_operand(v: np.ndarray) -> Iterator[tuple[str, np.ndarray, Callable[[ToAr
     yield "numpy_reversed_strides", v, lambda to: v[::-1].copy()[::-1] if v.ndim else v
     yield "numpy_big_endian", v, lambda to: v.astype(">f4")
     yield "array", v, lambda to: to(v)
-    yield "column", v, lambda to: _Column(v)
+    yield "column", v, lambda to: Column(v)
     yield "text", v, lambda to: "1"
     for dtype in DTYPES:
         held = abs(v) if dtype == "uint8" else v.astype(dtype)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from bits import assert_same_bits
 from conftest import BY_RAW_NAME
-from manners import PLAIN, Manner, arguments, manners, outcome
+from manners import PLAIN, Column, Manner, arguments, manners, outcome
 
 import exactqat as eq
 
@@ -168,6 +168,25 @@ def test_gradients_reach_what_a_tuple_holds() -> None:
         assert float(gradient(jnp.float32(1.5))) == float(expected[0])
 
 
+def test_compilers_take_the_same_forms() -> None:
+    integers, wide = np.array([-1, -2, -3]), np.array(HIGH)
+
+    def quantized(x: Any, low: Any) -> Any:
+        first = eq.fake_quant_with_min_max_vars_per_channel(x, low, wide, num_bits=4.0)
+        return eq.quantization.quantize_and_dequantize_v2(
+            [first[0], first[1]], LOW, tuple(HIGH), range_given=True, axis=1.0, round_mode=b"HALF_UP"
+        )
+
+    wanted = np.asarray(quantized(torch.from_numpy(X), integers))
+    compiled = torch.compile(quantized, fullgraph=True, backend="eager")
+    assert_same_bits(compiled(torch.from_numpy(X), integers).numpy(), wanted, what="torch.compile")
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            for function in (quantized, jax.jit(lambda x: quantized(x, integers))):
+                given = (jnp.asarray(X), integers) if function is quantized else (jnp.asarray(X),)
+                assert_same_bits(np.asarray(function(*given)), wanted, what=f"JAX, 64 bits {x64}")
+
+
 def test_a_list_of_tensors_is_a_tensor() -> None:
     rows = [torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0, 4.0])]
     result = eq.fake_quant_with_min_max_args(rows)
@@ -184,7 +203,7 @@ def test_public_functions_take_lists_with_an_axis(framework: str) -> None:
             for mode in ("HALF_UP", b"HALF_UP"):
                 wanted = function(TO[framework](X), LOW, HIGH, range_given=True, round_mode="HALF_UP", axis=1)
                 rows = [TO[framework](row) for row in X]
-                for data in (X.tolist(), tuple(rows), rows, TO[framework](X)):
+                for data in (X.tolist(), tuple(rows), rows, TO[framework](X), *[Column(X)] * (framework == "numpy")):
                     got = function(data, LOW, HIGH, range_given=True, round_mode=mode, axis=axis)
                     assert_same_bits(np.asarray(got), np.asarray(wanted), what=f"axis {axis!r}")
         with pytest.raises(ValueError, match="axis must be from -2 to 1"):

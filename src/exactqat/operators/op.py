@@ -548,6 +548,8 @@ def rank_of(value: Any) -> int:
         return len(value.shape)
     if isinstance(value, list | tuple):
         return 1 + (rank_of(value[0]) if value else 0)
+    if hasattr(value, "__array__"):
+        return len(value.__array__().shape)
     return memoryview(value).ndim if isinstance(value, array | memoryview) else 0
 
 
