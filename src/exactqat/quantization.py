@@ -27,10 +27,7 @@ def _axis(operator: _Operator, input: Any, axis: int | None) -> int:
         return -1
     if type(axis) is not int:
         axis = int(operator.attribute("axis", axis))
-    try:
-        rank = len(input.shape)
-    except AttributeError:
-        rank = _rank_of(input)
+    rank = len(input.shape) if hasattr(input, "shape") else _rank_of(input)
     if not -rank <= axis < rank:
         raise ValueError(f"axis must be from {-rank} to {rank - 1} for an input of rank {rank}, got {axis}")
     return axis % rank
