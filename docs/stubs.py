@@ -2,22 +2,27 @@
 """Writes the stub files that tell type checkers the signatures of the operators: `python docs/stubs.py`.
 
 At run time the operators are objects made from declarations, whose arguments a type checker cannot see. In the stubs
-each has one overload for each framework: what goes in comes out, mixtures are errors, and JAX, whose arrays never
-change, has no `out`. (One signature with a type variable instead would give NumPy results the shape and dtype of the
-operands, and fail where the operands' dtypes differ.)
+each has one overload for each framework, with its documentation: what goes in comes out, NumPy arrays may stand beside
+the other frameworks', mixtures of these are errors, and JAX, whose arrays never change, has no `out`. (One signature
+with a type variable instead would give NumPy results the shape and dtype of the operands, and fail where the operands'
+dtypes differ.)
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
+import textwrap
+import typing
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, UnionType
 from typing import Any
 
 import exactqat
-from exactqat import quantization
+from exactqat import nn, quantization
 from exactqat.operators import OPERATORS, Operator
+from exactqat.operators.op import ARRAY
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "exactqat"
 HEAD = (
@@ -28,8 +33,8 @@ ATTRIBUTES = {"bool": "bool", "int": "SupportsIndex", "float": "_Float", "intege
 # Types of the first operand and of the others; whether there is `out`.
 FRAMEWORKS = {
     "_NumPy": ("_NumPy | _Numbers", "_NumPy | _Numbers", True),
-    "torch.Tensor": ("torch.Tensor", "torch.Tensor | _Numbers", True),
-    "jax.Array": ("jax.Array", "jax.Array | _Numbers", False),
+    "torch.Tensor": ("torch.Tensor", "torch.Tensor | _NumPy | _Numbers", True),
+    "jax.Array": ("jax.Array", "jax.Array | _NumPy | _Numbers", False),
 }
 
 TYPES = """
@@ -57,7 +62,7 @@ def raw_ops() -> str:
             fields = "\n".join(f"    {name}: _Array" for name in op.results)
             parts.append(f"class {_results(op)}(NamedTuple, Generic[_Array]):\n{fields}")
     parts.append("\n".join(_function(str(op.raw_name), op, keywords_only=True) for op in raw))
-    return HEAD + "\n" + "\n\n".join(parts) + "\n"
+    return HEAD + "\n" + "\n\n".join(parts).rstrip() + "\n"
 
 
 def quantization_stub() -> str:
@@ -68,13 +73,14 @@ def quantization_stub() -> str:
         for name in op.exports
         if name.startswith("quantization.")
     }
-    functions = [
-        _python_function(thing)
-        for name, thing in vars(quantization).items()
-        if inspect.isfunction(thing) and not name.startswith("_")
-    ]
-    body = [*(_function(name, op) for name, op in here.items()), *functions]
-    return HEAD + "\n" + _imports(body) + "\n\n" + "\n".join(body) + "\n"
+    body = [*(_function(name, op) for name, op in here.items()), *_python_functions(quantization)]
+    return HEAD + "\n" + _imports(body) + "\n\n" + "\n".join(body).rstrip() + "\n"
+
+
+def nn_stub() -> str:
+    """`exactqat/nn.pyi`."""
+    body = _python_functions(nn)
+    return HEAD + "\n" + _imports(body) + "\n\n" + "\n".join(body).rstrip() + "\n"
 
 
 def top_level() -> str:
@@ -94,7 +100,8 @@ def _imports(body: list[str]) -> str:
     text = "\n".join(body)
     own = ["_Float", "_NumPy", "_Numbers", *(_results(op) for op in OPERATORS.values() if op.raw_name)]
     used = "\n".join(f"    {name}," for name in sorted((name for name in own if name in text), key=str.lower))
-    iterable = "from collections.abc import Iterable\n" * ("Iterable[" in text)
+    abstract = ", ".join(name for name in ("Iterable", "Sequence") if f"{name}[" in text)
+    iterable = f"from collections.abc import {abstract}\n" * bool(abstract)
     typing = ", ".join(name for name in ("Literal", "SupportsIndex", "overload") if name in text)
     frameworks = "import jax\nimport torch"
     return f"{iterable}from typing import {typing}\n\n{frameworks}\n\nfrom exactqat.raw_ops import (\n{used}\n)"
@@ -128,32 +135,67 @@ def _function(name: str, op: Operator, keywords_only: bool = False) -> str:
         if takes_out:
             out = f"tuple[{', '.join([array] * len(op.results))}]" if several else f"{array} | tuple[{array}]"
             parameters += [*(["*"] if not keywords_only else []), f"out: {out} | None = None"]
-        overloads.append(_overload(name, parameters, f"{_results(op)}[{array}]" if several else array))
+        result = f"{_results(op)}[{array}]" if several else array
+        overloads.append(_overload(name, parameters, result, inspect.getdoc(op)))
     return "\n".join(overloads)
 
 
-def _python_function(function: Callable[..., Any]) -> str:
-    """The stub of a function whose operands are annotated Any and whose result is one array."""
+def _python_functions(module: ModuleType) -> list[str]:
+    return [
+        _python_function(name, thing)
+        for name, thing in vars(module).items()
+        if inspect.isfunction(thing) and thing.__module__ == module.__name__ and not name.startswith("_")
+    ]
+
+
+def _python_function(name: str, function: Callable[..., Any]) -> str:
+    """The stub of a function that is `showing_arrays`: one result, or a tuple of them."""
+    signature = inspect.signature(function)
+    several = typing.get_args(signature.return_annotation)
     overloads = []
-    for array, (first, other, _) in FRAMEWORKS.items():
+    for array, (first, other, takes_out) in FRAMEWORKS.items():
         annotations = iter([first])
         parameters = []
-        for key, parameter in inspect.signature(function).parameters.items():
+        for key, parameter in signature.parameters.items():
             given = parameter.annotation
-            annotation = next(annotations, other) if given is Any else inspect.formatannotation(given)
+            if key == "out":
+                out = f"tuple[{', '.join([f'{array} | None'] * len(several))}]" if several else array
+                parameters += ["*", f"out: {out} | None = None"] if takes_out else []
+                continue
+            annotation = next(annotations, other) if given is ARRAY else _annotation(given)
+            if given is ARRAY and parameter.default is None:
+                annotation += " | None"
             default = "" if parameter.default is inspect.Parameter.empty else f" = {_default(parameter.default)}"
             parameters.append(f"{key}: {annotation}{default}")
-        overloads.append(_overload(function.__name__, parameters, array))
+        result = f"tuple[{', '.join([array] * len(several))}]" if several else array
+        overloads.append(_overload(name, parameters, result, inspect.getdoc(function)))
     return "\n".join(overloads)
 
 
-def _overload(name: str, parameters: list[str], result: str) -> str:
-    return (
-        f"@overload\ndef {name}(\n" + "".join(f"    {parameter},\n" for parameter in parameters) + f") -> {result}: ..."
-    )
+def _annotation(given: Any) -> str:
+    if typing.get_origin(given) in (typing.Union, UnionType):
+        return " | ".join(_annotation(part) for part in typing.get_args(given))
+    if given is type(None):
+        return "None"
+    text = inspect.formatannotation(given).replace("'", '"')
+    return text.replace("typing.", "").replace("collections.abc.", "")
 
 
-STUBS = {"raw_ops.pyi": raw_ops, "quantization.pyi": quantization_stub, "__init__.pyi": top_level}
+def _overload(name: str, parameters: list[str], result: str, documentation: str | None) -> str:
+    head = f"@overload\ndef {name}(\n" + "".join(f"    {parameter},\n" for parameter in parameters) + f") -> {result}:"
+    assert documentation and "\\" not in documentation and '"""' not in documentation
+    first, *rest = documentation.split("\n")
+    end = "\n    " if rest else ""
+    lines = [f'    """{first}', *textwrap.indent("\n".join(rest), "    ").split("\n")] if rest else [f'    """{first}']
+    return head + "\n" + "\n".join(lines) + end + '"""\n'
+
+
+STUBS = {
+    "raw_ops.pyi": raw_ops,
+    "quantization.pyi": quantization_stub,
+    "nn.pyi": nn_stub,
+    "__init__.pyi": top_level,
+}
 
 
 def main() -> int:

@@ -506,7 +506,7 @@ INTEGERS = (-1, 0, 1, 2, 3, 17, 62, 63, 64, -2, 2**31 - 1, 2**31, 2**32, 2**63, 
 REALS = (math.nan, math.inf, -math.inf, 0.0, -1.0, 1e39, 1e308, 5e-324, 10**400)
 WRONG = {
     "bool": (1, "True", 1.5, [True]),
-    "int": (1.5, "8", [8], True, np.float32(8), object()),
+    "int": (1.5, "8", [8], True, np.float32(8.5), object()),
     "float": ("1", [1.0], True, 1j, object()),
     "choice": ("", "nhwc", 3, ["SAME"], object()),
     "integers": (1, 1.5, [1.5, 1, 1, 1], ["1", 1, 1, 1], [[1, 1], [1, 1]], object()),
@@ -558,7 +558,8 @@ def _dtype(source: Source, call: Call) -> None:
     dtype = choose(source, ("int32", "bool", "complex64", "uint8", "U2", "object", "datetime64[s]", *DTYPES))
     array = np.array(call.operands[name])
     call.operands[name] = np.zeros(array.shape, dtype)
-    call.flaw, call.refused = f"{name} as {dtype}", dtype not in (*DTYPES, dtype_of(name, np.dtype("float32")).name)
+    call.flaw = f"{name} as {dtype}"
+    call.refused = dtype in ("complex64", "U2", "object", "datetime64[s]") or (name == "mask" and dtype != "uint8")
 
 
 def _not_an_array(source: Source, call: Call) -> None:
@@ -639,7 +640,41 @@ def _dense(call: Call) -> dict[str, np.ndarray]:
     for name, value in call.operands.items():
         native = value.dtype.newbyteorder("=") if isinstance(value, np.ndarray) else of_numbers
         dense[name] = np.array(value, native, order="C", subok=False)
+    try:
+        call.op.check(
+            tuple(TensorSpec(a.shape, a.dtype.name) for a in dense.values()),
+            tuple(call.op.bind((), {**dense, **call.attributes})[1].items()),
+        )
+    except TypeError:
+        return _fitted(call, dense)
+    except ValueError:
+        pass
     return dense
+
+
+def _fitted(call: Call, dense: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What arrays that do not fit together become where nothing is lost."""
+
+    def is_float(dtype: np.dtype) -> bool:
+        return dtype.name in DTYPES
+
+    given = {name: dense[name].dtype for name, value in call.operands.items() if isinstance(value, np.ndarray)}
+    data = [dtype for name, dtype in given.items() if name not in call.op.ranges and dtype.kind not in "biu"]
+    first = next((dtype for dtype in given.values() if is_float(dtype) and dtype.name != "bfloat16"), None)
+    leading = data[0] if data else np.dtype("float64" if first == np.float64 else "float32")
+    if not is_float(leading):
+        return dense
+    fitted = {}
+    for name, array in dense.items():
+        if name in call.op.ranges:
+            takes = array.dtype.kind in "biu" or is_float(array.dtype)
+            target = leading if leading.itemsize > 2 else np.dtype("float32")
+        else:
+            takes = name not in given or (array.dtype.kind in "biu" and np.can_cast(array.dtype, leading, "safe"))
+            target = leading
+        with np.errstate(over="ignore"):
+            fitted[name] = np.asarray(call.operands[name]).astype(target) if takes else array
+    return fitted
 
 
 def _lowered(call: Call, operands: dict[str, np.ndarray]) -> tuple[Lowering, dict[str, Any]] | None:

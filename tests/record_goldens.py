@@ -5,10 +5,10 @@ Needs TensorFlow; nothing else in this repository does. Run it after cases were 
 
     python tests/record_goldens.py [--only FAMILY ...]
 
-FAMILY is one of the families of tests/cases.py, or `errors` or `signatures`. Each setting of TensorFlow's oneDNN
-kernels takes a process of its own. One thread is used, because TensorFlow's sums depend on their number. What changed
-with respect to the files that were there is printed. A case that TensorFlow refuses, or a bad call that it takes, is an
-error.
+FAMILY is one of the families of tests/cases.py, or `errors`, `manners` or `signatures`. Each setting of TensorFlow's
+oneDNN kernels takes a process of its own. One thread is used, because TensorFlow's sums depend on their number. What
+changed with respect to the files that were there is printed. A case that TensorFlow refuses, or a bad call that it
+takes, is an error.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import numpy as np
 from bits import differing
 from cases import FAMILIES, RESULTS, BadCall, Case, bad_calls, cases
 from goldens import Golden, Goldens
+from manners import PLAIN, Manner, manners, outcome
 
 # TensorFlow's Eigen kernels are the ones whose order of operations is known, so they are asked where bits do not decide
 # for oneDNN. They do for the depthwise convolution and its input gradient.
@@ -223,6 +224,29 @@ def record_errors() -> None:
     print(f"errors: {len(raised)} calls")
 
 
+def record_manners() -> None:
+    """What TensorFlow makes of each argument in each form, beside NumPy arrays and beside its tensors."""
+    import tensorflow
+
+    def call(op: str, given: dict[str, Any]) -> list[np.ndarray]:
+        results = getattr(tensorflow.raw_ops, op)(**given)
+        return [result.numpy() for result in (results if isinstance(results, tuple | list) else (results,))]
+
+    def ask_in(manner: Manner, to_array: Any) -> str:
+        plain = {k: tensorflow.constant(v) if isinstance(v, np.ndarray) else v for k, v in manner.plain.items()}
+        beside = {k: to_array(v) if isinstance(v, np.ndarray) else v for k, v in manner.plain.items()}
+        given = beside | {manner.argument: manner.make(tensorflow.constant)}
+        return outcome(lambda: call(manner.op, given), call(manner.op, plain), (Exception,))
+
+    made: dict[str, dict[str, str]] = {}
+    for op in PLAIN:
+        for manner in manners(op):
+            answers = ask_in(manner, np.array), ask_in(manner, tensorflow.constant)
+            made.setdefault(f"{op}/{manner.argument}", {})[manner.form] = ", ".join(answers)
+    goldens.save_json("manners", made)
+    print(f"manners: {sum(map(len, made.values()))} calls")
+
+
 def record_signatures() -> None:
     """Argument names, order and defaults of raw operators and public functions, and the former's output names."""
     import tensorflow
@@ -259,7 +283,7 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
 
 
 def main() -> None:
-    everything = [*FAMILIES, "errors", "signatures"]
+    everything = [*FAMILIES, "errors", "manners", "signatures"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=everything, default=everything, metavar="FAMILY")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -273,6 +297,8 @@ def main() -> None:
         record_families(families)
     if "errors" in options.only:
         record_errors()
+    if "manners" in options.only:
+        record_manners()
     if "signatures" in options.only:
         record_signatures()
 

@@ -100,7 +100,7 @@ def test_python_numbers_with_64_bits_enabled() -> None:
         got = jax.jit(function)(jnp.asarray(double), -1.25, 1.5)
         assert_same_bits(np.asarray(got), function(double, -1.25, 1.5), what="beside float64")
         with pytest.raises(TypeError, match="min must be float32"):
-            function(jnp.asarray(X), np.float64([-1.25])[0:1].reshape(()), 1.5)
+            function(jnp.asarray(X), jnp.float64(-1.25), 1.5)
 
 
 @pytest.mark.parametrize("platform", ["cuda", "rocm", "tpu"])

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -10,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import exactqat
+
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "exactqat"
 sys.path.insert(0, str(ROOT / "docs"))
 
 import stubs  # noqa: E402
@@ -37,7 +42,13 @@ reveal_type(
         input_sizes=t.shape, filter=t, out_backprop=t, strides=window, padding="SAME"
     )
 )
+reveal_type(eq.fake_quant_with_min_max_vars(t, n, n))  # is Tensor
+reveal_type(eq.nn.depthwise_conv2d(t, n, window, "SAME"))  # is Tensor
+reveal_type(eq.nn.depthwise_conv2d(j, j, window, [[0, 0], [1, 1], [1, 1], [0, 0]], "NHWC", [1, 2]))  # is Array
+reveal_type(eq.nn.depthwise_conv2d_backprop_filter(n, (3, 3, 1, 1), n, window, "VALID", out=n))  # is ndarray
+reveal_type(eq.nn.fused_batch_norm(t, t, t, data_format="NCHW", out=(t, None, None))[1])  # is Tensor
 reveal_type(eq.get_num_threads())  # is int
+eq.quantization.quantize_and_dequantize_v2(t, 0.0, 1.0, round_mode="HALF_UP", out=t)
 eq.fake_quant_with_min_max_args(n, out=n)
 
 eq.fake_quant_with_min_max_args(n, minimum=-1.0)  # refused
@@ -49,6 +60,11 @@ eq.raw_ops.FakeQuantWithMinMaxArgs(n)  # refused
 eq.raw_ops.QuantizeAndDequantizeV2(input=t, input_min=0.0, input_max=1.0, round_mode="UP")  # refused
 eq.fake_quant_with_min_max_vars_gradient(t, t, 0.0, 6.0).backprop_wrt_range  # refused
 eq.no_such_operator(n)  # refused
+eq.nn.depthwise_conv2d(t, t, window, "FULL")  # refused
+eq.nn.depthwise_conv2d(t, t, window, "SAME", "NCWH")  # refused
+eq.nn.fused_batch_norm(j, t, j)  # refused
+eq.quantization.quantize_and_dequantize(t, 0.0, 1.0, round_mode="UP")  # refused
+eq.quantization.quantize_and_dequantize(j, 0.0, 1.0, out=j)  # refused
 """
 
 
@@ -56,6 +72,18 @@ eq.no_such_operator(n)  # refused
 def test_stubs_follow_from_the_declarations(name: str) -> None:
     committed = (ROOT / "src" / "exactqat" / name).read_text()
     assert committed == stubs.STUBS[name](), f"{name} is out of date: run `python docs/stubs.py`"
+
+
+@pytest.mark.parametrize("name", ["raw_ops", "quantization", "nn"])
+def test_stubs_hold_the_documentation(name: str) -> None:
+    module = getattr(exactqat, name)
+    functions = [
+        node for node in ast.parse((PACKAGE / f"{name}.pyi").read_text()).body if type(node) is ast.FunctionDef
+    ]
+    public = {key for key in dir(module) if not key.startswith("_") and hasattr(getattr(module, key), "__signature__")}
+    assert {function.name for function in functions} == public
+    for function in functions:
+        assert ast.get_docstring(function) == inspect.getdoc(getattr(module, function.name)), function.name
 
 
 def test_the_package_says_that_it_has_types() -> None:

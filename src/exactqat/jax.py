@@ -20,7 +20,17 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from exactqat.cpu import kernels
-from exactqat.operators.op import Axes, Lowering, Operator, TensorSpec
+from exactqat.operators.op import (
+    FLOAT32_LIMIT,
+    Axes,
+    Lowering,
+    Operator,
+    TensorSpec,
+    dtypes_that_fit,
+    guest,
+    is_array_like,
+    unreadable,
+)
 
 _TARGET = "exactqat"
 if not hasattr(kernels, "xla_handler"):
@@ -126,9 +136,20 @@ def _bind(op: Operator, attributes: Attributes, over: int | None, *arrays: Any) 
 _compiled = jax.jit(_bind, static_argnums=(0, 1, 2))
 
 
+def _eager(op: Operator, attributes: Attributes, over: int | None, *arrays: Any) -> Any:
+    if not op.refusal_text or not op.may_refuse(dict(attributes)):
+        return _compiled(op, attributes, over, *arrays)
+    try:
+        results = _compiled(op, attributes, over, *arrays)
+        results[0].block_until_ready()  # a kernel's refusal arrives with the results
+        return results
+    except jax.errors.JaxRuntimeError as error:
+        raise op.refusal(error, arrays, dict(attributes)) from None
+
+
 @_CALL.def_impl
 def _(*arrays: Any, op: Operator, attributes: Attributes, over: int | None, parts: Any) -> Any:
-    return _compiled(op, attributes, over, *arrays)
+    return _eager(op, attributes, over, *arrays)
 
 
 @_CALL.def_abstract_eval
@@ -573,17 +594,68 @@ def _parts(op: Operator, attributes: Attributes, over: int | None, specs: tuple[
 def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:
     """Run `op` on JAX arrays.
 
-    NumPy arrays become JAX arrays; numbers, lists and weakly typed arrays become float64 beside a float64 array, else
-    float32. `out`: as JAX arrays never change, only the operand that the first result may be written over, to say
-    that XLA should do so.
+    NumPy arrays become JAX arrays, and others where their dtypes do not fit; numbers, lists and weakly typed arrays
+    become float64 beside a float64 array, else float32. `out`: as JAX arrays never change, only the operand that the
+    first result may be written over, to say that XLA should do so.
     """
-    arrays = [jnp.asarray(v) if isinstance(v, np.ndarray) else v for v in operands]
-    strong = [v.dtype for v in arrays if isinstance(v, jax.Array) and not v.weak_type]
+    arrays, strong, later = [], [], []
+    for i, value in enumerate(operands):
+        if not isinstance(value, jax.Array):
+            if isinstance(value, _NUMBERS) or not is_array_like(value):
+                arrays.append(value)
+                later.append(i)
+                continue
+            value = _array(op, i, value, None)
+        arrays.append(value)
+        if value.weak_type:
+            later.append(i)
+        else:
+            strong.append(value.dtype)
     dtype = jnp.float64 if strong[:1] == [jnp.float64] else jnp.float32
-    arrays = [v if isinstance(v, jax.Array) and not (v.weak_type and strong) else jnp.asarray(v, dtype) for v in arrays]
+    for i in later:
+        if strong or not isinstance(arrays[i], jax.Array):
+            arrays[i] = _array(op, i, arrays[i], dtype)
     # Outside of a trace JAX would trace the call every time, which takes a hundred times longer than to look it up.
-    run = _bind if any(isinstance(array, jax.core.Tracer) for array in arrays) else _compiled
-    return op.wrap(run(op, tuple(attributes.items()), _over(op, operands, out), *arrays))
+    run = _bind if any(isinstance(array, jax.core.Tracer) for array in arrays) else _eager
+    over = _over(op, operands, out)
+    try:
+        return op.wrap(run(op, tuple(attributes.items()), over, *arrays))
+    except TypeError:
+        fitted = _fitted(op, operands, arrays)
+        if all(array.dtype == before.dtype for array, before in zip(fitted, arrays, strict=True)):
+            raise
+    return op.wrap(run(op, tuple(attributes.items()), over, *fitted))
+
+
+_NUMBERS = (float, int, list, tuple, np.generic)
+
+
+def _array(op: Operator, index: int, value: Any, dtype: Any) -> Any:
+    if type(value) in (float, int):
+        value = float(value)
+        if dtype is jnp.float32 and abs(value) >= FLOAT32_LIMIT:
+            value = math.copysign(math.inf, value)
+        return jnp.asarray(value, dtype)
+    if isinstance(value, jax.Array):
+        return jnp.asarray(value, dtype)
+    try:
+        with np.errstate(over="ignore"):  # a number beyond float32 is infinite there
+            if not isinstance(value, _NUMBERS):
+                value = guest(op, op.operands[index], np.asarray(value))
+            return jnp.asarray(value, dtype)
+    except (ValueError, TypeError) as error:
+        raise unreadable(op, op.operands[index], error) from None
+
+
+def _fitted(op: Operator, operands: list[Any], arrays: list[Any]) -> list[Any]:
+    """The arrays of a call whose dtypes do not fit, with what came as NumPy arrays, lists and numbers like the rest."""
+    own = [v.dtype.name if isinstance(v, jax.Array) and not v.weak_type else None for v in operands]
+    kept = [dtype for dtype in own if dtype]
+    fitting = dtypes_that_fit(op, own, "float64" if kept[:1] == ["float64"] else "float32")
+    return [
+        _array(op, i, given, dtype) if mine is None and array.dtype.kind != "c" else array
+        for i, (given, array, mine, dtype) in enumerate(zip(operands, arrays, own, fitting, strict=True))
+    ]
 
 
 def _over(op: Operator, operands: list[Any], out: tuple[Any, ...] | None) -> int | None:

@@ -2,37 +2,45 @@
 """`tf.nn` (and `tf.compat.v1.nn`): the functions of these families, which rearrange arguments and call one operator."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from exactqat.operators import depthwise_conv2d as _depthwise
 from exactqat.operators import fused_batch_norm as _batch_norm
+from exactqat.operators.depthwise_conv2d import DataFormat
+from exactqat.operators.fused_batch_norm import DataFormat as ImageFormat
+from exactqat.operators.op import integer as _integer
+from exactqat.operators.op import showing_arrays as _showing_arrays
+from exactqat.operators.op import text as _text
 
-Paddings = str | Sequence[Sequence[int]]
+Paddings = Literal["SAME", "VALID"] | Sequence[Sequence[int]]
 
 
 def _padding(padding: Paddings) -> dict[str, Any]:
     """The operators' `padding` and `explicit_paddings` from a name or a list of 4 pairs."""
-    if isinstance(padding, str):
+    if isinstance(padding, str | bytes):
         return {"padding": padding}
     try:
-        pairs = [(int(before), int(after)) for before, after in padding]
+        pairs = [(_integer(before), _integer(after)) for before, after in padding]
     except (TypeError, ValueError):
         pairs = []
-    if len(pairs) != 4:
+    if len(pairs) != 4 or any(value is None for pair in pairs for value in pair):
         raise ValueError(
             f"padding must be 'SAME', 'VALID' or 4 pairs of integers, one for each dimension, got {padding!r}"
         )
     return {"padding": "EXPLICIT", "explicit_paddings": tuple(value for pair in pairs for value in pair)}
 
 
+@_showing_arrays
 def depthwise_conv2d(
     input: Any,
     filter: Any,
     strides: Sequence[int],
     padding: Paddings,
-    data_format: str | None = None,
+    data_format: DataFormat | None = None,
     dilations: Sequence[int] | None = None,
     name: str | None = None,
+    *,
+    out: Any = None,
 ) -> Any:
     """Depthwise convolution.
 
@@ -42,31 +50,35 @@ def depthwise_conv2d(
         data_format: "NHWC" (default) or "NCHW".
         dilations: 2 values, for height and width; together with any strides (TensorFlow gives a wrong result there).
         name: ignored.
+        out: an array to write the result into.
     Returns:
         The output, see `raw_ops.DepthwiseConv2dNative`.
     Raises:
         ValueError, TypeError: as `raw_ops.DepthwiseConv2dNative`.
     Source: `tf.nn.depthwise_conv2d`.
     """
-    data_format = "NHWC" if data_format is None else data_format
+    layout = "NHWC" if data_format is None else _text(data_format)
     dilations = (1, 1) if dilations is None else dilations
-    if len(dilations) != 2:
-        raise ValueError(f"dilations must have 2 values, for height and width, got {list(dilations)}")
+    if not hasattr(dilations, "__len__") or len(dilations) != 2:
+        raise ValueError(f"dilations must have 2 values, for height and width, got {dilations}")
     by_letter = {"N": 1, "H": dilations[0], "W": dilations[1], "C": 1}
-    four = [by_letter.get(letter, 1) for letter in data_format]
+    four = [by_letter.get(letter, 1) for letter in layout]
     return _depthwise.depthwise_conv2d_native(
-        input, filter, strides, data_format=data_format, dilations=four, **_padding(padding)
+        input, filter, strides, data_format=layout, dilations=four, out=out, **_padding(padding)
     )
 
 
+@_showing_arrays
 def depthwise_conv2d_native(
     input: Any,
     filter: Any,
     strides: Sequence[int],
     padding: Paddings,
-    data_format: str = "NHWC",
+    data_format: DataFormat = "NHWC",
     dilations: Sequence[int] = (1, 1, 1, 1),
     name: str | None = None,
+    *,
+    out: Any = None,
 ) -> Any:
     """Depthwise convolution with 4 dilations, in the order of `data_format`.
 
@@ -74,6 +86,7 @@ def depthwise_conv2d_native(
         input, filter, strides, data_format, dilations: see `raw_ops.DepthwiseConv2dNative`.
         padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
         name: ignored.
+        out: an array to write the result into.
     Returns:
         The output, see `raw_ops.DepthwiseConv2dNative`.
     Raises:
@@ -81,19 +94,22 @@ def depthwise_conv2d_native(
     Source: `tf.compat.v1.nn.depthwise_conv2d_native`.
     """
     return _depthwise.depthwise_conv2d_native(
-        input, filter, strides, data_format=data_format, dilations=dilations, **_padding(padding)
+        input, filter, strides, data_format=data_format, dilations=dilations, out=out, **_padding(padding)
     )
 
 
+@_showing_arrays
 def depthwise_conv2d_backprop_input(
     input_sizes: Sequence[int],
     filter: Any,
     out_backprop: Any,
     strides: Sequence[int],
     padding: Paddings,
-    data_format: str = "NHWC",
+    data_format: DataFormat = "NHWC",
     dilations: Sequence[int] = (1, 1, 1, 1),
     name: str | None = None,
+    *,
+    out: Any = None,
 ) -> Any:
     """Gradient of a depthwise convolution with respect to its input.
 
@@ -102,6 +118,7 @@ def depthwise_conv2d_backprop_input(
             `raw_ops.DepthwiseConv2dNativeBackpropInput`.
         padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
         name: ignored.
+        out: an array to write the result into.
     Returns:
         An array of shape `input_sizes`.
     Raises:
@@ -109,19 +126,29 @@ def depthwise_conv2d_backprop_input(
     Source: `tf.nn.depthwise_conv2d_backprop_input`.
     """
     return _depthwise.depthwise_conv2d_native_backprop_input(
-        input_sizes, filter, out_backprop, strides, data_format=data_format, dilations=dilations, **_padding(padding)
+        input_sizes,
+        filter,
+        out_backprop,
+        strides,
+        data_format=data_format,
+        dilations=dilations,
+        out=out,
+        **_padding(padding),
     )
 
 
+@_showing_arrays
 def depthwise_conv2d_backprop_filter(
     input: Any,
     filter_sizes: Sequence[int],
     out_backprop: Any,
     strides: Sequence[int],
     padding: Paddings,
-    data_format: str = "NHWC",
+    data_format: DataFormat = "NHWC",
     dilations: Sequence[int] = (1, 1, 1, 1),
     name: str | None = None,
+    *,
+    out: Any = None,
 ) -> Any:
     """Gradient of a depthwise convolution with respect to its filter.
 
@@ -130,6 +157,7 @@ def depthwise_conv2d_backprop_filter(
             `raw_ops.DepthwiseConv2dNativeBackpropFilter`.
         padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
         name: ignored.
+        out: an array to write the result into.
     Returns:
         An array of shape `filter_sizes`.
     Raises:
@@ -137,7 +165,14 @@ def depthwise_conv2d_backprop_filter(
     Source: `tf.nn.depthwise_conv2d_backprop_filter`.
     """
     return _depthwise.depthwise_conv2d_native_backprop_filter(
-        input, filter_sizes, out_backprop, strides, data_format=data_format, dilations=dilations, **_padding(padding)
+        input,
+        filter_sizes,
+        out_backprop,
+        strides,
+        data_format=data_format,
+        dilations=dilations,
+        out=out,
+        **_padding(padding),
     )
 
 
@@ -145,6 +180,7 @@ depthwise_conv2d_native_backprop_input = depthwise_conv2d_backprop_input
 depthwise_conv2d_native_backprop_filter = depthwise_conv2d_backprop_filter
 
 
+@_showing_arrays
 def fused_batch_norm(
     x: Any,
     scale: Any,
@@ -152,17 +188,20 @@ def fused_batch_norm(
     mean: Any = None,
     variance: Any = None,
     epsilon: float = 0.001,
-    data_format: str = "NHWC",
+    data_format: ImageFormat = "NHWC",
     is_training: bool = True,
     name: str | None = None,
     exponential_avg_factor: float = 1.0,
-) -> Any:
+    *,
+    out: Any = None,
+) -> tuple[Any, Any, Any]:
     """Batch normalization.
 
     Args:
         x, scale, offset, epsilon, data_format, is_training, exponential_avg_factor: see `raw_ops.FusedBatchNormV3`.
         mean, variance: running statistics; may be left out in training with `exponential_avg_factor` 1.
         name: ignored.
+        out: a tuple of 3 arrays to write the results into; None in the place of one is a new array.
     Returns:
         y, running mean, running variance: see `raw_ops.FusedBatchNormV3`.
     Raises:
@@ -174,7 +213,14 @@ def fused_batch_norm(
             raise ValueError(
                 f"{argument} must be a vector when is_training is False or exponential_avg_factor is not 1, got None"
             )
-    nothing = scale[:0]
+    try:
+        nothing = scale[:0]
+    except Exception:  # no vector: the operator says so
+        nothing = ()
+    if out is not None:
+        if not isinstance(out, tuple) or len(out) != 3:
+            raise ValueError("fused_batch_norm: out must be a tuple of 3 arrays: y, running mean, running variance")
+        out = (*out, None, None, None)
     results = _batch_norm.fused_batch_norm_v3(
         x,
         scale,
@@ -185,5 +231,6 @@ def fused_batch_norm(
         exponential_avg_factor,
         data_format,
         is_training,
+        out=out,
     )
-    return results[:3]
+    return results[0], results[1], results[2]

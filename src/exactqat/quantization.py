@@ -5,6 +5,10 @@ from typing import Any
 
 from exactqat.operators import OPERATORS
 from exactqat.operators import quantize_and_dequantize as _operators
+from exactqat.operators.op import Operator as _Operator
+from exactqat.operators.op import rank_of as _rank_of
+from exactqat.operators.op import showing_arrays as _showing_arrays
+from exactqat.operators.quantize_and_dequantize import RoundMode
 
 globals().update(
     {
@@ -16,17 +20,20 @@ globals().update(
 )
 
 
-def _axis(input: Any, axis: int | None) -> int:
+def _axis(operator: _Operator, input: Any, axis: int | None) -> int:
     """The raw operators' axis, where -1 is the whole tensor, from the public one, where None is and negatives count
     from the end."""
     if axis is None:
         return -1
-    rank = len(input.shape)
+    if type(axis) is not int:
+        axis = int(operator.attribute("axis", axis))
+    rank = len(input.shape) if hasattr(input, "shape") else _rank_of(input)
     if not -rank <= axis < rank:
         raise ValueError(f"axis must be from {-rank} to {rank - 1} for an input of rank {rank}, got {axis}")
     return axis % rank
 
 
+@_showing_arrays
 def quantize_and_dequantize(
     input: Any,
     input_min: Any,
@@ -34,10 +41,12 @@ def quantize_and_dequantize(
     signed_input: bool = True,
     num_bits: int = 8,
     range_given: bool = False,
-    round_mode: str = "HALF_TO_EVEN",
+    round_mode: RoundMode = "HALF_TO_EVEN",
     name: str | None = None,
     narrow_range: bool = False,
     axis: int | None = None,
+    *,
+    out: Any = None,
 ) -> Any:
     """Quantize and dequantize; the gradient passes straight through.
 
@@ -47,17 +56,21 @@ def quantize_and_dequantize(
         name: ignored.
         axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
             end.
+        out: an array to write the result into.
     Returns:
         An array like `input`.
     Raises:
         ValueError: as `raw_ops.QuantizeAndDequantizeV2`.
     Source: `tf.quantization.quantize_and_dequantize`.
     """
-    return _operators.quantize_and_dequantize_v2(
-        input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range, _axis(input, axis)
+    operator = _operators.quantize_and_dequantize_v2
+    raw_axis = _axis(operator, input, axis)
+    return operator(
+        input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range, raw_axis, out=out
     )
 
 
+@_showing_arrays
 def quantize_and_dequantize_v2(
     input: Any,
     input_min: Any,
@@ -65,10 +78,12 @@ def quantize_and_dequantize_v2(
     signed_input: bool = True,
     num_bits: int = 8,
     range_given: bool = False,
-    round_mode: str = "HALF_TO_EVEN",
+    round_mode: RoundMode = "HALF_TO_EVEN",
     name: str | None = None,
     narrow_range: bool = False,
     axis: int | None = None,
+    *,
+    out: Any = None,
 ) -> Any:
     """Quantize and dequantize; the gradient is zero outside the range that was used.
 
@@ -81,6 +96,7 @@ def quantize_and_dequantize_v2(
         name: ignored.
         axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
             end.
+        out: an array to write the result into.
     Returns:
         An array like `input`.
     Raises:
@@ -88,6 +104,7 @@ def quantize_and_dequantize_v2(
     Source: `tf.quantization.quantize_and_dequantize_v2`.
     """
     operator = _operators.quantize_and_dequantize_v4 if range_given else _operators.quantize_and_dequantize_v2
+    raw_axis = _axis(operator, input, axis)
     return operator(
-        input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range, _axis(input, axis)
+        input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range, raw_axis, out=out
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Made by docs/stubs.py from the declarations in operators/; do not edit.
 
-from typing import SupportsIndex, overload
+from typing import Literal, SupportsIndex, overload
 
 import jax
 import torch
@@ -24,7 +24,26 @@ def fake_quant_with_min_max_args(
     name: str | None = None,
     *,
     out: _NumPy | tuple[_NumPy] | None = None,
-) -> _NumPy: ...
+) -> _NumPy:
+    """Quantize and dequantize a tensor with one fixed range.
+
+    The range is first moved ("nudged") so that zero is one of its `2**num_bits` steps (one step fewer with
+    `narrow_range`); values outside it are clamped to its ends, values inside it are rounded to the nearest step, ties
+    upwards. NaN stays NaN.
+
+    Args:
+        inputs: a float tensor, any shape.
+        min, max: the range; `min < max`. What the dtype cannot hold is infinite, as in TensorFlow, and a range that is
+            not finite gives NaN.
+        num_bits: 2 to 16.
+        narrow_range: leave out the lowest code, so that a symmetric range has symmetric codes.
+    Returns:
+        outputs: like `inputs`.
+    Raises:
+        ValueError: `num_bits` outside 2..16, or not `min < max`.
+    Source: TensorFlow `FakeQuantWithMinMaxArgs`.
+    """
+
 @overload
 def fake_quant_with_min_max_args(
     inputs: torch.Tensor,
@@ -35,7 +54,26 @@ def fake_quant_with_min_max_args(
     name: str | None = None,
     *,
     out: torch.Tensor | tuple[torch.Tensor] | None = None,
-) -> torch.Tensor: ...
+) -> torch.Tensor:
+    """Quantize and dequantize a tensor with one fixed range.
+
+    The range is first moved ("nudged") so that zero is one of its `2**num_bits` steps (one step fewer with
+    `narrow_range`); values outside it are clamped to its ends, values inside it are rounded to the nearest step, ties
+    upwards. NaN stays NaN.
+
+    Args:
+        inputs: a float tensor, any shape.
+        min, max: the range; `min < max`. What the dtype cannot hold is infinite, as in TensorFlow, and a range that is
+            not finite gives NaN.
+        num_bits: 2 to 16.
+        narrow_range: leave out the lowest code, so that a symmetric range has symmetric codes.
+    Returns:
+        outputs: like `inputs`.
+    Raises:
+        ValueError: `num_bits` outside 2..16, or not `min < max`.
+    Source: TensorFlow `FakeQuantWithMinMaxArgs`.
+    """
+
 @overload
 def fake_quant_with_min_max_args(
     inputs: jax.Array,
@@ -44,7 +82,26 @@ def fake_quant_with_min_max_args(
     num_bits: SupportsIndex = 8,
     narrow_range: bool = False,
     name: str | None = None,
-) -> jax.Array: ...
+) -> jax.Array:
+    """Quantize and dequantize a tensor with one fixed range.
+
+    The range is first moved ("nudged") so that zero is one of its `2**num_bits` steps (one step fewer with
+    `narrow_range`); values outside it are clamped to its ends, values inside it are rounded to the nearest step, ties
+    upwards. NaN stays NaN.
+
+    Args:
+        inputs: a float tensor, any shape.
+        min, max: the range; `min < max`. What the dtype cannot hold is infinite, as in TensorFlow, and a range that is
+            not finite gives NaN.
+        num_bits: 2 to 16.
+        narrow_range: leave out the lowest code, so that a symmetric range has symmetric codes.
+    Returns:
+        outputs: like `inputs`.
+    Raises:
+        ValueError: `num_bits` outside 2..16, or not `min < max`.
+    Source: TensorFlow `FakeQuantWithMinMaxArgs`.
+    """
+
 @overload
 def fake_quant_with_min_max_args_gradient(
     gradients: _NumPy | _Numbers,
@@ -56,11 +113,25 @@ def fake_quant_with_min_max_args_gradient(
     name: str | None = None,
     *,
     out: _NumPy | tuple[_NumPy] | None = None,
-) -> _NumPy: ...
+) -> _NumPy:
+    """Gradient of `fake_quant_with_min_max_args`: `gradients` where `inputs` lie in the nudged range, times 0
+    elsewhere.
+
+    Args:
+        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_args`.
+    Returns:
+        backprops: like `inputs`. The nudged range includes both ends; the product with 0 keeps NaN, infinity and the
+            sign of zero.
+    Raises:
+        ValueError: shapes that differ, `num_bits` outside 2..16, or not `min < max`.
+    Source: TensorFlow `FakeQuantWithMinMaxArgsGradient`.
+    """
+
 @overload
 def fake_quant_with_min_max_args_gradient(
     gradients: torch.Tensor,
-    inputs: torch.Tensor | _Numbers,
+    inputs: torch.Tensor | _NumPy | _Numbers,
     min: _Float = -6.0,
     max: _Float = 6.0,
     num_bits: SupportsIndex = 8,
@@ -68,17 +139,45 @@ def fake_quant_with_min_max_args_gradient(
     name: str | None = None,
     *,
     out: torch.Tensor | tuple[torch.Tensor] | None = None,
-) -> torch.Tensor: ...
+) -> torch.Tensor:
+    """Gradient of `fake_quant_with_min_max_args`: `gradients` where `inputs` lie in the nudged range, times 0
+    elsewhere.
+
+    Args:
+        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_args`.
+    Returns:
+        backprops: like `inputs`. The nudged range includes both ends; the product with 0 keeps NaN, infinity and the
+            sign of zero.
+    Raises:
+        ValueError: shapes that differ, `num_bits` outside 2..16, or not `min < max`.
+    Source: TensorFlow `FakeQuantWithMinMaxArgsGradient`.
+    """
+
 @overload
 def fake_quant_with_min_max_args_gradient(
     gradients: jax.Array,
-    inputs: jax.Array | _Numbers,
+    inputs: jax.Array | _NumPy | _Numbers,
     min: _Float = -6.0,
     max: _Float = 6.0,
     num_bits: SupportsIndex = 8,
     narrow_range: bool = False,
     name: str | None = None,
-) -> jax.Array: ...
+) -> jax.Array:
+    """Gradient of `fake_quant_with_min_max_args`: `gradients` where `inputs` lie in the nudged range, times 0
+    elsewhere.
+
+    Args:
+        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_args`.
+    Returns:
+        backprops: like `inputs`. The nudged range includes both ends; the product with 0 keeps NaN, infinity and the
+            sign of zero.
+    Raises:
+        ValueError: shapes that differ, `num_bits` outside 2..16, or not `min < max`.
+    Source: TensorFlow `FakeQuantWithMinMaxArgsGradient`.
+    """
+
 @overload
 def fake_quant_with_min_max_vars(
     inputs: _NumPy | _Numbers,
@@ -89,27 +188,81 @@ def fake_quant_with_min_max_vars(
     name: str | None = None,
     *,
     out: _NumPy | tuple[_NumPy] | None = None,
-) -> _NumPy: ...
+) -> _NumPy:
+    """Quantize and dequantize a tensor with one range that can be trained.
+
+    As `fake_quant_with_min_max_args`, but the step is found by a true division, so a few values in a million round
+    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every range that
+    is not finite give NaN; `min > max` gives a constant.
+
+    Args:
+        inputs: a float tensor, any shape.
+        min, max: the range, scalars of the dtype of `inputs` (float32 if that has 16 bits).
+        num_bits: 2 to 16.
+        narrow_range: leave out the lowest code.
+    Returns:
+        outputs: like `inputs`.
+    Raises:
+        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVars`.
+    """
+
 @overload
 def fake_quant_with_min_max_vars(
     inputs: torch.Tensor,
-    min: torch.Tensor | _Numbers,
-    max: torch.Tensor | _Numbers,
+    min: torch.Tensor | _NumPy | _Numbers,
+    max: torch.Tensor | _NumPy | _Numbers,
     num_bits: SupportsIndex = 8,
     narrow_range: bool = False,
     name: str | None = None,
     *,
     out: torch.Tensor | tuple[torch.Tensor] | None = None,
-) -> torch.Tensor: ...
+) -> torch.Tensor:
+    """Quantize and dequantize a tensor with one range that can be trained.
+
+    As `fake_quant_with_min_max_args`, but the step is found by a true division, so a few values in a million round
+    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every range that
+    is not finite give NaN; `min > max` gives a constant.
+
+    Args:
+        inputs: a float tensor, any shape.
+        min, max: the range, scalars of the dtype of `inputs` (float32 if that has 16 bits).
+        num_bits: 2 to 16.
+        narrow_range: leave out the lowest code.
+    Returns:
+        outputs: like `inputs`.
+    Raises:
+        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVars`.
+    """
+
 @overload
 def fake_quant_with_min_max_vars(
     inputs: jax.Array,
-    min: jax.Array | _Numbers,
-    max: jax.Array | _Numbers,
+    min: jax.Array | _NumPy | _Numbers,
+    max: jax.Array | _NumPy | _Numbers,
     num_bits: SupportsIndex = 8,
     narrow_range: bool = False,
     name: str | None = None,
-) -> jax.Array: ...
+) -> jax.Array:
+    """Quantize and dequantize a tensor with one range that can be trained.
+
+    As `fake_quant_with_min_max_args`, but the step is found by a true division, so a few values in a million round
+    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every range that
+    is not finite give NaN; `min > max` gives a constant.
+
+    Args:
+        inputs: a float tensor, any shape.
+        min, max: the range, scalars of the dtype of `inputs` (float32 if that has 16 bits).
+        num_bits: 2 to 16.
+        narrow_range: leave out the lowest code.
+    Returns:
+        outputs: like `inputs`.
+    Raises:
+        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVars`.
+    """
+
 @overload
 def fake_quant_with_min_max_vars_gradient(
     gradients: _NumPy | _Numbers,
@@ -121,29 +274,80 @@ def fake_quant_with_min_max_vars_gradient(
     name: str | None = None,
     *,
     out: tuple[_NumPy, _NumPy, _NumPy] | None = None,
-) -> _FakeQuantWithMinMaxVarsGradientResults[_NumPy]: ...
+) -> _FakeQuantWithMinMaxVarsGradientResults[_NumPy]:
+    """Gradients of `fake_quant_with_min_max_vars` for its inputs and both ends of the range.
+
+    Args:
+        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars`.
+    Returns:
+        backprops_wrt_input: like `inputs`; `gradients` inside the nudged range (ends included), times 0 outside.
+        backprop_wrt_min: scalar, sum of `gradients` where `inputs` lie below the nudged range.
+        backprop_wrt_max: scalar, sum of `gradients` where `inputs` lie above it.
+        Elements on the other side count as `gradient * 0`, so a NaN makes both sums NaN and an infinite gradient the
+        sum of the side it is not on. With `min == max == 0` the gradient passes unchanged.
+    Raises:
+        ValueError: shapes that differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that
+            differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
+    """
+
 @overload
 def fake_quant_with_min_max_vars_gradient(
     gradients: torch.Tensor,
-    inputs: torch.Tensor | _Numbers,
-    min: torch.Tensor | _Numbers,
-    max: torch.Tensor | _Numbers,
+    inputs: torch.Tensor | _NumPy | _Numbers,
+    min: torch.Tensor | _NumPy | _Numbers,
+    max: torch.Tensor | _NumPy | _Numbers,
     num_bits: SupportsIndex = 8,
     narrow_range: bool = False,
     name: str | None = None,
     *,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-) -> _FakeQuantWithMinMaxVarsGradientResults[torch.Tensor]: ...
+) -> _FakeQuantWithMinMaxVarsGradientResults[torch.Tensor]:
+    """Gradients of `fake_quant_with_min_max_vars` for its inputs and both ends of the range.
+
+    Args:
+        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars`.
+    Returns:
+        backprops_wrt_input: like `inputs`; `gradients` inside the nudged range (ends included), times 0 outside.
+        backprop_wrt_min: scalar, sum of `gradients` where `inputs` lie below the nudged range.
+        backprop_wrt_max: scalar, sum of `gradients` where `inputs` lie above it.
+        Elements on the other side count as `gradient * 0`, so a NaN makes both sums NaN and an infinite gradient the
+        sum of the side it is not on. With `min == max == 0` the gradient passes unchanged.
+    Raises:
+        ValueError: shapes that differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that
+            differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
+    """
+
 @overload
 def fake_quant_with_min_max_vars_gradient(
     gradients: jax.Array,
-    inputs: jax.Array | _Numbers,
-    min: jax.Array | _Numbers,
-    max: jax.Array | _Numbers,
+    inputs: jax.Array | _NumPy | _Numbers,
+    min: jax.Array | _NumPy | _Numbers,
+    max: jax.Array | _NumPy | _Numbers,
     num_bits: SupportsIndex = 8,
     narrow_range: bool = False,
     name: str | None = None,
-) -> _FakeQuantWithMinMaxVarsGradientResults[jax.Array]: ...
+) -> _FakeQuantWithMinMaxVarsGradientResults[jax.Array]:
+    """Gradients of `fake_quant_with_min_max_vars` for its inputs and both ends of the range.
+
+    Args:
+        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars`.
+    Returns:
+        backprops_wrt_input: like `inputs`; `gradients` inside the nudged range (ends included), times 0 outside.
+        backprop_wrt_min: scalar, sum of `gradients` where `inputs` lie below the nudged range.
+        backprop_wrt_max: scalar, sum of `gradients` where `inputs` lie above it.
+        Elements on the other side count as `gradient * 0`, so a NaN makes both sums NaN and an infinite gradient the
+        sum of the side it is not on. With `min == max == 0` the gradient passes unchanged.
+    Raises:
+        ValueError: shapes that differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that
+            differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
+    """
+
 @overload
 def fake_quant_with_min_max_vars_per_channel(
     inputs: _NumPy | _Numbers,
@@ -154,27 +358,81 @@ def fake_quant_with_min_max_vars_per_channel(
     name: str | None = None,
     *,
     out: _NumPy | tuple[_NumPy] | None = None,
-) -> _NumPy: ...
+) -> _NumPy:
+    """Quantize and dequantize a tensor with one trainable range for each channel, the last dimension.
+
+    Each channel behaves as `fake_quant_with_min_max_args` with its own range; ranges of 0 as
+    `fake_quant_with_min_max_vars`.
+
+    Args:
+        inputs: a float tensor, shape `[..., d]`, any rank from 1.
+        min, max: the ranges, shape `[d]`, of the dtype of `inputs` (float32 if that has 16 bits).
+        num_bits: 2 to 16.
+        narrow_range: leave out the lowest code.
+    Returns:
+        outputs: like `inputs`.
+    Raises:
+        ValueError: `inputs` of rank 0, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            that differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`.
+    """
+
 @overload
 def fake_quant_with_min_max_vars_per_channel(
     inputs: torch.Tensor,
-    min: torch.Tensor | _Numbers,
-    max: torch.Tensor | _Numbers,
+    min: torch.Tensor | _NumPy | _Numbers,
+    max: torch.Tensor | _NumPy | _Numbers,
     num_bits: SupportsIndex = 8,
     narrow_range: bool = False,
     name: str | None = None,
     *,
     out: torch.Tensor | tuple[torch.Tensor] | None = None,
-) -> torch.Tensor: ...
+) -> torch.Tensor:
+    """Quantize and dequantize a tensor with one trainable range for each channel, the last dimension.
+
+    Each channel behaves as `fake_quant_with_min_max_args` with its own range; ranges of 0 as
+    `fake_quant_with_min_max_vars`.
+
+    Args:
+        inputs: a float tensor, shape `[..., d]`, any rank from 1.
+        min, max: the ranges, shape `[d]`, of the dtype of `inputs` (float32 if that has 16 bits).
+        num_bits: 2 to 16.
+        narrow_range: leave out the lowest code.
+    Returns:
+        outputs: like `inputs`.
+    Raises:
+        ValueError: `inputs` of rank 0, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            that differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`.
+    """
+
 @overload
 def fake_quant_with_min_max_vars_per_channel(
     inputs: jax.Array,
-    min: jax.Array | _Numbers,
-    max: jax.Array | _Numbers,
+    min: jax.Array | _NumPy | _Numbers,
+    max: jax.Array | _NumPy | _Numbers,
     num_bits: SupportsIndex = 8,
     narrow_range: bool = False,
     name: str | None = None,
-) -> jax.Array: ...
+) -> jax.Array:
+    """Quantize and dequantize a tensor with one trainable range for each channel, the last dimension.
+
+    Each channel behaves as `fake_quant_with_min_max_args` with its own range; ranges of 0 as
+    `fake_quant_with_min_max_vars`.
+
+    Args:
+        inputs: a float tensor, shape `[..., d]`, any rank from 1.
+        min, max: the ranges, shape `[d]`, of the dtype of `inputs` (float32 if that has 16 bits).
+        num_bits: 2 to 16.
+        narrow_range: leave out the lowest code.
+    Returns:
+        outputs: like `inputs`.
+    Raises:
+        ValueError: `inputs` of rank 0, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            that differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`.
+    """
+
 @overload
 def fake_quant_with_min_max_vars_per_channel_gradient(
     gradients: _NumPy | _Numbers,
@@ -186,29 +444,83 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
     name: str | None = None,
     *,
     out: tuple[_NumPy, _NumPy, _NumPy] | None = None,
-) -> _FakeQuantWithMinMaxVarsPerChannelGradientResults[_NumPy]: ...
+) -> _FakeQuantWithMinMaxVarsPerChannelGradientResults[_NumPy]:
+    """Gradients of `fake_quant_with_min_max_vars_per_channel` for its inputs and both ends of each channel's range.
+
+    Args:
+        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars_per_channel`.
+    Returns:
+        backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range (ends included), times 0
+            outside.
+        backprop_wrt_min: shape `[d]`, sums of `gradients` where `inputs` lie below the channel's nudged range.
+        backprop_wrt_max: shape `[d]`, sums of `gradients` where `inputs` lie above it.
+        Elements on the other side count as `gradient * 0`, so a NaN makes both sums of its channel NaN and an infinite
+        gradient the sum of the side it is not on. Where `min == max == 0` it passes unchanged.
+    Raises:
+        ValueError: shapes that differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            that differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.
+    """
+
 @overload
 def fake_quant_with_min_max_vars_per_channel_gradient(
     gradients: torch.Tensor,
-    inputs: torch.Tensor | _Numbers,
-    min: torch.Tensor | _Numbers,
-    max: torch.Tensor | _Numbers,
+    inputs: torch.Tensor | _NumPy | _Numbers,
+    min: torch.Tensor | _NumPy | _Numbers,
+    max: torch.Tensor | _NumPy | _Numbers,
     num_bits: SupportsIndex = 8,
     narrow_range: bool = False,
     name: str | None = None,
     *,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-) -> _FakeQuantWithMinMaxVarsPerChannelGradientResults[torch.Tensor]: ...
+) -> _FakeQuantWithMinMaxVarsPerChannelGradientResults[torch.Tensor]:
+    """Gradients of `fake_quant_with_min_max_vars_per_channel` for its inputs and both ends of each channel's range.
+
+    Args:
+        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars_per_channel`.
+    Returns:
+        backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range (ends included), times 0
+            outside.
+        backprop_wrt_min: shape `[d]`, sums of `gradients` where `inputs` lie below the channel's nudged range.
+        backprop_wrt_max: shape `[d]`, sums of `gradients` where `inputs` lie above it.
+        Elements on the other side count as `gradient * 0`, so a NaN makes both sums of its channel NaN and an infinite
+        gradient the sum of the side it is not on. Where `min == max == 0` it passes unchanged.
+    Raises:
+        ValueError: shapes that differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            that differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.
+    """
+
 @overload
 def fake_quant_with_min_max_vars_per_channel_gradient(
     gradients: jax.Array,
-    inputs: jax.Array | _Numbers,
-    min: jax.Array | _Numbers,
-    max: jax.Array | _Numbers,
+    inputs: jax.Array | _NumPy | _Numbers,
+    min: jax.Array | _NumPy | _Numbers,
+    max: jax.Array | _NumPy | _Numbers,
     num_bits: SupportsIndex = 8,
     narrow_range: bool = False,
     name: str | None = None,
-) -> _FakeQuantWithMinMaxVarsPerChannelGradientResults[jax.Array]: ...
+) -> _FakeQuantWithMinMaxVarsPerChannelGradientResults[jax.Array]:
+    """Gradients of `fake_quant_with_min_max_vars_per_channel` for its inputs and both ends of each channel's range.
+
+    Args:
+        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars_per_channel`.
+    Returns:
+        backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range (ends included), times 0
+            outside.
+        backprop_wrt_min: shape `[d]`, sums of `gradients` where `inputs` lie below the channel's nudged range.
+        backprop_wrt_max: shape `[d]`, sums of `gradients` where `inputs` lie above it.
+        Elements on the other side count as `gradient * 0`, so a NaN makes both sums of its channel NaN and an infinite
+        gradient the sum of the side it is not on. Where `min == max == 0` it passes unchanged.
+    Raises:
+        ValueError: shapes that differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            that differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.
+    """
+
 @overload
 def quantize_and_dequantize(
     input: _NumPy | _Numbers,
@@ -217,37 +529,89 @@ def quantize_and_dequantize(
     signed_input: bool = True,
     num_bits: int = 8,
     range_given: bool = False,
-    round_mode: str = "HALF_TO_EVEN",
+    round_mode: Literal["HALF_TO_EVEN", "HALF_UP"] = "HALF_TO_EVEN",
     name: str | None = None,
     narrow_range: bool = False,
     axis: int | None = None,
-) -> _NumPy: ...
+    *,
+    out: _NumPy | None = None,
+) -> _NumPy:
+    """Quantize and dequantize; the gradient passes straight through.
+
+    Args:
+        input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
+            `raw_ops.QuantizeAndDequantizeV2`.
+        name: ignored.
+        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
+            end.
+        out: an array to write the result into.
+    Returns:
+        An array like `input`.
+    Raises:
+        ValueError: as `raw_ops.QuantizeAndDequantizeV2`.
+    Source: `tf.quantization.quantize_and_dequantize`.
+    """
+
 @overload
 def quantize_and_dequantize(
     input: torch.Tensor,
-    input_min: torch.Tensor | _Numbers,
-    input_max: torch.Tensor | _Numbers,
+    input_min: torch.Tensor | _NumPy | _Numbers,
+    input_max: torch.Tensor | _NumPy | _Numbers,
     signed_input: bool = True,
     num_bits: int = 8,
     range_given: bool = False,
-    round_mode: str = "HALF_TO_EVEN",
+    round_mode: Literal["HALF_TO_EVEN", "HALF_UP"] = "HALF_TO_EVEN",
     name: str | None = None,
     narrow_range: bool = False,
     axis: int | None = None,
-) -> torch.Tensor: ...
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Quantize and dequantize; the gradient passes straight through.
+
+    Args:
+        input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
+            `raw_ops.QuantizeAndDequantizeV2`.
+        name: ignored.
+        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
+            end.
+        out: an array to write the result into.
+    Returns:
+        An array like `input`.
+    Raises:
+        ValueError: as `raw_ops.QuantizeAndDequantizeV2`.
+    Source: `tf.quantization.quantize_and_dequantize`.
+    """
+
 @overload
 def quantize_and_dequantize(
     input: jax.Array,
-    input_min: jax.Array | _Numbers,
-    input_max: jax.Array | _Numbers,
+    input_min: jax.Array | _NumPy | _Numbers,
+    input_max: jax.Array | _NumPy | _Numbers,
     signed_input: bool = True,
     num_bits: int = 8,
     range_given: bool = False,
-    round_mode: str = "HALF_TO_EVEN",
+    round_mode: Literal["HALF_TO_EVEN", "HALF_UP"] = "HALF_TO_EVEN",
     name: str | None = None,
     narrow_range: bool = False,
     axis: int | None = None,
-) -> jax.Array: ...
+) -> jax.Array:
+    """Quantize and dequantize; the gradient passes straight through.
+
+    Args:
+        input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
+            `raw_ops.QuantizeAndDequantizeV2`.
+        name: ignored.
+        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
+            end.
+        out: an array to write the result into.
+    Returns:
+        An array like `input`.
+    Raises:
+        ValueError: as `raw_ops.QuantizeAndDequantizeV2`.
+    Source: `tf.quantization.quantize_and_dequantize`.
+    """
+
 @overload
 def quantize_and_dequantize_v2(
     input: _NumPy | _Numbers,
@@ -256,34 +620,94 @@ def quantize_and_dequantize_v2(
     signed_input: bool = True,
     num_bits: int = 8,
     range_given: bool = False,
-    round_mode: str = "HALF_TO_EVEN",
+    round_mode: Literal["HALF_TO_EVEN", "HALF_UP"] = "HALF_TO_EVEN",
     name: str | None = None,
     narrow_range: bool = False,
     axis: int | None = None,
-) -> _NumPy: ...
+    *,
+    out: _NumPy | None = None,
+) -> _NumPy:
+    """Quantize and dequantize; the gradient is zero outside the range that was used.
+
+    If the range is taken from the data, all of it lies inside and the whole gradient passes. (TensorFlow masks with the
+    unused `input_min` and `input_max` then, which leaves almost nothing.)
+
+    Args:
+        input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
+            `raw_ops.QuantizeAndDequantizeV4`.
+        name: ignored.
+        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
+            end.
+        out: an array to write the result into.
+    Returns:
+        An array like `input`.
+    Raises:
+        ValueError: as `raw_ops.QuantizeAndDequantizeV4`.
+    Source: `tf.quantization.quantize_and_dequantize_v2`.
+    """
+
 @overload
 def quantize_and_dequantize_v2(
     input: torch.Tensor,
-    input_min: torch.Tensor | _Numbers,
-    input_max: torch.Tensor | _Numbers,
+    input_min: torch.Tensor | _NumPy | _Numbers,
+    input_max: torch.Tensor | _NumPy | _Numbers,
     signed_input: bool = True,
     num_bits: int = 8,
     range_given: bool = False,
-    round_mode: str = "HALF_TO_EVEN",
+    round_mode: Literal["HALF_TO_EVEN", "HALF_UP"] = "HALF_TO_EVEN",
     name: str | None = None,
     narrow_range: bool = False,
     axis: int | None = None,
-) -> torch.Tensor: ...
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Quantize and dequantize; the gradient is zero outside the range that was used.
+
+    If the range is taken from the data, all of it lies inside and the whole gradient passes. (TensorFlow masks with the
+    unused `input_min` and `input_max` then, which leaves almost nothing.)
+
+    Args:
+        input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
+            `raw_ops.QuantizeAndDequantizeV4`.
+        name: ignored.
+        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
+            end.
+        out: an array to write the result into.
+    Returns:
+        An array like `input`.
+    Raises:
+        ValueError: as `raw_ops.QuantizeAndDequantizeV4`.
+    Source: `tf.quantization.quantize_and_dequantize_v2`.
+    """
+
 @overload
 def quantize_and_dequantize_v2(
     input: jax.Array,
-    input_min: jax.Array | _Numbers,
-    input_max: jax.Array | _Numbers,
+    input_min: jax.Array | _NumPy | _Numbers,
+    input_max: jax.Array | _NumPy | _Numbers,
     signed_input: bool = True,
     num_bits: int = 8,
     range_given: bool = False,
-    round_mode: str = "HALF_TO_EVEN",
+    round_mode: Literal["HALF_TO_EVEN", "HALF_UP"] = "HALF_TO_EVEN",
     name: str | None = None,
     narrow_range: bool = False,
     axis: int | None = None,
-) -> jax.Array: ...
+) -> jax.Array:
+    """Quantize and dequantize; the gradient is zero outside the range that was used.
+
+    If the range is taken from the data, all of it lies inside and the whole gradient passes. (TensorFlow masks with the
+    unused `input_min` and `input_max` then, which leaves almost nothing.)
+
+    Args:
+        input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
+            `raw_ops.QuantizeAndDequantizeV4`.
+        name: ignored.
+        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
+            end.
+        out: an array to write the result into.
+    Returns:
+        An array like `input`.
+    Raises:
+        ValueError: as `raw_ops.QuantizeAndDequantizeV4`.
+    Source: `tf.quantization.quantize_and_dequantize_v2`.
+    """

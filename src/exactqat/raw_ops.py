@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tf.raw_ops`: every declared operator under its CamelCase name, with keyword arguments only, as in TensorFlow."""
 
+import inspect
 from typing import Any
 
 from exactqat.operators import OPERATORS
@@ -15,7 +16,9 @@ def _keywords_only(op: Operator) -> Any:
 
     raw_op.__name__ = raw_op.__qualname__ = str(op.raw_name)
     raw_op.__doc__ = op.__doc__
-    raw_op.__signature__ = op.__signature__  # type: ignore[attr-defined]
+    raw_op.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in op.__signature__.parameters.values()]
+    )
     return raw_op
 
 

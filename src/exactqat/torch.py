@@ -11,13 +11,29 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from exactqat.cpu import LARGE, block, kernels, planned, shortcut
 from exactqat.operators import OPERATORS
-from exactqat.operators.op import FLOAT32_LIMIT, ITEM_SIZES, Memory, Operator, TensorSpec, check_out, check_out_specs
+from exactqat.operators.op import (
+    FLOAT32_LIMIT,
+    HALVES,
+    ITEM_SIZES,
+    Memory,
+    Operator,
+    TensorSpec,
+    arrays_in,
+    check_out,
+    check_out_specs,
+    dtypes_that_fit,
+    framework_of,
+    guest,
+    is_array_like,
+    unreadable,
+)
 
 _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "uint8")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -54,8 +70,12 @@ for _key in ("CPU", "ADInplaceOrView", "AutogradCPU", "AutocastCPU"):
 kernels.share_threads("libtorch_cpu.so")
 
 
+def _name(dtype: torch.dtype) -> str:
+    return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
 def _spec(tensor: torch.Tensor) -> TensorSpec:
-    return TensorSpec(tuple(tensor.shape), _NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch."))
+    return TensorSpec(tuple(tensor.shape), _NAMES.get(tensor.dtype) or _name(tensor.dtype))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -127,7 +147,10 @@ def _register(op: Operator) -> Any:
         return results[0] if len(results) == 1 else tuple(results)
 
     def on_cpu(*arguments: Any) -> Any:
-        results = _below_autograd(op)(arguments, {})
+        try:
+            results = _below_autograd(op)(arguments, {})
+        except ValueError as error:
+            raise op.refusal(error, arguments[:count], dict(zip(names, arguments[count:], strict=True))) from None
         if results is not None:
             return results
         tensors, attributes = split(arguments)
@@ -137,7 +160,10 @@ def _register(op: Operator) -> Any:
         dense = [tensor.contiguous() for tensor in tensors]
         lowered, plan = planned(op, tuple([_spec(tensor) for tensor in dense]), attributes)
         results = [_empty(spec)() for spec in lowered.results]
-        plan(*[tensor.data_ptr() for tensor in (*dense, *results)])
+        try:
+            plan(*[tensor.data_ptr() for tensor in (*dense, *results)])
+        except ValueError as error:
+            raise op.refusal(error, dense, dict(attributes)) from None
         return one_or_all(results)
 
     def on_cuda(*arguments: Any) -> Any:
@@ -323,7 +349,9 @@ for _op in OPERATORS.values():
 def _learn(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """For `shortcut`."""
     operands, attributes = op.bind(args, kwargs)
-    specs = tuple([_spec(tensor) for tensor in _tensors(operands)])
+    specs = tuple([_spec(tensor) for tensor in _tensors(op, operands)])
+    if any(spec.dtype in HALVES and not framework_of(v) for spec, v in zip(specs, operands, strict=True)):
+        raise TypeError("shortcuts write numbers as float32 or float64")
     lowered, plan = planned(op, specs, tuple(attributes.items()))
     given = [spec if isinstance(value, torch.Tensor) else None for spec, value in zip(specs, operands, strict=True)]
     results = [  # `like` is the quicker way, but knows nothing of blocks
@@ -373,6 +401,9 @@ def _into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[Any, ...]
     """Run on the CPU into existing tensors, outside of autograd, as PyTorch's own out= does."""
     if torch.compiler.is_compiling():
         raise TypeError(f"{op.name}: out cannot be used under torch.compile, which plans memory itself")
+    if any(tensor is None for tensor in out):
+        lowered = op.check(tuple([_spec(tensor) for tensor in tensors]), attributes)
+        out = tuple([_empty(s)() if t is None else t for s, t in zip(lowered.results, out, strict=True)])
     for tensor in out:
         if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
             raise TypeError(f"out must be PyTorch tensors on the CPU like the operands, got {type(tensor).__name__}")
@@ -389,7 +420,10 @@ def _into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[Any, ...]
     dense = [tensor.contiguous() for tensor in tensors]
     lowered, plan = planned(op, tuple([_spec(tensor) for tensor in dense]), attributes)
     check_out(op, lowered, [_memory(tensor) for tensor in dense], [_memory(tensor) for tensor in out])
-    plan(*[tensor.data_ptr() for tensor in (*dense, *out)])
+    try:
+        plan(*[tensor.data_ptr() for tensor in (*dense, *out)])
+    except ValueError as error:
+        raise op.refusal(error, dense, dict(attributes)) from None
     torch.autograd.graph.increment_version(out)
     _install_shortcut(op)
     return op.wrap(out)
@@ -426,27 +460,55 @@ def _copied_into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[An
     return op.wrap(out)
 
 
-def _tensors(operands: list[Any]) -> list[torch.Tensor]:
-    """Numbers and lists become float64 beside a float64 tensor, else float32."""
-    like = next(value for value in operands if isinstance(value, torch.Tensor))
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+def _first_tensor(values: Any) -> torch.Tensor | None:
+    """The first tensor, or, where there is none, the first within a list."""
+    found = next((value for value in values if isinstance(value, torch.Tensor)), None)
+    for value in values if found is None else ():
+        if found is None and isinstance(value, list | tuple):
+            found = _first_tensor(value)
+    return found
 
-    def tensor(value: Any) -> torch.Tensor:
-        if isinstance(value, torch.Tensor):
-            return value
+
+def _tensors(op: Operator, operands: list[Any]) -> list[torch.Tensor]:
+    """All others become what goes with the tensors: ranges at least float32, data like the data."""
+    if not [value for value in operands if not isinstance(value, torch.Tensor)]:
+        return operands
+    like = _first_tensor(operands)
+    assert like is not None
+    device = like.device
+    kept = [_name(value.dtype) if isinstance(value, torch.Tensor) else None for value in operands]
+    fitting = dtypes_that_fit(op, kept, "float64" if [d for d in kept if d][:1] == ["float64"] else "float32")
+
+    def tensor(name: str, value: Any, dtype: torch.dtype) -> torch.Tensor:
         if isinstance(value, int | float):  # filled on the device: a copy to a GPU could wait for it
             if dtype == torch.float32 and abs(value) >= FLOAT32_LIMIT:  # which PyTorch refuses, others round
                 value = math.copysign(math.inf, value)
-            return torch.full((), float(value), dtype=dtype, device=like.device)
-        return torch.as_tensor(value, dtype=dtype, device=like.device)
+            return torch.full((), float(value), dtype=dtype, device=device)
+        if isinstance(value, list | tuple) and arrays_in(value):
+            return torch.stack([tensor(name, v, dtype) for v in value])  # which hands on gradients
+        if isinstance(value, torch.Tensor):
+            return value.to(dtype)
+        if is_array_like(value) and not torch.compiler.is_compiling():
+            value = guest(op, name, np.asarray(value))
+            if value.dtype.kind != "f":  # not all of them are PyTorch's
+                value = value.astype(np.float64)
+        return torch.as_tensor(value, dtype=dtype, device=device)
 
-    return [tensor(value) for value in operands]
+    tensors = []
+    for name, value, wanted in zip(op.operands, operands, fitting, strict=True):
+        if not isinstance(value, torch.Tensor):
+            try:
+                value = tensor(name, value, _DTYPES[wanted])
+            except (ValueError, TypeError, RuntimeError) as error:
+                raise unreadable(op, name, error) from None
+        tensors.append(value)
+    return tensors
 
 
 def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:
     """Run `op` on PyTorch tensors."""
-    tensors = _tensors(operands)
-    like = next(value for value in operands if isinstance(value, torch.Tensor))
+    tensors = _tensors(op, operands)
+    like = next((value for value in operands if isinstance(value, torch.Tensor)), tensors[0])
     for name, tensor in zip(op.operands, tensors, strict=True):
         if tensor.device != like.device:
             raise ValueError(f"{op.name}: {name} is on device {tensor.device}, but other operands are on {like.device}")

@@ -3,7 +3,8 @@
 
 `<family>.npz` holds, without pickle, one flat array per dtype and the entry `index`: JSON text (as bytes) that says
 where in them each operand and output of each case begins. Arrays of equal content are stored once. The bytes of a file
-depend on its contents only. `signatures.json` holds TensorFlow's signatures, `errors.json` which bad calls it refuses.
+depend on its contents only. `signatures.json` holds TensorFlow's signatures, `errors.json` which bad calls it
+refuses, `manners.json` what it makes of arguments in other forms (manners.py).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from exactqat.operators.op import (
     Axes,
     Lowering,
     Operator,
+    Range,
     Tensor,
     TensorSpec,
     check_dtypes,
@@ -17,6 +18,7 @@ from exactqat.operators.op import (
     letters_of,
     operator,
     rounded,
+    written,
 )
 
 GRADIENTS = ("backprops_wrt_input", "backprop_wrt_min", "backprop_wrt_max")
@@ -34,7 +36,7 @@ def quantization(num_bits: int, narrow_range: bool) -> dict[str, int | float]:
 
 def _fixed_range(dtype: str, min: float, max: float) -> dict[str, int | float]:
     if not rounded(dtype, min) < rounded(dtype, max):  # NaN fails too
-        raise ValueError(f"min has to be smaller than max (as {dtype}), was: {min} >= {max}")
+        raise ValueError(f"min has to be smaller than max (as {dtype}), was: {written(min)} >= {written(max)}")
     return {"min": min, "max": max}
 
 
@@ -112,7 +114,7 @@ def fake_quant_with_min_max_args_gradient(
 
 @operator("FakeQuantWithMinMaxVars", ("outputs",), _exports("fake_quant_with_min_max_vars"), ("inputs",))
 def fake_quant_with_min_max_vars(
-    inputs: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
+    inputs: Tensor, min: Range, max: Range, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
     """Quantize and dequantize a tensor with one range that can be trained.
 
@@ -144,7 +146,7 @@ def fake_quant_with_min_max_vars(
     ("gradients", "inputs"),
 )
 def fake_quant_with_min_max_vars_gradient(
-    gradients: Tensor, inputs: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
+    gradients: Tensor, inputs: Tensor, min: Range, max: Range, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
     """Gradients of `fake_quant_with_min_max_vars` for its inputs and both ends of the range.
 
@@ -173,7 +175,7 @@ def fake_quant_with_min_max_vars_gradient(
     "FakeQuantWithMinMaxVarsPerChannel", ("outputs",), _exports("fake_quant_with_min_max_vars_per_channel"), ("inputs",)
 )
 def fake_quant_with_min_max_vars_per_channel(
-    inputs: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
+    inputs: Tensor, min: Range, max: Range, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
     """Quantize and dequantize a tensor with one trainable range for each channel, the last dimension.
 
@@ -205,7 +207,7 @@ def fake_quant_with_min_max_vars_per_channel(
     ("gradients", "inputs"),
 )
 def fake_quant_with_min_max_vars_per_channel_gradient(
-    gradients: Tensor, inputs: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
+    gradients: Tensor, inputs: Tensor, min: Range, max: Range, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
     """Gradients of `fake_quant_with_min_max_vars_per_channel` for its inputs and both ends of each channel's range.
 
@@ -236,11 +238,11 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
 @operator(None, ("gradients",))
 def fake_quant_with_min_max_vars_gradient_transpose(
     input_cotangent: Tensor,
-    min_cotangent: Tensor,
-    max_cotangent: Tensor,
+    min_cotangent: Range,
+    max_cotangent: Range,
     inputs: Tensor,
-    min: Tensor,
-    max: Tensor,
+    min: Range,
+    max: Range,
     num_bits: int = 8,
     narrow_range: bool = False,
 ) -> Lowering:
@@ -315,7 +317,7 @@ def fake_quant_with_min_max_args_training(
 
 @operator(None, ("outputs", "mask"))
 def fake_quant_with_min_max_vars_training(
-    inputs: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
+    inputs: Tensor, min: Range, max: Range, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
     """`fake_quant_with_min_max_vars`, and what its gradient needs to know of the inputs.
 
@@ -333,7 +335,7 @@ def fake_quant_with_min_max_vars_training(
 
 @operator(None, ("outputs", "mask"))
 def fake_quant_with_min_max_vars_per_channel_training(
-    inputs: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
+    inputs: Tensor, min: Range, max: Range, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
     """`fake_quant_with_min_max_vars_per_channel`, and what its gradient needs to know of the inputs.
 
@@ -369,7 +371,7 @@ def fake_quant_with_min_max_args_gradient_from_mask(gradients: Tensor, mask: Ten
 
 @operator(None, GRADIENTS, reuses=("gradients",))
 def fake_quant_with_min_max_vars_gradient_from_mask(
-    gradients: Tensor, mask: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
+    gradients: Tensor, mask: Tensor, min: Range, max: Range, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
     """`fake_quant_with_min_max_vars_gradient` by the mask of `fake_quant_with_min_max_vars_training`, to the bit.
 
@@ -396,7 +398,7 @@ def fake_quant_with_min_max_vars_gradient_from_mask(
 
 @operator(None, GRADIENTS, reuses=("gradients",))
 def fake_quant_with_min_max_vars_per_channel_gradient_from_mask(
-    gradients: Tensor, mask: Tensor, min: Tensor, max: Tensor, num_bits: int = 8, narrow_range: bool = False
+    gradients: Tensor, mask: Tensor, min: Range, max: Range, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
     """`fake_quant_with_min_max_vars_per_channel_gradient` by the mask of
     `fake_quant_with_min_max_vars_per_channel_training`, to the bit.
@@ -426,11 +428,11 @@ def fake_quant_with_min_max_vars_per_channel_gradient_from_mask(
 @operator(None, ("gradients",))
 def fake_quant_with_min_max_vars_gradient_from_mask_transpose(
     input_cotangent: Tensor,
-    min_cotangent: Tensor,
-    max_cotangent: Tensor,
+    min_cotangent: Range,
+    max_cotangent: Range,
     mask: Tensor,
-    min: Tensor,
-    max: Tensor,
+    min: Range,
+    max: Range,
     num_bits: int = 8,
     narrow_range: bool = False,
 ) -> Lowering:

@@ -3,9 +3,9 @@
 
 An operator is declared once, as a plain function: its parameters are TensorFlow's, its docstring is the
 documentation, and its body checks the arguments and returns a `Lowering`: the results' shapes and dtypes, the kernel
-to run and the numbers that kernel needs. Parameters annotated `Tensor` are operands; all the others are attributes,
-static under every compiler. Everything else (NumPy, PyTorch and JAX entry points, `raw_ops`, documentation, test
-enumeration) is derived from it.
+to run and the numbers that kernel needs. Parameters annotated `Tensor` or `Range` are operands; all the others are
+attributes, static under every compiler. Everything else (NumPy, PyTorch and JAX entry points, `raw_ops`, documentation,
+test enumeration) is derived from it.
 """
 
 import inspect
@@ -17,10 +17,11 @@ import struct
 import sys
 import types
 import typing
+from array import array
 from collections import namedtuple
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial, partialmethod, update_wrapper
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 
 class TensorSpec(NamedTuple):
@@ -40,6 +41,41 @@ class TensorSpec(NamedTuple):
 
 # How a declaration marks an array parameter: what its rule sees of it is the specification.
 Tensor = TensorSpec
+
+# The same for ranges and statistics: a few numbers about the data, at least float32, which may be given as numbers of
+# any kind.
+Range = Annotated[TensorSpec, "range"]
+
+
+class _Shown:
+    """An annotation that reads as `text` in signatures and `help()`."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+ARRAY = _Shown("numpy.ndarray | torch.Tensor | jax.Array")
+_RANGE = _Shown("numpy.ndarray | torch.Tensor | jax.Array | float")
+ARRAYS = _Shown("numpy.ndarray | torch.Tensor | tuple | None")
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def showing_arrays(function: Function) -> Function:
+    """A decorator: `help()` says what parameters and results that are annotated Any are."""
+    signature = inspect.signature(function)
+
+    def shown(p: inspect.Parameter) -> inspect.Parameter:
+        return p.replace(annotation=ARRAYS if p.name == "out" else ARRAY) if p.annotation is Any else p
+
+    result = ARRAY if signature.return_annotation is Any else signature.return_annotation
+    parameters = [shown(p) for p in signature.parameters.values()]
+    function.__signature__ = inspect.Signature(parameters, return_annotation=result)  # type: ignore[attr-defined]
+    return function
 
 
 class Lowering(NamedTuple):
@@ -107,23 +143,30 @@ class Operator:
         self.vjp_by_parts: Callable[..., tuple[Any, ...]] | None = None
         self.axes_rule: Callable[..., Axes] | None = None
         self.parts_rule: Callable[..., tuple[Any, ...]] | None = None
+        self.refusal_text = ""
+        self.refusal_attributes: Mapping[str, Any] = {}
         parameters = inspect.signature(rule, eval_str=True).parameters
         self.parameters = tuple(parameters)
         self.defaults = {k: p.default for k, p in parameters.items() if p.default is not inspect.Parameter.empty}
-        self.operands = tuple(k for k, p in parameters.items() if p.annotation is Tensor)
+        self.operands = tuple(k for k, p in parameters.items() if p.annotation in (Tensor, Range))
+        self.ranges = frozenset(k for k, p in parameters.items() if p.annotation == Range)
         self.keeps = self.operands
         self.keeps_if: Mapping[str, tuple[str, Any]] = {}
         self.first = self.parameters.index(self.operands[0])
         # By type of the first operand: (args, kwargs) -> results, or None for what is not a plain call known before.
         # Under other keys, what frontends keep for themselves.
         self.shortcuts: dict[Any, Callable[[tuple[Any, ...], dict[str, Any], tuple[Any, ...] | None], Any]] = {}
-        self.attributes = {k: _kind(p.annotation) for k, p in parameters.items() if p.annotation is not Tensor}
+        self.attributes = {k: _kind(p.annotation) for k, p in parameters.items() if k not in self.operands}
         self.choices = {
             k: typing.get_args(parameters[k].annotation) for k, kind in self.attributes.items() if kind == "choice"
         }
-        name = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
-        out = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None)
-        self.__signature__ = inspect.Signature([*parameters.values(), name, out])
+        shown = [
+            p.replace(annotation=_RANGE if k in self.ranges else ARRAY) if k in self.operands else p
+            for k, p in parameters.items()
+        ]
+        name = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=str | None)
+        out = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ARRAYS)
+        self.__signature__ = inspect.Signature([*shown, name, out])
         self.result_type = namedtuple(raw_name or self.name, results)  # type: ignore[misc]
         self.result_type.__doc__ = f"Results of `{self.name}`."
         # Pickled by the operator's name, because the class has none in its module.
@@ -134,7 +177,17 @@ class Operator:
         return _by_name, (self.name,)  # pickled by name, as functions are
 
     def __repr__(self) -> str:
-        return f"<exactqat operator {self.name}{self.__signature__}>"
+        nothing = inspect.Parameter.empty
+        parameters = [
+            p.replace(annotation=nothing) if isinstance(p.annotation, _Shown) else p
+            for p in self.__signature__.parameters.values()
+        ]
+        return f"<exactqat operator {self.name}{inspect.Signature(parameters)}>"
+
+    def __get__(self, instance: Any, owner: Any = None) -> "Operator":
+        """Of a class an operator is a static method. Having this also tells `help` that it is a routine, with a
+        signature."""
+        return self
 
     def gradient(
         self,
@@ -209,6 +262,28 @@ class Operator:
         self.parts_rule = rule
         return rule
 
+    def refuses(self, text: str, **attributes: Any) -> None:
+        """Declare that with these attributes the kernel may refuse the values of the ranges, which are known only when
+        it runs. `text` is what the caller is told then, with the ranges' names in braces; up to its first colon it is
+        what the kernel says."""
+        self.refusal_text, self.refusal_attributes = text, attributes
+
+    def may_refuse(self, attributes: Mapping[str, Any]) -> bool:
+        """Whether a call with these attributes may fail when its kernel runs."""
+        return (
+            bool(self.refusal_text) and {k: attributes[k] for k in self.refusal_attributes} == self.refusal_attributes
+        )
+
+    def refusal(self, error: Exception, operands: Any, attributes: Mapping[str, Any]) -> Exception:
+        """What to tell the caller of a call whose kernel failed with `error`."""
+        if not self.may_refuse(attributes) or self.refusal_text.partition(":")[0] not in str(error):
+            return error
+        try:
+            ranges = {k: written(v) for k, v in zip(self.operands, operands, strict=True) if k in self.ranges}
+        except Exception:  # they are not known here
+            return error
+        return ValueError(f"{self.name}: {self.refusal_text.format(**ranges)}")
+
     def axes_of(self, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[str, Any], ...]) -> Axes | None:
         """The meaning of the dimensions in one checked call, None if it is not declared."""
         if self.axes_rule is None:
@@ -232,7 +307,7 @@ class Operator:
             if key in values:
                 raise TypeError(f"{self.name}() got argument {key!r} twice")
             values[key] = value
-        operands = []
+        operands: list[Any] = []
         attributes = {}
         for key in self.parameters:
             value = values.get(key)
@@ -241,7 +316,7 @@ class Operator:
                     raise TypeError(f"{self.name}() misses the required argument {key!r}")
                 value = self.defaults[key]
             if key in self.attributes:
-                attributes[key] = self._attribute(key, value)
+                attributes[key] = self.attribute(key, value)
             else:
                 self._check_numbers(key, value)
                 operands.append(value)
@@ -249,10 +324,16 @@ class Operator:
 
     def _check_numbers(self, name: str, value: Any) -> None:
         """Refuse Python numbers that no float is. Others become what their dtype makes of them, infinity included."""
+        if type(value) is float:
+            return
         if isinstance(value, list | tuple):
             for item in value:
+                if isinstance(item, str | bytes):  # NumPy would read numbers from it
+                    raise TypeError(f"{self.name}: {name} must hold numbers, got {_describe(item)}")
+                if "complex" in str(getattr(item, "dtype", "")):
+                    raise TypeError(f"{self.name}: {name} must be real, got {_describe(item)}")
                 self._check_numbers(name, item)
-        elif isinstance(value, complex):
+        elif isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real):
             raise TypeError(f"{self.name}: {name} must be real, got {_describe(value)}")
         elif isinstance(value, int) and abs(value) > sys.float_info.max:
             raise ValueError(f"{self.name}: {name} must be a float64 number, got an integer beyond it")
@@ -268,9 +349,14 @@ class Operator:
             first = args[self.first] if len(args) > self.first else kwargs.get(self.operands[0])
             shortcut = self.shortcuts.get(type(first))
             if shortcut is not None:
-                results = shortcut(args, kwargs, arrays)
-                if results is not None:
-                    return results
+                try:
+                    results = shortcut(args, kwargs, arrays)
+                    if results is not None:
+                        return results
+                except TypeError:
+                    pass  # the way below knows how arrays may be made to fit, or says again what is wrong
+                except ValueError as error:
+                    raise self.refusal(error, *self.bind(args, kwargs)) from None
         operands, attributes = self.bind(args, kwargs)
         if arrays is None:
             return frontend_for(self, operands).call(self, operands, attributes)
@@ -300,7 +386,7 @@ class Operator:
         except TypeError as error:
             raise TypeError(f"{self.name}: {error}") from None
 
-    def _attribute(self, name: str, value: Any) -> Any:
+    def attribute(self, name: str, value: Any) -> Any:
         """`value` as plain Python of the declared kind, or an error that names the argument."""
         kind = self.attributes[name]
         if kind == "bool":
@@ -308,7 +394,7 @@ class Operator:
                 return bool(value)
         elif kind == "int":
             if not isinstance(value, bool):
-                index = value if type(value) is int else _index(value)
+                index = value if type(value) is int else integer(value)
                 if isinstance(index, int):
                     self._check_int64(name, index)
                     return index
@@ -321,15 +407,17 @@ class Operator:
                         f"{self.name}: {name} must be a float64 number, got an integer beyond it"
                     ) from None
         elif kind == "choice":
+            if isinstance(value, bytes):
+                value = text(value)
             if isinstance(value, str) and value in self.choices[name]:
-                return value
+                return str(value)
             allowed = ", ".join([repr(choice) for choice in self.choices[name]])
             kind = f"one of {allowed}"
             if isinstance(value, str):
                 raise ValueError(f"{self.name}: {name} must be {kind}, got {value!r}")
         else:
             try:
-                indices = tuple([_index(v) for v in value])
+                indices = tuple([integer(v) for v in value])
             except Exception:  # not a sequence, or not static
                 indices = (None,)
             if None not in indices:
@@ -345,14 +433,43 @@ class Operator:
             raise ValueError(f"{self.name}: {name} must fit 64 bits, got {value}")
 
 
-def _index(value: Any) -> Any:
+def integer(value: Any) -> Any:
     """`value` as an int if it is one of any kind, else None; JAX's symbolic sizes stay what they are."""
     if hasattr(value, "dimension_as_value"):
         return value
     try:
         return python_operator.index(value)
     except Exception:  # arrays, tracers and tensors each refuse in their own way
+        pass
+    if isinstance(value, str | bytes | bytearray) or getattr(value, "shape", ()) != ():
         return None
+    try:
+        whole = int(value)
+        return whole if whole == value else None
+    except Exception:
+        return None
+
+
+def text(value: Any) -> Any:
+    """The string that `value` holds if it is bytes; others as they are."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
+
+
+def written(value: Any) -> str:
+    """A number as people write it: no more digits than its dtype tells apart, nor than float32 does if it came from
+    there."""
+    if _compiling():
+        return str(value)
+    number = float(value.reshape(()) if hasattr(value, "reshape") else value)
+    text = repr(number)
+    try:
+        of_float32 = struct.unpack("f", struct.pack("f", number))[0] == number
+    except OverflowError:
+        return text
+    if not of_float32 or (isinstance(value, float) and len(text) <= 12):
+        return text
+    shorter = (f"{number:.{digits}g}" for digits in range(1, 10))
+    return next(short for short in shorter if struct.unpack("f", struct.pack("f", float(short)))[0] == number)
 
 
 _WANTED = {
@@ -411,6 +528,34 @@ def _compiling() -> bool:
     return torch is not None and torch.compiler.is_compiling()
 
 
+def is_array_like(value: Any) -> bool:
+    """Whether `value` is an object that NumPy can make an array of without guessing: pandas' columns, TensorFlow's
+    tensors, the standard library's arrays."""
+    return hasattr(value, "__array__") or isinstance(value, array | memoryview)
+
+
+def arrays_in(value: Any) -> list[Any]:
+    """What a nested sequence holds beside numbers."""
+    found = []
+    for item in value:
+        if isinstance(item, list | tuple):
+            found += arrays_in(item)
+        elif type(item) not in (float, int) and not isinstance(item, numbers.Number):
+            found.append(item)
+    return found
+
+
+def rank_of(value: Any) -> int:
+    """Number of dimensions of anything that can be an operand."""
+    if hasattr(value, "shape"):
+        return len(value.shape)
+    if isinstance(value, list | tuple):
+        return 1 + (rank_of(value[0]) if value else 0)
+    if hasattr(value, "__array__"):
+        return len(value.__array__().shape)
+    return memoryview(value).ndim if isinstance(value, array | memoryview) else 0
+
+
 def framework_of(value: Any) -> str | None:
     """ "numpy", "torch" or "jax" for an array, None for a Python number or sequence."""
     for framework, (module, array_type) in FRAMEWORKS.items():
@@ -424,20 +569,21 @@ def frontend_for(declared: Operator, operands: list[Any]) -> types.ModuleType:
     """The module that runs `declared` for the arrays given: those of one framework, and NumPy's beside them."""
     found, first = None, ""
     for name, value in zip(declared.operands, operands, strict=True):
-        framework = framework_of(value)
-        if framework is None:
-            if not isinstance(value, numbers.Number | list | tuple):
+        for item in arrays_in(value) if isinstance(value, list | tuple) else (value,):
+            framework = framework_of(item)
+            if framework is None:
+                if not isinstance(item, numbers.Number) and not is_array_like(item):
+                    raise TypeError(
+                        f"{declared.name}: {name} must be a NumPy, PyTorch or JAX array or a number, "
+                        f"got {type(item).__name__}"
+                    )
+            elif found in (None, "numpy"):
+                found, first = framework, name
+            elif framework not in (found, "numpy"):
                 raise TypeError(
-                    f"{declared.name}: {name} must be a NumPy, PyTorch or JAX array or a number, "
-                    f"got {type(value).__name__}"
+                    f"{declared.name}: {name} is a {framework} array but {first} is a {found} array; "
+                    f"all operands must come from one framework, or from NumPy"
                 )
-        elif found in (None, "numpy"):
-            found, first = framework, name
-        elif framework not in (found, "numpy"):
-            raise TypeError(
-                f"{declared.name}: {name} is a {framework} array but {first} is a {found} array; "
-                f"all operands must come from one framework, or from NumPy"
-            )
     return frontend(found or "numpy")
 
 
@@ -496,6 +642,42 @@ def check_length(length: int, of: str, **specs: TensorSpec) -> None:
     for name, spec in specs.items():
         if spec.shape[0] != length:
             raise ValueError(f"{name} has incorrect size, expected {length} ({of}), got {spec.shape[0]}")
+
+
+def dtypes_that_fit(op: Operator, kept: list[str | None], otherwise: str) -> list[str]:
+    """A dtype for each operand that goes with those of the arrays that keep theirs: that of the first of them that
+    holds data, `otherwise` where there is none. `kept`: None for operands that become what fits."""
+    leading = next(
+        (dtype for name, dtype in zip(op.operands, kept, strict=True) if dtype and name not in op.ranges), ""
+    )
+    leading = leading if leading in FLOATS else otherwise
+    return [
+        dtype or (wide(leading) if name in op.ranges else leading)
+        for name, dtype in zip(op.operands, kept, strict=True)
+    ]
+
+
+def guest(op: Operator, name: str, array: Any) -> Any:
+    """A NumPy array as other frameworks can read it: of real numbers in a dtype they have, dense, and writable, for
+    which they ask."""
+    kind, flags = array.dtype.kind, array.flags
+    if kind not in "biuf" and array.dtype.name != "bfloat16":
+        raise TypeError(f"{op.name}: {name} must hold real numbers, got an array of {array.dtype}")
+    if kind == "f" and array.dtype.itemsize > 8:
+        return array.astype("float64", order="C")
+    # One without gaps may have negative strides where it has one element.
+    dense = flags.c_contiguous and min(array.strides, default=0) >= 0
+    if dense and flags.aligned and flags.writeable and array.dtype.isnative:
+        return array
+    return array.astype(array.dtype.newbyteorder("="), order="C")
+
+
+def unreadable(op: Operator, name: str, error: Exception) -> Exception:
+    """The error for an operand of which no framework can make an array."""
+    why = str(error).split("\n")[0]
+    if why.startswith(op.name):  # it says all
+        return error
+    return ValueError(f"{op.name}: {name} must be an array, a number or a regular nest of numbers, got one with: {why}")
 
 
 class Memory(NamedTuple):

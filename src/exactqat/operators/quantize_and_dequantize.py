@@ -8,6 +8,7 @@ from exactqat.operators.op import (
     Axes,
     Lowering,
     Operator,
+    Range,
     Tensor,
     TensorSpec,
     check_dtypes,
@@ -15,6 +16,7 @@ from exactqat.operators.op import (
     letters_of,
     operator,
     wide,
+    written,
 )
 
 RoundMode = Literal["HALF_TO_EVEN", "HALF_UP"]
@@ -110,7 +112,8 @@ def quantize_and_dequantize(
     Source: TensorFlow `QuantizeAndDequantize`.
     """
     if range_given and not input_min <= input_max:
-        raise ValueError(f"invalid range: input_min {input_min} > input_max {input_max}")
+        low, high = written(input_min), written(input_max)
+        raise ValueError(f"invalid range: input_min must be at most input_max, got {low} and {high}")
     scalar = TensorSpec((), input.dtype)
     lowered = _forward(input, scalar, scalar, signed_input, num_bits, range_given, "HALF_TO_EVEN", False, -1)
     return lowered._replace(numbers={**lowered.numbers, "input_min": input_min, "input_max": input_max})
@@ -119,8 +122,8 @@ def quantize_and_dequantize(
 @operator("QuantizeAndDequantizeV2", ("output",), reuses=("input",))
 def quantize_and_dequantize_v2(
     input: Tensor,
-    input_min: Tensor,
-    input_max: Tensor,
+    input_min: Range,
+    input_max: Range,
     signed_input: bool = True,
     num_bits: int = 8,
     range_given: bool = False,
@@ -158,8 +161,8 @@ def quantize_and_dequantize_v2(
 @operator("QuantizeAndDequantizeV3", ("output",), reuses=("input",))
 def quantize_and_dequantize_v3(
     input: Tensor,
-    input_min: Tensor,
-    input_max: Tensor,
+    input_min: Range,
+    input_max: Range,
     num_bits: int,
     signed_input: bool = True,
     range_given: bool = True,
@@ -194,8 +197,8 @@ def quantize_and_dequantize_v3(
 @operator("QuantizeAndDequantizeV4", ("output",), reuses=("input",))
 def quantize_and_dequantize_v4(
     input: Tensor,
-    input_min: Tensor,
-    input_max: Tensor,
+    input_min: Range,
+    input_max: Range,
     signed_input: bool = True,
     num_bits: int = 8,
     range_given: bool = False,
@@ -226,7 +229,7 @@ def quantize_and_dequantize_v4(
     reuses=("gradients", "input"),
 )
 def quantize_and_dequantize_v4_grad(
-    gradients: Tensor, input: Tensor, input_min: Tensor, input_max: Tensor, axis: int = -1
+    gradients: Tensor, input: Tensor, input_min: Range, input_max: Range, axis: int = -1
 ) -> Lowering:
     """Gradient of `quantize_and_dequantize_v4`.
 
@@ -246,6 +249,14 @@ def quantize_and_dequantize_v4_grad(
     slices = _slices(input, axis)
     _check_bounds(input, axis, input_min=input_min, input_max=input_max)
     return Lowering((input, input_min, input_max), "quantize_and_dequantize_v4_grad", slices)
+
+
+for _op in (quantize_and_dequantize_v2, quantize_and_dequantize_v3, quantize_and_dequantize_v4):
+    _op.refuses(
+        "Invalid range: input_min must be at most input_max, got {input_min} and {input_max}",
+        range_given=True,
+        axis=-1,
+    )
 
 
 @quantize_and_dequantize.gradient(keeps=())
