@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import io
 import json
+import os
+import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +27,7 @@ pytest.importorskip("typer")
 
 from sklearn.datasets import load_digits  # noqa: E402
 
+from exactqat import cli  # noqa: E402
 from exactqat.job import data, files, pipeline, report, training  # noqa: E402
 
 PRECISIONS = ("w8a8", "w4a4", "w3a4")
@@ -58,7 +65,9 @@ def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.Complete
     assert metrics["settings"] == {
         "seed": 3, "epochs_float": 1, "epochs_qat": 1, "data": "digits", "model": "small_mobilenet",
         "weight_bits": None, "activation_bits": None, "batch_size": 64, "image_size": None, "profile": "xnnpack-x86",
+        "weights": None,
     }  # fmt: skip
+    assert metrics["weights"] is None
     assert metrics["resumed"] is False and metrics["data"]["skipped"] == []
     assert list(metrics["networks"]) == list(PRECISIONS)
     assert metrics["data"]["train"] + metrics["data"]["validation"] + metrics["data"]["test"] == 1797
@@ -82,6 +91,105 @@ def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.Complete
         kinds = {layer["operator"] for layer in networks[networks["chosen"]]["layers"]}
         assert {"CONV_2D", "DEPTHWISE_CONV_2D", "ADD", "MEAN", "FULLY_CONNECTED"} <= kinds
     assert metrics["values_compared"] == compared > 1_000_000
+
+
+def test_a_log_has_one_line_for_each_epoch(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    out, done = finished
+    lines = [line for line in done.stdout.splitlines() if ": epoch 1 of 1, loss " in line]
+    assert len(lines) == 1 + 2 * len(PRECISIONS)
+    history = json.loads((out / "metrics.json").read_text())["float"]["history"]
+    accuracy = f"{history['validation_accuracy'][0]:.1%} of the validation images right"
+    assert lines[0] == f"float training: epoch 1 of 1, loss {history['loss'][0]:.4g}, {accuracy}"
+    assert "W3A4 QAT, learned ranges: epoch 1 of 1" in lines[-1] and lines[-1].endswith("right, frozen")
+    assert "\x1b" not in done.stdout and "\r" not in done.stdout
+
+
+def on_a_terminal(columns: int, arguments: list[str]) -> str:
+    """What a person sees there of a command, without colors; a line that is drawn over stands for itself."""
+    child, screen = pty.fork()
+    if child == 0:
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+        os.execve(sys.executable, [*RUN, *arguments], environment | {"TERM": "xterm-256color"})
+    fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    seen = b""
+    while True:
+        try:
+            part = os.read(screen, 1 << 16)
+        except OSError:  # the other side is gone
+            break
+        seen += part
+    os.waitpid(child, 0)
+    os.close(screen)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode().replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def test_forty_columns_are_enough(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    shown = on_a_terminal(40, ["verify", str(finished[0])])
+    assert "every single one is equal" in " ".join(shown.split())
+    paths = [line for line in shown.splitlines() if str(finished[0]) in line]
+    words = [line for line in shown.splitlines() if line not in paths]
+    assert "W8A8 on the runtime " in shown and max(map(len, words)) <= 40 and not re.search("[│┃]", shown)
+    assert "\nstem.0 CONV_2D\n  values " in shown
+    refused = on_a_terminal(40, ["verify", "nowhere"])
+    assert "error: no checkpoint.pt with a\n" in refused and max(map(len, refused.splitlines())) <= 40
+    page = on_a_terminal(40, ["train", "--help"])
+    assert max(map(len, page.splitlines())) <= 40 and "**" not in page
+    assert "  --weights <path>\n        Weights to begin float" in page
+
+
+def test_wide_terminals_show_tables(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    shown = on_a_terminal(100, ["verify", str(finished[0])])
+    assert "│ stem.0 " in shown
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 200])
+def test_the_bar_fits_and_shows_loss_and_accuracy(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    console = cli._console(file=Screen(), width=columns, force_terminal=True, color_system=None)
+    bars = cli._bars(console, disable=False)
+    task = bars.add_task("W4A4 QAT, learned ranges", total=100)
+    bars.advance(task, 45)
+    for figures in (None, (0.12345, 0.9314), (12345.0, 1.0)):
+        bars.update(task, figures=figures)
+        with console.capture() as capture:
+            console.print(bars.make_tasks_table(bars.tasks))
+        (line,) = capture.get().splitlines()
+        assert len(line) <= columns and "45%" in line and "W4A4" in line
+        if figures == (0.12345, 0.9314):
+            assert "0.123" in line and "93.1%" in line
+    assert cli._bars(cli._console(file=io.StringIO(), force_terminal=True), disable=False).disable
+
+
+def test_errors_in_pipes_are_lines() -> None:
+    for arguments, message in (
+        (["train", "--out", "x", "--weight-bits", "9"], "Error: Invalid value for '--weight-bits': "),
+        (["train"], "Error: Missing option '--out'."),
+        (["verify", "nowhere/" + "x" * 200], "error: no checkpoint.pt with a model.tflite beside it in a folder such "),
+    ):
+        done = subprocess.run([*RUN, *arguments], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 2
+        assert any(line.startswith(message) for line in done.stderr.splitlines())
+        assert not re.search("[│╭]", done.stderr)
+    assert "x" * 200 + "/w8a8; run `exactqat train` first\n" in done.stderr
+
+
+def test_help_on_benchmarks_needs_no_checkout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> Path:
+        raise ValueError("the benchmarks are not part of the installed package")
+
+    monkeypatch.setattr(cli, "_bench_script", missing)
+    monkeypatch.setattr(sys, "argv", ["exactqat", "bench", "--help"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    captured = capsys.readouterr()
+    assert end.value.code in (0, None) and "--step" in captured.out and "not part of" in captured.err
 
 
 def test_a_job_for_another_device(tmp_path: Path) -> None:
