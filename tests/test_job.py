@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import io
 import json
@@ -25,10 +26,11 @@ pytest.importorskip("ai_edge_litert")
 pytest.importorskip("matplotlib")
 pytest.importorskip("typer")
 
+from PIL import Image  # noqa: E402
 from sklearn.datasets import load_digits  # noqa: E402
 
 from exactqat import cli  # noqa: E402
-from exactqat.job import data, files, pipeline, report, training  # noqa: E402
+from exactqat.job import charts, data, files, findings, pipeline, report, training  # noqa: E402
 
 PRECISIONS = ("w8a8", "w4a4", "w3a4")
 RUN = [sys.executable, "-m", "exactqat.cli"]
@@ -50,8 +52,9 @@ def test_the_job_writes_everything_it_promises(finished: tuple[Path, subprocess.
         assert sorted(path.name for path in (out / precision).iterdir()) == ["checkpoint.pt", "model.tflite"]
         assert (out / precision / "model.tflite").read_bytes()[4:8] == b"TFL3"
     page = (out / "report.html").read_text()
-    assert len(re.findall(r"src='data:image/png;base64,iVBOR", page)) == 6
-    assert "http" not in page
+    # Two of accuracies, one of noise, two of each training, two of ranges, two of weights, a matrix for each network.
+    assert len(re.findall(r"<figure><svg viewBox=", page)) == 2 + 1 + 2 * 4 + 2 + 2 + 4
+    assert "http" not in page and "<image" not in page
     assert not list(out.rglob("*.tmp"))
     assert "every single one is equal" in page
     assert len(re.findall(r"W\dA\d: the largest fall is that of <code>[\w.]+</code>, by -?\d+\.\d dB", page)) == 3
@@ -91,6 +94,100 @@ def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.Complete
         kinds = {layer["operator"] for layer in networks[networks["chosen"]]["layers"]}
         assert {"CONV_2D", "DEPTHWISE_CONV_2D", "ADD", "MEAN", "FULLY_CONNECTED"} <= kinds
     assert metrics["values_compared"] == compared > 1_000_000
+
+
+def test_the_report_shows_single_epochs_and_explains_dashes(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    page = (finished[0] / "report.html").read_text()
+    for title in ("float", "W8A8", "W4A4", "W3A4"):
+        (drawn,) = re.findall(rf"<figure>(<svg [^>]*aria-label='{title}: loss, by epoch\.'.*?</svg>)", page, re.S)
+        # Points, which are what is used again and again from a definition.
+        assert "<use " in drawn.split("epoch</text>")[-1]
+        ticks = re.findall(r">(-?[\d.]+)</text>", drawn)
+        assert len(ticks) == len(set(ticks)) and "1" in ticks
+    for drawn in re.findall(r"<svg .*?</svg>", page, re.S):
+        dashed = len(re.findall("stroke-dasharray", drawn))
+        assert not dashed or re.search("float network's|frozen from here on|one scale for the whole layer", drawn)
+    assert re.search(r"prefers-color-scheme:dark\)\{:root\{--c1c2430:#e8ebf0", page)
+    assert not re.search(r"(fill|stroke): ?#", page)
+
+
+def test_the_report_shows_mistakes_classes_and_parts(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    out, _ = finished
+    page, metrics = (out / "report.html").read_text(), json.loads((out / "metrics.json").read_text())
+    labels = data.load("digits").test.labels.numpy()
+    graph, _ = pipeline.restore_graph(out / "w8a8" / "checkpoint.pt")
+    codes = pipeline.input_codes(graph, data.load("digits"))
+    answers = pipeline.run_on_device(graph, out / "w8a8" / "model.tflite", codes).argmax(1)
+    assert [row["images"] for row in metrics["classes"]] == np.bincount(labels).tolist()
+    for code, row in enumerate(metrics["classes"]):
+        assert row["class"] == str(code)
+        assert row["w8a8"] == pytest.approx((answers[labels == code] == code).mean())
+        assert f"<td class=t>{code}</td><td>{row['images']}</td><td>{row['float']:.1%}</td>" in page
+    listed = metrics["mistakes"]["listed"]
+    wrong = {entry["image"] for entry in listed if entry["answers"]["w8a8"] != entry["shows"]}
+    assert metrics["mistakes"]["images"] == len(listed) and wrong == set(np.nonzero(answers != labels)[0].tolist())
+    shown = re.findall(
+        r"<img alt='test image (\d+), which shows (\d)' src='(data:image/png;base64,[^']*)' class=small", page
+    )
+    assert len(shown) == min(len(listed), report.SHOWN_IMAGES) and shown[0][0] == str(listed[0]["image"])
+    image = Image.open(io.BytesIO(base64.b64decode(shown[0][2].split(",")[1])))
+    pixels = data.load("digits").test.images[int(shown[0][0]), 0].numpy()
+    assert np.array_equal(np.asarray(image), np.rint(pixels.astype(np.float64) * 255).astype(np.uint8))
+    for precision in PRECISIONS:
+        network = metrics["networks"][precision][metrics["networks"][precision]["chosen"]]
+        parts, footprint = network["footprint"]["parts"], network["footprint"]
+        assert sum(parts.values()) == footprint["flash_bytes"] == (out / precision / "model.tflite").stat().st_size
+        graph, _ = pipeline.restore_graph(out / precision / "checkpoint.pt")
+        constants = [tensor.data for tensor in graph.tensors.values() if tensor.data is not None]
+        assert parts["weights"] >= sum(data.size for data in constants if data.dtype == np.int8) > 0
+        assert min(parts.values()) > 0
+        *layers, whole = network["layers"]
+        assert whole["multiply_accumulates"] == sum(layer["multiply_accumulates"] for layer in layers)
+        assert whole["multiply_accumulates"] == footprint["multiply_accumulates"] > 0
+    guess = metrics["guessing"]
+    assert guess["accuracy"] == np.bincount(labels).max() / len(labels) < guess["needed"] < 0.2
+
+
+def guessed(accuracy: float, images: int, classes: int = 3) -> SimpleNamespace:
+    """Results of a network that is right about the first images."""
+    labels = np.arange(images) % classes
+    answers = np.where(np.arange(images) < round(accuracy * images), labels, (labels + 1) % classes)
+    split = SimpleNamespace(labels=torch.from_numpy(labels))
+    test = type("Test", (SimpleNamespace,), {"__len__": lambda self: images})(**vars(split))
+    dataset = SimpleNamespace(class_names=("a", "b", "c")[:classes], test=test)
+    outcome = SimpleNamespace(device_predictions=labels, device_accuracy=0.34)
+    return SimpleNamespace(
+        dataset=dataset, float_test_accuracy=accuracy, float_predictions=answers, chosen=lambda precision: outcome,
+        settings=SimpleNamespace(precisions={"w4a4": (4, 4)}),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "images", "message"),
+    [
+        (1 / 3, 300, "the float network has not learned to tell the classes apart: 33.3% of 300 test images are right"),
+        (0.36, 300, "naming the most frequent class every time gives 33.3%. Try more epochs"),
+        (0.1, 300, "has not learned"),
+        (1.0, 3, "3 test images, 33.3% of them of one class, are too few to tell"),
+        (0.9, 300, "the W4A4 network is no better than guessing: 34.0% of 300 test images are right, of float's 90.0%"),
+    ],
+)
+def test_guessing_is_not_learning(accuracy: float, images: int, message: str) -> None:
+    (warning,) = findings.warnings_on(guessed(accuracy, images))  # type: ignore[arg-type]
+    assert message in warning
+    assert findings.learned(guessed(accuracy, images).dataset, accuracy) == (accuracy == 0.9)
+
+
+def test_ticks_are_what_they_say() -> None:
+    percent, plain = charts.Exactly(percent=True), charts.Exactly()
+    assert percent.format_ticks([0.9, 0.925, 0.95]) == ["90.0%", "92.5%", "95.0%"]
+    assert percent.format_ticks([0.5, 1.0, 1.5]) == ["50%", "100%", ""]
+    assert plain.format_ticks([1.0970, 1.0972, 1.0974]) == ["1.0970", "1.0972", "1.0974"]
+    assert plain.format_ticks([0.0, 1e-5]) == ["0.00000", "0.00001"]
 
 
 def test_a_log_has_one_line_for_each_epoch(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
@@ -412,7 +509,7 @@ def test_mistakes_among_many_classes_are_a_table() -> None:
     outcome = SimpleNamespace(device_predictions=answers)
     page = report._confusion(SimpleNamespace(dataset=dataset), [outcome, outcome])  # type: ignore[arg-type, list-item]
     assert "<tr><td class=t>class 3</td><td class=t>class 5</td><td>2</td></tr>" in page
-    assert page.count("<tr>") == 2 and "<img" not in page
+    assert page.count("<tr>") == 2 and "<svg" not in page
 
 
 def test_images_that_were_left_out_are_named_in_the_report() -> None:
