@@ -396,6 +396,20 @@ def _application() -> Any:
         if differing:
             raise IntegersDiffer
 
+    @application.command()
+    def compare(
+        directories: Annotated[
+            list[Path], typer.Argument(metavar="DIR", help="Directories of finished jobs, two or more.")
+        ],
+        html: Annotated[
+            Path | None, typer.Option(metavar="FILE", help="Write a page too; a file that is there is not replaced.")
+        ] = None,
+    ) -> None:
+        """Show finished jobs side by side: the settings in which they differ, and their delivered networks. Reads
+        metrics.json, and neither data nor networks."""
+        with _failures(errors):
+            _compare(directories, html)
+
     @application.command(
         # Everything, --help too, is bench/'s.
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
@@ -647,6 +661,31 @@ def _export(directory: Path, model: str | None = None, headers: bool = False) ->
         _say(console, "Written: ", (str(path), "bold"), f" ({path.stat().st_size:,} bytes)")
     if not any(path.suffix == ".onnx" for path in paths):
         _say(console, "For .onnx files beside them: pip install 'exactqat[onnx]'")
+
+
+def _compare(directories: Sequence[Path], html: Path | None) -> None:
+    from .job import compare, files
+
+    if len(directories) < 2:
+        raise ValueError("compare takes two directories or more")
+    if html is not None and (html.exists() or html.is_symlink()):
+        raise ValueError(f"{html} is there already, and is not replaced")
+    console = _console()
+    jobs = [compare.read(directory) for directory in directories]
+    if html is not None:
+        files.write_atomically(html, compare.written(jobs).encode("utf-8", "backslashreplace"))
+    changed: list[TableRow] = [(row, "") for row in compare.differing_settings(jobs)]
+    if changed:
+        header = ["setting", *(job.name for job in jobs)]
+        _show_table(console, "Settings in which they differ", header, changed, texts=1)
+    else:
+        _say(console, "The jobs have the same settings.")
+    networks: list[TableRow] = [(row, "") for row in compare.rows(jobs)]
+    _show_table(console, "Delivered networks, on the device", compare.HEADER, networks, texts=3, grouped=True)
+    for sentence in compare.sentences(jobs):
+        _say(console, f"{sentence}.")
+    if html is not None:
+        _say(console, "Written: ", (str(html), "bold"), whole=True)
 
 
 def _print_results(console: "Console", results: "Results") -> None:

@@ -142,7 +142,7 @@ class Exactly(Formatter):
     def __init__(self, percent: bool = False) -> None:
         self.percent = percent
 
-    def format_ticks(self, values: Sequence[float]) -> list[str]:  # type: ignore[override]
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
         shown = [value * (100 if self.percent else 1) for value in values]
         largest = max(map(abs, shown), default=0.0)
         for decimals in range(12):
