@@ -108,7 +108,8 @@ table{border-collapse:collapse;width:100%;font-size:14px}
 th,td{padding:5px 9px;text-align:right;border-bottom:1px solid #e3e7ec;white-space:nowrap}
 .layers table{font-size:12px}.layers th,.layers td{padding:4px}
 .layers th{white-space:normal;vertical-align:bottom}
-th{color:#5a6675;font-weight:600;overflow-wrap:normal}.prose td.t{white-space:normal}th.t,td.t{text-align:left}
+th{color:#5a6675;font-weight:600;overflow-wrap:normal}.prose td.t{white-space:normal;overflow-wrap:break-word}
+th.t,td.t{text-align:left}
 tr.delivered td{background:#eef4fb;font-weight:600}
 .good{color:#146c43;font-weight:600}.bad{color:#b02a37;font-weight:600}.note{color:#5a6675;font-size:14px}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:8px 24px}
