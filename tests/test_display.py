@@ -36,7 +36,7 @@ def graph(name: str = "first") -> Graph:
 def test_a_graph_is_short() -> None:
     made = graph()
     # 200 filters of 3x3x3, and their biases.
-    assert repr(made) == "Graph(2 operators, 5,600 parameters: input int8[1x8x8x3] -> pooled int8[1x1x1x200])"
+    assert repr(made) == "Graph(2 operators, 5,600 parameters: input int8[1x8x8x3] -> pooled int8[1x200])"
     header, first, second = cells(made._repr_html_())
     assert dict(zip(header, first, strict=True)) == {
         "result": "first", "operator": "CONV_2D", "activation": "RELU6", "stored in": "int8", "shape": "1x8x8x200",

@@ -78,10 +78,8 @@ class Report:
         else:
             found = f"{self.differing:,} differ, most of them in {shortened(worst.name)}"
         trained = f", trained for {shortened(self.trained_for)}" if self.trained_for not in ("", self.profile) else ""
-        return (
-            f"Report({shortened(self.profile)}{trained}: {len(self.operators):,} operators, {self.values:,} integers compared, "
-            f"{found})"
-        )
+        compared = f"{len(self.operators):,} operators, {self.values:,} integers compared"
+        return f"Report({shortened(self.profile)}{trained}: {compared}, {found})"
 
     def _repr_html_(self) -> str:
         rows = self.table()
