@@ -356,6 +356,8 @@ def weight_ranges(outcome: Outcome) -> list[str]:
         ratio = limit / max(magnitude[magnitude > 0].min(initial=np.inf), 1e-12)
         axes.set_title(f"{title}\nwidest : narrowest = {ratio:.1f}")
         axes.set_xlim(0.5, len(order) + 0.5)
+        # So that both dashed lines are seen beside the frame.
+        axes.set_ylim(-1.12 * (limit or 1), 1.12 * (limit or 1))
         axes.set_xlabel("channel, from narrow to wide")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
         _below(figure, axes)

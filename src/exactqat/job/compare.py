@@ -182,7 +182,7 @@ def written(jobs: Sequence[Job]) -> str:
             job.networks[name]["device_accuracy"] for job in jobs for name in job.networks if name.upper() == row[0]
         ]
         top_of = f"{max(shares, default=2.0):.1%}"
-        marked.append((row[3] == top_of, [shortened(cell, WRITTEN_LENGTH) for cell in row]))
+        marked.append((len(shares) > 1 and row[3] == top_of, [shortened(cell, WRITTEN_LENGTH) for cell in row]))
     return page(
         "exactqat: jobs compared",
         "<h1>Jobs side by side</h1>"
