@@ -143,10 +143,10 @@ def put(model: nn.Module, path: Path) -> Fit:
             other_shapes.append((name, _what(own[name]), _what(found[name])))
     missing = [name for name in own if name not in found]
     if not fitting:
-        raise ValueError(
-            f"{path} holds no weights of this network: its tensors are {_names(sorted(found))}; the network's are "
-            f"{_names(list(own))}"
+        theirs, ours = (
+            _names([f"{name} {_what(entry)}" for name, entry in tensors.items()]) for tensors in (found, own)
         )
+        raise ValueError(f"{path} holds no weights of this network: its tensors are {theirs}; the network's are {ours}")
     with torch.no_grad():
         for name, entry in fitting.items():
             own[name].copy_(entry)
