@@ -38,7 +38,7 @@ METHOD_MARKERS = dict(zip(METHOD_COLORS, "v^os", strict=True))
 PRECISION_COLORS = ("#1f5fa8", "#e08a3c", "#146c43")
 # Characters of a name in a picture, which has to hold the longest.
 DRAWN_LENGTH = 20
-# Inches of 72 units; a phone's page is some 340 units wide. Pictures are never shown at a smaller part of their size.
+# Inches of 72 units; a phone's page is some 340 units wide. Pictures that fit are never shown at a smaller part of it.
 WIDTH, HEIGHT, SMALLEST = 4.6, 3.1, 0.85
 STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "exactqat", "font.size": 11, "axes.titlesize": 11, "legend.fontsize": 10,
@@ -72,11 +72,13 @@ def svg(figure: Figure, caption: str) -> str:
     drawn = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", drawn)
     drawn = re.sub(r'\s+(xmlns(:\w+)?|version)="[^"]*"', "", drawn)
     width = figure.get_figwidth() * 72
+    # What is wider than a phone is scrolled there, at its own size.
+    smallest = width * (SMALLEST if width <= WIDTH * 72 else 1.1)
     drawn = re.sub(
         r'<svg\s[^>]*?(viewBox="[^"]*")[^>]*>',
         lambda found: (
             f"<svg {found[1]} role='img' aria-label='{escape(caption)}' "
-            f"style='min-width:{width * SMALLEST:.0f}px;max-width:{width * 1.45:.0f}px'>"
+            f"style='min-width:{smallest:.0f}px;max-width:{width * 1.45:.0f}px'>"
         ),
         drawn,
         count=1,
