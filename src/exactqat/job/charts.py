@@ -85,7 +85,8 @@ def svg(figure: Figure, caption: str) -> str:
     )
     for color in DARK:
         drawn = drawn.replace(color, variable(color))
-    return f"<figure>{drawn}<figcaption>{escape(caption)}</figcaption></figure>"
+    broad = " class='broad'" if width > WIDTH * 72 else ""
+    return f"<figure{broad}>{drawn}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def _figure(height: float = HEIGHT, width: float = WIDTH) -> tuple[Figure, Axes]:

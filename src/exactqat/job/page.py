@@ -114,11 +114,13 @@ tr.delivered td{background:#eef4fb;font-weight:600}
 .good{color:#146c43;font-weight:600}.bad{color:#b02a37;font-weight:600}.note{color:#5a6675;font-size:14px}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:8px 24px}
 figure{margin:14px 0 0;overflow-x:auto}figcaption{color:#5a6675;font-size:14px}
+figure.broad{grid-column:1/-1}
 figure svg{display:block;width:100%;height:auto}
 figure svg *{stroke-linejoin:round;stroke-linecap:butt}
 figure svg text{font-family:system-ui,-apple-system,"Segoe UI",sans-serif!important}
 .gallery{display:grid;grid-template-columns:repeat(auto-fill,minmax(140px,1fr));gap:14px}
-.gallery figure{margin:0}.gallery img{width:112px;height:112px;object-fit:contain;background:#e3e7ec}
+.gallery figure{margin:0}
+.gallery img{width:112px;height:112px;object-fit:contain;background:#e3e7ec;border:1px solid #e3e7ec}
 .gallery img.small{image-rendering:pixelated}
 pre{background:#f6f7f9;padding:12px;border-radius:6px;white-space:pre-wrap}
 details summary{cursor:pointer;color:#5a6675}
