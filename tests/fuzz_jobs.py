@@ -57,6 +57,8 @@ REWRITES = {
     "train": r"(?!)",
     "resume": r"metrics\.json|report\.html|(float|w4a4)/checkpoint\.pt|w4a4/model\.tflite|training/[\w-]+\.pt",
     "restart": r"(?!)",
+    "compare": r"(?!)",
+    "weights": r"(?!)",
 }
 SECONDS, BYTES = 120, 12 << 30
 Content = dict[str, bytes | None]
@@ -316,7 +318,12 @@ class Case:
             self.choose.choice(kinds)()
 
     def command(self) -> tuple[str, list[str]]:
-        name = self.choose.choices(list(REWRITES), [6, 4, 3, 2, 3, 1])[0]
+        name = self.choose.choices(list(REWRITES), [6, 4, 3, 2, 3, 1, 3, 3])[0]
+        if name == "compare":
+            return name, ["compare", "job", "job", *(["--html", "page.html"] if self.choose.random() < 0.5 else [])]
+        if name == "weights":
+            given = self.pick("*/*.pt", "*/*.pt", "*/*.*")
+            return name, ["train", "--out", "other", "--data", "data.npz", "--weights", str(given), *SETTINGS]
         if name in ("verify", "export", "report"):
             return name, [name, "job", *(["--quiet"] if name == "verify" and self.choose.random() < 0.3 else [])]
         given = SETTINGS if self.choose.random() < 0.5 or name == "restart" else []

@@ -3,10 +3,17 @@
 
 from __future__ import annotations
 
+import base64
+import fcntl
+import io
 import json
+import os
+import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,9 +26,11 @@ pytest.importorskip("ai_edge_litert")
 pytest.importorskip("matplotlib")
 pytest.importorskip("typer")
 
+from PIL import Image  # noqa: E402
 from sklearn.datasets import load_digits  # noqa: E402
 
-from exactqat.job import data, files, pipeline, report, training  # noqa: E402
+from exactqat import cli  # noqa: E402
+from exactqat.job import charts, data, files, findings, pipeline, report, training  # noqa: E402
 
 PRECISIONS = ("w8a8", "w4a4", "w3a4")
 RUN = [sys.executable, "-m", "exactqat.cli"]
@@ -43,8 +52,9 @@ def test_the_job_writes_everything_it_promises(finished: tuple[Path, subprocess.
         assert sorted(path.name for path in (out / precision).iterdir()) == ["checkpoint.pt", "model.tflite"]
         assert (out / precision / "model.tflite").read_bytes()[4:8] == b"TFL3"
     page = (out / "report.html").read_text()
-    assert len(re.findall(r"src='data:image/png;base64,iVBOR", page)) == 6
-    assert "http" not in page
+    # Two of accuracies, one of noise, two of each training, two of ranges, two of weights, a matrix for each network.
+    assert len(re.findall(r"<figure[^>]*><svg viewBox=", page)) == 2 + 1 + 2 * 4 + 2 + 2 + 4
+    assert "http" not in page and "<image" not in page
     assert not list(out.rglob("*.tmp"))
     assert "every single one is equal" in page
     assert len(re.findall(r"W\dA\d: the largest fall is that of <code>[\w.]+</code>, by -?\d+\.\d dB", page)) == 3
@@ -58,7 +68,9 @@ def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.Complete
     assert metrics["settings"] == {
         "seed": 3, "epochs_float": 1, "epochs_qat": 1, "data": "digits", "model": "small_mobilenet",
         "weight_bits": None, "activation_bits": None, "batch_size": 64, "image_size": None, "profile": "xnnpack-x86",
+        "weights": None,
     }  # fmt: skip
+    assert metrics["weights"] is None
     assert metrics["resumed"] is False and metrics["data"]["skipped"] == []
     assert list(metrics["networks"]) == list(PRECISIONS)
     assert metrics["data"]["train"] + metrics["data"]["validation"] + metrics["data"]["test"] == 1797
@@ -82,6 +94,199 @@ def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.Complete
         kinds = {layer["operator"] for layer in networks[networks["chosen"]]["layers"]}
         assert {"CONV_2D", "DEPTHWISE_CONV_2D", "ADD", "MEAN", "FULLY_CONNECTED"} <= kinds
     assert metrics["values_compared"] == compared > 1_000_000
+
+
+def test_the_report_shows_single_epochs_and_explains_dashes(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    page = (finished[0] / "report.html").read_text()
+    for title in ("float", "W8A8", "W4A4", "W3A4"):
+        (drawn,) = re.findall(rf"<figure>(<svg [^>]*aria-label='{title}: loss, by epoch\.'.*?</svg>)", page, re.S)
+        # Points, which are what is used again and again from a definition.
+        assert "<use " in drawn.split("epoch</text>")[-1]
+        ticks = re.findall(r">(-?[\d.]+)</text>", drawn)
+        assert len(ticks) == len(set(ticks)) and "1" in ticks
+    for drawn in re.findall(r"<svg .*?</svg>", page, re.S):
+        dashed = len(re.findall("stroke-dasharray", drawn))
+        assert not dashed or re.search("float network's|frozen from here on|one scale for the whole layer", drawn)
+    assert re.search(r"prefers-color-scheme:dark\)\{:root\{--c1c2430:#e8ebf0", page)
+    assert not re.search(r"(fill|stroke): ?#", page)
+
+
+def test_the_report_shows_mistakes_classes_and_parts(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    out, _ = finished
+    page, metrics = (out / "report.html").read_text(), json.loads((out / "metrics.json").read_text())
+    labels = data.load("digits").test.labels.numpy()
+    graph, _ = pipeline.restore_graph(out / "w8a8" / "checkpoint.pt")
+    codes = pipeline.input_codes(graph, data.load("digits"))
+    answers = pipeline.run_on_device(graph, out / "w8a8" / "model.tflite", codes).argmax(1)
+    assert [row["images"] for row in metrics["classes"]] == np.bincount(labels).tolist()
+    for code, row in enumerate(metrics["classes"]):
+        assert row["class"] == str(code)
+        assert row["w8a8"] == pytest.approx((answers[labels == code] == code).mean())
+        assert f"<td class=t>{code}</td><td>{row['images']}</td><td>{row['float']:.1%}</td>" in page
+    listed = metrics["mistakes"]["listed"]
+    wrong = {entry["image"] for entry in listed if entry["answers"]["w8a8"] != entry["shows"]}
+    assert metrics["mistakes"]["images"] == len(listed) and wrong == set(np.nonzero(answers != labels)[0].tolist())
+    shown = re.findall(
+        r"<img alt='test image (\d+), which shows (\d)' src='(data:image/png;base64,[^']*)' class=small", page
+    )
+    assert len(shown) == min(len(listed), report.SHOWN_IMAGES) and shown[0][0] == str(listed[0]["image"])
+    image = Image.open(io.BytesIO(base64.b64decode(shown[0][2].split(",")[1])))
+    pixels = data.load("digits").test.images[int(shown[0][0]), 0].numpy()
+    assert np.array_equal(np.asarray(image), np.rint(pixels.astype(np.float64) * 255).astype(np.uint8))
+    for precision in PRECISIONS:
+        network = metrics["networks"][precision][metrics["networks"][precision]["chosen"]]
+        parts, footprint = network["footprint"]["parts"], network["footprint"]
+        assert sum(parts.values()) == footprint["flash_bytes"] == (out / precision / "model.tflite").stat().st_size
+        graph, _ = pipeline.restore_graph(out / precision / "checkpoint.pt")
+        constants = [tensor.data for tensor in graph.tensors.values() if tensor.data is not None]
+        assert parts["weights"] >= sum(data.size for data in constants if data.dtype == np.int8) > 0
+        assert min(parts.values()) > 0
+        *layers, whole = network["layers"]
+        assert whole["multiply_accumulates"] == sum(layer["multiply_accumulates"] for layer in layers)
+        assert whole["multiply_accumulates"] == footprint["multiply_accumulates"] > 0
+    guess = metrics["guessing"]
+    assert guess["accuracy"] == np.bincount(labels).max() / len(labels) < guess["needed"] < 0.2
+
+
+def guessed(accuracy: float, images: int, classes: int = 3) -> SimpleNamespace:
+    """Results of a network that is right about the first images."""
+    labels = np.arange(images) % classes
+    answers = np.where(np.arange(images) < round(accuracy * images), labels, (labels + 1) % classes)
+    split = SimpleNamespace(labels=torch.from_numpy(labels))
+    test = type("Test", (SimpleNamespace,), {"__len__": lambda self: images})(**vars(split))
+    dataset = SimpleNamespace(class_names=("a", "b", "c")[:classes], test=test)
+    outcome = SimpleNamespace(device_predictions=labels, device_accuracy=0.34)
+    return SimpleNamespace(
+        dataset=dataset, float_test_accuracy=accuracy, float_predictions=answers, chosen=lambda precision: outcome,
+        settings=SimpleNamespace(precisions={"w4a4": (4, 4)}),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "images", "message"),
+    [
+        (1 / 3, 300, "the float network has not learned to tell the classes apart: 33.3% of 300 test images are right"),
+        (0.36, 300, "naming the most frequent class every time gives 33.3%. Try more epochs"),
+        (0.1, 300, "has not learned"),
+        (1.0, 3, "3 test images, 33.3% of them of one class, are too few to tell"),
+        (0.9, 300, "the W4A4 network is no better than guessing: 34.0% of 300 test images are right, of float's 90.0%"),
+    ],
+)
+def test_guessing_is_not_learning(accuracy: float, images: int, message: str) -> None:
+    (warning,) = findings.warnings_on(guessed(accuracy, images))  # type: ignore[arg-type]
+    assert message in warning
+    assert findings.learned(guessed(accuracy, images).dataset, accuracy) == (accuracy == 0.9)
+
+
+def test_ticks_are_what_they_say() -> None:
+    percent, plain = charts.Exactly(percent=True), charts.Exactly()
+    assert percent.format_ticks([0.9, 0.925, 0.95]) == ["90.0%", "92.5%", "95.0%"]
+    assert percent.format_ticks([0.5, 1.0, 1.5]) == ["50%", "100%", ""]
+    assert plain.format_ticks([1.0970, 1.0972, 1.0974]) == ["1.0970", "1.0972", "1.0974"]
+    assert plain.format_ticks([0.0, 1e-5]) == ["0.00000", "0.00001"]
+
+
+def test_a_log_has_one_line_for_each_epoch(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    out, done = finished
+    lines = [line for line in done.stdout.splitlines() if ": epoch 1 of 1, loss " in line]
+    assert len(lines) == 1 + 2 * len(PRECISIONS)
+    history = json.loads((out / "metrics.json").read_text())["float"]["history"]
+    accuracy = f"{history['validation_accuracy'][0]:.1%} of the validation images right"
+    assert lines[0] == f"float training: epoch 1 of 1, loss {history['loss'][0]:.4g}, {accuracy}"
+    assert "W3A4 QAT, learned ranges: epoch 1 of 1" in lines[-1] and lines[-1].endswith("right, frozen")
+    assert "\x1b" not in done.stdout and "\r" not in done.stdout
+
+
+def on_a_terminal(columns: int, arguments: list[str]) -> str:
+    """What a person sees there of a command, without colors; a line that is drawn over stands for itself."""
+    child, screen = pty.fork()
+    if child == 0:
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+        os.execve(sys.executable, [*RUN, *arguments], environment | {"TERM": "xterm-256color"})
+    fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    seen = b""
+    while True:
+        try:
+            part = os.read(screen, 1 << 16)
+        except OSError:  # the other side is gone
+            break
+        seen += part
+    os.waitpid(child, 0)
+    os.close(screen)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode().replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def test_forty_columns_are_enough(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    shown = on_a_terminal(40, ["verify", str(finished[0])])
+    assert "every single one is equal" in " ".join(shown.split())
+    paths = [line for line in shown.splitlines() if str(finished[0]) in line]
+    words = [line for line in shown.splitlines() if line not in paths]
+    assert "W8A8 on the runtime " in shown and max(map(len, words)) <= 40 and not re.search("[│┃]", shown)
+    assert "\nstem.0 CONV_2D\n  values " in shown
+    refused = on_a_terminal(40, ["verify", "nowhere"])
+    assert "error: no checkpoint.pt with a\n" in refused and max(map(len, refused.splitlines())) <= 40
+    page = on_a_terminal(40, ["train", "--help"])
+    assert max(map(len, page.splitlines())) <= 40 and "**" not in page
+    assert "  --weights <path>\n        Weights to begin float" in page
+
+
+def test_wide_terminals_show_tables(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    shown = on_a_terminal(100, ["verify", str(finished[0])])
+    assert "│ stem.0 " in shown
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 200])
+def test_the_bar_fits_and_shows_loss_and_accuracy(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    console = cli._console(file=Screen(), width=columns, force_terminal=True, color_system=None)
+    bars = cli._bars(console, disable=False)
+    task = bars.add_task("W4A4 QAT, learned ranges", total=100)
+    bars.advance(task, 45)
+    for figures in (None, (0.12345, 0.9314), (12345.0, 1.0)):
+        bars.update(task, figures=figures)
+        with console.capture() as capture:
+            console.print(bars.make_tasks_table(bars.tasks))
+        (line,) = capture.get().splitlines()
+        assert len(line) <= columns and "45%" in line and "W4A4" in line
+        if figures == (0.12345, 0.9314):
+            assert "0.123" in line and "93.1%" in line
+    assert cli._bars(cli._console(file=io.StringIO(), force_terminal=True), disable=False).disable
+
+
+def test_errors_in_pipes_are_lines() -> None:
+    for arguments, message in (
+        (["train", "--out", "x", "--weight-bits", "9"], "Error: Invalid value for '--weight-bits': "),
+        (["train"], "Error: Missing option '--out'."),
+        (["verify", "nowhere/" + "x" * 200], "error: no checkpoint.pt with a model.tflite beside it in a folder such "),
+    ):
+        done = subprocess.run([*RUN, *arguments], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 2
+        assert any(line.startswith(message) for line in done.stderr.splitlines())
+        assert not re.search("[│╭]", done.stderr)
+    assert "x" * 200 + "/w8a8; run `exactqat train` first\n" in done.stderr
+
+
+def test_help_on_benchmarks_needs_no_checkout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> Path:
+        raise ValueError("the benchmarks are not part of the installed package")
+
+    monkeypatch.setattr(cli, "_bench_script", missing)
+    monkeypatch.setattr(sys, "argv", ["exactqat", "bench", "--help"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    captured = capsys.readouterr()
+    assert end.value.code in (0, None) and "--step" in captured.out and "not part of" in captured.err
 
 
 def test_a_job_for_another_device(tmp_path: Path) -> None:
@@ -304,7 +509,7 @@ def test_mistakes_among_many_classes_are_a_table() -> None:
     outcome = SimpleNamespace(device_predictions=answers)
     page = report._confusion(SimpleNamespace(dataset=dataset), [outcome, outcome])  # type: ignore[arg-type, list-item]
     assert "<tr><td class=t>class 3</td><td class=t>class 5</td><td>2</td></tr>" in page
-    assert page.count("<tr>") == 2 and "<img" not in page
+    assert page.count("<tr>") == 2 and "<svg" not in page
 
 
 def test_images_that_were_left_out_are_named_in_the_report() -> None:

@@ -5,8 +5,11 @@ Annotations are evaluated here: typer reads them inside `_application`, where it
 """
 
 import contextlib
+import inspect
 import io
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from .job.pipeline import Results
+    from .job.training import History
 
 INSTALL = "pip install 'exactqat[job]'"
 
@@ -107,17 +111,135 @@ def _line(*parts: str | tuple[str, str]) -> "Text":
     return Text.assemble(*((printable(text), style) for text, style in styled))
 
 
+# Columns from which boxes are drawn, and from which a bar has room.
+FRAMED, WIDE = 70, 90
+
+
+def _is_terminal(stream: IO[str]) -> bool:
+    """Whether a person looks at it, who has given the terminal's name away."""
+    try:
+        return stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
+    except ValueError:
+        return False
+
+
+def _in_terminal(console: "Console") -> bool:
+    """Whether what is printed there may be drawn over, and has to be cut to a width."""
+    return console.is_interactive and _is_terminal(console.file)
+
+
+def _columns() -> int:
+    return max(20, shutil.get_terminal_size().columns)
+
+
+def _say(console: "Console", *parts: str | tuple[str, str], whole: bool = False) -> None:
+    """A sentence. On a terminal lines end between words; elsewhere, and where it is to be copied `whole`, it is one."""
+    sentence = _line(*parts)
+    ends = [] if whole or not _in_terminal(console) else _ends(sentence.plain, console.width)
+    for line in sentence.divide(ends):
+        line.rstrip()
+        console.print(line, soft_wrap=True)
+
+
+def _ends(text: str, width: int) -> list[int]:
+    """Where lines of a text end so that none is wider and no word is cut."""
+    from rich.cells import cell_len
+
+    ends, column = [], 0
+    for word in re.finditer(r"\s*\S+", text):
+        if "\n" in word[0]:
+            column = 0
+        if column and column + cell_len(word[0]) > width:
+            ends.append(word.end() - len(word[0].lstrip()))
+            column = cell_len(word[0].lstrip())
+        else:
+            column += cell_len(word[0].split("\n")[-1])
+    return ends
+
+
+# A text, or a text and its style; the cells of a row and the row's style.
+Cell = str | tuple[str, str]
+TableRow = tuple[Sequence[Cell], str]
+
+
+def _show_table(
+    console: "Console", title: str, header: Sequence[str], rows: Sequence[TableRow], texts: int, grouped: bool = False
+) -> None:
+    """A table where it fits; on a narrower terminal (or by COLUMNS) one paragraph for each row.
+
+    Args:
+        texts: how many columns, the first ones, hold text; the others hold numbers.
+        grouped: rows with the same first cell belong together, and it is shown once.
+    """
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    for column, name in enumerate(header):
+        table.add_column(_line(name), justify="left" if column < texts else "right", no_wrap=True)
+    previous: Cell | None = None
+    for cells, style in rows:
+        first = cells[0]
+        if grouped and previous is not None and first != previous:
+            table.add_section()
+        shown = ["" if grouped and first == previous else first, *cells[1:]]
+        table.add_row(*map(_line, shown), style=style or None)
+        previous = first
+    needed = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+    _say(console, (title, "italic"))
+    if needed > console.width and not _in_terminal(console) and "COLUMNS" not in os.environ:
+        console.width = needed
+    if needed <= console.width:
+        console.print(table)
+        return
+    for cells, style in rows:
+        line = Text(" ").join(_line(cell) for cell in cells[:texts])
+        line.stylize(style)
+        console.print(line, overflow="fold")
+        line = Text(" ")
+        for label, cell in zip(header[texts:], cells[texts:], strict=True):
+            pair = Text.assemble(" ", (label, "dim"), " ", _line(cell))
+            if line.cell_len + pair.cell_len > console.width:
+                console.print(line, overflow="fold")
+                line = Text(" ")
+            line.append_text(pair).append(" ")
+        console.print(line, overflow="fold")
+
+
+def _in_lines_of_their_own(command_class: Any) -> Any:
+    """A command whose help has no columns: options stand above what they mean."""
+
+    class Narrow(command_class):
+        def get_help(self, context: Any) -> str:
+            class Formatter(context.formatter_class):
+                def write_dl(self, rows: Any, *given: Any, **options: Any) -> None:
+                    super().write_dl(rows, col_max=4, col_spacing=2)
+
+            context.formatter_class = Formatter
+            return str(super().get_help(context))
+
+    return Narrow
+
+
 def _application() -> Any:
     import typer
 
+    # Boxes need room, and cut sentences in pieces that no program downstream puts together again.
+    framed = _is_terminal(sys.stdout) and _is_terminal(sys.stderr) and _columns() >= FRAMED
+
+    def written(text: str) -> str:
+        return text if framed else text.replace("**", "")
+
     application = typer.Typer(
         name="exactqat",
-        help=(
+        help=written(
             "Quantization-aware training with TensorFlow's exact operators. "
             "**What was trained is what the device computes.**"
         ),
-        epilog="Start with: **exactqat train --out runs/digits** (about a minute and a half on two cores)",
-        rich_markup_mode="markdown",
+        epilog=written("Start with: **exactqat train --out runs/digits** (about a minute and a half on two cores)"),
+        rich_markup_mode="markdown" if framed else None,
+        context_settings={} if framed else {"terminal_width": min(_columns(), 100)},
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -141,6 +263,13 @@ def _application() -> Any:
             str,
             typer.Option(help="Network, or module:function that builds one; an unknown name lists those there are."),
         ] = "small_mobilenet",
+        weights: Annotated[
+            Path | None,
+            typer.Option(
+                help="Weights to begin float training with: a state dict written by torch.save, or safetensors. What "
+                "fits by name and shape is taken, and the rest told."
+            ),
+        ] = None,
         weight_bits: Annotated[
             int | None, typer.Option(min=2, max=8, help="Quantize to this precision alone, not to W8A8, W4A4 and W3A4.")
         ] = None,
@@ -267,6 +396,20 @@ def _application() -> Any:
         if differing:
             raise IntegersDiffer
 
+    @application.command()
+    def compare(
+        directories: Annotated[
+            list[Path], typer.Argument(metavar="DIR", help="Directories of finished jobs, two or more.")
+        ],
+        html: Annotated[
+            Path | None, typer.Option(metavar="FILE", help="Write a page too; a file that is there is not replaced.")
+        ] = None,
+    ) -> None:
+        """Show finished jobs side by side: the settings in which they differ, and their delivered networks. Reads
+        metrics.json, and neither data nor networks."""
+        with _failures(errors):
+            _compare(directories, html)
+
     @application.command(
         # Everything, --help too, is bench/'s.
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
@@ -279,9 +422,22 @@ def _application() -> Any:
         """Time the kernels beside TensorFlow, PyTorch and JAX, or a training step with --step. Needs a checkout of the
         sources; all other options are those of its bench/run.py or bench/step.py."""
         with _failures(errors):
-            script = _bench_script("step.py" if step else "run.py")
+            try:
+                script = _bench_script("step.py" if step else "run.py")
+            except ValueError as error:
+                if "--help" not in context.args:
+                    raise
+                typer.echo(context.get_help())
+                _say(errors, f"What the benchmarks themselves take is not shown: {error}")
+                return
         raise typer.Exit(2 if subprocess.run([sys.executable, str(script), *context.args]).returncode else 0)
 
+    if not framed and _columns() < FRAMED:
+        application.info.cls = _in_lines_of_their_own(typer.core.TyperGroup)
+        for command in application.registered_commands:
+            command.cls = _in_lines_of_their_own(typer.core.TyperCommand)
+    for command in application.registered_commands:
+        command.help = written(inspect.cleandoc(getattr(command.callback, "__doc__", None) or ""))
     return application
 
 
@@ -304,7 +460,7 @@ def _failures(errors: "Console") -> Iterator[None]:
     import typer
 
     def say(*parts: str | tuple[str, str]) -> None:
-        errors.print(_line(*parts), soft_wrap=True)
+        _say(errors, *parts)
 
     try:
         yield
@@ -345,18 +501,42 @@ def _native_messages_kept_back() -> Iterator[None]:
 
 
 def _bars(console: "Console", disable: bool) -> "Progress":
-    """What is done, how far, and the time left; gone when it ends."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    """What is done, how far, the last epoch's loss and accuracy, and the time left; gone when it ends. A task's field
+    `figures` holds the two numbers, or None. On a terminal only."""
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    from .job.text import shortened
+
+    def figures(task: Task) -> str:
+        if task.fields.get("figures") is None:
+            return ""
+        loss, right = task.fields["figures"]
+        return f"loss {loss:.3g}, {right:.1%} right" if console.width >= WIDE else f"{loss:.3g} {right:.1%}"
+
+    # Asked for their width at every drawing: windows are resized.
+    class Words(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            room = console.width - (37 if console.width >= WIDE else 16) - len(figures(task))
+            return Text(shortened(task.description, min(max(8, room), 44)))
+
+    class Bar(BarColumn):
+        def render(self, task: Task) -> Any:
+            return super().render(task) if console.width >= WIDE else Text("")
+
+    class Figures(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(figures(task))
 
     return Progress(
-        TextColumn("{task.description:<42}", markup=False),
-        BarColumn(bar_width=20),
+        Words(),
+        Bar(bar_width=20),
         TaskProgressColumn(),
+        Figures(),
         TimeRemainingColumn(),
-        TextColumn("left"),
         console=console,
         transient=True,
-        disable=disable,
+        disable=disable or not _in_terminal(console),
     )
 
 
@@ -375,6 +555,8 @@ def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet:
     if Path(given.get("data", "digits")).exists():
         # Other commands, in other directories, will look for it.
         given["data"] = str(Path(given["data"]).resolve())
+    if "weights" in given:
+        given["weights"] = str(Path(given["weights"]).resolve())
     settings = pipeline.Settings(out, **given)
     # Again when the directory is locked; this spares reading the data.
     pipeline.check_free(out, resume, restart)
@@ -385,21 +567,33 @@ def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet:
         console = _console(quiet=not together.writes)
         errors = _console(stderr=True, quiet=not together.writes)
         if not quiet:
-            console.print(
-                _line(
-                    ("exactqat train", "bold"), " on ", (settings.data, "bold"), f", seed {settings.seed}, results in ",
-                    (str(out), "bold"), f", {together.count} processes" if together.count > 1 else "",
-                ),
-                soft_wrap=True,
+            _say(
+                console,
+                ("exactqat train", "bold"), " on ", (settings.data, "bold"), f", seed {settings.seed}, results in ",
+                (str(out), "bold"), f", {together.count} processes" if together.count > 1 else "",
             )  # fmt: skip
         dataset = sources.load(settings.data, settings.image_size)
         _print_skipped(errors, dataset.skipped)
         with _bars(console, disable=quiet or not together.writes) as bars, _native_messages_kept_back():
             task = bars.add_task("float training", total=pipeline.total_steps(settings, dataset))
+
+            def epoch(name: str, history: "History", epochs: int) -> None:
+                loss, right = history.loss[-1], history.validation_accuracy[-1]
+                bars.update(task, figures=(loss, right))
+                if bars.disable and not quiet:
+                    done = len(history.loss)
+                    frozen = history.frozen_from is not None and done > history.frozen_from
+                    _say(
+                        console,
+                        f"{name}: epoch {done} of {epochs}, loss {loss:.4g}, "
+                        f"{right:.1%} of the validation images right{', frozen' if frozen else ''}",
+                    )
+
             progress = pipeline.Progress(
-                begin=lambda text: bars.update(task, description=text),
+                begin=lambda text: bars.update(task, description=text, figures=None),
                 advance=lambda steps: bars.advance(task, steps),
-                say=lambda sentence: console.print(_line(sentence), soft_wrap=True),
+                epoch=epoch,
+                say=lambda sentence: _say(console, sentence),
             )
             results = pipeline.run(settings, progress, dataset, together, resume, restart, place, hold)
             if not together.writes:
@@ -420,20 +614,20 @@ def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet:
             ) from failure
         if not quiet:
             report_path = out / "report.html"
-            console.print(_line("\nThe story with pictures: ", (str(report_path), "bold")), soft_wrap=True)
+            _say(console, "\nThe story with pictures: ", (str(report_path), "bold"), whole=True)
             verify = f"exactqat verify {shell_word(out)}"
-            console.print(_line("Compare again at any time: ", (verify, "bold")), soft_wrap=True)
+            _say(console, "Compare again at any time: ", (verify, "bold"), whole=True)
     return results.values_differing
 
 
 def _print_skipped(console: "Console", skipped: Sequence[str]) -> None:
     shown = 20
     for sentence in skipped[:shown]:
-        console.print(_line(f"skipped {sentence}"), soft_wrap=True)
+        _say(console, f"skipped {sentence}")
     if len(skipped) > shown:
-        console.print(_line(f"… and {len(skipped) - shown:,} more, all of them in metrics.json"))
+        _say(console, f"… and {len(skipped) - shown:,} more, all of them in metrics.json")
     if skipped:
-        console.print(_line((f"images that could not be used: {len(skipped):,}", "bold")))
+        _say(console, (f"images that could not be used: {len(skipped):,}", "bold"))
 
 
 def _report(directory: Path, model: str | None = None) -> None:
@@ -452,8 +646,9 @@ def _report(directory: Path, model: str | None = None) -> None:
         results = pipeline.finished(directory, progress, model=model, hold=hold)
         pipeline.write_metrics(results)
         path = report.write_report(results)
-    console.print(_line(report.closing_sentence(results)), soft_wrap=True)
-    console.print(_line("Written: ", (str(path), "bold")), soft_wrap=True)
+    _print_warnings(console, results)
+    _say(console, report.closing_sentence(results))
+    _say(console, "Written: ", (str(path), "bold"))
 
 
 def _export(directory: Path, model: str | None = None, headers: bool = False) -> None:
@@ -463,50 +658,70 @@ def _export(directory: Path, model: str | None = None, headers: bool = False) ->
     with _native_messages_kept_back():
         paths = pipeline.export_directory(directory, model, headers)
     for path in paths:
-        console.print(_line("Written: ", (str(path), "bold"), f" ({path.stat().st_size:,} bytes)"), soft_wrap=True)
+        _say(console, "Written: ", (str(path), "bold"), f" ({path.stat().st_size:,} bytes)")
     if not any(path.suffix == ".onnx" for path in paths):
-        console.print(_line("For .onnx files beside them: pip install 'exactqat[onnx]'"))
+        _say(console, "For .onnx files beside them: pip install 'exactqat[onnx]'")
+
+
+def _compare(directories: Sequence[Path], html: Path | None) -> None:
+    from .job import compare, files
+
+    if len(directories) < 2:
+        raise ValueError("compare takes two directories or more")
+    if html is not None and (html.exists() or html.is_symlink()):
+        raise ValueError(f"{html} is there already, and is not replaced")
+    console = _console()
+    jobs = [compare.read(directory) for directory in directories]
+    if html is not None:
+        files.write_atomically(html, compare.written(jobs).encode("utf-8", "backslashreplace"))
+    changed: list[TableRow] = [(row, "") for row in compare.differing_settings(jobs)]
+    if changed:
+        header = ["setting", *(job.name for job in jobs)]
+        _show_table(console, "Settings in which they differ", header, changed, texts=1)
+    else:
+        _say(console, "The jobs have the same settings.")
+    networks: list[TableRow] = [(row, "") for row in compare.rows(jobs)]
+    _show_table(console, "Delivered networks, on the device", compare.HEADER, networks, texts=3, grouped=True)
+    for sentence in compare.sentences(jobs):
+        _say(console, f"{sentence}.")
+    if html is not None:
+        _say(console, "Written: ", (str(html), "bold"), whole=True)
 
 
 def _print_results(console: "Console", results: "Results") -> None:
-    from rich.table import Table
-
     from .job import report
 
-    table = Table(
-        title=_line(f"{results.dataset.name}: accuracy on {len(results.dataset.test)} test images, integers compared"),
-        title_justify="left",
-    )
-    table.add_column("network")
-    table.add_column("method")
-    for header in ("PyTorch", "device", "bytes", "compared", "differ"):
-        table.add_column(header, justify="right")
-    previous = ""
+    rows: list[TableRow] = []
     for row in report.result_rows(results):
-        if previous and row.network != previous:
-            table.add_section()
-        differing = _line("–" if row.differing is None else _colored(row.differing))
-        table.add_row(
-            row.network if row.network != previous else "",
+        cells: list[Cell] = [
+            row.network,
             row.method.removesuffix(" ranges") + (" ★" if row.delivered else ""),
             f"{row.test_accuracy:.1%}",
             "–" if row.device_accuracy is None else f"{row.device_accuracy:.1%}",
             f"{row.file_bytes:,}",
             "–" if row.compared is None else f"{row.compared:,}",
-            differing,
-            style="bold" if row.delivered else None,
-        )
-        previous = row.network
-    console.print(table)
+            "–" if row.differing is None else _colored(row.differing),
+        ]
+        rows.append((cells, "bold" if row.delivered else ""))
+    title = f"{results.dataset.name}: accuracy on {len(results.dataset.test)} test images, integers compared"
+    header = ("network", "method", "PyTorch", "device", "bytes", "compared", "differ")
+    _show_table(console, title, header, rows, texts=2, grouped=True)
     explained = (
         "PTQ: post-training quantization. QAT: quantization-aware training. Second word: where ranges come from. "
         "★ delivered (lower validation loss). "
         "Input and logits keep 8 bits; codes of fewer bits travel in 8-bit containers. "
         f"The job took {results.seconds:.0f} seconds."
     )
-    console.print(_line((explained, "dim")))
-    verdict = _verdict(report.closing_sentence(results), results.values_differing)
-    console.print(_line(verdict), soft_wrap=True)
+    _say(console, (explained, "dim"))
+    _print_warnings(console, results)
+    _say(console, _verdict(report.closing_sentence(results), results.values_differing))
+
+
+def _print_warnings(console: "Console", results: "Results") -> None:
+    from .job import findings
+
+    for sentence in findings.warnings_on(results):
+        _say(console, ("warning: ", "bold yellow"), sentence)
 
 
 def _colored(differing: int) -> tuple[str, str]:
@@ -542,8 +757,6 @@ def _profile_of(device: str, choice: str) -> str:
 
 
 def _verify_npu(directory: Path, accelerator: str, model: str | None = None) -> None:
-    from rich.table import Table
-
     from .deploy.footprint import DEFAULT_ACCELERATOR
     from .job import pipeline
 
@@ -551,22 +764,18 @@ def _verify_npu(directory: Path, accelerator: str, model: str | None = None) -> 
     accelerator = accelerator or DEFAULT_ACCELERATOR
     with _native_messages_kept_back(), console.status(_line("compiling with Vela")):
         found = pipeline.npu_directory(directory, accelerator, model)
-    table = Table(title=_line(f"{directory} on {accelerator}, compiled by Vela"), title_justify="left")
-    table.add_column("network")
-    table.add_column("operators left to the processor")
-    for header in ("SRAM bytes", "flash bytes", "cycles, estimated"):
-        table.add_column(header, justify="right")
+    rows: list[TableRow] = []
     for precision, footprint in found.items():
         left = ", ".join(f"{count} {kind}" for kind, count in footprint.operators_on_cpu.items()) or "none"
         figures = (footprint.sram_bytes, footprint.flash_bytes, footprint.cycles)
-        table.add_row(precision.upper(), left, *(f"{figure:,}" for figure in figures))
-    console.print(table)
-    console.print(_line("What the NPU itself computes is not run here: nothing is claimed for its integers."))
+        rows.append(([precision.upper(), left, *(f"{figure:,}" for figure in figures)], ""))
+    header = ("network", "operators left to the processor", "SRAM bytes", "flash bytes", "cycles, estimated")
+    _show_table(console, f"{directory} on {accelerator}, compiled by Vela", header, rows, texts=2)
+    _say(console, "What the NPU itself computes is not run here: nothing is claimed for its integers.")
 
 
 def _verify(directory: Path, quiet: bool, model: str | None = None, profile: str = "xnnpack") -> int:
     import torch
-    from rich.table import Table
 
     from .job import pipeline
 
@@ -583,28 +792,28 @@ def _verify(directory: Path, quiet: bool, model: str | None = None, profile: str
     values = sum(report.values for report in reports.values())
     if not quiet:
         for precision, report in reports.items():
-            title = _line(
+            rows: list[TableRow] = [
+                (
+                    [
+                        str(row["tensor"]),
+                        str(row["operator"]),
+                        f"{row['values']:,}",
+                        _colored(int(row["differing"] or 0)),
+                        str(row["largest_difference"]),
+                    ],
+                    "",
+                )
+                for row in report.table()
+            ]
+            title = (
                 f"{precision.upper()}: {directory / precision / 'model.tflite'}, trained for {report.trained_for}, "
                 f"compared with {report.profile}"
             )
-            table = Table(title=title, title_justify="left")
-            table.add_column("tensor")
-            table.add_column("operator")
-            for header in ("values", "differing", "largest"):
-                table.add_column(header, justify="right")
-            for row in report.table():
-                table.add_row(
-                    _line(str(row["tensor"])),
-                    _line(str(row["operator"])),
-                    f"{row['values']:,}",
-                    _line(_colored(int(row["differing"] or 0))),
-                    str(row["largest_difference"]),
-                )
-            console.print(table)
+            _show_table(console, title, ("tensor", "operator", "values", "differing", "largest"), rows, texts=2)
     verdict = "every single one is equal" if differing == 0 else f"{differing:,} of them differ"
     ran = next(iter(reports.values())).profile
     sentence = f"{values:,} integers were compared between our simulation and the runtime ({ran}): {verdict}."
-    console.print(_line(_verdict(sentence, differing)), soft_wrap=True)
+    _say(console, _verdict(sentence, differing))
     return differing
 
 

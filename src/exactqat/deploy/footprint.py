@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from .graph import Graph
 from .tflite import import_deploy, tflite_bytes
 
@@ -42,6 +44,7 @@ class Footprint:
         multiply_accumulates: for one example.
         operators: how often each kind occurs.
         why_not: a sentence.
+        parts: the bytes of the file by what they are; together all of it.
     """
 
     flash_bytes: int
@@ -49,6 +52,7 @@ class Footprint:
     multiply_accumulates: int
     operators: Mapping[str, int] = field(default_factory=dict)
     why_not: str = ""
+    parts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,28 @@ def footprint(graph: Graph, content: bytes | None = None) -> Footprint:
     content = tflite_bytes(graph) if content is None else content
     arena, why_not = _arena(content)
     work = sum(graph.multiply_accumulates(operator) for operator in graph.operators)
-    return Footprint(len(content), arena, work, dict(Counter(operator.kind for operator in graph.operators)), why_not)
+    kinds = dict(Counter(operator.kind for operator in graph.operators))
+    return Footprint(len(content), arena, work, kinds, why_not, file_parts(content))
+
+
+def file_parts(content: bytes) -> dict[str, int]:
+    """The bytes of a .tflite file by what they are: weights (int8 and int16 constants), biases and indices, scales and
+    zero points, names, and the structure that holds them, with the padding between."""
+    schema = import_deploy("ai_edge_litert.schema_py_generated")
+    model = schema.ModelT.InitFromPackedBuf(content)
+    narrow = (schema.TensorType.INT8, schema.TensorType.INT16)
+    parts = dict.fromkeys(("weights", "biases and indices", "scales and zero points", "names"), 0)
+    seen: set[int] = set()
+    for tensor in model.subgraphs[0].tensors:
+        data = model.buffers[tensor.buffer].data
+        if data is not None and tensor.buffer not in seen:
+            parts["weights" if tensor.type in narrow else "biases and indices"] += len(data)
+        seen.add(tensor.buffer)
+        parts["names"] += len(tensor.name or b"")
+        grid = tensor.quantization
+        for numbers in () if grid is None else (grid.scale, grid.zeroPoint):
+            parts["scales and zero points"] += 0 if numbers is None else np.asarray(numbers).nbytes
+    return parts | {"structure": len(content) - sum(parts.values())}
 
 
 # In processes of their own: the interpreter prints what it thinks, and could end with one.

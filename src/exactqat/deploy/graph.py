@@ -19,6 +19,7 @@ from ..device import ACTIVATIONS, INT8_MAX, INT8_MIN, OPERATORS, Quantization, T
 from ..device.arithmetic import same_padding
 from ..device.operator import REQUIRED, Refusal, in_int16, need
 from ..device.tensor import CODE_RANGES, INDICES
+from ..display import listed, table
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +98,54 @@ class Graph:
         inputs = [self.tensors[name] for name in operator.inputs]
         output = self.tensors[operator.outputs[0]]
         return OPERATORS[operator.kind].multiply_accumulates(inputs, output, operator.attributes)
+
+    def __repr__(self) -> str:
+        parameters = sum(tensor.data.size for tensor in self.tensors.values() if tensor.data is not None)
+        ends = [listed([self._described(name) for name in names]) for names in (self.inputs, self.outputs)]
+        return f"Graph({len(self.operators):,} operators, {parameters:,} parameters: {ends[0]} -> {ends[1]})"
+
+    def _described(self, name: str) -> str:
+        # A graph that is yet to be refused may name what it does not hold.
+        tensor = self.tensors.get(name)
+        return f"{name} missing" if tensor is None else f"{name} {tensor.dtype}[{'x'.join(map(str, tensor.shape))}]"
+
+    def _repr_html_(self) -> str:
+        rows = [self._row(number, operator) for number, operator in enumerate(self.operators)]
+        header = (
+            "result", "operator", "activation", "stored in", "shape", "weights", "bits of weights", "scale",
+            "zero point", "multiply-adds",
+        )  # fmt: skip
+        return table(repr(self), header, rows, 6)
+
+    def _row(self, number: int, operator: Operator) -> list[object]:
+        tensors = [self.tensors.get(name) for name in operator.inputs]
+        output = self.tensors.get(operator.outputs[0]) if operator.outputs else None
+        if output is None or None in tensors:
+            return [listed(operator.outputs), operator.kind, f"operator {number} names tensors that are missing"]
+        weights = [
+            tensor.data
+            for tensor in tensors
+            if tensor is not None and tensor.data is not None and tensor.data.dtype == np.int8
+        ]
+        # Symmetric codes of b bits reach 2**(b - 1) - 1.
+        bits = [int(np.abs(codes.astype(np.int64)).max(initial=0)).bit_length() + 1 for codes in weights]
+        grid = output.quantization
+        try:
+            work: int | None = self.multiply_accumulates(operator)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            work = None
+        return [
+            output.name,
+            operator.kind,
+            operator.attributes.get("activation", "NONE"),
+            output.dtype,
+            "x".join(map(str, output.shape)),
+            ", ".join("x".join(map(str, codes.shape)) for codes in weights) or None,
+            ", ".join(map(str, bits)) or None,
+            f"{float(grid.scale[0]):.4g}",
+            int(grid.zero_point[0]),
+            work if work is None else f"{work:,}",
+        ]
 
     def summary(self) -> list[dict[str, str | int | float]]:
         """One row per operator: number, kind, output, shape, scale, zero_point, activation, parameters, MACs."""

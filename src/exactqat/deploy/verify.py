@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..device import OPERATORS, PROFILE_ALIASES, profile_named
+from ..display import shortened, table
 from .emulation import SET_UP, EmulatedInterpreter, is_set_up
 from .graph import Graph
 from .simulate import EXACT, check_inputs, dequantize, simulate, simulate_operator
@@ -68,6 +69,33 @@ class Report:
     def values(self) -> int:
         """Number of codes compared."""
         return sum(comparison.values for comparison in (*self.operators, *self.outputs))
+
+    def __repr__(self) -> str:
+        rows = (*self.operators, *self.outputs)
+        worst = max(rows, key=lambda row: row.differing, default=None)
+        if worst is None or not worst.differing:
+            found = "none differs"
+        else:
+            found = f"{self.differing:,} differ, most of them in {shortened(worst.name)}"
+        trained = f", trained for {shortened(self.trained_for)}" if self.trained_for not in ("", self.profile) else ""
+        compared = f"{len(self.operators):,} operators, {self.values:,} integers compared"
+        return f"Report({shortened(self.profile)}{trained}: {compared}, {found})"
+
+    def _repr_html_(self) -> str:
+        rows = self.table()
+        noise = any(row["device_sqnr"] is not None for row in rows)
+
+        def decibels(ratio: Any) -> str | None:
+            return None if ratio is None else f"{ratio:.1f}"
+
+        header = ["tensor", "operator", "integers", "differ", "by at most", "equality is claimed"]
+        cells = [
+            [row["tensor"], row["operator"], f"{row['values']:,}", f"{row['differing']:,}", row["largest_difference"],
+             "yes" if row["promise"] == "exact" else "no"]
+            + [decibels(row[name]) for name in ("trained_sqnr", "device_sqnr") if noise]
+            for row in rows
+        ]  # fmt: skip
+        return table(repr(self), header + (["dB in training", "dB on the device"] if noise else []), cells, 2)
 
     def table(self) -> list[dict[str, str | int | float | None]]:
         """One row per operator, then one per output: tensor, operator, values, differing, largest, promise, SQNR."""

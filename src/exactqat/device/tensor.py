@@ -44,6 +44,15 @@ class Quantization:
         object.__setattr__(self, "scale", scale)
         object.__setattr__(self, "zero_point", np.broadcast_to(zero_point, scale.shape).copy())
 
+    def __repr__(self) -> str:
+        def numbers(values: np.ndarray, form: str) -> str:
+            ends = dict.fromkeys(format(end, form) for end in (values.min(), values.max())) if values.size else ["none"]
+            return "..".join(ends)
+
+        channels = "" if self.axis is None else f", {self.scale.size:,} channels along axis {self.axis}"
+        scale, zero_point = numbers(self.scale, ".6g"), numbers(self.zero_point, "d")
+        return f"Quantization({self.dtype}, scale {scale}, zero point {zero_point}{channels})"
+
     def equals(self, other: Quantization) -> bool:
         """True when both stand for the same real numbers, bit for bit."""
         return (
@@ -76,6 +85,11 @@ class Tensor:
     dtype: str
     quantization: Quantization
     data: np.ndarray | None = None
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.shape))
+        kind = "activation" if self.data is None else "constant"
+        return f"Tensor({self.name!r}, {kind}, {self.dtype}[{shape}], {self.quantization!r})"
 
 
 def code_range(tensor: Tensor) -> tuple[int, int]:

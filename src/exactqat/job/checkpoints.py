@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -48,17 +49,32 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     check_file(path)
     content = path.read_bytes()
     try:
-        _check_archive(content)
-        with warnings.catch_warnings():
-            # Of pickles that PyTorch did not write: they are read or refused.
-            warnings.simplefilter("ignore")
-            checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        checkpoint = read_archive(content)
         _check_plain(checkpoint, "it", 0)
     except Exception as error:  # noqa: BLE001 - readers of pickles and archives raise nearly anything for damaged files
-        raise ValueError(f"{path} cannot be read as a checkpoint: {first_line(error)}") from error
+        raise ValueError(f"{path} cannot be read as a checkpoint: {reason(error)}") from error
     if not isinstance(checkpoint, dict) or checkpoint.get("format") != CHECKPOINT_FORMAT:
         raise ValueError(f"{path} is no checkpoint of format {CHECKPOINT_FORMAT}; it is of another program or version")
     return checkpoint
+
+
+def read_archive(content: bytes) -> Any:
+    """What `torch.save` wrote, as far as it is data. Raises nearly anything for files that are damaged."""
+    _check_archive(content)
+    with warnings.catch_warnings():
+        # Of pickles that PyTorch did not write: they are read or refused.
+        warnings.simplefilter("ignore")
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+
+
+def reason(error: Exception) -> str:
+    """Why an archive was refused. PyTorch's own advice is to run what stands in it, which is not ours."""
+    refused = re.search(r"unsupported (?:global|class)\W+(?:global )?([\w.]+)", str(error), re.IGNORECASE)
+    if refused:
+        return f"it holds {refused[1]}, and nothing that a file names is run; of a network, save model.state_dict()"
+    if "eights only load failed" in str(error):
+        return "it is no state dict, or damaged"
+    return first_line(error)
 
 
 def first_line(error: Exception) -> str:

@@ -34,11 +34,12 @@ from ..deploy.values import device_codes, layer_values
 from ..deploy.verify import Report, profile_here, profiles_here, verify
 from ..device import PROFILES, profile_named
 from ..qat.modules import overruns_channels_last
-from . import checkpoints, files, training
+from . import checkpoints, files, findings, training
 from .data import Dataset, load
 from .models import named_in, network
 from .processes import ALONE, Processes
 from .text import shell_word
+from .weights import Fit, put, restored
 
 # Bits of weights and of activations, if the user names none.
 PRECISIONS = ((8, 8), (4, 4), (3, 4))
@@ -91,6 +92,7 @@ class Settings:
         batch_size: images in a training step, over all processes.
         image_size: height and width to which images are scaled; None leaves them.
         profile: the device's arithmetic that training computes by in its last phase, as in `qat.prepare`.
+        weights: path of weights that float training begins with, as in `weights.put`; None: a new network's.
 
     Raises:
         ValueError: a value outside of what is allowed, or of another type.
@@ -107,6 +109,7 @@ class Settings:
     batch_size: int = training.BATCH_SIZE
     image_size: int | None = None
     profile: str = PROFILES[0]
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         optional = ("weight_bits", "activation_bits", "image_size")
@@ -122,6 +125,8 @@ class Settings:
         for name in ("data", "model", "profile"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} must be a string, got {getattr(self, name)!r}")
+        if self.weights is not None and not isinstance(self.weights, str):
+            raise ValueError(f"weights must be a string, got {self.weights!r}")
         object.__setattr__(self, "profile", profile_named(self.profile))
 
     @property
@@ -171,7 +176,7 @@ class Outcome:
 
 @dataclass
 class Results:
-    """Everything the report and the table tell."""
+    """Everything the report and the table tell. fit: what float training took from the weights it was given, if any."""
 
     settings: Settings
     dataset: Dataset
@@ -183,11 +188,17 @@ class Results:
     outcomes: list[Outcome]
     seconds: float = 0.0
     resumed: bool = False
+    fit: Fit | None = None
 
     @functools.cached_property
     def last_layer(self) -> str:
         """The path of the layer that stores the logits."""
         return last_layer(self.float_model, self.dataset.train.images[:2])
+
+    @functools.cached_property
+    def float_predictions(self) -> np.ndarray:
+        """The float network's answer to every test image, [n]."""
+        return training.predictions(self.float_model, self.dataset.test).numpy()
 
     def of(self, precision: str) -> list[Outcome]:
         """The outcomes of one precision, in the order of METHODS."""
@@ -211,10 +222,12 @@ class Results:
 @dataclass(frozen=True)
 class Progress:
     """How the job tells what it does. begin(text): a new piece of work; advance(n): n more training steps are done;
+    epoch(training, history, n): of the n epochs of a training one more is done, or those that were done before;
     say(text): a sentence that the user should read; compared(n, m): n of the m comparisons of a file are done."""
 
     begin: Callable[[str], None] = lambda text: None
     advance: Callable[[int], None] = lambda steps: None
+    epoch: Callable[[str, training.History, int], None] = lambda name, history, epochs: None
     say: Callable[[str], None] = lambda text: None
     compared: Callable[[int, int], None] = lambda done, all: None
 
@@ -251,7 +264,8 @@ def last_layer(model: nn.Module, example: Tensor) -> str:
 
 
 def new_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
-    """The untrained network of that name (see `models.network`), its channels last, which needs no copies, if they may.
+    """The untrained network of that name (see `models.network`), in the memory format that needs no copies, if that is
+    safe.
 
     Args:
         input_shape: channels, height, width.
@@ -296,12 +310,14 @@ def start(
     resume: bool = False,
     restart: bool = False,
     progress: Progress | None = None,
+    fit: Fit | None = None,
 ) -> bool:
     """Makes `settings.out` ready: notes the settings in job.json, or compares them with those of the job to continue.
 
     Args:
         resume: continue the job in the directory, if there is one.
         restart: move a job that is there aside, finished or not; `progress` says where to.
+        fit: what the network took from `settings.weights`, if they were read.
 
     Returns:
         Whether there is something to continue.
@@ -314,7 +330,7 @@ def start(
     check_free(out, resume, restart)
     fingerprint = dataset.fingerprint()
     if resume and job.exists():
-        given, (stored, stored_fingerprint) = settings.stored(), _read_job(out)
+        given, (stored, stored_fingerprint, stored_fit) = settings.stored(), _read_job(out)
         for name, value in given.items():
             if stored.get(name) != value:
                 option = "--" + name.replace("_", "-")
@@ -323,6 +339,8 @@ def start(
                 )
         if stored_fingerprint != fingerprint:
             raise ValueError(f"the images in --data {settings.data} are not those with which the job in {out} began")
+        if fit is not None and stored_fit is not None and fit.digest != stored_fit.digest:
+            raise ValueError(f"--weights {settings.weights} is not the file with which the job in {out} began")
         files.remove_halves(out)
         return True
     if job.exists():
@@ -330,11 +348,14 @@ def start(
         aside = files.move_aside(out)
         (progress or Progress()).say(f"The job that was in {out} is now in {aside}")
     content = {"format": JOB_FORMAT, "settings": settings.stored(), "images": fingerprint}
+    if fit is not None:
+        content["weights"] = fit.stored()
     files.write_atomically(job, (json.dumps(content, indent=2) + "\n").encode())
     return False
 
 
-def _read_job(out: Path) -> tuple[dict[str, Any], str]:
+def _read_job(out: Path) -> tuple[dict[str, Any], str, Fit | None]:
+    """Settings, fingerprint of the images, and what fitted of the weights."""
     path = out / "job.json"
     if not path.exists():
         raise FileNotFoundError(f"{out} holds no job.json; run `exactqat train` first")
@@ -345,7 +366,8 @@ def _read_job(out: Path) -> tuple[dict[str, Any], str]:
         if not isinstance(content["settings"], dict) or not isinstance(content["images"], str):
             raise ValueError("settings must be an object and images a string")
         # Jobs of before there was a choice.
-        return {"profile": PROFILES[0], **content["settings"]}, content["images"]
+        settings = {"profile": PROFILES[0], **content["settings"]}
+        return settings, content["images"], restored(content["weights"]) if "weights" in content else None
     except KeyError as error:
         raise ValueError(f"{path} cannot be read: it has no field {error}") from error
     except ValueError as error:
@@ -362,7 +384,7 @@ def stored_settings(out: Path, model: str | None = None) -> Settings:
         FileNotFoundError: there is no job.
         ValueError: job.json is damaged, or the network is not the user's.
     """
-    stored, _ = _read_job(out)
+    stored, *_ = _read_job(out)
     try:
         settings = Settings(out, **stored)
     except (TypeError, ValueError) as error:
@@ -399,6 +421,9 @@ def run(
     dataset = dataset or load(settings.data, settings.image_size)
     # Before anything is written: whether there is such a network, and whether the device can run it.
     untrained = _untrained(settings, dataset)
+    fit = None
+    if settings.weights is not None and not (resume and _float_state(settings).exists()):
+        fit = put(untrained, Path(settings.weights))
     with ExitStack() as own:
 
         def begin() -> bool:
@@ -407,9 +432,20 @@ def run(
             except OSError as error:
                 raise files.cannot_write(settings.out / "job.json", error) from error
             (own if hold is None else hold).enter_context(files.locked(settings.out))
-            return start(settings, dataset, resume, restart, progress)
+            return start(settings, dataset, resume, restart, progress, fit)
 
-        return _run(settings, progress, dataset, untrained, processes, processes.first_does(begin), device)
+        resumed = processes.first_does(begin)
+        if settings.weights is not None:
+            if fit is None:
+                *_, fit = _read_job(settings.out)
+            else:
+                for sentence in fit.sentences(settings.weights):
+                    progress.say(sentence)
+        return _run(settings, progress, dataset, untrained, processes, resumed, device, fit)
+
+
+def _float_state(settings: Settings) -> Path:
+    return settings.out / "training" / "float.pt"
 
 
 def _run(
@@ -420,9 +456,11 @@ def _run(
     processes: Processes,
     resumed: bool,
     device: torch.device,
+    fit: Fit | None,
 ) -> Results:
     started = time.perf_counter()
     results = _float_network(settings, dataset, untrained, progress, processes, resumed, device)
+    results.fit = fit
     for precision in settings.precisions:
         for method in METHODS:
             progress.begin(f"{precision.upper()} {method.title}")
@@ -497,20 +535,22 @@ def _float_network(
     device: torch.device,
 ) -> Results:
     progress.begin("float training")
+    rate = training.FLOAT_LEARNING_RATE if settings.weights is None else training.GIVEN_WEIGHTS_LEARNING_RATE
     history = training.train(
         model,
-        [{"params": list(model.parameters()), "lr": training.FLOAT_LEARNING_RATE}],
+        [{"params": list(model.parameters()), "lr": rate}],
         dataset.train,
         dataset.validation,
         settings.epochs_float,
         settings.seed,
         "float training",
         progress.advance,
-        settings.out / "training" / "float.pt",
+        _float_state(settings),
         settings.batch_size,
         processes=processes,
         resume=resumed,
         device=device,
+        on_epoch=lambda history: progress.epoch("float training", history, settings.epochs_float),
     )
     if processes.writes:
         description = _describe_network(settings, dataset) | {"state": model.state_dict()}
@@ -562,6 +602,7 @@ def _quantized_network(
             processes,
             results.resumed,
             device,
+            lambda history: progress.epoch(title, history, epochs),
         )
     else:
         qat.freeze(model)
@@ -817,6 +858,7 @@ def metrics(results: Results) -> dict[str, Any]:
         "settings": settings.stored(),
         "seconds": round(results.seconds, 2),
         "resumed": results.resumed,
+        "weights": results.fit and results.fit.stored(),
         "versions": {
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("torch", "numpy", "ai-edge-litert")},
@@ -836,6 +878,10 @@ def metrics(results: Results) -> dict[str, Any]:
         },
         "values_compared": results.values_compared,
         "values_differing": results.values_differing,
+        "guessing": findings.guessing(dataset),
+        "warnings": findings.warnings_on(results),
+        "classes": findings.per_class(results),
+        "mistakes": findings.mistakes(results),
     }
 
 
@@ -853,9 +899,20 @@ def _outcome_metrics(outcome: Outcome) -> dict[str, Any]:
         "values_differing": outcome.report.differing,
         "fake_quant_values": outcome.fake_quant_values,
         "fake_quant_differing": outcome.fake_quant_differing,
-        "layers": outcome.report.table(),
+        "packed_parameter_bytes": findings.packed_bytes(outcome),
+        "layers": _layers(outcome),
         "history": asdict(outcome.history) if outcome.history else None,
     }
+
+
+def _layers(outcome: Outcome) -> list[dict[str, Any]]:
+    """A row for each operator and for the whole network, with its multiply-adds for one image."""
+    assert outcome.report is not None
+    rows = [dict(row) for row in outcome.report.table()]
+    work = [int(row["multiply_accumulates"]) for row in outcome.graph.summary()]
+    for row, count in zip(rows, work + [sum(work)] * len(outcome.report.outputs), strict=True):
+        row["multiply_accumulates"] = count
+    return rows
 
 
 def write_metrics(results: Results) -> Path:

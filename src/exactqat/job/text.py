@@ -4,27 +4,11 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 
-# Controls but the line's end, other ends of lines, surrogates, and marks that change the direction of what follows.
-UNPRINTABLE = re.compile(
-    "[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]"
-)
+from ..display import UNPRINTABLE, printable, shortened
 
-
-def printable(text: object) -> str:
-    """The text with escapes for what would command a terminal, hide what stands there, or cannot be encoded.
-
-    The latter are surrogates: bytes of a file name that are no UTF-8.
-    """
-    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
-
-
-def shortened(text: object, length: int) -> str:
-    """On one line, with an ellipsis behind the first `length` characters."""
-    line = printable(text).replace("\n", "\\n")
-    return line if len(line) <= length else line[: length - 1] + "…"
+__all__ = ["UNPRINTABLE", "printable", "shell_word", "shortened"]
 
 
 def shell_word(text: object) -> str:

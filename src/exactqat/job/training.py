@@ -25,6 +25,8 @@ CPU = torch.device("cpu")
 BATCH_SIZE = 64
 EVALUATION_BATCH = 512
 FLOAT_LEARNING_RATE = 4e-3
+# Weights that were given know something already, which large steps would lose.
+GIVEN_WEIGHTS_LEARNING_RATE = 1e-3
 # Eight bits are fine enough to keep what float training found, and many large steps would lose it; fewer bits have to
 # find anew.
 FINE_TUNING_LEARNING_RATE = 3e-4
@@ -172,6 +174,7 @@ def train(
     processes: Processes = ALONE,
     resume: bool = False,
     device: torch.device = CPU,
+    on_epoch: Callable[[History], None] = lambda history: None,
 ) -> History:
     """Trains `model` in place and leaves it in its best state, on the CPU.
 
@@ -187,6 +190,7 @@ def train(
         freeze_at: epoch with which the model, a `PreparedModel`, is frozen. Only later states count as the best then.
         processes: those that train together, all with the same arguments.
         resume: continue from `state_path` if it exists, whatever device it was written on.
+        on_epoch: called with the history so far after every epoch, and after those that `state_path` held.
         device: where the network trains. Images are drawn and moved about on the CPU, so they are the same everywhere.
 
     Raises:
@@ -211,6 +215,7 @@ def train(
         first_epoch, best_loss, best_state = state["epoch"], state["best_loss"], state["best"]
         history = state["history"]
         on_step(first_epoch * steps)
+        on_epoch(history)
         if first_epoch < epochs:
             _continue(state, state_path, model, optimizer, schedule, generator)
 
@@ -280,6 +285,7 @@ def train(
                         "generator": generator.get_state(),
                     }
                 save_checkpoint(state_path, _on_cpu(checkpoint))
+            on_epoch(history)
     load_state(model, best_state, state_path)
     model.cpu().eval()
     return history

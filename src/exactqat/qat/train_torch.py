@@ -8,6 +8,7 @@ The user's parameters stay under the user's names, quantizers and ranges stand b
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from ..device import OPERATORS, PROFILES, profile_named
+from ..display import table
 from ..planning import UnsupportedOperator, plan
-from ..planning.plans import BatchNorm, Derived, Grid, Numbers, Plan, PlanStep
+from ..planning.plans import BatchNorm, Derived, Grid, Numbers, Plan, PlanInput, PlanStep
 from ..planning.rules import Rule, UnusedRuleWarning
 from .capture_torch import CaptureError, capture
 from .layers import (
@@ -229,10 +231,47 @@ class PreparedModel(nn.Module):
         self.train(self.training)
 
     def __repr__(self) -> str:
-        weighted = sum(isinstance(layer, WeightedLayer) for layer in self._steps.values())
+        weighted = [layer for layer in self._steps.values() if isinstance(layer, WeightedLayer)]
+        bits = Counter(
+            (layer.weight_quantizer.rule.weight_bits, self.plan.grids[self.plan.stored(path).grid].bits)
+            for path, layer in self._steps.items()
+            if isinstance(layer, WeightedLayer)
+        )
+        precisions = "".join(f", {count} W{weight}A{result}" for (weight, result), count in bits.most_common(3))
         phase = "frozen" if self._frozen else "not frozen"
         count = sum(1 for _ in self.layers())
-        return f"PreparedModel({count} stored tensors, {weighted} layers with weights, {phase})"
+        return (
+            f"PreparedModel({count} stored tensors, {len(weighted)} layers with weights{precisions}, {phase}, "
+            f"{self.profile})"
+        )
+
+    def _repr_html_(self) -> str:
+        header = (
+            "layer", "operator", "activation", "shape", "ranges", "range", "weights", "bits of weights",
+            "bits of result",
+        )  # fmt: skip
+        stored: list[PlanInput | PlanStep] = [*self.plan.inputs, *self.plan.steps]
+        return table(repr(self), header, map(self._row, stored), 7)
+
+    def _row(self, stored: PlanInput | PlanStep) -> list[object]:
+        layer = self._steps[stored.path]
+        shape = "x".join(map(str, stored.shape))
+        if isinstance(stored, PlanInput):
+            kind, activation = "input", None
+        else:
+            kind, activation = stored.kind or "in training only", stored.activation
+        if not isinstance(layer, QuantizedLayer):
+            outside = isinstance(stored, PlanStep) and stored.outside
+            return [stored.path, f"{kind}, not on the device" if outside else kind, activation, shape, *[None] * 5]
+        grid = self.plan.grids[stored.grid]
+        observed = layer.output_quantizer.range
+        seen = observed.policy == "fixed" or int(observed.batches) > 0
+        ends = f"{float(observed.minimum):.4g} .. {float(observed.maximum):.4g}" if seen else "no data seen yet"
+        weights = weight_bits = None
+        if isinstance(layer, WeightedLayer):
+            weights = "x".join(map(str, layer.weight_source().shape))
+            weight_bits = layer.weight_quantizer.rule.weight_bits
+        return [stored.path, kind, activation, shape, observed.policy, ends, weights, weight_bits, grid.bits]
 
 
 def _order(plan: Plan) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:

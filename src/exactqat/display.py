@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names that others chose, and tables of them, as they may be shown: on a terminal, in a page, in a notebook."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+
+# Controls but the line's end, other ends of lines, surrogates, and marks that change the direction of what follows.
+UNPRINTABLE = re.compile(
+    "[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]"
+)
+# Characters of a name in a repr or a cell, and rows of a notebook's table.
+NAME_LENGTH, ROWS = 60, 200
+
+
+def printable(text: object) -> str:
+    """The text with escapes for what would command a terminal, hide what stands there, or cannot be encoded.
+
+    The latter are surrogates: bytes of a file name that are no UTF-8.
+    """
+    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+
+
+def shortened(text: object, length: int = NAME_LENGTH) -> str:
+    """On one line, with an ellipsis behind the first `length` characters."""
+    line = printable(text).replace("\n", "\\n")
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def listed(texts: Sequence[str], most: int = 3) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
+    return ", ".join(map(shortened, texts[:most])) + more
+
+
+def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]], texts: int) -> str:
+    """HTML for a notebook, in its own colors, light or dark; everything is escaped.
+
+    Args:
+        texts: how many columns, the first ones, hold text; the others hold numbers. None is shown as a dash.
+    """
+    rows = list(rows)
+
+    def line(cells: Sequence[object], tag: str) -> str:
+        return "".join(
+            f"<{tag} style='text-align:{'left' if column < texts else 'right'}'>"
+            f"{'–' if cell is None else html.escape(shortened(cell))}</{tag}>"
+            for column, cell in enumerate(cells)
+        )
+
+    body = "".join(f"<tr>{line(cells, 'td')}</tr>" for cells in rows[:ROWS])
+    more = f"<p>… and {len(rows) - ROWS:,} more</p>" if len(rows) > ROWS else ""
+    return (
+        f"<div style='overflow-x:auto'><p><b>{html.escape(printable(title))}</b></p><table><thead><tr>"
+        f"{line(header, 'th')}</tr></thead><tbody>{body}</tbody></table>{more}</div>"
+    )

@@ -1,0 +1,450 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report's charts, drawn by matplotlib as vectors whose colors and letters are the page's.
+
+Each is as wide as a phone's screen, so that its letters can be read there; the page puts them beside one another where
+there is room.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, Formatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from torch import Tensor
+
+from ..deploy.verify import Comparison
+from ..qat import WeightedLayer
+from . import findings
+from .page import BAD, DARK, INK, LINE, NOTE, escape, variable
+from .text import shortened
+
+if TYPE_CHECKING:
+    from .pipeline import Outcome, Results
+
+FLOAT_COLOR, PTQ_COLORS, QAT_COLORS = "#6b7280", ("#f2b77c", "#e08a3c"), ("#6fa8dc", "#1f5fa8")
+METHOD_COLORS = dict(
+    zip(("ptq_min_max", "ptq_least_error", "qat_ema", "qat_learned"), PTQ_COLORS + QAT_COLORS, strict=True)
+)
+METHOD_MARKERS = dict(zip(METHOD_COLORS, "v^os", strict=True))
+PRECISION_COLORS = ("#1f5fa8", "#e08a3c", "#146c43")
+# Characters of a name in a picture, which has to hold the longest.
+DRAWN_LENGTH = 20
+# Inches of 72 units; a phone's page is some 340 units wide. Pictures that fit are never shown at a smaller part of it.
+WIDTH, HEIGHT, SMALLEST = 4.6, 3.1, 0.85
+STYLE = {
+    "svg.fonttype": "none", "svg.hashsalt": "exactqat", "font.size": 11, "axes.titlesize": 11, "legend.fontsize": 10,
+    "text.color": INK, "axes.edgecolor": NOTE, "axes.labelcolor": INK, "xtick.color": NOTE, "ytick.color": NOTE,
+    "xtick.labelcolor": INK, "ytick.labelcolor": INK, "axes.titlelocation": "left", "legend.frameon": False,
+    # Names are names: dollars are no mathematics, and what a user's own style does with text is not tried.
+    "text.parse_math": False, "text.usetex": False, "axes.unicode_minus": True, "axes.formatter.use_mathtext": False,
+}  # fmt: skip
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """While it lasts, matplotlib draws in STYLE, whatever the user's is."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]
+        yield
+
+
+def svg(figure: Figure, caption: str) -> str:
+    """A figure of the page."""
+    buffer = io.StringIO()
+    with warnings.catch_warnings():
+        # The reader's letters are drawn, not those that matplotlib has here.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    drawn = buffer.getvalue()
+    drawn = drawn[drawn.index("<svg") :]
+    drawn = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", drawn, flags=re.DOTALL)
+    # Other pictures of the page have the same ones; those that are pointed at are made from what they name.
+    drawn = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", drawn)
+    drawn = re.sub(r'\s+(xmlns(:\w+)?|version)="[^"]*"', "", drawn)
+    width = figure.get_figwidth() * 72
+    # What is wider than a phone is scrolled there, at its own size.
+    smallest = width * (SMALLEST if width <= WIDTH * 72 else 1.1)
+    drawn = re.sub(
+        r'<svg\s[^>]*?(viewBox="[^"]*")[^>]*>',
+        lambda found: (
+            f"<svg {found[1]} role='img' aria-label='{escape(caption)}' "
+            f"style='min-width:{smallest:.0f}px;max-width:{width * 1.45:.0f}px'>"
+        ),
+        drawn,
+        count=1,
+    )
+    for color in DARK:
+        drawn = drawn.replace(color, variable(color))
+    broad = " class='broad'" if width > WIDTH * 72 else ""
+    return f"<figure{broad}>{drawn}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _figure(height: float = HEIGHT, width: float = WIDTH) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _clean(axes: Axes, grid: str = "y") -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=grid, color=LINE, linewidth=0.8)  # type: ignore[arg-type]
+    axes.set_axisbelow(True)
+
+
+def _below(figure: Figure, axes: Axes, columns: int = 2) -> None:
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=columns)
+
+
+def accuracies(results: Results) -> str:
+    """A bar for each network, on the device where it is quantized."""
+    rows: list[tuple[str, float, str]] = [("float32", results.float_test_accuracy, FLOAT_COLOR)]
+    places = [0.0]
+    for precision in results.settings.precisions:
+        for position, outcome in enumerate(results.of(precision)):
+            places.append(places[-1] + (1.6 if position == 0 else 1.0))
+            label = f"{precision.upper()} {outcome.method.title.removesuffix(' ranges')}"
+            rows.append((label, outcome.device_accuracy, METHOD_COLORS[outcome.method.name]))
+    heights = [height for _, height, _ in rows]
+    # The differences are small: the axis starts below the lowest bar, and says so.
+    floor = max(0.0, np.floor((min(heights) - 0.03) * 20) / 20)
+    figure, axes = _figure(1.1 + 0.21 * places[-1])
+    axes.barh(places, [height - floor for height in heights], left=floor, color=[color for *_, color in rows])
+    for place, height in zip(places, heights, strict=True):
+        axes.text(1.02, place, f"{height:.1%}", transform=axes.get_yaxis_transform(), va="center", fontsize=10)
+    axes.axvline(heights[0], color=FLOAT_COLOR, linestyle="--", linewidth=1, label="the float network's")
+    axes.set_yticks(places, [label for label, *_ in rows])
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.set_xlim(floor, floor + (max(max(heights), floor + 0.05) - floor) * 1.05)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(Exactly(percent=True))
+    axes.set_xlabel("test accuracy" + (f" (the axis starts at {floor:.0%})" if floor else ""))
+    _below(figure, axes)
+    _clean(axes, "x")
+    return svg(
+        figure, "Test accuracy of every network, on the device where it is quantized. Dashed: the float network's."
+    )
+
+
+class Exactly(Formatter):
+    """Ticks are what they say: with as many decimals as all of them together take.
+
+    Args:
+        percent: of shares, which end at 1.
+    """
+
+    def __init__(self, percent: bool = False) -> None:
+        self.percent = percent
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        shown = [value * (100 if self.percent else 1) for value in values]
+        largest = max(map(abs, shown), default=0.0)
+        for decimals in range(12):
+            if all(abs(round(value, decimals) - value) <= 1e-9 * largest for value in shown):
+                break
+        sign = "%" if self.percent else ""
+        return [
+            "" if self.percent and value > 100 + 1e-9 else f"{round(value, decimals) + 0.0:.{decimals}f}{sign}"
+            for value in shown
+        ]
+
+    def __call__(self, value: float, pos: int | None = None) -> str:
+        return self.format_ticks([value])[0]
+
+
+def accuracy_and_size(results: Results) -> str:
+    """Where each network stands."""
+    figure, axes = _figure(3.5)
+    titled = set()
+    sizes = [results.float_bytes]
+    for outcome in results.outcomes:
+        name = outcome.method.name
+        size = findings.packed_bytes(outcome)
+        sizes.append(size)
+        axes.plot(
+            size, outcome.device_accuracy, METHOD_MARKERS[name], color=METHOD_COLORS[name], markersize=7,
+            label=None if name in titled else outcome.method.title.removesuffix(" ranges"),
+        )  # fmt: skip
+        titled.add(name)
+    for number, precision in enumerate(results.settings.precisions):
+        top, size = max((outcome.device_accuracy, findings.packed_bytes(outcome)) for outcome in results.of(precision))
+        axes.annotate(
+            precision.upper(), (size, top), (0, 8 + 12 * (number % 2)), textcoords="offset points", ha="center",
+            color=NOTE, fontsize=10,
+        )  # fmt: skip
+    axes.plot(sizes[0], results.float_test_accuracy, "D", color=FLOAT_COLOR, markersize=7, label="float32")
+    axes.margins(x=0.12, y=0.2)
+    if max(sizes) > 3 * min(sizes):
+        axes.set_xscale("log")
+        ticks = _sizes_between(min(sizes), max(sizes))
+        axes.xaxis.set_major_locator(FixedLocator(ticks))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_minor_locator(FixedLocator([]))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _bytes(value)))
+    axes.set_ylim(top=min(axes.get_ylim()[1], 1 + 0.2 * (1 - axes.get_ylim()[0])))
+    axes.yaxis.set_major_formatter(Exactly(percent=True))
+    axes.set_xlabel("bytes of all parameters, packed")
+    axes.set_ylabel("test accuracy")
+    _below(figure, axes, 3)
+    _clean(axes)
+    return svg(
+        figure,
+        "Accuracy against size: parameters packed at their own bits, which files of 8-bit containers are not yet.",
+    )
+
+
+def _sizes_between(low: float, high: float) -> list[float]:
+    """Round sizes, each twice the one before, at least four steps apart on a screen."""
+    ticks = [2.0**power for power in range(int(np.ceil(np.log2(low))), int(np.floor(np.log2(high))) + 1)]
+    step = -(-len(ticks) // 5) or 1
+    return ticks[::step] or [low, high]
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    raise AssertionError
+
+
+def curves(results: Results) -> list[str]:
+    """Loss and validation accuracy by epoch: of the float network, then of each precision."""
+    groups = [("float", [("float", FLOAT_COLOR, results.float_history)])]
+    for precision in results.settings.precisions:
+        trained = [
+            (outcome.method.title, METHOD_COLORS[outcome.method.name], outcome.history)
+            for outcome in results.of(precision)
+            if outcome.history
+        ]
+        groups.append((precision.upper(), trained))
+    pictures = []
+    for title, histories in groups:
+        for what in ("loss", "accuracy on the validation images"):
+            figure, axes = _figure()
+            drawn = []
+            for number, (label, color, history) in enumerate(histories):
+                values = history.loss if what == "loss" else history.validation_accuracy
+                epochs = np.arange(1, len(values) + 1)
+                # A line of one epoch would not be seen, nor one behind another that is as wide.
+                marker, wider = "o" if len(values) == 1 else "", len(histories) - 1 - number
+                axes.plot(
+                    epochs, values, color=color, label=label, linewidth=1.4 + 1.6 * wider, marker=marker,
+                    markersize=6 + 4 * wider,
+                )  # fmt: skip
+                drawn += values
+            frozen = {history.frozen_from for *_, history in histories if history.frozen_from}
+            for number, epoch in enumerate(sorted(frozen)):
+                label = "frozen from here on" if number == 0 else ""
+                axes.axvline(epoch + 0.5, color=NOTE, linestyle="--", linewidth=1, label=label)
+            longest = max(len(history.loss) for *_, history in histories)
+            axes.set_xlim(1 - 0.02 * longest - 0.4 * (longest < 3), longest + 0.02 * longest + 0.4 * (longest < 3))
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+            axes.set_xlabel("epoch")
+            if what == "loss":
+                _loss_axis(axes, drawn)
+            else:
+                # The first epochs of a long training start from chance and would flatten the rest.
+                low, high = float(np.quantile(drawn, 0.02)) if longest > 20 else min(drawn), max(drawn)
+                room = max(0.01, 0.08 * (high - low))
+                axes.set_ylim(max(0.0, low - room), min(1.0 + room / 4, high + room))
+                axes.yaxis.set_major_locator(MaxNLocator(5))
+                axes.yaxis.set_major_formatter(Exactly(percent=True))
+            axes.set_title(f"{title}: {what}")
+            if len(histories) > 1 or frozen:
+                _below(figure, axes)
+            _clean(axes)
+            pictures.append(svg(figure, f"{title}: {what}, by epoch."))
+    return pictures
+
+
+def _loss_axis(axes: Axes, values: Sequence[float]) -> None:
+    """By powers where it falls far, and in full numbers."""
+    if min(values) > 0 and max(values) > 5 * min(values):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(FixedLocator([]))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_ylabel("logarithmic")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_formatter(Exactly())
+
+
+def noise_by_layer(outcome: Outcome) -> dict[str, Comparison]:
+    """What each layer stores, where there is both signal and noise."""
+    assert outcome.report is not None
+    return {row.name: row for row in outcome.report.operators if row.device_sqnr is not None}
+
+
+def noise(outcomes: Sequence[Outcome]) -> str:
+    """Signal to noise of what every layer stores, a row for each layer."""
+    names = list(dict.fromkeys(name for outcome in outcomes for name in noise_by_layer(outcome)))
+    positions = {name: position for position, name in enumerate(names)}
+    figure, axes = _figure(1.3 + 0.2 * max(4, len(names)))
+    for outcome, color in zip(outcomes, PRECISION_COLORS, strict=False):
+        rows = noise_by_layer(outcome)
+        places = [positions[name] for name in rows]
+        title = outcome.precision.upper()
+        device = [np.nan if row.device_sqnr is None else row.device_sqnr for row in rows.values()]
+        trained = [np.nan if row.trained_sqnr is None else row.trained_sqnr for row in rows.values()]
+        axes.plot(device, places, color=color, marker="o", markersize=4, label=f"{title}, device")
+        axes.plot(trained, places, color=INK, linestyle="", marker="x", markersize=5)
+    axes.plot([], [], color=INK, linestyle="", marker="x", label="in training")
+    axes.set_xlabel("signal to noise in dB")
+    axes.set_yticks(range(len(names)), [_tail(name) for name in names], fontsize=10)
+    axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
+    _below(figure, axes)
+    _clean(axes, "both")
+    return svg(
+        figure,
+        "Signal to noise of what every layer stores, from input to logits: lines for the device's integers, "
+        "crosses for what the trained network stores in PyTorch.",
+    )
+
+
+def _tail(name: str) -> str:
+    """The end of a layer's path, which tells it from its neighbours."""
+    name = shortened(name, len(name) * 10)
+    return name if len(name) <= DRAWN_LENGTH + 4 else "…" + name[-DRAWN_LENGTH - 3 :]
+
+
+def shown_layer(outcome: Outcome) -> tuple[str, WeightedLayer]:
+    """The layer whose weights are shown: the widest depthwise one, or the widest if there is none."""
+    layers = [(name, layer) for name, layer in outcome.model.layers() if isinstance(layer, WeightedLayer)]
+    return max(
+        layers,
+        key=lambda named: depthwise_and_channels(named[1]),
+    )
+
+
+def depthwise_and_channels(layer: WeightedLayer) -> tuple[bool, int]:
+    weight = layer.weight_source()
+    depthwise = weight.dim() == 4 and weight.shape[1] == 1 and int(layer.attributes.get("groups", 1)) > 1
+    return depthwise, weight.shape[layer.weight_axis]
+
+
+def _channels_first(layer: WeightedLayer, weight: Tensor) -> Tensor:
+    """A layer's weight as [channels, the rest]."""
+    return weight.detach().movedim(layer.weight_axis, 0).flatten(1)
+
+
+def weight_ranges(outcome: Outcome) -> list[str]:
+    """Of every channel of one layer, before and after batch norm is folded in."""
+    _, layer = shown_layer(outcome)
+    weight = _channels_first(layer, layer.weight_source())
+    factor = layer.grid().factor.detach()
+    pictures = []
+    for title, rows in (("weights", weight), ("weights with batch norm folded in", weight * factor[:, None])):
+        magnitude = rows.abs().amax(1).numpy()
+        order = np.argsort(magnitude)
+        low, high = rows.amin(1).numpy()[order], rows.amax(1).numpy()[order]
+        limit = magnitude.max()
+        figure, axes = _figure()
+        axes.bar(np.arange(1, len(order) + 1), high - low, bottom=low, color=QAT_COLORS[0], width=1.0)
+        axes.axhline(limit, color=BAD, linestyle="--", linewidth=1, label="range of one scale for the whole layer")
+        axes.axhline(-limit, color=BAD, linestyle="--", linewidth=1)
+        ratio = limit / max(magnitude[magnitude > 0].min(initial=np.inf), 1e-12)
+        axes.set_title(f"{title}\nwidest : narrowest = {ratio:.1f}")
+        axes.set_xlim(0.5, len(order) + 0.5)
+        # So that both dashed lines are seen beside the frame.
+        axes.set_ylim(-1.12 * (limit or 1), 1.12 * (limit or 1))
+        axes.set_xlabel("channel, from narrow to wide")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+        _below(figure, axes)
+        _clean(axes)
+        pictures.append(svg(figure, f"Range of every channel: {title}."))
+    return pictures
+
+
+def weights_on_grids(*outcomes: Outcome) -> list[str]:
+    """How often each code occurs in one layer, and where its weights were before rounding."""
+    pictures = []
+    for outcome in outcomes:
+        name, layer = shown_layer(outcome)
+        weight = layer.weight_source().detach()
+        scale = layer.weight_quantizer.scale(weight).detach().numpy()
+        alive = scale > 0
+        steps = _channels_first(layer, weight).numpy()[alive] / scale[alive, None]
+        codes = np.moveaxis(layer.weight_quantizer.codes(weight), layer.weight_axis, 0).reshape(len(alive), -1)[alive]
+        bits = layer.weight_quantizer.rule.weight_bits
+        limit = 2 ** (bits - 1) - 1
+        # So many codes together that the bars can be told apart and that all have as many.
+        width = {6: 3, 8: 15}.get(bits, 1)
+        edges = np.arange(-limit - 0.5, limit + 1, width).tolist()
+        figure, axes = _figure()
+        axes.hist(
+            codes.ravel(), bins=edges, color=QAT_COLORS[0], rwidth=0.6 if limit < 16 else 0.95, label="after rounding"
+        )
+        # The same bins and one step more on both sides, in quarters: weights beyond the grid are clipped to it.
+        quarters = np.arange(edges[0] - width, edges[-1] + width * 1.01, width / 4).tolist()
+        axes.hist(
+            np.clip(steps.ravel(), quarters[0], quarters[-1]),
+            bins=quarters,
+            weights=np.full(steps.size, 4.0),
+            histtype="step",
+            color=INK,
+            linewidth=0.9,
+            label="before rounding, four times as fine",
+        )
+        if limit <= 7:
+            axes.set_xticks(np.arange(-limit, limit + 1))
+            for code in range(-limit, limit + 1):
+                axes.axvline(code, color=LINE, linewidth=0.6, zorder=0)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+        axes.set_title(f"{outcome.precision.upper()}: {bits} bits, codes -{limit}..{limit}")
+        axes.set_xlabel("weight in steps of its channel's grid")
+        axes.set_ylabel(f"weights per {f'{width} codes' if width > 1 else 'code'}")
+        _below(figure, axes, 1)
+        _clean(axes)
+        pictures.append(svg(figure, f"Weights of all channels of {shortened(name, 80)}, in steps."))
+    return pictures
+
+
+def confusions(results: Results, outcomes: Sequence[Outcome]) -> list[str]:
+    """What is called what, a matrix for each network."""
+    labels = results.dataset.test.labels.numpy()
+    names = [shortened(name, DRAWN_LENGTH) for name in results.dataset.class_names]
+    answers = [("float32", results.float_predictions)]
+    answers += [(f"{outcome.precision.upper()}, device", outcome.device_predictions) for outcome in outcomes]
+    longest = max(map(len, names))
+    # Numbers of two digits have room, and so have names at the edges.
+    side = max(WIDTH, 0.34 * len(names) + 0.1 * longest + 0.6)
+    pictures = []
+    for title, answer in answers:
+        counts = np.zeros((len(names), len(names)), int)
+        np.add.at(counts, (labels, answer), 1)
+        figure, axes = _figure(side, side)
+        for row, column in zip(*np.nonzero(counts), strict=True):
+            right, count = row == column, counts[row, column]
+            # Right answers in one pale color, so that the few mistakes stand out.
+            color, alpha = (NOTE, 0.15) if right else (BAD, min(0.85, 0.2 + 0.08 * count))
+            axes.add_patch(
+                matplotlib.patches.Rectangle((column - 0.5, row - 0.5), 1, 1, color=color, alpha=alpha, linewidth=0)
+            )
+            axes.text(column, row, str(count), ha="center", va="center", fontsize=10)
+        axes.set_xlim(-0.5, len(names) - 0.5)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set_aspect("equal")
+        axes.set_xticks(range(len(names)), names, rotation=90 if longest > 2 else 0)
+        axes.set_yticks(range(len(names)), names)
+        wrong = int(counts.sum() - np.trace(counts))
+        axes.set_title(f"{title}: {wrong:,} of {len(labels):,} wrong")
+        axes.set_xlabel("the network answers")
+        axes.set_ylabel("the image shows")
+        axes.tick_params(length=0)
+        pictures.append(svg(figure, f"{title}: what an image shows, and what the network answers. Red: mistakes."))
+    return pictures

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finished jobs side by side, from their job.json and metrics.json alone: no data is read, no network is loaded."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import files
+from .page import cards, escape, page, section, table
+from .text import shortened
+
+WRITTEN_LENGTH = 120
+# What a chosen network's figures are called in metrics.json, in a table, and whether they are whole numbers.
+FIGURES = {
+    "device_accuracy": ("accuracy", False),
+    "file_bytes": ("bytes", True),
+    "arena_bytes": ("arena", True),
+    "multiply_accumulates": ("multiply-adds", True),
+    "values_differing": ("differ", True),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is known of a finished job.
+
+    Attributes:
+        name: its directory, as it was given.
+        settings: of job.json.
+        images: fingerprint of its data.
+        test_images: how many there are.
+        float_accuracy: of its float network, on the test images.
+        networks: delivered ones by precision, each with "method", and the FIGURES, None where one is not known.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    images: str
+    test_images: int
+    float_accuracy: float
+    seconds: float
+    networks: Mapping[str, Mapping[str, Any]]
+
+
+def read(directory: Path) -> Job:
+    """The finished job in a directory.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is unfinished, or its files are damaged; the message says which.
+    """
+    if not (directory / "job.json").exists():
+        raise FileNotFoundError(f"{directory} holds no job.json, so no job; `exactqat train` writes one")
+    job = files.read_json(directory / "job.json")
+    path = directory / "metrics.json"
+    if not path.exists():
+        raise ValueError(f"{directory} holds an unfinished job, which has no figures to compare: continue it first")
+    metrics = files.read_json(path)
+    settings, images = job.get("settings"), job.get("images")
+    if not isinstance(settings, dict) or not isinstance(images, str):
+        raise ValueError(f"{directory / 'job.json'} must hold settings, an object, and images, a string")
+    data, float_network, networks = (_object(metrics, name, path) for name in ("data", "float", "networks"))
+    delivered = {}
+    for precision, methods in networks.items():
+        where = f"{path}: networks.{shortened(precision, 20)}"
+        if not re.fullmatch(r"w\da\d+", precision):
+            raise ValueError(f"{where} is no precision such as w8a8")
+        if not isinstance(methods, dict) or not isinstance(methods.get("chosen"), str):
+            raise ValueError(f"{where} must say which one was chosen")
+        chosen = _object(methods, methods["chosen"], path)
+        known = {**(chosen["footprint"] if isinstance(chosen.get("footprint"), dict) else {}), **chosen}
+        if not isinstance(chosen.get("title"), str):
+            raise ValueError(f"{path}: networks.{shortened(precision, 20)} must have a title")
+        figures = {
+            name: _number(known, name, path, name == "arena_bytes", whole) for name, (_, whole) in FIGURES.items()
+        }
+        delivered[precision] = {"method": chosen["title"], **figures}
+    test_images = _number(data, "test", path, whole=True)
+    accuracy, seconds = _number(float_network, "test_accuracy", path), _number(metrics, "seconds", path)
+    assert test_images is not None and accuracy is not None and seconds is not None
+    if test_images < 1:
+        raise ValueError(f"{path}: test must be at least 1, got {test_images}")
+    return Job(str(directory), settings, images, int(test_images), accuracy, seconds, delivered)
+
+
+def _object(holder: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
+    found = holder.get(name)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: {shortened(name, 40)} must be an object, got {shortened(repr(found), 40)}")
+    return found
+
+
+def _number(
+    holder: Mapping[str, Any], name: str, path: Path, optional: bool = False, whole: bool = False
+) -> float | None:
+    found = holder.get(name)
+    if found is None and optional:
+        return None
+    highest = 1 if name.endswith("accuracy") else 2**63
+    fits = type(found) is int or (type(found) is float and not whole)
+    if found is None or not fits or not 0 <= found <= highest:
+        what = "a whole number" if whole else "a number"
+        limits = "from 0 to 1" if highest == 1 else "of at least 0"
+        raise ValueError(f"{path}: {name} must be {what} {limits}, got {shortened(repr(found), 40)}")
+    return found
+
+
+def differing_settings(jobs: Sequence[Job]) -> list[list[str]]:
+    """A row for each setting in which they differ: its option, then what each job has."""
+    names = dict.fromkeys(name for job in jobs for name in job.settings)
+    rows = []
+    for name in names:
+        values = [job.settings.get(name) for job in jobs]
+        if any(value != values[0] for value in values):
+            option = "--" + shortened(name, 40).replace("_", "-")
+            rows.append([option, *("–" if value is None else shortened(value, WRITTEN_LENGTH) for value in values)])
+    return rows
+
+
+HEADER = ("network", "job", "method", "accuracy", "to the first", *(title for title, _ in list(FIGURES.values())[1:]))
+
+
+def rows(jobs: Sequence[Job]) -> list[list[str]]:
+    """A row for each network of each job, as HEADER names its cells; the same network of all jobs together."""
+    found: list[list[str]] = []
+    blank = ["–"] * (len(FIGURES) - 1)
+    for job in jobs:
+        difference = _difference(job.float_accuracy, jobs[0].float_accuracy, job is jobs[0])
+        found.append(["float32", job.name, "float training", f"{job.float_accuracy:.1%}", difference, *blank])
+    for precision in dict.fromkeys(precision for job in jobs for precision in job.networks):
+        first = next(job for job in jobs if precision in job.networks)
+        for job in jobs:
+            if precision not in job.networks:
+                continue
+            network = job.networks[precision]
+            accuracy = network["device_accuracy"]
+            difference = _difference(accuracy, first.networks[precision]["device_accuracy"], job is first)
+            figures = ["–" if network[name] is None else f"{network[name]:,}" for name in list(FIGURES)[1:]]
+            found.append([precision.upper(), job.name, network["method"], f"{accuracy:.1%}", difference, *figures])
+    return found
+
+
+def _difference(accuracy: float, first: float, is_first: bool) -> str:
+    return "–" if is_first else f"{100 * (accuracy - first):+.1f}"
+
+
+def sentences(jobs: Sequence[Job]) -> list[str]:
+    """What must be known before the figures are compared."""
+    if len({job.images for job in jobs}) > 1:
+        return [
+            "The jobs have different images, so their accuracies are not of the same test: a difference between them "
+            "says nothing about the networks alone"
+        ]
+    share = min(max(job.float_accuracy for job in jobs), 1.0)
+    count = jobs[0].test_images
+    # Two standard deviations of the difference of two networks that err independently.
+    luck = 200 * math.sqrt(max(2 * share * (1 - share), 1 / count) / count)
+    return [f"With {count:,} test images, differences below {luck:.1f} points may be luck; compare more than one seed"]
+
+
+def written(jobs: Sequence[Job]) -> str:
+    """The page."""
+    changed = differing_settings(jobs)
+    names = [shortened(job.name, WRITTEN_LENGTH) for job in jobs]
+    best = max(jobs, key=lambda job: max((n["device_accuracy"] for n in job.networks.values()), default=0.0))
+    top = max((n["device_accuracy"] for n in best.networks.values()), default=0.0)
+    settings = "<p>None: the jobs have the same settings.</p>"
+    if changed:
+        settings = table(["setting", *names], [(False, row) for row in changed], 1 + len(jobs))
+    notes = "".join(
+        f"<p class='note'>{escape(sentence[0].upper() + sentence[1:])}.</p>" for sentence in sentences(jobs)
+    )
+    marked = []
+    for row in rows(jobs):
+        # The best of each precision, equals included.
+        shares = [
+            job.networks[name]["device_accuracy"] for job in jobs for name in job.networks if name.upper() == row[0]
+        ]
+        top_of = f"{max(shares, default=2.0):.1%}"
+        marked.append((len(shares) > 1 and row[3] == top_of, [shortened(cell, WRITTEN_LENGTH) for cell in row]))
+    return page(
+        "exactqat: jobs compared",
+        "<h1>Jobs side by side</h1>"
+        f"<p class='lead'>{escape(', '.join(names))}</p>"
+        + cards([(str(len(jobs)), "jobs"), (f"{top:.1%}", f"the best on a device, of {shortened(best.name, 40)}")])
+        + section("Settings in which they differ", settings)
+        + section("Delivered networks", f"<div class='prose'>{table(HEADER, marked, 3)}</div>{notes}"),
+    )

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the figures of a job say: whether anything was learned, which classes suffer, which images are mistaken."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..qat import WeightedLayer
+from .data import Dataset
+
+if TYPE_CHECKING:
+    from .pipeline import Outcome, Results
+
+# Standard deviations by which an accuracy exceeds that of a guess before it counts: one guess in a hundred gets there.
+BEYOND_LUCK = 2.33
+# Of the mistakes in metrics.json; their number is always there.
+MISTAKES_LISTED = 1000
+
+
+def guessing(dataset: Dataset) -> dict[str, float]:
+    """The share of test images that have their most frequent class, which a network that knows nothing but that gets
+    right; and the accuracy beyond which it is no luck. Above 1 where the images are too few to tell."""
+    labels = dataset.test.labels.numpy()
+    share = float(np.bincount(labels, minlength=1).max() / len(labels))
+    # A class that is all there is leaves nothing to learn; a guess that is always right tells no more.
+    spread = math.sqrt(share * (1 - share) / len(labels))
+    return {"accuracy": share, "needed": share + BEYOND_LUCK * spread + 0.5 / len(labels)}
+
+
+def learned(dataset: Dataset, accuracy: float) -> bool:
+    """Whether an accuracy on the test images shows that something was learned."""
+    return accuracy > guessing(dataset)["needed"]
+
+
+def warnings_on(results: Results) -> list[str]:
+    """What a reader of the accuracies must know first."""
+    dataset = results.dataset
+    guess, images = guessing(dataset), len(dataset.test)
+    found = []
+    guessed, of_float = f"{guess['accuracy']:.1%}", f"{results.float_test_accuracy:.1%}"
+    if guess["needed"] >= 1:
+        found.append(
+            f"{images:,} test images, {guessed} of them of one class, are too few to tell whether it learned anything: "
+            "give more"
+        )
+    elif not learned(dataset, results.float_test_accuracy):
+        found.append(
+            f"the float network has not learned to tell the classes apart: {of_float} of {images:,} test images are "
+            f"right, and naming the most frequent class every time gives {guessed}. Try more epochs (--epochs-float), "
+            "more images of every class, larger ones (--image-size), another network (--model), weights to begin with "
+            "(--weights); and look at some images and their labels"
+        )
+    else:
+        for precision in results.settings.precisions:
+            accuracy = results.chosen(precision).device_accuracy
+            if not learned(dataset, accuracy):
+                found.append(
+                    f"the {precision.upper()} network is no better than guessing: {accuracy:.1%} of {images:,} test "
+                    f"images are right, of float's {of_float}. Try more epochs (--epochs-qat) or more bits "
+                    "(--weight-bits, --activation-bits)"
+                )
+    if not found and guess["accuracy"] < results.float_test_accuracy:
+        absent = [row["class"] for row in per_class(results) if row["float"] == 0]
+        if absent:
+            names = ", ".join(f"'{name}'" for name in absent[:5]) + (" and others" if len(absent) > 5 else "")
+            found.append(f"the float network recognises no image of class {names}")
+    return found
+
+
+def per_class(results: Results) -> list[dict[str, Any]]:
+    """For each class its name, the number of test images, and the share that the float network and the delivered ones,
+    on the device, get right; None where there is no image."""
+    dataset = results.dataset
+    labels = dataset.test.labels.numpy()
+    answers = {"float": results.float_predictions}
+    answers |= {precision: results.chosen(precision).device_predictions for precision in results.settings.precisions}
+    rows = []
+    for code, name in enumerate(dataset.class_names):
+        members = labels == code
+        count = int(members.sum())
+        shares = {
+            network: float((answer[members] == code).mean()) if count else None for network, answer in answers.items()
+        }
+        rows.append({"class": name, "images": count, **shares})
+    return rows
+
+
+def mistaken(results: Results) -> list[int]:
+    """The test images that the float network or a delivered one gets wrong, those that most of them do first."""
+    labels = results.dataset.test.labels.numpy()
+    wrong = (results.float_predictions != labels).astype(int)
+    for precision in results.settings.precisions:
+        wrong += results.chosen(precision).device_predictions != labels
+    order = np.argsort(-wrong, kind="stable")
+    return [int(image) for image in order if wrong[image]]
+
+
+def answers_to(results: Results, image: int) -> dict[str, str]:
+    """What the float network and the delivered ones, on the device, call a test image."""
+    names = results.dataset.class_names
+    answers = {"float": names[results.float_predictions[image]]}
+    for precision in results.settings.precisions:
+        answers[precision] = names[results.chosen(precision).device_predictions[image]]
+    return answers
+
+
+def mistakes(results: Results) -> dict[str, Any]:
+    """The mistaken test images by number, from 0 in the order of the test part; what each shows, and is called."""
+    found = mistaken(results)
+    labels, names = results.dataset.test.labels.numpy(), results.dataset.class_names
+    listed = [
+        {"image": image, "shows": names[labels[image]], "answers": answers_to(results, image)}
+        for image in found[:MISTAKES_LISTED]
+    ]
+    return {"images": len(found), "listed": listed}
+
+
+def packed_bytes(outcome: Outcome) -> int:
+    """Bytes of all parameters with weights at their own bits and biases at 32."""
+    bits = 0
+    for _, layer in outcome.model.layers():
+        if isinstance(layer, WeightedLayer):
+            weight = layer.weight_source()
+            bits += weight.numel() * layer.weight_quantizer.rule.weight_bits + 32 * weight.shape[layer.weight_axis]
+    return -(-bits // 8)

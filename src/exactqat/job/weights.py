@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights to begin with: a state dict or safetensors from anyone, put into a network as far as they fit.
+
+Files are read as `checkpoints` reads its own: nothing that stands in them is run, and what comes out is checked before
+it is used. Names and shapes decide; what fitted and what did not is told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .checkpoints import DTYPES, read_archive, reason
+from .files import check_file
+from .text import printable, shortened
+
+# Under which names programs keep a state dict among other things; the first that holds tensors counts.
+WRAPPERS = ("state_dict", "model_state_dict", "best", "state", "model", "module", "network", "net", "weights", "params")
+# How many names of a kind are printed; metrics.json has all.
+SHOWN = 5
+NAME_LENGTH = 80
+SAFETENSORS_HEADER = 8
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a network took from a file of weights.
+
+    Attributes:
+        digest: of the file, SHA-256.
+        fitted: how many of the network's tensors were taken over.
+        share: of the network's numbers that they hold, 0..1.
+        prefix: what was left out before the file's names.
+        missing: the network's tensors that the file lacks. They are as a new network's.
+        unexpected: the file's tensors that the network lacks.
+        other_shapes: tensor, what the network has, what the file has; as a new network's too.
+    """
+
+    digest: str
+    fitted: int
+    share: float
+    prefix: str = ""
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    other_shapes: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the network's numbers come from the file."""
+        return not self.missing and not self.other_shapes
+
+    def stored(self) -> dict[str, Any]:
+        """For JSON; `restored` is its counterpart."""
+        return asdict(self)
+
+    def sentences(self, path: str) -> list[str]:
+        """What a user should know about it."""
+        total = self.fitted + len(self.missing) + len(self.other_shapes)
+        without = f", their names without {shortened(self.prefix, NAME_LENGTH)!r}" if self.prefix else ""
+        lines = [
+            f"Weights from {path}: {self.fitted:,} of the network's {total:,} tensors fit ({_percent(self.share)} of "
+            f"its numbers{without})"
+        ]
+        if self.missing:
+            lines.append(f"  missing in the file, left as a new network's: {_names(self.missing)}")
+        if self.other_shapes:
+            shapes = [f"{name} ({here} in the network, {there} in the file)" for name, here, there in self.other_shapes]
+            lines.append(f"  of other shapes, left as a new network's: {_names(shapes)}")
+        if self.unexpected:
+            lines.append(f"  not of this network, left out: {_names(self.unexpected)}")
+        return lines
+
+
+def restored(stored: Any) -> Fit:
+    """What `Fit.stored` gave.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        fit = Fit(**stored)
+        fit = Fit(
+            fit.digest,
+            fit.fitted,
+            fit.share,
+            fit.prefix,
+            tuple(fit.missing),
+            tuple(fit.unexpected),
+            tuple((name, here, there) for name, here, there in fit.other_shapes),
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"weights must say what fitted: {error}") from error
+    texts = (fit.digest, fit.prefix, *fit.missing, *fit.unexpected, *(text for row in fit.other_shapes for text in row))
+    numbers = type(fit.fitted) is int and fit.fitted >= 0 and type(fit.share) in (int, float) and 0 <= fit.share <= 1
+    if not numbers or not all(type(text) is str for text in texts):
+        raise ValueError("weights must say what fitted, in numbers and names")
+    return fit
+
+
+def put(model: nn.Module, path: Path) -> Fit:
+    """Puts the weights from a file into a network, as far as their names and shapes agree.
+
+    Args:
+        path: of a state dict that `torch.save` wrote, alone or as a part of a checkpoint (see WRAPPERS), or of
+            safetensors. What the names of all tensors that fit begin with in addition, such as "module.", is left out.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, holds other things than weights, none that fit, or some that are no finite numbers.
+            The network is as it was then.
+        ModuleNotFoundError: safetensors is not installed.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"--weights {path} is not there")
+    check_file(path)
+    try:
+        content = path.read_bytes()
+    except MemoryError:
+        raise ValueError(f"{path} is larger than this machine's memory") from None
+    found = _tensors(content, path)
+    for name, entry in found.items():
+        if entry.layout != torch.strided or entry.device.type != "cpu" or entry.is_nested:
+            raise ValueError(f"{path}: {shortened(name, NAME_LENGTH)} is no dense tensor of numbers")
+    own = {name: entry for name, entry in model.state_dict().items() if isinstance(entry, Tensor)}
+    prefix = _prefix(found, own)
+    if prefix:
+        found = {name.removeprefix(prefix): entry for name, entry in found.items() if name.startswith(prefix)} | {
+            name: entry for name, entry in found.items() if not name.startswith(prefix)
+        }
+    fitting: dict[str, Tensor] = {}
+    other_shapes = []
+    for name in own.keys() & found.keys():
+        if _fits(found[name], own[name]):
+            fitting[name] = _checked(found[name], own[name], name, path)
+        else:
+            other_shapes.append((name, _what(own[name]), _what(found[name])))
+    missing = [name for name in own if name not in found]
+    if not fitting:
+        theirs, ours = (
+            _names([f"{name} {_what(entry)}" for name, entry in tensors.items()]) for tensors in (found, own)
+        )
+        raise ValueError(f"{path} holds no weights of this network: its tensors are {theirs}; the network's are {ours}")
+    with torch.no_grad():
+        for name, entry in fitting.items():
+            own[name].copy_(entry)
+    numbers = sum(entry.numel() for entry in own.values())
+    order = {name: position for position, name in enumerate(own)}
+    return Fit(
+        hashlib.sha256(content).hexdigest(),
+        len(fitting),
+        sum(entry.numel() for entry in fitting.values()) / numbers,
+        prefix,
+        tuple(missing),
+        tuple(name for name in found if name not in own),
+        tuple(sorted(other_shapes, key=lambda row: order[row[0]])),
+    )
+
+
+def _tensors(content: bytes, path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, by name."""
+    try:
+        if content[:4] == b"PK\x03\x04":
+            return _state_dict(read_archive(content))
+        if _is_safetensors(content):
+            return _from_safetensors(content)
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # noqa: BLE001 - readers of pickles and archives raise nearly anything for damaged files
+        raise ValueError(f"{path} cannot be read as weights: {reason(error)}") from error
+    if content[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+        raise ValueError(
+            f"{path} cannot be read as weights: it is a pickle, as PyTorch wrote them before 1.6, which may run "
+            "anything. If you trust it, save it anew: torch.save(torch.load(OLD, weights_only=True), NEW)"
+        )
+    raise ValueError(
+        f"{path} cannot be read as weights: it is {'neither' if content else 'empty, neither'} a state dict written by "
+        "torch.save nor safetensors"
+    )
+
+
+def _is_safetensors(content: bytes) -> bool:
+    size = int.from_bytes(content[:SAFETENSORS_HEADER], "little")
+    begins = content[SAFETENSORS_HEADER : SAFETENSORS_HEADER + 1] == b"{"
+    return begins and size <= len(content)
+
+
+def _from_safetensors(content: bytes) -> dict[str, Tensor]:
+    from safetensors.torch import load
+
+    return dict(load(content))
+
+
+def _state_dict(content: Any) -> dict[str, Tensor]:
+    """The state dict that a file holds, wherever it stands in it."""
+    if not isinstance(content, Mapping):
+        raise ValueError(f"it holds a {type(content).__name__} where a state dict is expected")
+    for name in WRAPPERS:
+        held = content.get(name)
+        if isinstance(held, Mapping) and _named(held):
+            return _named(held)
+    found = _named(content)
+    if not found:
+        raise ValueError(f"it holds no tensors with names; it has {_names(list(map(str, content))) or 'nothing'}")
+    return found
+
+
+def _named(held: Mapping[Any, Any]) -> dict[str, Tensor]:
+    return {name: entry for name, entry in held.items() if type(name) is str and isinstance(entry, Tensor)}
+
+
+def _prefix(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
+    """What more tensors fit without; wrappers such as DistributedDataParallel put it before all names."""
+    counts: Counter[str] = Counter()
+    for name, entry in found.items():
+        start = 0
+        while True:
+            if name[start:] in own and _fits(entry, own[name[start:]]):
+                counts[name[:start]] += 1
+            start = name.find(".", start) + 1
+            if not start:
+                break
+    if not counts:
+        return ""
+    best, fitted = counts.most_common(1)[0]
+    return best if fitted > counts[""] else ""
+
+
+def _fits(given: Tensor, own: Tensor) -> bool:
+    """Whether it has the shape, and numbers of the kind."""
+    kinds = given.is_floating_point() == own.is_floating_point() and (given.dtype == torch.bool) == (
+        own.dtype == torch.bool
+    )
+    return given.dtype in DTYPES and given.shape == own.shape and kinds
+
+
+def _checked(given: Tensor, own: Tensor, name: str, path: Path) -> Tensor:
+    """Its numbers in the network's dtype."""
+    where = f"{path}: {shortened(name, NAME_LENGTH)}"
+    value = given.detach().to(own.dtype)
+    if not torch.isfinite(value).all():
+        raise ValueError(f"{where} holds NaN or infinity")
+    if name.endswith("running_var") and (value < 0).any():
+        raise ValueError(f"{where} holds negative variances")
+    return value
+
+
+def _what(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _percent(share: float) -> str:
+    """Only all of it is 100 %."""
+    text = f"{share:.1%}"
+    return "99.9%" if text == "100.0%" and share < 1 else "100%" if share == 1 else text
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(shortened(printable(name), NAME_LENGTH) for name in names[:SHOWN])
+    return shown + (f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else "")

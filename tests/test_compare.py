@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`exactqat compare`: finished jobs side by side, from files that anyone may have written."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+
+from exactqat import cli  # noqa: E402
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+def network(accuracy: float, chosen: str = "qat_ema") -> dict[str, Any]:
+    return {
+        "chosen": chosen,
+        chosen: {
+            "title": "QAT, EMA ranges", "device_accuracy": accuracy, "file_bytes": 23064, "values_differing": 0,
+            "footprint": {"arena_bytes": 9664, "multiply_accumulates": 110832},
+        },
+    }  # fmt: skip
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two finished jobs, as far as they are compared."""
+    monkeypatch.chdir(tmp_path)
+    for name, seed, accuracy in (("one", 0, 0.9), ("two", 1, 0.935)):
+        (tmp_path / name).mkdir()
+        settings = {"seed": seed, "data": "digits", "epochs_qat": 80, "weight_bits": None}
+        (tmp_path / name / "job.json").write_text(json.dumps({"format": 1, "settings": settings, "images": "abc"}))
+        metrics = {
+            "data": {"test": 359}, "seconds": 1.5, "float": {"test_accuracy": 0.95},
+            "networks": {"w8a8": network(0.95), "w4a4": network(accuracy)},
+        }  # fmt: skip
+        (tmp_path / name / "metrics.json").write_text(json.dumps(metrics))
+    return tmp_path
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["exactqat", "compare", *arguments])
+        status: Any = 0
+        try:
+            cli.main()
+        except SystemExit as error:
+            status = error.code or 0
+        captured = capfd.readouterr()
+        assert "Traceback" not in captured.out + captured.err
+        return status, captured.out, captured.err
+
+    yield run
+
+
+def test_jobs_stand_side_by_side(jobs: Path, call: Call) -> None:
+    status, output, _ = call("one", "two", "--html", "page.html")
+    assert status == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
+    assert ["--seed", "0", "1"] in rows and not any("--data" in row for row in rows)
+    where = rows.index(["W4A4", "one", "QAT, EMA ranges", "90.0%", "–", "23,064", "9,664", "110,832", "0"])
+    assert rows[where + 1] == ["", "two", "QAT, EMA ranges", "93.5%", "+3.5", "23,064", "9,664", "110,832", "0"]
+    assert "With 359 test images, differences below 3.3 points may be luck" in output
+    page = (jobs / "page.html").read_text()
+    assert "<tr class=delivered><td class=t>W4A4</td><td class=t>two</td>" in page and "prefers-color-scheme" in page
+    assert "<tr><td class=t>W4A4</td><td class=t>one</td>" in page
+    assert call("one", "two", "--html", "page.html")[0] == 2 and (jobs / "page.html").read_text() == page
+
+
+def test_other_images_are_told(jobs: Path, call: Call) -> None:
+    job = json.loads((jobs / "two" / "job.json").read_text())
+    (jobs / "two" / "job.json").write_text(json.dumps(job | {"images": "def"}))
+    assert "The jobs have different images" in call("one", "two")[1]
+
+
+def test_names_are_escaped(jobs: Path, call: Call) -> None:
+    name = "<b>$x$ [red] \x1b[31m"
+    (jobs / "two").rename(jobs / name)
+    job = json.loads((jobs / name / "job.json").read_text())
+    job["settings"] |= {"data": "<script>x</script>\u202e", "[red]<i>": 1}
+    (jobs / name / "job.json").write_text(json.dumps(job))
+    status, output, _ = call("one", name, "--html", "page.html")
+    page = (jobs / "page.html").read_text()
+    assert status == 0 and "<b>$x$ [red] \\x1b[31m" in output and "\x1b" not in output
+    assert not re.search("<script|<i>|<b>\\$|\x1b|\u202e", page) and "&lt;script&gt;x" in page
+
+
+def test_what_is_no_finished_job_is_refused(jobs: Path, call: Call) -> None:
+    (jobs / "empty").mkdir()
+    for arguments, message in (
+        (["one"], "compare takes two directories or more"),
+        (["one", "nowhere"], "nowhere holds no job.json, so no job"),
+        (["one", "empty"], "empty holds no job.json"),
+        (["one", "two/metrics.json"], "holds no job.json"),
+    ):
+        status, output, errors = call(*arguments)
+        assert status == 2 and message in errors and not output
+    (jobs / "two" / "metrics.json").rename(jobs / "two" / "moved.json")
+    assert "two holds an unfinished job, which has no figures to compare" in call("one", "two")[2]
+
+
+WILD = [None, True, -1, 2.5, float("nan"), float("inf"), 10**30, "x", [], {}, [[1]], {"a": 1}]
+
+
+def test_damaged_figures_are_named(jobs: Path, call: Call) -> None:
+    """Every value of both files exchanged for what nobody expects."""
+    for file in ("job.json", "metrics.json"):
+        path = jobs / "two" / file
+        content = json.loads(path.read_text())
+
+        def places(value: Any, way: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+            for name in value if isinstance(value, dict) else ():
+                yield (*way, name)
+                yield from places(value[name], (*way, name))
+
+        for way in list(places(content)):
+            for wild in WILD:
+                changed = json.loads(json.dumps(content))
+                holder = changed
+                for name in way[:-1]:
+                    holder = holder[name]
+                holder[way[-1]] = wild
+                path.write_text(json.dumps(changed))
+                status, _, errors = call("one", "two")
+                known = way[0] in ("settings", "format") and len(way) > 1 or way == ("format",)
+                assert status in (0, 2) and (status == 0 or f"two/{file}" in errors or "unfinished" in errors), way
+                assert status == 0 or not known, (way, wild)
+        for whole in (b"", b"[]", b"{}", b"[" * 100_000, b"\xff"):
+            path.write_bytes(whole)
+            status, _, errors = call("one", "two")
+            assert status == 2 and f"two/{file}" in errors
+        path.write_text(json.dumps(content))
