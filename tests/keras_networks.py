@@ -75,6 +75,8 @@ def nested() -> Any:
     return keras.Model(words, layers.Dense(3)((x + inner(x))[:, 0]))
 
 
+# The smallest images that these take.
+SIDES = {"Xception": 71, "InceptionV3": 75, "InceptionResNetV2": 75}
 NETWORKS: dict[str, Callable[[], Any]] = {"ds_cnn": ds_cnn, "functional": functional, "nested": nested}
 
 
@@ -127,7 +129,9 @@ if __name__ == "__main__":
     names = sys.argv[1:] or list(NETWORKS)
     if names[0] == "--applications":
         NETWORKS = {
-            name: lambda name=name: getattr(keras.applications, name)(weights=None, input_shape=(64, 64, 3), classes=5)
+            name: lambda name=name: getattr(keras.applications, name)(
+                weights=None, input_shape=(*[SIDES.get(name, 64)] * 2, 3), classes=5
+            )
             for name in names[1:]
         }
         names = names[1:]

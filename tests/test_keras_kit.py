@@ -109,6 +109,12 @@ class Subclassed(keras.Model):
 subclassed = Subclassed()
 made = qat.keras.prepare(subclassed, example=np.zeros((2, 6), "f"))
 assert [(step.kind, step.activation) for step in made.plan.steps] == [("FULLY_CONNECTED", "RELU")]
+
+# Activations that leave keras.ops before they compute.
+for word, kinds in (("hard_swish", ["HARD_SWISH", "DEPTHWISE_CONV_2D"]), ("mish", ["TABLE"])):
+    for ones in ([layers.Dense(4), layers.Activation(word)], [layers.Dense(4, activation=word)]):
+        steps = qat.keras.prepare(keras.Sequential([keras.Input((6,)), *ones])).plan.steps
+        assert steps[0].kind == "FULLY_CONNECTED" and steps[1].kind in kinds, (word, steps)
 """
 
 

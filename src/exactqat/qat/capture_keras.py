@@ -319,7 +319,11 @@ class Converter:
             try:
                 symbols = layer.call(*args, **kwargs)
             except (TypeError, ValueError, AttributeError) as error:
-                raise Refused(f"it computes by other means than keras.ops ({str(error).splitlines()[0]})") from error
+                given = [self.item(each) for each in args if isinstance(each, keras.KerasTensor)]
+                known = self.by_values(layer.call, given[0]) if len(given) == 1 and not layer.variables else None
+                if known is not None:
+                    return known
+                raise Refused(f"it computes by other means than keras.ops ({_first_line(error)})") from error
             results = tree.map_structure(self.item, symbols)
             unread = [each for each in layer._trainable_variables if id(each) not in self.read]
             if unread and not isinstance(layer, keras.Model):
@@ -337,7 +341,48 @@ class Converter:
             return x
         tensor = keras.KerasTensor(x.shape)
         self.bind(tensor, x)
-        return self.item(function(tensor))
+        try:
+            result = function(tensor)
+        except (TypeError, ValueError, AttributeError) as error:
+            known = self.by_values(function, x)
+            if known is None:
+                raise Refused(
+                    f"its activation computes by other means than keras.ops ({_first_line(error)})"
+                ) from error
+            return known
+        return self.item(result)
+
+    def by_values(self, function: Callable[[Any], Any], x: Moving) -> Any | None:
+        """The result of a known function of one value, told by what it makes of numbers; None if it is none.
+
+        Some of Keras' own activations (`hard_swish`, `mish`) leave `keras.ops` before they compute.
+        """
+        samples: dict[str, np.ndarray] = {}
+        for root, points in x.samples.items():
+            given = np.asarray(points, np.float32)
+            try:
+                straight, turned = (
+                    _numpy(function(keras.ops.convert_to_tensor(each)))
+                    for each in (given, np.ascontiguousarray(given[::-1]))
+                )
+            except Exception:  # whatever the user's function does not like about a vector of numbers
+                return None
+            if straight.shape != given.shape or not same(straight, turned[::-1], _CLOSE):
+                return None
+            samples[root] = straight.astype(np.float64)
+        return self.told_by(samples, [x], x.shape)
+
+    def told_by(self, samples: dict[str, np.ndarray], moving: Sequence[Moving], shape: Sequence[int]) -> Any | None:
+        """What makes these samples: one of the operands, or a known function of what they came from."""
+        for root, values in samples.items():
+            for each in moving:
+                if root in each.samples and same(values, each.samples[root], _CLOSE):
+                    return each
+        for root, values in samples.items():
+            known, origin = identify(values, _CLOSE), self.items[root]
+            if known is not None and origin.shape == shape:
+                return self.emit(known[0], [origin], shape, samples=samples, **known[1]) if known[0] else origin
+        return None
 
 
 def _handler(operation: Any) -> Handler | None:
@@ -352,6 +397,10 @@ def _handler(operation: Any) -> Handler | None:
         if known.__module__.startswith("keras.") and known.__name__ in table:
             return table[known.__name__]
     return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _path(layer: Any) -> str:
@@ -404,14 +453,9 @@ def _elementwise(c: Converter, operation: Any, args: list[Any], kwargs: dict[str
                     np.asarray(each.samples[root] if isinstance(each, Moving) else each, np.float32) for each in numbers
                 ]
                 samples[root] = _numpy(operation.call(*map(keras.ops.convert_to_tensor, given))).astype(np.float64)
-    for root, values in samples.items():
-        for each in moving:
-            if root in each.samples and same(values, each.samples[root], _CLOSE):
-                return each
-    for root, values in samples.items():
-        known = identify(values, _CLOSE)
-        if known is not None and c.items[root].shape == shape:
-            return c.emit(known[0], [c.items[root]], shape, samples=samples, **known[1]) if known[0] else c.items[root]
+    told = c.told_by(samples, moving, shape)
+    if told is not None:
+        return told
     if name not in _KINDS:
         raise Refused("")
     operands = [
