@@ -218,7 +218,9 @@ def lowered(raw: str, operands: dict[str, Description], attributes: dict[str, An
 
     declared = next(op for op in OPERATORS.values() if op.raw_name == raw)
     specs = {name: TensorSpec(stored_shape(description), dtype) for name, description in operands.items()}
-    arrays, checked = declared.bind((), {**specs, **attributes})
+    # Any number will do in the places of operands.
+    _, checked = declared.bind((), {**dict.fromkeys(specs, 0.0), **attributes})
+    arrays = [specs[name] for name in declared.operands]
     return arrays, declared.lower(tuple(arrays), tuple(checked.items()))
 
 

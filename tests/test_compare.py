@@ -49,6 +49,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["exactqat", "compare", *arguments])
+        monkeypatch.setenv("COLUMNS", "160")
         status: Any = 0
         try:
             cli.main()
