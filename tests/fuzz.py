@@ -738,7 +738,8 @@ def check(call: Call) -> tuple[bool, int]:
 
 def _with_out(call: Call, dense: dict[str, np.ndarray], out: list[np.ndarray]) -> Any:
     operands = dict(call.operands)
-    if call.out != "given":
+    # Numbers have no memory to write over, and an array in their place may change what other dtypes become.
+    if call.out != "given" and isinstance(operands[call.out], np.ndarray):
         operands[call.out] = out[0] = dense[call.out].copy()
     results = call.op(**operands, **call.attributes, out=tuple(out))
     returned = results if isinstance(results, tuple) else (results,)
