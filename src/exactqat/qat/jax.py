@@ -283,8 +283,9 @@ def prepare(
             decides. The input is called ``"input"``.
         deployable: refuse rules that the device cannot run.
         profile: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are made
-            on the host, by a callback for each layer. None: it stays fake quantization, which rounds sums otherwise in
-            a few codes of a thousand and needs no callback, on an accelerator for instance or for `jax.export`.
+            on the host, by a callback for each layer. None: it stays fake quantization, which rounds sums otherwise (up
+            to some percent of a deep network's codes) and needs no callback, on an accelerator for instance or for
+            `jax.export`.
 
     Raises:
         UnsupportedOperator: lists every operator the device cannot run, with its place and what to do.

@@ -264,8 +264,8 @@ def prepare(
         example: a batch, nested as the model takes it, where the model does not know the sizes of its inputs.
         deployable: refuse rules that the device cannot run.
         profile: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are made
-            on the host, layer by layer. None: it stays fake quantization, which rounds sums otherwise in a few codes of
-            a thousand and needs nothing from the host.
+            on the host, layer by layer. None: it stays fake quantization, which rounds sums otherwise (up to some
+            percent of a deep network's codes) and needs nothing from the host.
 
     Raises:
         UnsupportedOperator: lists every operation the device cannot run, with what to do.

@@ -87,8 +87,8 @@ def on_host(
     """
     if max(map(mesh_size, (like, *first, *second))) > 1:
         warnings.warn(
-            "on several devices a frozen network stays fake quantization, which rounds sums otherwise than the target "
-            "in a few codes of a thousand; evaluate on one device, or say profile=None in prepare",
+            "on several devices a frozen network stays fake quantization, which rounds sums otherwise than the target, "
+            "in up to some percent of a deep network's codes; evaluate on one device, or say profile=None in prepare",
             stacklevel=2,
         )
         return like
