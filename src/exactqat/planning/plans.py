@@ -178,6 +178,13 @@ class Plan:
         """Whether an operand's name is the path of a step or an input; otherwise it is a constant's."""
         return path in self._by_path
 
+    @property
+    def has_a_device(self) -> bool:
+        """Whether all rules are of the kind that a device can run."""
+        rules = [grid.rule for grid in self.grids.values()]
+        rules += [step.weights.rule for step in self.steps if step.weights is not None]
+        return not any(rule.deployment_obstacle() for rule in rules)
+
     @cached_property
     def _by_path(self) -> dict[str, PlanStep | PlanInput]:
         return {**{each.path: each for each in self.inputs}, **{each.path: each for each in self.steps}}

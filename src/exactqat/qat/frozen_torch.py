@@ -90,11 +90,7 @@ class Device:
         self.plan = plan
         self.quantizers = dict(quantizers)
         self.profile = profile_named(profile)
-        rules = [
-            *(grid.rule for grid in plan.grids.values()),
-            *(step.weights.rule for step in plan.steps if step.weights is not None),
-        ]
-        self.exists = not any(rule.deployment_obstacle() for rule in rules)
+        self.exists = plan.has_a_device
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:

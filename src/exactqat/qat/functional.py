@@ -112,12 +112,8 @@ class Functional:
     def __init__(self, plan: Plan, primitives: Any, profile: str | None = PROFILES[0]) -> None:
         self.plan = plan
         self.primitives = primitives
-        rules = [
-            *(grid.rule for grid in plan.grids.values()),
-            *(step.weights.rule for step in plan.steps if step.weights is not None),
-        ]
         profile = None if profile is None else profile_named(profile)
-        self.profile = None if any(rule.deployment_obstacle() for rule in rules) else profile
+        self.profile = profile if plan.has_a_device else None
         self._device_steps: dict[str, DeviceStep] = {}
         self._nudged: tuple[bytes, dict[str, tuple[np.float32, int]]] | None = None
         self.grids = {name: _with_fixed_ends(grid) for name, grid in plan.grids.items()}
