@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import saved
 from operations import BY_KEY, OPERATIONS, Operation
 from rich.box import SIMPLE
 from rich.console import Console
@@ -351,7 +351,7 @@ def with_table(text: str, table: str) -> str:
 def write_readme(readme: Path, results: Path) -> None:
     if not results.exists():
         raise SystemExit(f"there is no {results}; run bench/run.py --save first")
-    readme.write_text(with_table(readme.read_text(), markdown(json.loads(results.read_text()))))
+    readme.write_text(with_table(readme.read_text(), markdown(saved.read(results))))
 
 
 assert set(SHORT) == {operation.key for operation in OPERATIONS} and set(COMPILERS) < set(PEERS)

@@ -10,11 +10,11 @@ copy's bandwidth (from the row whose call is largest) and a matrix product's rat
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import saved
 from operations import BY_KEY
 
 COLORS = {"whole tensor": "tab:blue", "per channel": "tab:green", "batch norm": "tab:orange"}
@@ -89,4 +89,4 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 if __name__ == "__main__":
     source = Path(sys.argv[1])
-    draw(json.loads(source.read_text()), source.with_suffix(".png"))
+    draw(saved.read(source), source.with_suffix(".png"))

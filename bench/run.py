@@ -20,7 +20,6 @@ the goals include a whole training step; calls on small tensors, memory and othe
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import platform
@@ -41,6 +40,7 @@ import check  # noqa: E402
 import layers  # noqa: E402
 import others  # noqa: E402
 import report  # noqa: E402
+import saved  # noqa: E402
 import summary  # noqa: E402
 import timing  # noqa: E402
 from operations import OPERATIONS, Call, Operation, of_largest_case, stored_shape, work  # noqa: E402
@@ -334,7 +334,7 @@ def main(arguments: Sequence[str] | None = None, under_test: check.Evaluate | No
     report.print_summary(console, results)
     if options.save or options.json:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(as_text(results))
+        saved.write(path, results)
         picture = path.with_suffix(".png")
         import roofline
 
@@ -343,21 +343,6 @@ def main(arguments: Sequence[str] | None = None, under_test: check.Evaluate | No
         if options.readme:
             report.write_readme(ROOT / "README.md", path)
     return 0
-
-
-def as_text(results: dict[str, Any]) -> str:
-    """JSON with a row to a line and five digits to a number; more would be noise."""
-    short = _rounded(results)
-    rows = ",\n".join(json.dumps(row) for row in short.pop("rows"))
-    return json.dumps(short)[:-1] + f', "rows": [\n{rows}\n]}}\n'
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, dict):
-        return {key: _rounded(entry) for key, entry in value.items()}
-    return [_rounded(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def collect(options: argparse.Namespace, console: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ import check  # noqa: E402
 import layers  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
+import saved as saved_results  # noqa: E402
 import summary  # noqa: E402
 import timing  # noqa: E402
 from operations import BY_KEY, OPERATIONS, make, of_largest_case, stored_shape, work  # noqa: E402
@@ -729,7 +730,7 @@ def test_the_tables_of_a_gpu(
 def test_the_readme_is_written_from_the_rows(tmp_path: Path) -> None:
     readme, saved = tmp_path / "README.md", tmp_path / "m.json"
     readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    saved.write_text(json.dumps(results()))
+    saved_results.write(saved, results())
     report.write_readme(readme, saved)
     text = readme.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
@@ -740,11 +741,38 @@ def test_the_readme_is_written_from_the_rows(tmp_path: Path) -> None:
         report.with_table("no markers", "")
 
 
+def test_saved_results_are_short_and_whole(tmp_path: Path) -> None:
+    made = results()
+    made["rows"][0] |= {"base": {"preallocated": [3e-3, 2e-3, 4e-3, 7], "fresh": [5e-3] * 3 + [7]}, "disturbed": 0.3}
+    made["rows"].append(on_card(row("vars", "c", PyTorch=0.2e-3)))
+    saved_results.write(tmp_path / "m.json", made)
+    read = saved_results.read(tmp_path / "m.json")
+    assert {name: read[name] for name in made if name != "rows"} == {k: v for k, v in made.items() if k != "rows"}
+
+    def name(row: summary.Row) -> str:
+        return str([row[part] for part in ("operation", "tensor", "batch", "threads", "format")])
+
+    def middle(value: Any) -> Any:
+        """Medians alone, to four digits."""
+        if isinstance(value, list) and value and isinstance(value[0], float):
+            value = value[0]
+        if isinstance(value, dict):
+            return {key: middle(entry) for key, entry in value.items()}
+        return float(f"{value:.3g}") if isinstance(value, float) else value
+
+    before, after = ({name(row): middle(row) for row in rows} for rows in (made["rows"], read["rows"]))
+    assert len(before) == len(made["rows"]) and after == before
+    base = next(row["base"]["preallocated"] for row in read["rows"] if "base" in row)
+    assert base == pytest.approx([3e-3, 2e-3, 4e-3], rel=0.01)
+    for path in run.RESULTS.glob("*.json"):
+        assert path.stat().st_size < 400_000, path
+
+
 def test_the_readme_holds_the_table_of_saved_results_or_none() -> None:
     text = (ROOT / "README.md").read_text()
     inside = text.partition(report.BEGIN)[2].partition(report.END)[0].strip()
-    saved = [json.loads(path.read_text()) for path in run.RESULTS.glob("*.json")]
-    tables = [report.markdown(results) for results in saved if "rows" in results]  # not those of bench/step.py
+    paths = [path for path in run.RESULTS.glob("*.json") if not path.stem.endswith("-step")]
+    tables = [report.markdown(saved_results.read(path)) for path in paths]
     assert report.END in text and (inside in tables or (not tables and not inside))
 
 
