@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,20 +38,27 @@ def threads() -> Any:
 
 
 def test_one_repeat_of_a_tiny_network(step: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    results = json.loads(saved(step, tmp_path, "--networks", "small_mobilenet", "--repeats", "1", "--memory"))
+    results = json.loads(saved(step, tmp_path, "--networks", "small_mobilenet", "--repeats", "1"))
     shown = capsys.readouterr().out
     assert "TensorFlow float, tfmot QAT: left out, no --tfmot PYTHON given" in shown
     (result,) = results["results"]
     assert result["images"] == [16, 1, 8, 8] and results["settings"]["threads"] == 2
     names = [row["contestant"] for row in result["steps"]]
-    assert names == list(step.CONTESTANTS) == list(result["memory"])
+    assert names == list(step.CONTESTANTS)
     for row in result["steps"]:
         assert row["contestant"] in shown
         assert row["ms"] > 0 and row["ratios"].keys() < set(step.BASES)
         assert row["ratios"].get(row["contestant"], 1.0) == 1.0
-    saved_by_float = result["memory"]["torch float"]["saved_bytes"]
+
+
+def test_memory_is_measured_in_processes_of_their_own(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = ("torch float", "exactqat QAT, ema")  # every one takes seconds
+    monkeypatch.setattr(step, "CONTESTANTS", {name: step.CONTESTANTS[name] for name in two})
+    found = step.memory("small_mobilenet", SimpleNamespace(threads=1, device="cpu"))
+    plain, quantized = (found[name] for name in two)
     # Masks of two bits in place of activations can make it less than the float step's.
-    assert saved_by_float / 4 < result["memory"]["exactqat QAT, ema"]["saved_bytes"] < 4 * saved_by_float
+    assert plain["saved_bytes"] / 4 < quantized["saved_bytes"] < 4 * plain["saved_bytes"]
+    assert min(plain["resident_peak_bytes"], quantized["resident_peak_bytes"]) > 0
 
 
 def saved(step: Any, folder: Path, *arguments: str) -> str:
