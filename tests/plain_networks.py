@@ -759,6 +759,26 @@ def keyword_transformer_with_weights() -> nn.Module:
 
 
 @network((12, 16))
+class LearnedQueries(nn.Module):
+    """Attention that learned vectors ask (pooling), with a mask too, and one whose keys and values are learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latent = nn.Parameter(torch.randn(1, 3, 16) * 0.3)
+        self.q, self.kv, self.out = nn.Linear(16, 16), nn.Linear(16, 32), nn.Linear(16, 5)
+        self.memory = nn.Parameter(torch.randn(2, 1, 2, 7, 8))
+        self.register_buffer("mask", torch.zeros(3, 12).masked_fill(torch.arange(36).view(3, 12) % 5 == 0, -100.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, n, c = x.shape
+        q = self.q(self.latent.expand(b, -1, -1)).view(b, 3, 2, 8).transpose(1, 2)
+        k, v = self.kv(x).view(b, n, 2, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v) + F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+        y = F.scaled_dot_product_attention(y, self.memory[0], self.memory[1])
+        return self.out(y.transpose(1, 2).reshape(b, 3, c)).mean(1)
+
+
+@network((12, 16))
 class SdpaEncoder(nn.Module):
     """F.scaled_dot_product_attention, causal and with a fixed mask; sinusoids for positions."""
 

@@ -22,7 +22,15 @@ from exactqat.qat.capture_torch import CaptureError, capture  # noqa: E402
 # The others run where EXACTQAT_ALL_NETWORKS is set (a minute).
 SAMPLE = (
     *("ssd_shared_head", "ds_cnn", "causal_tcn", "lstm_time_first", "crnn", "shuffle_units", "face_landmarks"),
-    *("tiny_vit", "keyword_transformer_with_weights", "sdpa_encoder", "cbam", "dynamic_same", "scalar_arithmetic"),
+    *(
+        "tiny_vit",
+        "keyword_transformer_with_weights",
+        "sdpa_encoder",
+        "learned_queries",
+        "cbam",
+        "dynamic_same",
+        "scalar_arithmetic",
+    ),
     *("layer_scale_net", "bi_fpn", "weight_standardised", "weight_normed", "pieces", "functional", "subclasses"),
     *("optional_argument_given", "shape_branches", "bare_linear", "tied_weights"),
 )

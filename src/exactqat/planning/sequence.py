@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .activations import logistic
-from .elementwise import SURELY_MASKED
+from .elementwise import SURELY_MASKED, as_operand
 from .maker import Maker
 from .network import Step
 from .planner import Planner, Stored, handles
@@ -23,9 +23,14 @@ MOST_TIME_STEPS = 512
 
 @handles("attention")
 def attention(planner: Planner, step: Step) -> Stored:
-    query, key, value = (planner.tensor(step, position) for position in range(3))
+    # What is learned may ask, or be asked, in place of the input: pooling by attention, memories.
+    query, key, value = (planner.read(each) for each in step.inputs[:3])
     attributes = step.attributes
     maker = Maker(planner, step, "attention")
+    if isinstance(query, float) or isinstance(key, float) or isinstance(value, float):
+        raise Refused(f"{word(step)} with a number")
+    if not isinstance(query, Stored) and not isinstance(key, Stored):
+        raise Refused(f"{word(step)} with weights that do not depend on the input; compute them beforehand")
     scale = attributes.get("scale")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     mask = step.inputs[3] if len(step.inputs) > 3 else None
@@ -34,8 +39,12 @@ def attention(planner: Planner, step: Step) -> Stored:
         beta = scale
     elif scale != 1:
         # Before the product: one value for each feature instead of one for each pair.
-        query = maker.affine(query, scale, 0.0, "query")
-    scores = product(maker, query, key, "scores", adj_y=True)
+        if isinstance(query, Stored):
+            query = maker.affine(query, scale, 0.0, "query")
+        else:
+            assert isinstance(key, Stored)
+            key = maker.affine(key, scale, 0.0, "key")
+    scores = product(maker, as_operand(maker, query), as_operand(maker, key), "scores", adj_y=True)
     if attributes.get("causal"):
         rows, columns = query.shape[-2], key.shape[-2]
         allowed = np.tril(np.ones((rows, columns), bool))
@@ -54,7 +63,7 @@ def attention(planner: Planner, step: Step) -> Stored:
     )
     if dropout:
         weights = maker.only_in_training(weights, "dropout", dropout=dropout)
-    return product(maker, weights, value)
+    return product(maker, weights, as_operand(maker, value))
 
 
 @dataclass
