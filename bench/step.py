@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times a whole training step, float and quantization-aware, beside torch.ao's and tfmot's; all take turns.
 
-    python bench/step.py [--networks mobilenet_v2 dscnn] [--repeats 10] [--threads 2] [--memory] [--save]
+    python bench/step.py [--networks mobilenet_v2 dscnn] [--repeats 10] [--threads 2] [--compile] [--memory] [--save]
                          [--tfmot PYTHON] [--device cpu]
 
 A step is forward, cross entropy, backward and SGD, on random images in channels_last. All contestants run the same
@@ -217,6 +217,9 @@ CONTESTANTS: dict[str, Callable[[Task], nn.Module]] = {
 }
 
 
+COMPILED = (TORCH_FLOAT, OUR_FLOAT, OUR_QAT.format("ema"), OUR_QAT.format("learned"))
+
+
 def step(model: nn.Module, given: Task) -> Step:
     """One training step, to be called again and again."""
     model.train()
@@ -233,14 +236,16 @@ def step(model: nn.Module, given: Task) -> Step:
     return run
 
 
-def steps(given: Task) -> dict[str, Step]:
-    """The step of every contestant in this process."""
+def steps(given: Task, compiled: bool = False) -> dict[str, Step]:
+    """The step of every contestant in this process; compiled: of those in COMPILED by torch.compile, too."""
     entries = {}
     for name, build in CONTESTANTS.items():
         try:
             entries[name] = step(build(given), given)
         except ImportError:
             print(f"{name}: left out, this PyTorch has no torch.ao.quantization")
+    for name in COMPILED if compiled else ():
+        entries[f"{name}, compiled"] = step(torch.compile(CONTESTANTS[name](given).train(), fullgraph=True), given)  # type: ignore[arg-type]
     return entries
 
 
@@ -487,6 +492,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", help="cpu or cuda; not yet tried on a GPU")
     parser.add_argument("--tfmot", metavar="PYTHON", help="the Python of an environment with tfmot, timed in turns too")
+    parser.add_argument("--compile", action="store_true", help="time steps under torch.compile too (it takes minutes)")
     parser.add_argument("--memory", action="store_true", help="measure memory too, each contestant in its own process")
     parser.add_argument("--save", action="store_true", help="write bench/results/<machine>-step.json")
     parser.add_argument("--memory-of", metavar="CONTESTANT", choices=CONTESTANTS, help=argparse.SUPPRESS)
@@ -510,7 +516,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for network in options.networks:
         given = task(network, device)
         size = f"{network}, images {'x'.join(map(str, given.images.shape))}"
-        entries = {name: timed(call) for name, call in steps(given).items()}
+        entries = {name: timed(call) for name, call in steps(given, options.compile).items()}
         if options.tfmot:
             with tensorflow_steps(options.tfmot, network, given, options.threads) as (found, ask):
                 versions |= found

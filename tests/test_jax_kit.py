@@ -343,6 +343,23 @@ def test_a_network_goes_to_the_device(name: str, tmp_path: Path) -> None:
     assert assert_exact(prepared, *trained(prepared, batch), batch, tmp_path) > 0
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-4])
+def test_a_branch_that_is_nearly_nothing_goes_through(scale: float, tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+    params = {**weights(w=(8, 8), u=(8, 8)), "scale": jnp.full(8, scale)}
+
+    def network(params: Any, x: Any) -> Any:
+        features = (x @ params["w"]) * 1e-4
+        return features + jax.nn.relu(features @ params["u"]) * params["scale"]
+
+    prepared = prepare(network, params, X)
+    params, state = prepared.calibrate(*prepared.init(), [X])
+    graph = prepared.lower(params, prepared.freeze(state))
+    path = deploy.write_tflite(graph, tmp_path / "model.tflite")
+    codes = np.random.default_rng(0).integers(-128, 128, (8, 6, 8)).astype(np.int8)
+    assert deploy.verify(graph, path, codes).differing == 0
+
+
 def test_weights_move_between_frameworks() -> None:
     """The same network with the same numbers is the same graph, integer for integer, trained by PyTorch or by JAX."""
     torch = pytest.importorskip("torch")

@@ -8,6 +8,7 @@ import io
 import pickle
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -504,3 +505,39 @@ def test_a_job_keeps_channels_first_where_channels_last_are_deadly() -> None:
 
     assert last(new_model("resnet8", (3, 16, 16), 4))
     assert not last(new_model(f"{__name__}:shrinking", (3, 16, 16), 4))
+
+
+class Residual(nn.Module):
+    """A branch of `scale` beside small numbers, as layers that begin as nothing are early in training."""
+
+    def __init__(self, scale: float, nonnegative: bool) -> None:
+        super().__init__()
+        self.first, self.branch = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1)
+        self.scale = nn.Parameter(torch.full((4, 1, 1), scale))
+        self.activation = nn.ReLU() if nonnegative else nn.Identity()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.first(images) * 1e-4
+        return features + self.activation(self.branch(features) * self.scale)
+
+
+@pytest.mark.parametrize("ranges", ["ema", "learned"])
+@pytest.mark.parametrize("nonnegative", [False, True])
+@pytest.mark.parametrize("scale", [0.0, 1e-4])
+def test_a_branch_that_is_nearly_nothing_goes_through(scale: float, nonnegative: bool, ranges: str) -> None:
+    deploy = pytest.importorskip("exactqat.deploy")
+    pytest.importorskip("ai_edge_litert")
+    torch.manual_seed(0)
+    images = torch.randn(4, 3, 6, 6)
+    prepared = qat.prepare(Residual(scale, nonnegative).train(), images, [qat.Rule(ranges=ranges)])
+    qat.calibrate(prepared, [images])
+    qat.freeze(prepared)
+    prepared.eval()
+    graph = deploy.lower.lower(prepared)
+    codes = np.random.default_rng(0).integers(-128, 128, (8, 6, 6, 3)).astype(np.int8)
+    with tempfile.TemporaryDirectory() as folder:
+        path = deploy.write_tflite(graph, Path(folder) / "model.tflite")
+        assert deploy.verify(graph, path, codes).differing == 0
+    # The stand-in of a tensor that is always zero is as fine as the sum, and loses nothing of it.
+    (total,) = (step.path for step in prepared.plan.steps if step.kind == "ADD")
+    assert torch.isfinite(prepared(images)).all() and prepared(images).abs().max() > 0, total

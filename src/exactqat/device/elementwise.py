@@ -85,6 +85,7 @@ class Add(FusedBinary):
     wide_version = 3
     options = "AddOptions"
     onnx_kind = "Add"
+    adds = True
     sign: ClassVar[int] = 1
     # Whether LiteRT has a kernel of vectors for int16.
     in_vectors: ClassVar[bool] = True

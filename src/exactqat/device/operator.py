@@ -108,6 +108,7 @@ class DeviceOperator:
         moves_axes: the user's axes are others behind it: permuted, split or joined.
         pointwise: each value of the result follows from one value of each operand, which broadcast, and from nothing
             else.
+        adds: a sum, whose operands' steps may be at most 256 times those of the result.
         version: the lowest version of the operator in a .tflite file that carries its int8 form.
         wide_version: likewise its int16 form, if that is another one; else 0.
         options: the name of its options table in the .tflite schema, without the final T.
@@ -127,6 +128,7 @@ class DeviceOperator:
     dtypes: ClassVar[tuple[str, ...]] = ("int8",)
     changes_dtype: ClassVar[bool] = False
     moves_codes: ClassVar[bool] = False
+    adds: ClassVar[bool] = False
     fixed_grid: ClassVar[tuple[float, int] | None] = None
     spatial: ClassVar[bool] = False
     axis_attributes: ClassVar[tuple[str, ...]] = ()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import qat
-from ..qat.ranges import SMALLEST_WIDTH
+from ..planning.plans import SMALLEST_WIDTH
 from .checkpoints import CHECKPOINT_FORMAT, check_alike, first_line, load_checkpoint, save_checkpoint
 from .data import Split
 from .processes import ALONE, Processes

@@ -14,8 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from ..device import OPERATORS
 from .network import Constant, Network, Place, Step
 from .rules import Rule
+
+# A range that is narrower has no usable scale; [0, 1] stands in for it.
+SMALLEST_WIDTH = 2.0**-20
+# From the stand-in, sums on a narrower range would be too fine for the device: steps of the ratio 256.
+_FINE = 2.0**-8
 
 
 @dataclass(frozen=True)
@@ -186,6 +192,19 @@ class Plan:
         return not any(rule.deployment_obstacle() for rule in rules)
 
     @cached_property
+    def branches(self) -> tuple[tuple[str, str], ...]:
+        """The grids of what is added up, and those of the sums: (branch, sum), without those that are given."""
+        given = {name for name, grid in self.grids.items() if grid.fixed is not None or grid.rule.ranges == "fixed"}
+        pairs = [
+            (self.stored(operand).grid, step.grid)
+            for step in self.steps
+            if step.kind in OPERATORS and OPERATORS[step.kind].adds
+            for operand in step.operands
+            if self.is_stored(operand)
+        ]
+        return tuple((branch, total) for branch, total in pairs if branch != total and branch not in given)
+
+    @cached_property
     def _by_path(self) -> dict[str, PlanStep | PlanInput]:
         return {**{each.path: each for each in self.inputs}, **{each.path: each for each in self.steps}}
 
@@ -220,7 +239,23 @@ class Numbers:
     constants: Mapping[tuple[str, int], tuple[np.ndarray, np.float32]] = field(default_factory=dict)
 
 
+def branch_range(
+    branch: tuple[Any, Any], total: tuple[Any, Any], nonnegative: bool, where: Callable[[Any, Any, Any], Any]
+) -> tuple[Any, Any]:
+    """The range (min, max) of a branch that was always zero, or nearly: one as fine as that of the sum that reads it.
+
+    Every other range stays what it is. `where`: the framework's; `nonnegative`: the branch has no values below zero.
+    """
+    (low, high), (total_low, total_high) = branch, total
+    width = total_high - total_low
+    dead = (high - low < SMALLEST_WIDTH) & (width >= SMALLEST_WIDTH) & (width <= _FINE)
+    if nonnegative:
+        return low, where(dead, width, high)
+    return where(dead, total_low, low), where(dead, total_high, high)
+
+
 __all__ = [
+    "SMALLEST_WIDTH",
     "BatchNorm",
     "Derived",
     "Grid",
@@ -231,4 +266,5 @@ __all__ = [
     "Step",
     "WeightNumbers",
     "Weights",
+    "branch_range",
 ]

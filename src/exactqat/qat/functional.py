@@ -19,12 +19,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..device import OPERATORS, PROFILES, DeviceOperator, profile_named
-from ..planning.plans import BatchNorm, Derived, Grid, Numbers, Plan, PlanStep, WeightNumbers, Weights
+from ..planning.plans import (
+    SMALLEST_WIDTH,
+    BatchNorm,
+    Derived,
+    Grid,
+    Numbers,
+    Plan,
+    PlanStep,
+    WeightNumbers,
+    Weights,
+    branch_range,
+)
 from ..planning.rules import Rule
 from . import primitives_numpy
 from .frozen_numpy import DeviceStep
 
-SMALLEST_WIDTH = 2.0**-20
 LARGEST_BIAS_CODE = 2.0**30
 # Of a bias in int64, behind int16 activations.
 LARGEST_WIDE_BIAS_CODE = 2.0**40
@@ -146,6 +156,22 @@ class Functional:
     def needs_calibration(self) -> list[str]:
         """Grids whose ranges training alone does not set."""
         return [name for name, grid in self.grids.items() if grid.rule.ranges in ("learned", "min_max")]
+
+    def frozen_ranges(self, ranges: Tree, learned: Tree) -> tuple[Tree, Tree]:
+        """What freezing makes of the ranges; see `branch_range`."""
+        kept, trained = ({name: dict(ends) for name, ends in each.items()} for each in (ranges, learned))
+
+        def at(name: str) -> tuple[Any, Any]:
+            low, high = (trained.get(name, {}).get(end, kept.get(name, {}).get(end)) for end in _ENDS)
+            return low, high
+
+        for branch, total in self.plan.branches:
+            if any(end is None for end in (*at(branch), *at(total))):
+                continue
+            ends = branch_range(at(branch), at(total), self.grids[branch].nonnegative, self.primitives.where)
+            for end, value in zip(_ENDS, ends, strict=True):
+                (trained if end in trained.get(branch, {}) else kept)[branch][end] = value
+        return kept, trained
 
     @property
     def random_steps(self) -> list[str]:

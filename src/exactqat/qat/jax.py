@@ -166,7 +166,8 @@ class Prepared:
         From here on the network computes the device's integers, in training and in evaluation (of the `profile` given
         to `prepare`); weights, gamma, beta and biases may still be trained.
         """
-        return replace(_checked_state(state), frozen=True)
+        ranges, _ = self._functional.frozen_ranges(_checked_state(state).ranges, {})
+        return replace(state, ranges=ranges, frozen=True)
 
     def variables(self, params: Params, state: State) -> Any:
         """What `prepare` was given, with the trained values: a tree of parameters, Linen's variables, an NNX module."""

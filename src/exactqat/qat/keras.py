@@ -311,6 +311,15 @@ def freeze(model: PreparedModel) -> None:
     The model stays compiled; the next `fit` trains what is left. Where there are learned ranges, its optimizer starts
     anew with the same settings: it was made for more variables, and its momentum would go on moving them.
     """
+    held = model._held
+    trees = held.ranges, held.learned
+    before = [
+        {name: {end: variable.value for end, variable in ends.items()} for name, ends in tree.items()} for tree in trees
+    ]
+    for tree, after in zip(trees, held.functional.frozen_ranges(*before), strict=True):
+        for name, ends in tree.items():
+            for end, variable in ends.items():
+                variable.assign(after[name][end])
     for variable in model.range_variables():
         variable.trainable = False
     optimizer = getattr(model, "optimizer", None)

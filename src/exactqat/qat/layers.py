@@ -115,7 +115,7 @@ class DeviceGrid(NamedTuple):
     """A result's grid as the device knows it, for operators that round in its codes."""
 
     scale: Tensor
-    zero_point: int
+    zero_point: Tensor
 
 
 class ConstantOperand(nn.Module):
@@ -275,7 +275,7 @@ class QuantizedLayer(nn.Module):
             return result
         with torch.no_grad():
             bottom = -(2**15) if quantizer.rule.wide else -128 + self.high * (256 - 2**quantizer.bits)
-            grid = DeviceGrid(quantizer.scale(), quantizer.scale_and_zero_point()[1] + bottom)
+            grid = DeviceGrid(quantizer.scale(), quantizer.zero_point() + bottom)
             rounded = self.operator.real_on_grid(primitives_torch, operands, self.attributes, grid)
         return result if rounded is None else rounded + (result - result.detach())
 

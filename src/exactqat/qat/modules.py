@@ -116,6 +116,13 @@ class FakeQuantize(nn.Module):
         minimum, maximum = self.range()
         return (maximum - minimum) / grid_steps(self.bits, False)
 
+    def zero_point(self) -> Tensor:
+        """The code of zero, rank 0: that of `scale_and_zero_point`, but no number is read from a tensor."""
+        minimum, _ = self.range()
+        exact = (-(minimum / self.scale())).clamp(0, grid_steps(self.bits, False))
+        whole = exact.floor()
+        return whole + (exact - whole >= 0.5)
+
     def scale_and_zero_point(self) -> tuple[np.float32, int]:
         """The nudged grid: real = scale * (code - zero_point), codes 0..2**bits - 1, in TensorFlow's float32 steps."""
         minimum, maximum = (np.float32(bound.item()) for bound in self.range())

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import exactqat as eq
 
+from ..planning.plans import SMALLEST_WIDTH
 from ..planning.rules import Rule
 
-SMALLEST_WIDTH = 2.0**-20
 _CLIPPING_CANDIDATES = 24
 # Of activations that the device stores in int16.
 WIDE_BITS = 16
@@ -61,6 +61,9 @@ def fake_quantize(channels_last: Tensor, minimum: Tensor, maximum: Tensor, bits:
     if minimum.dim() == 0:
         operator = operators.fake_quant_with_min_max_vars
     return cast(Tensor, operator(channels_last, minimum, maximum, num_bits=bits, narrow_range=narrow_range))
+
+
+NO_DATA = "this range has seen no data: train a batch or run exactqat.qat.calibrate first"
 
 
 class ActivationRange(nn.Module):
@@ -121,15 +124,17 @@ class ActivationRange(nn.Module):
             complete = len(self._shown) == self.writers
             if complete:
                 self._shown.clear()
-            elif self.batches > 0:
-                return
         if self.policy == "min_max":
             low, high = torch.minimum(low, self.minimum), torch.maximum(high, self.maximum)
         elif self.policy != "last_batch":
-            # The first batch sets the range; the average then runs over all batches until the decay takes over.
-            count = float(self.batches)
-            keep = min(self.decay, count / (count + 1.0))
+            # The first batch sets the range; the average then runs over all batches until the decay takes over. Nothing
+            # is read from a tensor here: that would end a compiled graph, and wait for a GPU.
+            count = self.batches.to(self.minimum.dtype)
+            keep = (count / (count + 1)).clamp(max=self.decay)
             low, high = torch.lerp(low, self.minimum, keep), torch.lerp(high, self.maximum, keep)
+        if not complete:  # what some writers show opens a range, and moves none
+            seen = self.batches > 0
+            low, high = torch.where(seen, self.minimum, low), torch.where(seen, self.maximum, high)
         self.minimum.copy_(low)
         self.maximum.copy_(high)
         self.batches += int(complete)
@@ -161,8 +166,11 @@ class ActivationRange(nn.Module):
         return count + 1 - math.ceil(self.percentile / 100 * count)
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        if self.policy != "fixed" and self.batches == 0 and not self._shown:
-            raise RuntimeError("this range has seen no data: train a batch or run exactqat.qat.calibrate first")
+        if self.policy != "fixed" and not self._shown:
+            if torch.compiler.is_compiling():  # where no value decides what is called
+                torch._assert_async(self.batches > 0, NO_DATA)
+            elif self.batches == 0:
+                raise RuntimeError(NO_DATA)
         if self.policy == "learned":
             # An optimizer's step may cross zero, where the gradient would end for good. `.data`: a version counter must
             # not move, another forward of the same step may have saved this tensor (with these very values) for its

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..device import OPERATORS, PROFILES, profile_named
 from ..display import table
 from ..planning import UnsupportedOperator, plan
-from ..planning.plans import BatchNorm, Derived, Grid, Numbers, Plan, PlanInput, PlanStep
+from ..planning.plans import BatchNorm, Derived, Grid, Numbers, Plan, PlanInput, PlanStep, branch_range
 from ..planning.rules import Rule, UnusedRuleWarning
 from .capture_torch import CaptureError, capture
 from .layers import (
@@ -501,6 +501,13 @@ def freeze(model: PreparedModel) -> None:
     weights, gamma, beta and biases may still be trained, with the gradients of real numbers. The range of a weight that
     is not learned goes on following its largest magnitude. Only what dropout has changed is computed in real numbers.
     """
+    with torch.no_grad():
+        for branch, total in model.plan.branches:
+            found = [cast(QuantizedLayer, model._steps[name]).output_quantizer.range for name in (branch, total)]
+            own, whole = ((each.minimum, each.maximum) for each in found)
+            low, high = branch_range(own, whole, model.plan.grids[branch].nonnegative, torch.where)
+            found[0].minimum.copy_(low)
+            found[0].maximum.copy_(high)
     model._set_frozen(True)
 
 
