@@ -55,14 +55,14 @@ def random_calls(
     multiplier: int = 1,
     dtype: type = np.float32,
 ) -> list[tuple[str, list, dict]]:
-    """`shape` is NHWC. Some elements are what comparisons and products treat in a way of their own. No calls if there
-    would be no output."""
+    """`shape` is NHWC. Some elements are what comparisons and products treat in a way of their own. No calls if the
+    window is refused."""
     random = np.random.Generator(np.random.PCG64(seed))
     batch, *extents, channels = shape
     reach = (kernel - 1) * dilation
     pads = [(reach, 0)] * 2 if padding == "SAME" else [(0, 0)] * 2 if padding == "VALID" else padding
     sides = [-(-(side + sum(pad) - reach) // stride) for side, pad in zip(extents, pads, strict=True)]
-    if min(sides) < 1:
+    if min(sides) < (0 if padding == "VALID" else 1):
         return []
 
     def image(*sizes: int) -> np.ndarray:
@@ -105,6 +105,15 @@ def test_widths_about_a_vector(data_format: str, width: int, device: str) -> Non
     for number, (height, stride, padding) in enumerate(variants):
         check(device, (2, height, width, 3), 3, stride, padding, data_format, seed=number)
     check(device, (1, 5, width, 2), 5, 1, "SAME", data_format, seed=99)
+
+
+@pytest.mark.parametrize("device", ON_CPU)
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
+def test_windows_wider_than_the_image(data_format: str, device: str) -> None:
+    for number, (kernel, side) in enumerate(itertools.product((2, 3, 5, 7), (9, 28))):
+        check(device, (2, side, kernel - 2, 16), kernel, 2, "VALID", data_format, seed=number)
+        check(device, (2, kernel - 1, side, 5), kernel, 2, "VALID", data_format, seed=number)
+        check(device, (2, side, kernel - 1, 16), kernel, 2, "VALID", data_format, seed=number)
 
 
 @pytest.mark.parametrize("device", ON_CPU)

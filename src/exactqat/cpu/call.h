@@ -85,6 +85,13 @@ bool has_halves(const Call& call);
 
 }  // namespace exactqat
 
+// Where processors have no instruction for it, converting whole tensors of 16 bits takes no longer than converting vectors.
+#if defined(__AVX2__) || defined(__ARM_NEON)
+#define EXACTQAT_RUN_HALVES(name, half) name##_of<::exactqat::half, float>(call)
+#else
+#define EXACTQAT_RUN_HALVES(name, half) ::exactqat::run_widened(call, name##_of<float, float>)
+#endif
+
 // Defines a kernel that reads and writes tensors of each dtype as they are, as a template over the dtype S in which the first
 // result is stored and the real type T that it is computed in:
 //   EXACTQAT_STORAGE_KERNEL(name) { ... call.operands, call.results, call.numbers, S, T ... }
@@ -93,8 +100,8 @@ bool has_halves(const Call& call);
   static void name##_of(const ::exactqat::Call& call);                                                             \
   static const bool name##_is_in_the_table = ::exactqat::add_kernel(#name, [](const ::exactqat::Call& call) {      \
     switch (call.results[0].dtype) {                                                                               \
-      case ::exactqat::DType::float16: return name##_of<::exactqat::float16, float>(call);                         \
-      case ::exactqat::DType::bfloat16: return name##_of<::exactqat::bfloat16, float>(call);                       \
+      case ::exactqat::DType::float16: return EXACTQAT_RUN_HALVES(name, float16);                                  \
+      case ::exactqat::DType::bfloat16: return EXACTQAT_RUN_HALVES(name, bfloat16);                                \
       case ::exactqat::DType::float64: return name##_of<double, double>(call);                                     \
       default: return name##_of<float, float>(call);                                                               \
     }                                                                                                              \

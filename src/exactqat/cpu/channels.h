@@ -63,6 +63,7 @@ inline void round_line(const Lanes (&lanes)[kLineLanes], Vector<T> (&rounded)[kL
 // Puts a pass's values into a tensor.
 template <class T, class Pass>
 struct Stored {
+  using Element = T;
   T* out;
   Pass pass;
 
@@ -112,6 +113,14 @@ inline void fill_plane(T* out, int64_t begin, int64_t size, int64_t ahead, const
   if (i < end) stored.template line<false>(q, i, Part{end - i});
 }
 
+template <class T, class Pass>
+inline void fill_plane(bool past, T* out, int64_t begin, int64_t size, int64_t ahead, const typename Pass::Parameters& parameters,
+                       const Pass& pass) {
+  if constexpr (kMayGoPast<T>)
+    if (past) return fill_plane<true>(out, begin, size, ahead, parameters, pass);
+  fill_plane<false>(out, begin, size, ahead, parameters, pass);
+}
+
 // `length` elements of each of Count rows, `stride` apart, of which the first begins at `begin`.
 template <bool Past, int Count, class Pass>
 inline void lines(int64_t begin, int64_t length, int64_t stride, Pass pass) {
@@ -139,7 +148,7 @@ inline void lines(int64_t begin, int64_t length, int64_t stride, Pass pass) {
 // Whether a result in runs of `length` elements that are whole lines goes past the cache.
 template <class T>
 inline bool goes_past_the_cache(const T* out, int64_t size, int64_t length, bool in_place) {
-  return !in_place && size * int64_t{sizeof(T)} >= too_large_for_the_cache() && aligned(out, kLine) &&
+  return kMayGoPast<T> && !in_place && size * int64_t{sizeof(T)} >= too_large_for_the_cache() && aligned(out, kLine) &&
          length % kLineElements == 0;
 }
 
@@ -168,8 +177,9 @@ struct Rows {
   // Calls pass.line<past the cache>(parameters, i, extent) for all lines, backwards: the last rows were read last by the sums.
   template <class Pass>
   void each(Pass pass) const {
-    if (past) each<true>(pass);
-    else each<false>(pass);
+    if constexpr (kMayGoPast<typename Pass::Element>)
+      if (past) return each<true>(pass);
+    each<false>(pass);
   }
 
   template <bool Past, class Pass>
@@ -180,7 +190,7 @@ struct Rows {
     const auto step = [&](int64_t task) {
       int64_t row = task * rows_per_task;
       const int64_t end = std::min(rows, row + rows_per_task);
-      if (!Past)
+      if constexpr (!Past && Lanes::kWidth > 2)  // else there are too few registers to share anything
         for (; row + kTogether <= end; row += kTogether) lines<false, kTogether>(row * width, width, width, pass);
       for (; row < end; ++row) lines<Past, 1>(row * width, width, width, pass);
       if (task + 1 == tasks) lines<false, 1>(rows * width, rest, width, pass);

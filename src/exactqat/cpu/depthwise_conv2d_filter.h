@@ -35,10 +35,11 @@ template <int K, int Stride, class Edges, class Column>
     const int64_t first = std::min(columns, std::max<int64_t>(kKept - 1, quotient_rounded_up(pad, Stride)));
     const int64_t last = std::min(columns, reached < 0 ? 0 : reached / Stride + 1);
     unrolled<kKept - 1>([&](auto q) __attribute__((always_inline)) { column.template operator()<0, q, 0, kAll>(q); });
-    int64_t q = kKept - 1;
-    for (; q < first; ++q) column.template operator()<0, kKept - 1, 0, kAll>(q);
-    for (; q < last; ++q) column.template operator()<0, kKept - 1, kAll, 0>(q);
-    for (; q < columns; ++q) column.template operator()<0, kKept - 1, 0, kAll>(q);
+    for (int64_t q = kKept - 1; q < columns; ++q) {
+      if (q >= first)
+        for (; q < last; ++q) column.template operator()<0, kKept - 1, kAll, 0>(q);
+      if (q < columns) column.template operator()<0, kKept - 1, 0, kAll>(q);
+    }
     unrolled<kKept - 1>([&](auto e) __attribute__((always_inline)) {
       column.template operator()<e + 1, kKept - 1, 0, kAll>(columns + e);
     });
@@ -58,15 +59,17 @@ template <int K, int Stride, class Edges, class Column>
   }
 }
 
-// walk(edges) with the edges of a geometry, if they are among the usual ones: SAME, and half of the filter on both sides.
+// walk(edges) with the edges of a geometry, if they are among the usual ones of 3 columns: SAME, and one column of padding on both
+// sides.
 template <int K, int Stride, class Walk>
 void with_edges(const Geometry& g, Walk&& walk) {
   constexpr int kKept = (K + Stride - 1) / Stride;
   const int64_t missing = std::max<int64_t>(0, (g.output_width - 1) * Stride + K - g.pad_left - g.input_width);
   if constexpr (K == 3) {
     if (g.output_width >= kKept) {
-      if (g.pad_left == 1 && missing == 1) return walk(KnownEdges<1, 1>());
-      if constexpr (Stride == 2) {
+      if constexpr (Stride == 1)
+        if (g.pad_left == 1 && missing == 1) return walk(KnownEdges<1, 1>());
+      if constexpr (Stride == 2) {  // pictures of even width, as nearly all are
         if (g.pad_left == 0 && missing == 1) return walk(KnownEdges<0, 1>());
         if (g.pad_left == 1 && missing == 0) return walk(KnownEdges<1, 0>());
       }
@@ -95,16 +98,12 @@ inline auto bare(const Vector<double>& vector) { return vector; }
 using Register = decltype(bare(Vector<double>()));
 
 // `Rows` rows of K taps for V vectors of channels, in registers. Each input is loaded once and meets the gradients of the last
-// few columns, which are kept. Where Partial, only the first `channels` of the vector are there. Ahead: what the next output row
+// few columns, which are kept. Ahead: what the next output row
 // meets is asked for in the order of memory, a share of it for each piece of channels; else the place one row below.
-template <int Rows, int K, int Stride, class Edges, int V, bool Partial, bool Ahead, class T>
-void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) {
+template <int Rows, int K, int Stride, class Edges, int V, bool Ahead, class T>
+void add_filter_row(const FilterRow<T>& row, int64_t channel) {
   using Lanes = Vector<double>;
   constexpr int kKept = (K + Stride - 1) / Stride, kPhases = std::min(K, Stride);
-  const auto load = [&](const T* from) __attribute__((always_inline)) {
-    if constexpr (Partial) return Lanes::load(from, channels);
-    else return Lanes::load(from);
-  };
   const int64_t input_step = row.input_step, gradient_step = row.gradient_step, input_row_step = row.input_row_step;
   const int64_t input_columns = row.input_columns, columns = row.output_columns;
   const int64_t pad = [&] {
@@ -134,7 +133,7 @@ void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) 
     });
     if constexpr (First == 0)
       unrolled<V>([&](auto v) __attribute__((always_inline)) {
-        kept[0][v] = bare(load(gradient + q * gradient_step + v * Lanes::kWidth));
+        kept[0][v] = bare(Lanes::load(gradient + q * gradient_step + v * Lanes::kWidth));
 #if defined(__AVX512F__)
         asm("" : "+v"(kept[0][v]));  // else the compiler converts it again where it is the one before
 #endif
@@ -150,14 +149,13 @@ void add_filter_row(const FilterRow<T>& row, int64_t channel, int64_t channels) 
       // What the next output row meets besides these.
       if constexpr (!Ahead)
         unrolled<Stride>([&](auto i) __attribute__((always_inline)) { __builtin_prefetch(met + (Rows + i) * input_row_step); });
-      unrolled<Rows>([&](auto i) __attribute__((always_inline)) {
-        unrolled<V>([&](auto v) __attribute__((always_inline)) {
-          const Lanes value = load(met + i * input_row_step + v * Lanes::kWidth);
-          unrolled<kKept>([&](auto m) __attribute__((always_inline)) {
-            constexpr int t = phase + Stride * m;
-            if constexpr (m >= First && m <= Last && t < K)
-              sums[i][t][v] = bare(Lanes::fused_multiply_add(value, Lanes{kept[m][v]}, Lanes{sums[i][t][v]}));
-          });
+      unrolled<Rows * V>([&](auto k) __attribute__((always_inline)) {
+        constexpr int i = k / V, v = k % V;
+        const Lanes value = Lanes::load(met + i * input_row_step + v * Lanes::kWidth);
+        unrolled<kKept>([&](auto m) __attribute__((always_inline)) {
+          constexpr int t = phase + Stride * m;
+          if constexpr (m >= First && m <= Last && t < K)
+            sums[i][t][v] = bare(Lanes::fused_multiply_add(value, Lanes{kept[m][v]}, Lanes{sums[i][t][v]}));
         });
       });
     });
@@ -196,21 +194,23 @@ void add_filter_row_of_any_kind(const Geometry& g, const FilterRow<T>& row, int6
   }
 }
 
-// All channels of a row, `count` of them, for `Rows` tap rows.
+// All whole vectors of channels of a row, `count` channels, for `Rows` tap rows. Known edges and operands from afar are compiled for
+// what most of the time goes to: several rows, the most vectors.
 template <int Rows, int K, int Stride, class Edges, class T>
 void add_filter_channels(const FilterRow<T>& row, int64_t count) {
   constexpr int64_t kWidth = Vector<double>::kWidth;
+  constexpr bool kPairs = K == 3 && kWidth >= 8;
+  using EdgesOfMost = std::conditional_t<(Rows > 1), Edges, AnyEdges>;
+  using EdgesOfOne = std::conditional_t<kPairs, AnyEdges, EdgesOfMost>;
   int64_t channel = 0;
-  if constexpr (Rows * K <= 9 && kWidth >= 8) {
-    if constexpr (Stride > 1)
+  if constexpr (kPairs) {
+    if constexpr (Stride > 1 && Rows == K)
       if (row.pieces > 0)
         for (; channel + 2 * kWidth <= count; channel += 2 * kWidth)
-          add_filter_row<Rows, K, Stride, Edges, 2, false, true>(row, channel, 2 * kWidth);
-    for (; channel + 2 * kWidth <= count; channel += 2 * kWidth)
-      add_filter_row<Rows, K, Stride, Edges, 2, false, false>(row, channel, 2 * kWidth);
+          add_filter_row<Rows, K, Stride, EdgesOfMost, 2, true>(row, channel);
+    for (; channel + 2 * kWidth <= count; channel += 2 * kWidth) add_filter_row<Rows, K, Stride, EdgesOfMost, 2, false>(row, channel);
   }
-  for (; channel + kWidth <= count; channel += kWidth) add_filter_row<Rows, K, Stride, Edges, 1, false, false>(row, channel, kWidth);
-  if (channel < count) add_filter_row<Rows, K, Stride, Edges, 1, true, false>(row, channel, count - channel);
+  for (; channel + kWidth <= count; channel += kWidth) add_filter_row<Rows, K, Stride, EdgesOfOne, 1, false>(row, channel);
 }
 
 // Adds the sums of output row `at`, for `count` channels, to sums[taps][tile]; what lies beyond `count` in a tile, up to a whole
@@ -231,14 +231,17 @@ void add_filter_sums(const Geometry& g, const Rows<const T>& image, const Rows<c
   FilterRow<T> row{image.row(top + met.begin * g.dilation_height), gradient.row(at), sums + met.begin * tap_row, tile,
                    g.input_width, g.output_width, g.pad_left, g.dilation_height * image.width * image.step, image.step, gradient.step,
                    ahead ? count / (2 * Vector<double>::kWidth) : 0};
-  int64_t left = met.end - met.begin;
-  // As many tap rows together as there are registers for.
+  constexpr int64_t kWidth = Vector<double>::kWidth;
+  const int64_t rows = met.end - met.begin;
+  // As many tap rows together as there are registers for. Returns how many channels are done.
   const auto together = [&]<int Most, int K, int Stride>() {
     with_edges<K, Stride>(g, [&]<class Edges>(Edges) {
+      FilterRow<T> next = row;
+      int64_t left = rows;
       const auto take = [&]<int Rows>() {
-        if constexpr (Rows <= Most)
-          for (; left >= Rows; left -= Rows, row.input += Rows * row.input_row_step, row.sums += Rows * tap_row)
-            add_filter_channels<Rows, K, Stride, Edges>(row, count);
+        if constexpr (Rows <= Most && !(Rows == 2 && Most > 3))  // of five tap rows, three at least meet the usual pictures
+          for (; left >= Rows; left -= Rows, next.input += Rows * row.input_row_step, next.sums += Rows * tap_row)
+            add_filter_channels<Rows, K, Stride, Edges>(next, count);
       };
       take.template operator()<5>();
       take.template operator()<4>();
@@ -246,19 +249,23 @@ void add_filter_sums(const Geometry& g, const Rows<const T>& image, const Rows<c
       take.template operator()<2>();
       take.template operator()<1>();
     });
+    return count / kWidth * kWidth;
   };
-  constexpr int kMost = Vector<double>::kWidth >= 8 ? 5 : 2;
-  if (g.dilation_width == 1 && g.output_width * g.stride_width >= g.filter_width - g.stride_width) {
-    switch (g.stride_width * 8 + g.filter_width) {
-      case 8 + 3: return together.template operator()<3, 3, 1>();
-      case 8 + 5: return together.template operator()<kMost, 5, 1>();
-      case 16 + 3: return together.template operator()<3, 3, 2>();
-      case 16 + 5: return together.template operator()<kMost, 5, 2>();
+  int64_t done = 0;
+  if constexpr (kKnowsWindows<T>) {
+    constexpr int kMost = kWidth >= 8 ? 5 : 2;
+    if (g.dilation_width == 1 && g.output_width * g.stride_width >= g.filter_width - g.stride_width) {
+      switch (g.stride_width * 8 + g.filter_width) {
+        case 8 + 3: done = together.template operator()<3, 3, 1>(); break;
+        case 8 + 5: done = together.template operator()<kMost, 5, 1>(); break;
+        case 16 + 3: done = together.template operator()<3, 3, 2>(); break;
+        case 16 + 5: done = together.template operator()<kMost, 5, 2>(); break;
+      }
     }
   }
-  constexpr int64_t kWidth = Vector<double>::kWidth;
-  for (; left > 0; --left, row.input += row.input_row_step, row.sums += tap_row)
-    for (int64_t channel = 0; channel < count; channel += kWidth)
+  if (done == count) return;
+  for (int64_t i = 0; i < rows; ++i, row.input += row.input_row_step, row.sums += tap_row)
+    for (int64_t channel = done; channel < count; channel += kWidth)
       add_filter_row_of_any_kind(g, row, channel, std::min(kWidth, count - channel));
 }
 

@@ -4,10 +4,21 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
+#include <type_traits>
 
 #include "call.h"
 
 namespace exactqat {
+
+// Whether loops over the usual windows are compiled for T. Not for float64, with which nobody trains, and not where each fused
+// multiply-add is the call of a function, beside which nothing counts.
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+template <class T>
+constexpr bool kKnowsWindows = std::is_same_v<T, float>;
+#else
+template <class T>
+constexpr bool kKnowsWindows = false;
+#endif
 
 struct Geometry {
   int64_t batch, input_height, input_width, channels, multiplier, filter_height, filter_width, output_height, output_width;
@@ -60,6 +71,14 @@ inline Interval meeting(int64_t offset, int64_t stride, int64_t inputs, int64_t 
   const int64_t begin = offset >= 0 ? 0 : (-offset + stride - 1) / stride;
   const int64_t end = inputs - 1 < offset ? 0 : (inputs - 1 - offset) / stride + 1;
   return {begin, std::min(end, outputs)};
+}
+
+// The input rows that output rows [begin, end) meet; at least one.
+inline Interval rows_met(const Geometry& g, int64_t begin, int64_t end) {
+  const int64_t first = begin * g.stride_height - g.pad_top;
+  const int64_t last = (end - 1) * g.stride_height - g.pad_top + (g.filter_height - 1) * g.dilation_height;
+  const int64_t from = std::clamp<int64_t>(first, 0, std::max<int64_t>(g.input_height - 1, 0));
+  return {from, std::clamp<int64_t>(last + 1, from, g.input_height)};
 }
 
 // Number of i in [0, count) from `first` on in steps of `period`.

@@ -8,6 +8,7 @@
 #include <memory>
 #include <new>
 
+#include "depthwise_conv2d_geometry.h"
 #include "simd.h"
 #include "unrolled.h"
 
@@ -16,6 +17,14 @@ namespace exactqat {
 // Planes that are worked on together: a vector of them.
 template <class T>
 constexpr int kPlanes = Vector<T>::kWidth;
+
+// How many rows of the larger image are worked on at a time, so that what is rearranged stays in the second cache.
+template <class T>
+int64_t rows_at_a_time(const Geometry& g) {
+  constexpr int64_t kBytes = 1 << 17;
+  const int64_t row = std::max(g.input_width, g.output_width) * kPlanes<T> * int64_t(sizeof(T));
+  return std::max<int64_t>(4, kBytes / std::max<int64_t>(row, 1));
+}
 
 // Memory for a task, aligned to whole registers and not filled.
 template <class T>

@@ -122,13 +122,13 @@ std::vector<Row<T>> backward_rows(const Geometry& g, const Rows<const T>& gradie
   return rows;
 }
 
-// R result rows that are made together: rows of inputs that the first of them meets alone, that both meet, and that the second
-// one meets alone, one behind the other.
+// Two result rows that are made together: rows of inputs that the first of them meets alone, that both meet, and that the second
+// one meets alone, one behind the other. Or one row, which meets all of its inputs alone.
 template <class T>
 struct Strip {
   Row<T> first;
   const T* second_taps;
-  T* second_output;
+  T* second_output;  // null where there is no second one
   int64_t alone, together, second_alone;
   int64_t ahead;  // so many input rows behind these are asked for in advance
 };
@@ -144,36 +144,42 @@ bool join(Strip<T>& strip, const Row<T>& second) {
     return false;
   const int64_t distance = second.input - first.input;
   if (distance % first.input_row_step != 0) return false;
-  strip.alone = distance / first.input_row_step;
-  strip.together = first.rows - strip.alone;
-  strip.second_alone = second.rows - strip.together;
-  if (strip.alone < 0 || strip.together < 1 || strip.second_alone < 0) return false;
+  const int64_t alone = distance / first.input_row_step, together = first.rows - alone, second_alone = second.rows - together;
+  if (alone < 0 || together < 1 || second_alone < 0) return false;
+  strip.alone = alone, strip.together = together, strip.second_alone = second_alone;
   strip.second_taps = second.taps;
   strip.second_output = second.output;
   return true;
 }
 
-// A vector of channels: all lanes of it, or the first `channels` ones.
-template <bool Partial, class T>
+// Where lanes have masks, a part of a vector takes no longer to load than all of it.
+#if defined(__AVX512F__)
+constexpr bool kMasksLanes = true;
+#else
+constexpr bool kMasksLanes = false;
+#endif
+
+// A vector of channels. V are taken at a time; of one that is alone only the first `channels` if lanes have masks.
+template <int V, class T>
 [[gnu::always_inline]] inline Vector<T> load_channels(const T* from, int64_t channels) {
-  if constexpr (Partial) return Vector<T>::load(from, channels);
+  if constexpr (kMasksLanes && V == 1) return Vector<T>::load(from, channels);
   else return Vector<T>::load(from);
 }
 
-template <bool Partial, int P, class T>
+template <int V, int P, class T>
 [[gnu::always_inline]] inline void store_columns(T* to, int64_t step, bool streamed, int64_t channels, const Vector<T> (&sums)[P]) {
   unrolled<P>([&](auto p) __attribute__((always_inline)) {
-    if constexpr (Partial) sums[p].store(to, channels);
+    if (kMasksLanes && V == 1 && channels < Vector<T>::kWidth) sums[p].store(to, channels);
     else if (streamed) stream(to, sums[p]);
     else sums[p].store(to);
     to += step;
   });
 }
 
-// P columns of R rows for V vectors of channels, in registers: K taps in a row that lie Advance * p + t apart. Neighbours share
+// P columns of both rows for V vectors of channels, in registers: K taps in a row that lie Advance * p + t apart. Neighbours share
 // their inputs: each is loaded once. Inputs beside the image, fewer than K on either side, are passed over, and with them the
 // taps that would meet them.
-template <int K, int Advance, int P, int R, int V, bool Partial, class T>
+template <int K, int Advance, int P, int V, class T>
 [[gnu::always_inline]] inline void sum_columns(const Strip<T>& strip, int64_t column, int64_t channel, int64_t channels) {
   using Lanes = Vector<T>;
   constexpr int64_t kWidth = Lanes::kWidth;
@@ -183,28 +189,27 @@ template <int K, int Advance, int P, int R, int V, bool Partial, class T>
   const int64_t input_step = row.input_step, tap_step = row.tap_step;
   const T* x = row.input + start * input_step + channel;
   const T* taps[2] = {row.taps + channel, strip.second_taps + channel};
-  Lanes sums[R][V][P];
+  Lanes sums[2][V][P];
   const auto meet = [&]<bool First, bool Second>(int64_t rows) __attribute__((always_inline)) {
     for (; rows > 0; --rows) {
       Lanes weight[2][K][V];
       unrolled<K * V>([&](auto k) __attribute__((always_inline)) {
         constexpr int t = k / V, v = k % V;
-        if constexpr (First) weight[0][t][v] = load_channels<Partial>(taps[0] + t * tap_step + v * kWidth, channels);
-        if constexpr (Second) weight[1][t][v] = load_channels<Partial>(taps[1] + t * tap_step + v * kWidth, channels);
+        if constexpr (First) weight[0][t][v] = load_channels<V>(taps[0] + t * tap_step + v * kWidth, channels);
+        if constexpr (Second) weight[1][t][v] = load_channels<V>(taps[1] + t * tap_step + v * kWidth, channels);
       });
       const T* met = x;
       unrolled<kInputs>([&](auto n) __attribute__((always_inline)) {
         // Said to be likely lest the compiler keep the sums of the last columns in memory.
         if ((n >= K - 1 || __builtin_expect(n >= first, 1)) && (n <= kInputs - K || __builtin_expect(n < last, 1))) {
-          unrolled<V>([&](auto v) __attribute__((always_inline)) {
-            const Lanes value = load_channels<Partial>(met + v * kWidth, channels);
-            unrolled<P>([&](auto p) __attribute__((always_inline)) {
-              constexpr int t = n - Advance * p;
-              if constexpr (t >= 0 && t < K) {
-                if constexpr (First) sums[0][v][p] = Lanes::fused_multiply_add(value, weight[0][t][v], sums[0][v][p]);
-                if constexpr (Second) sums[R - 1][v][p] = Lanes::fused_multiply_add(value, weight[1][t][v], sums[R - 1][v][p]);
-              }
-            });
+          Lanes value[V];
+          unrolled<V>([&](auto v) __attribute__((always_inline)) { value[v] = load_channels<V>(met + v * kWidth, channels); });
+          unrolled<K * V>([&](auto k) __attribute__((always_inline)) {
+            constexpr int t = k / V, v = k % V, p = (n - t) / Advance;
+            if constexpr (t <= n && p * Advance == n - t && p < P) {
+              if constexpr (First) sums[0][v][p] = Lanes::fused_multiply_add(value[v], weight[0][t][v], sums[0][v][p]);
+              if constexpr (Second) sums[1][v][p] = Lanes::fused_multiply_add(value[v], weight[1][t][v], sums[1][v][p]);
+            }
           });
         }
         met += input_step;
@@ -215,37 +220,14 @@ template <int K, int Advance, int P, int R, int V, bool Partial, class T>
     }
   };
   meet.template operator()<true, false>(strip.alone);
-  if constexpr (R == 2) {
-    meet.template operator()<true, true>(strip.together);
-    meet.template operator()<false, true>(strip.second_alone);
-  }
+  meet.template operator()<true, true>(strip.together);
+  meet.template operator()<false, true>(strip.second_alone);
   const int64_t offset = column * row.output_step + channel;
   unrolled<V>([&](auto v) __attribute__((always_inline)) {
-    store_columns<Partial>(row.output + offset + v * kWidth, row.output_step, row.stream, channels, sums[0][v]);
-    if constexpr (R == 2)
-      store_columns<Partial>(strip.second_output + offset + v * kWidth, row.output_step, row.stream, channels, sums[1][v]);
+    store_columns<V>(row.output + offset + v * kWidth, row.output_step, row.stream, channels, sums[0][v]);
+    if (strip.second_output)
+      store_columns<V>(strip.second_output + offset + v * kWidth, row.output_step, row.stream, channels, sums[1][v]);
   });
-}
-
-// The same for one row, any number of taps and any advance.
-template <int P, bool Partial, class T>
-[[gnu::always_inline]] inline void sum_columns_of_any_kind(const Row<T>& row, int64_t column, int64_t channel, int64_t channels) {
-  using Lanes = Vector<T>;
-  const int64_t start = row.begin + column * row.advance;
-  Lanes sums[P];
-  for (int64_t i = 0; i < row.rows; ++i) {
-    const T* x = row.input + i * row.input_row_step + channel;
-    const T* w = row.taps + i * row.tap_row_step + channel;
-    for (int64_t t = 0; t < row.tap_count; ++t, w += row.tap_step) {
-      const Lanes weight = load_channels<Partial>(w, channels);
-      unrolled<P>([&](auto p) __attribute__((always_inline)) {
-        const int64_t j = start + p * row.advance + t;
-        if (j < 0 || j >= row.input_columns) return;
-        sums[p] = Lanes::fused_multiply_add(load_channels<Partial>(x + j * row.input_step, channels), weight, sums[p]);
-      });
-    }
-  }
-  store_columns<Partial>(row.output + column * row.output_step + channel, row.output_step, row.stream, channels, sums);
 }
 
 // Asks for what the strips behind this one meet of `columns` columns, when it is the turn of `channel` of [begin, end). In the
@@ -278,45 +260,78 @@ int64_t lanes_before_a_line(const Row<T>& row, int64_t begin, int64_t end) {
   return lane == 0 ? 0 : kWidth - lane;
 }
 
-// The first channels of P columns. Not inlined: beside it the compiler keeps fewer of the other sums in registers.
-template <int K, int Advance, int P, int R, class T>
-[[gnu::noinline]] void sum_head(const Strip<T>& strip, int64_t column, int64_t begin, int64_t end, int64_t head) {
-  fetch_ahead(strip, column, P * Advance, begin, begin, end);
-  sum_columns<K, Advance, P, R, 1, true>(strip, column, begin, head);
-}
-
 // All columns of a strip, channels [begin, end).
 template <class T>
 using Columns = void (*)(const Strip<T>& strip, int64_t begin, int64_t end);
 
-// In groups of P columns, V vectors of channels at a time. The last group ends where the row does and may sum columns again.
-template <int K, int Advance, int P, int R, int V, class T>
+// One row, any number of taps and any advance.
+template <class T>
+void columns_of_a_row(const Row<T>& row, int64_t begin, int64_t end) {
+  using Lanes = Vector<T>;
+  constexpr int kTogether = 4;
+  for (int64_t column = 0; column < row.columns; column += kTogether)
+    for (int64_t channel = begin; channel < end; channel += Lanes::kWidth) {
+      const int64_t count = std::min(row.columns - column, int64_t{kTogether}), channels = std::min(end - channel, Lanes::kWidth);
+      const int64_t start = row.begin + column * row.advance;
+      const auto sum = [&](auto load) __attribute__((always_inline)) {
+        Lanes sums[kTogether];
+        for (int64_t i = 0; i < row.rows; ++i) {
+          const T* x = row.input + i * row.input_row_step + channel;
+          const T* w = row.taps + i * row.tap_row_step + channel;
+          for (int64_t t = 0; t < row.tap_count; ++t, w += row.tap_step) {
+            const Lanes weight = load(w);
+            unrolled<kTogether>([&](auto p) __attribute__((always_inline)) {
+              const int64_t j = start + p * row.advance + t;
+              if (j < 0 || j >= row.input_columns || p >= count) return;
+              sums[p] = Lanes::fused_multiply_add(load(x + j * row.input_step), weight, sums[p]);
+            });
+          }
+        }
+        T* to = row.output + column * row.output_step + channel;
+        unrolled<kTogether>([&](auto p) __attribute__((always_inline)) {
+          if (p >= count) return;
+          if (channels == Lanes::kWidth) sums[p].store(to);
+          else sums[p].store(to, channels);
+          to += row.output_step;
+        });
+      };
+      if (channels == Lanes::kWidth) sum([](const T* from) __attribute__((always_inline)) { return Lanes::load(from); });
+      else sum([=](const T* from) __attribute__((always_inline)) { return Lanes::load(from, channels); });
+    }
+}
+
+template <class T>
+void columns_of_any_kind(const Strip<T>& strip, int64_t begin, int64_t end) {
+  Row<T> row = strip.first;
+  columns_of_a_row(row, begin, end);
+  if (!strip.second_output) return;
+  row.input += strip.alone * row.input_row_step;
+  row.taps = strip.second_taps;
+  row.output = strip.second_output;
+  row.rows = strip.together + strip.second_alone;
+  columns_of_a_row(row, begin, end);
+}
+
+// In groups of P columns, V vectors of channels at a time. The last group ends where the row does and may sum columns again; so
+// may the last vector of channels where a part of one cannot be loaded.
+template <int K, int Advance, int P, int V, class T>
 void columns_in_groups(const Strip<T>& strip, int64_t begin, int64_t end) {
   constexpr int64_t kWidth = Vector<T>::kWidth;
+  if (!kMasksLanes && end - begin < kWidth) return columns_of_any_kind(strip, begin, end);
   const Row<T>& row = strip.first;
-  if constexpr (K > 0) {
-    // Where inputs begin between two lines of the cache, a short vector comes first: those behind it lie in one line each. Where
-    // what is loaded is used more often it does not pay.
-    const int64_t head = K == 3 && Advance == 2 ? lanes_before_a_line(row, begin, end) : 0;
-    for (int64_t c = 0; c < row.columns; c += P) {
-      const int64_t column = std::min(c, row.columns - P);
-      int64_t channel = begin + head;
-      if (head > 0) sum_head<K, Advance, P, R>(strip, column, begin, end, head);
-      if constexpr (V > 1)
-        for (; channel + V * kWidth <= end; channel += V * kWidth)
-          sum_columns<K, Advance, P, R, V, false>(strip, column, channel, V * kWidth);
-      for (; channel + kWidth <= end; channel += kWidth) {
-        fetch_ahead(strip, column, P * Advance, channel, begin, end);
-        sum_columns<K, Advance, P, R, 1, false>(strip, column, channel, kWidth);
-      }
-      if (channel < end) sum_columns<K, Advance, P, R, 1, true>(strip, column, channel, end - channel);
-    }
-  } else {
-    for (int64_t c = 0; c < row.columns; c += P) {
-      const int64_t column = std::min(c, row.columns - P);
-      int64_t channel = begin;
-      for (; channel + kWidth <= end; channel += kWidth) sum_columns_of_any_kind<P, false>(row, column, channel, kWidth);
-      if (channel < end) sum_columns_of_any_kind<P, true>(row, column, channel, end - channel);
+  // Where inputs begin between two lines of the cache, a short vector comes first: those behind it lie in one line each. Where
+  // what is loaded is used more often it does not pay.
+  const int64_t head = kMasksLanes && K == 3 && Advance == 2 ? lanes_before_a_line(row, begin, end) : 0;
+  for (int64_t c = 0; c < row.columns; c += P) {
+    const int64_t column = std::min(c, row.columns - P);
+    int64_t channel = begin, count = head > 0 ? head : kWidth;
+    if constexpr (V > 1)
+      for (; channel + V * kWidth <= end; channel += V * kWidth) sum_columns<K, Advance, P, V>(strip, column, channel, V * kWidth);
+    for (; channel < end; channel += count, count = kWidth) {
+      if constexpr (kMasksLanes) count = std::min(count, end - channel);
+      else channel = std::min(channel, end - kWidth);
+      fetch_ahead(strip, column, P * Advance, channel, begin, end);
+      sum_columns<K, Advance, P, 1>(strip, column, channel, count);
     }
   }
 }
@@ -325,52 +340,54 @@ void columns_in_groups(const Strip<T>& strip, int64_t begin, int64_t end) {
 template <class T>
 constexpr bool kInHaste = std::is_same_v<T, float> && Vector<T>::kWidth >= 16;
 
-// The number of columns in a group with which a row takes least work.
+// Which of these numbers of columns rows with K taps are compiled for. Five columns are few networks' way to be narrow.
+template <int K, int Advance, class T>
+constexpr bool compiled(int group) {
+  return group == 1 || group == 4 || (kInHaste<T> && (group == 2 || group == 7 || (group == 5 && K == 3 && Advance == 1)));
+}
+
+template <int K, int Advance, class T>
+Columns<T> columns_of_kind(int64_t columns) {
+  int best = 1;  // with which a row takes least work
+  Columns<T> of_best = columns_in_groups<K, Advance, 1, 1, T>;
+  const auto consider = [&]<int P>() {
+    if constexpr (compiled<K, Advance, T>(P)) {
+      if (P > columns) return;
+      if (best > 2 && quotient_rounded_up(columns, P) * P > quotient_rounded_up(columns, best) * best) return;
+      best = P;
+      of_best = columns_in_groups<K, Advance, P, 1, T>;
+    }
+  };
+  consider.template operator()<2>();
+  consider.template operator()<4>();
+  consider.template operator()<5>();
+  consider.template operator()<7>();
+  return of_best;
+}
+
+// `ahead`: inputs are asked for in advance.
 template <class T>
-int columns_in_a_group(int64_t columns) {
-  int best = 1;
-  for (const int p : {2, 4, 5, 7}) {
-    if (p > columns || (!kInHaste<T> && p != 4)) continue;
-    if (best <= 2 || quotient_rounded_up(columns, p) * p <= quotient_rounded_up(columns, best) * best) best = p;
-  }
-  return best;
-}
-
-template <int K, int Advance, int R, class T>
-Columns<T> columns_of_kind(int group) {
-  if constexpr (kInHaste<T>) {
-    switch (group) {
-      case 2: return columns_in_groups<K, Advance, 2, R, 1, T>;
-      case 5: return columns_in_groups<K, Advance, 5, R, 1, T>;
-      case 7: return columns_in_groups<K, Advance, 7, R, 1, T>;
+Columns<T> columns_of(const Row<T>& row, [[maybe_unused]] bool ahead) {
+  if constexpr (kKnowsWindows<T>) {
+    const int64_t beside = row.begin + (row.columns - 1) * row.advance + row.tap_count - row.input_columns;
+    if (row.begin > -row.tap_count && beside < row.tap_count && row.input_columns > 0) {
+      if constexpr (kInHaste<T>) {
+        // Columns so far apart collide in the caches: a line of each, for many of them, comes slower than two lines of fewer.
+        const bool collide = row.input_step * int64_t(sizeof(T)) % 512 == 0;
+        if (collide && !ahead && row.advance == 2 && row.tap_count == 3 && row.columns >= 4)
+          return columns_in_groups<3, 2, 4, 2, T>;
+      }
+      switch (row.advance * 8 + row.tap_count) {
+        case 8 + 1: return columns_of_kind<1, 1, T>(row.columns);
+        case 8 + 2: return columns_of_kind<2, 1, T>(row.columns);
+        case 8 + 3: return columns_of_kind<3, 1, T>(row.columns);
+        case 8 + 5: return columns_of_kind<5, 1, T>(row.columns);
+        case 16 + 3: return columns_of_kind<3, 2, T>(row.columns);
+        case 16 + 5: return columns_of_kind<5, 2, T>(row.columns);
+      }
     }
   }
-  return group == 4 ? columns_in_groups<K, Advance, 4, R, 1, T> : columns_in_groups<K, Advance, 1, R, 1, T>;
-}
-
-// null where two rows cannot be made together. `ahead`: inputs are asked for in advance.
-template <int R, class T>
-Columns<T> columns_of(const Row<T>& row, bool ahead) {
-  const int group = columns_in_a_group<T>(row.columns);
-  const int64_t beside = row.begin + (row.columns - 1) * row.advance + row.tap_count - row.input_columns;
-  if (row.begin > -row.tap_count && beside < row.tap_count && row.input_columns > 0) {
-    if constexpr (kInHaste<T>) {
-      // Columns so far apart collide in the caches: a line of each, for many of them, comes slower than two lines of fewer.
-      const bool collide = row.input_step * int64_t(sizeof(T)) % 512 == 0;
-      if (collide && !ahead && row.advance == 2 && row.tap_count == 3 && row.columns >= 4)
-        return columns_in_groups<3, 2, 4, R, 2, T>;
-    }
-    switch (row.advance * 8 + row.tap_count) {
-      case 8 + 1: return columns_of_kind<1, 1, R, T>(group);
-      case 8 + 2: return columns_of_kind<2, 1, R, T>(group);
-      case 8 + 3: return columns_of_kind<3, 1, R, T>(group);
-      case 8 + 5: return columns_of_kind<5, 1, R, T>(group);
-      case 16 + 3: return columns_of_kind<3, 2, R, T>(group);
-      case 16 + 5: return columns_of_kind<5, 2, R, T>(group);
-    }
-  }
-  if constexpr (R == 1) return columns_of_kind<0, 0, 1, T>(group);
-  return nullptr;
+  return columns_of_any_kind<T>;
 }
 
 template <class T>
@@ -388,17 +405,12 @@ std::vector<Piece<T>> pieces_of(const std::vector<Row<T>>& rows, bool ahead) {
   std::vector<bool> made(rows.size());
   for (size_t r = 0; r < rows.size(); ++r) {
     if (made[r]) continue;
-    Piece<T> piece{{rows[r], rows[r].taps, nullptr, 0, 0, 0, 0}, columns_of<2>(rows[r], ahead)};
-    const size_t end = piece.sum ? std::min(rows.size(), r + kNear) : r;
+    Piece<T> piece{{rows[r], rows[r].taps, nullptr, rows[r].rows, 0, 0, 0}, columns_of(rows[r], ahead)};
+    const bool shares = piece.sum != columns_of_any_kind<T>;  // else there is nothing to gain, and there may be no inputs at all
+    const size_t end = shares ? std::min(rows.size(), r + kNear) : r;
     size_t partner = r + 1;
     while (partner < end && (made[partner] || !join(piece.strip, rows[partner]))) ++partner;
-    if (partner < end) {
-      made[partner] = true;
-    } else {
-      piece.strip.alone = rows[r].rows;
-      piece.strip.together = piece.strip.second_alone = 0;
-      piece.sum = columns_of<1>(rows[r], ahead);
-    }
+    if (partner < end) made[partner] = true;
     if (ahead) piece.strip.ahead = rows[r].fresh * (partner < end ? 2 : 1);
     pieces.push_back(piece);
   }

@@ -46,6 +46,11 @@ struct LineAllocator {
   friend bool operator==(LineAllocator, LineAllocator) { return true; }
 };
 
+// Whether results that are too large for the cache are written past it. Each way takes seconds to compile, and nobody trains with
+// float64.
+template <class S>
+constexpr bool kMayGoPast = sizeof(S) < 8;
+
 // From the beginning of a line on: a vector that lies across two lines takes twice as long to load.
 template <class T>
 using LineVector = std::vector<T, LineAllocator<T>>;
@@ -668,7 +673,7 @@ struct Runs {
   template <class S>
   Runs(const S* out, int64_t size, int64_t channels, bool in_place, int64_t unit = 1) : size(size), channels(channels) {
     constexpr int64_t kVector = Vector<Real<S>>::kWidth * int64_t{sizeof(S)}, kVectors = 16, kLong = 4096;
-    past = !in_place && size * int64_t{sizeof(S)} >= too_large_for_the_cache() && aligned(out, sizeof(S));
+    past = kMayGoPast<S> && !in_place && size * int64_t{sizeof(S)} >= too_large_for_the_cache() && aligned(out, sizeof(S));
     // Beyond a core's own cache memory is read and written fastest in one go, and then parameters do not matter.
     together = channels > 1 && size * int64_t{sizeof(S)} < int64_t{2} << 20;
     length = channels == 1 ? kTask : std::lcm(channels, kVectors);
@@ -693,8 +698,12 @@ struct Runs {
   // Puts step(i, at(p), extent) into out[i] and what follows it, where at(p) are the parameters of the vector at place p.
   template <class S, class At, class Step>
   void fill(S* out, At at, Step step) const {
-    const int64_t begin_of_head = (channels - head % channels) % channels;
-    fill_run<false>(out, 0, head, [=](int64_t i, auto extent) { return step(i, at(begin_of_head + i), extent); });
+    const auto alone = [=]<bool Past>(int64_t begin, int64_t count, int64_t place) {
+      fill_run<Past>(out, begin, begin + count, [=](int64_t i, auto extent) __attribute__((always_inline)) {
+        return step(i, at(i - begin + place), extent);
+      });
+    };
+    alone.template operator()<false>(0, head, (channels - head % channels) % channels);
     const int64_t runs = (size - head) / length, rest = (size - head) % length;
     const int64_t fitting = std::max<int64_t>(1, kTask / length);
     const int64_t runs_per_task = fitting < kTogether ? fitting : fitting / kTogether * kTogether;
@@ -705,16 +714,12 @@ struct Runs {
         if constexpr (!Past && !std::is_same_v<decltype(at(0)), std::nullptr_t>)
           for (; together && run + kTogether <= end; run += kTogether)
             fill_rows<kTogether>(out, head + run * length, length, at, step);
-        const auto alone = [&](int64_t begin, int64_t count) {
-          fill_run<Past>(out, begin, begin + count, [=](int64_t i, auto extent) __attribute__((always_inline)) {
-            return step(i, at(i - begin), extent);
-          });
-        };
-        for (; run < end; ++run) alone(head + run * length, length);
-        if (rest != 0 && task == runs / runs_per_task) alone(head + runs * length, rest);
+        for (; run < end; ++run) alone.template operator()<Past>(head + run * length, length, 0);
+        if (rest != 0 && task == runs / runs_per_task) alone.template operator()<Past>(head + runs * length, rest, 0);
       };
-      if (past) rows.template operator()<true>(), finish_streaming();
-      else rows.template operator()<false>();
+      if constexpr (kMayGoPast<S>)
+        if (past) return rows.template operator()<true>(), finish_streaming();
+      rows.template operator()<false>();
     }, order);
   }
 

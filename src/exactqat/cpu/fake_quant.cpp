@@ -124,41 +124,34 @@ struct Ranges {
   Vector<T> low, high, scale, inverse, zero;
 };
 
-template <bool Division, class T>
-Vector<T> quantized(Vector<T> x, const Ranges<T>& n) {
+template <class T>
+Vector<T> quantized(Vector<T> x, const Ranges<T>& n, bool division) {
   const Vector<T> shifted = clamp(x, n.low, n.high) - n.low;
-  const Vector<T> steps = Division ? divided(shifted, n.scale) : shifted * n.inverse;
+  const Vector<T> steps = division ? divided(shifted, n.scale) : shifted * n.inverse;
   return floored((steps - n.zero) + Vector<T>::all(T(0.5))) * n.scale;
 }
 
 // A whole tensor with one range. A mask is written if one is given.
-template <bool Division, class S, class T>
-void quantize_whole(const Call& call, const NudgedVectors<T>& n, bool no_range, uint8_t* mask) {
+template <class S, class T>
+void quantize_whole(const Call& call, const NudgedVectors<T>& n, bool no_range, bool division, uint8_t* mask) {
   const S* inputs = call.operands[0].as<S>();
   S* outputs = call.results[0].as<S>();
   using V = Vector<T>;
   const Ranges<T> ranges{n.nudged_min, n.nudged_max, n.nudged_scale, n.inv_nudged_scale, n.quant_zero};
   const V low = n.nudged_min, high = n.nudged_max;
   const Runs runs(outputs, call.operands[0].size(), 1, inputs == outputs, mask ? 16 : 1);
-  const auto value = [=](V x) __attribute__((always_inline)) { return quantized<Division>(x, ranges); };
-  if (mask && !no_range && bits_of(less_equal(low, high))) {
-    runs.fill(outputs, [=](int64_t i, auto extent) __attribute__((always_inline)) {
-      const V x = load(inputs + i, extent);
-      pack_sides<false>(mask, i, x, low, high, count_of<T>(extent));
-      return value(x);
-    });
-  } else if (mask) {
+  if (no_range || (mask && !bits_of(less_equal(low, high)))) {
     const V range = V::all(T(!no_range));
     runs.fill(outputs, [=](int64_t i, auto extent) __attribute__((always_inline)) {
       const V x = load(inputs + i, extent);
-      pack_sides<true>(mask, i, x, low, high, count_of<T>(extent));
-      return kept(less(V{}, range), value(x));
+      if (mask) pack_sides<true>(mask, i, x, low, high, count_of<T>(extent));
+      return kept(less(V{}, range), quantized(x, ranges, division));
     });
-  } else if (no_range) {
-    runs.fill(outputs, [](int64_t, auto) { return V{}; });
   } else {
     runs.fill(outputs, [=](int64_t i, auto extent) __attribute__((always_inline)) {
-      return value(load(inputs + i, extent));
+      const V x = load(inputs + i, extent);
+      if (mask) pack_sides<false>(mask, i, x, low, high, count_of<T>(extent));
+      return quantized(x, ranges, division);
     });
   }
 }
@@ -188,17 +181,13 @@ void quantize_channels(const Call& call, uint8_t* mask) {
       const auto& [ranges, has_range] = any;
       const V x = load(inputs + i, extent);
       if (mask) pack_sides<true>(mask, i, x, ranges.low, ranges.high, count_of<T>(extent));
-      return kept(has_range, quantized<false>(x, ranges));
-    });
-  } else if (mask) {
-    runs.fill(outputs, at, [=](int64_t i, const Ranges<T>& ranges, auto extent) __attribute__((always_inline)) {
-      const V x = load(inputs + i, extent);
-      pack_sides<false>(mask, i, x, ranges.low, ranges.high, count_of<T>(extent));
-      return quantized<false>(x, ranges);
+      return kept(has_range, quantized(x, ranges, false));
     });
   } else {
     runs.fill(outputs, at, [=](int64_t i, const Ranges<T>& ranges, auto extent) __attribute__((always_inline)) {
-      return quantized<false>(load(inputs + i, extent), ranges);
+      const V x = load(inputs + i, extent);
+      if (mask) pack_sides<false>(mask, i, x, ranges.low, ranges.high, count_of<T>(extent));
+      return quantized(x, ranges, false);
     });
   }
 }
@@ -207,24 +196,24 @@ void quantize_channels(const Call& call, uint8_t* mask) {
 
 EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_args) {
   FlushDenormals flush;
-  quantize_whole<false, S>(call, nudge_attributes<T>(call.numbers), false, nullptr);
+  quantize_whole<S>(call, nudge_attributes<T>(call.numbers), false, false, nullptr);
 }
 
 EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_args_training) {
   FlushDenormals flush;
-  quantize_whole<false, S>(call, nudge_attributes<T>(call.numbers), false, call.results[1].as<uint8_t>());
+  quantize_whole<S>(call, nudge_attributes<T>(call.numbers), false, false, call.results[1].as<uint8_t>());
 }
 
 EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_vars) {
   FlushDenormals flush;
   const auto n = nudge_all(*call.operands[1].as<T>(), *call.operands[2].as<T>(), call.numbers);
-  quantize_whole<true, S>(call, n, bits_of(n.no_range), nullptr);
+  quantize_whole<S>(call, n, bits_of(n.no_range), true, nullptr);
 }
 
 EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_vars_training) {
   FlushDenormals flush;
   const auto n = nudge_all(*call.operands[1].as<T>(), *call.operands[2].as<T>(), call.numbers);
-  quantize_whole<true, S>(call, n, bits_of(n.no_range), call.results[1].as<uint8_t>());
+  quantize_whole<S>(call, n, bits_of(n.no_range), true, call.results[1].as<uint8_t>());
 }
 
 EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_vars_per_channel) {
@@ -264,24 +253,29 @@ EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_args_gradient_from_mask) {
 
 namespace {
 
-// What the gradient needs to know of a vector of channels; no_range and reversed only if some channel is odd.
+// How a gradient is made: any one, or, in fewer steps, finite ones of ranges of which none is empty, reversed or NaN. Those by where
+// the tensors of a call are: in the cache, beyond it, or so large that even a result alone goes past it.
+enum class Way { any, near, far, past };
+
+// What the gradient needs to know of a vector of channels.
 template <class T>
 struct ChannelVectors {
   Vector<T> low, high, no_range, reversed;
 };
 
-// The same for all of them, one array for each quantity. They are those of the 8 lanes of all channels (reduce.h), or the first
+// The same for all of them, one array for each quantity, the last two null if there are only zeros. They are those of the 8 lanes of all channels (reduce.h), or the first
 // `period` of these if then the same ones follow again.
 template <class T>
 struct Places {
   const T *low, *high, *no_range, *reversed;
   int64_t period;
 
-  template <bool Odd>
+  template <Way way>
   ChannelVectors<T> at(int64_t p) const {
     using V = Vector<T>;
-    if constexpr (Odd) return {V::load(low + p), V::load(high + p), V::load(no_range + p), V::load(reversed + p)};
-    else return {V::load(low + p), V::load(high + p), {}, {}};
+    ChannelVectors<T> channels{V::load(low + p), V::load(high + p), {}, {}};
+    if (way == Way::any && no_range) channels.no_range = V::load(no_range + p), channels.reversed = V::load(reversed + p);
+    return channels;
   }
 };
 
@@ -306,10 +300,10 @@ struct FromInputs {
 
   void prefetch(int64_t i) const { __builtin_prefetch(inputs + i); }
 
-  template <bool Odd, class Extent>
+  template <Way way, class Extent>
   Sides<T> at(int64_t i, const ChannelVectors<T>& n, Extent extent) const {
     const Vector<T> x = load(inputs + i, extent);
-    return Odd ? sides_of(x, n.low, n.high) : sides_of_range(x, n.low, n.high);
+    return way == Way::any ? sides_of(x, n.low, n.high) : sides_of_range(x, n.low, n.high);
   }
 };
 
@@ -319,11 +313,11 @@ struct FromMask {
 
   void prefetch(int64_t i) const { __builtin_prefetch(mask + i / 4); }
 
-  template <bool Odd, class Extent>
+  template <Way way, class Extent>
   Sides<T> at(int64_t i, const ChannelVectors<T>& n, Extent extent) const {
     const uint32_t packed = packed_at<T>(mask, i, count_of<T>(extent));
     const Mask<T> lower = low_bits<T>(packed), higher = high_bits<T>(packed);
-    if constexpr (!Odd) return {lower & higher, without(higher, lower), without(lower, higher)};
+    if constexpr (way != Way::any) return {lower & higher, without(higher, lower), without(lower, higher)};
     const Mask<T> both = lower & higher & less(Vector<T>{}, n.reversed);
     return {without(lower & higher, both), without(higher, lower) | both, without(lower, higher) | both};
   }
@@ -331,10 +325,10 @@ struct FromMask {
 
 // Adds what lies below and above to two sums: part I of a vector, which is one or two vectors of float64. A gradient counts as if
 // multiplied by 1 or 0; while it is finite, leaving out what is multiplied by 0 is the same.
-template <bool Exact, int I, class T>
+template <Way way, int I, class T>
 inline void add_sides(Lanes& below, Lanes& above, const Sides<T>& sides, Vector<T> gradient) {
   const Lanes wide = doubles<I>(gradient);
-  if constexpr (Exact) {
+  if constexpr (way == Way::any) {
     const Vector<T> one = Vector<T>::all(T(1));
     below = below + wide * doubles<I>(kept(sides.below, one));
     above = above + wide * doubles<I>(kept(sides.above, one));
@@ -344,14 +338,21 @@ inline void add_sides(Lanes& below, Lanes& above, const Sides<T>& sides, Vector<
   }
 }
 
-// Where the tensors of a call are: in the cache, beyond it, or so large that even a result alone goes past it.
-enum class Memory { near, far, past };
-
 // So many channels that a core's own cache holds two blocks of them, and what becomes of these.
 constexpr int64_t kFewChannels = 256;
 
-// One call of a gradient kernel. Odd: some channel has no range, or one that is reversed or NaN.
-template <class S, class T, class Source, bool Odd, Memory To>
+// tree_fold, but blocks of items on all cores.
+void fold_all(double* items, int64_t count, int64_t width) {
+  const int64_t blocks = (count + kBlock - 1) / kBlock;
+  parallel_for(blocks, count * width, [=](int64_t block) {
+    tree_fold(items + block * kBlock * width, std::min(kBlock, count - block * kBlock), width);
+  });
+  for (int64_t block = 1; block < blocks; ++block) std::copy_n(items + block * kBlock * width, width, items + block * width);
+  tree_fold(items, blocks, width);
+}
+
+// One call of a gradient kernel.
+template <class S, class T, class Source>
 struct GradientCall {
   static constexpr int64_t kWidth = Vector<T>::kWidth;
   static constexpr int kParts = sizeof(double) / sizeof(T);  // vectors of float64 in one vector
@@ -368,20 +369,19 @@ struct GradientCall {
   };
 
   // Writes the results for the elements from i on.
-  template <class Extent>
+  template <Way way, class Extent>
   Element element(int64_t i, const ChannelVectors<T>& channels, Extent extent) const {
-    const Element e{load(gradients + i, extent), source.template at<Odd>(i, channels, extent)};
+    const Element e{load(gradients + i, extent), source.template at<way>(i, channels, extent)};
     Vector<T> result = masked(e.gradient, e.sides.inside);
-    if constexpr (Odd) result = chosen(less(Vector<T>{}, channels.no_range), e.gradient, result);
-    if constexpr (To == Memory::past && std::is_same_v<Extent, Whole>) stream(backprops + i, result);
+    if constexpr (way == Way::any) result = chosen(less(Vector<T>{}, channels.no_range), e.gradient, result);
+    if constexpr (way == Way::past && std::is_same_v<Extent, Whole>) stream(backprops + i, result);
     else store(backprops + i, result, extent);
     return e;
   }
 
   // The sums of each lane of up to 64 rows from element `offset` on: eight rows next to each other are the lanes, and a few vectors
-  // of those are added up over the block in registers. Unless Exact, returns whether all gradients were finite; if not, the sums
-  // are wrong.
-  template <bool Exact>
+  // of those are added up over the block in registers. Returns false if it is not the way because a gradient is not finite.
+  template <Way way>
   bool block(int64_t offset, int64_t rows, double* below, double* above) const {
     constexpr int kTogether = kWidth * sizeof(T) == 64 ? 4 : 1;  // vectors, as many as there are registers for
     const GradientCall here = *this;  // what is behind `this` would be loaded again after every store
@@ -392,14 +392,14 @@ struct GradientCall {
       ChannelVectors<T> vectors[Vectors];
       Lanes lows[Vectors][kParts], highs[Vectors][kParts];
       for (int v = 0; v < Vectors; ++v) {
-        vectors[v] = here.n.template at<Odd>(place);
+        vectors[v] = here.n.template at<way>(place);
         if ((place += kWidth) == here.n.period) place = 0;
       }
       const auto add = [&](int v, int64_t i, auto extent) __attribute__((always_inline)) {
-        const Element e = here.element(i, vectors[v], extent);
-        add_sides<Exact, 0>(lows[v][0], highs[v][0], e.sides, e.gradient);
-        if constexpr (kParts == 2) add_sides<Exact, 1>(lows[v][1], highs[v][1], e.sides, e.gradient);
-        if constexpr (!Exact) check = spoiled(check, e.gradient);
+        const Element e = here.template element<way>(i, vectors[v], extent);
+        add_sides<way, 0>(lows[v][0], highs[v][0], e.sides, e.gradient);
+        if constexpr (kParts == 2) add_sides<way, 1>(lows[v][1], highs[v][1], e.sides, e.gradient);
+        if constexpr (way != Way::any) check = spoiled(check, e.gradient);
       };
       int64_t begin = offset + p;
       // Going along eight rows at a time the processor foresees little: it is told the next block, straight on, or, of
@@ -411,13 +411,13 @@ struct GradientCall {
 #pragma GCC unroll 4
         for (int v = 0; v < Vectors; ++v) {
           const int64_t i = begin + v * kWidth;
-          if constexpr (To != Memory::near) {
+          if constexpr (way == Way::far || way == Way::past) {
             const int64_t ahead = next + step * further + v * kWidth;
             __builtin_prefetch(here.gradients + ahead);
             here.source.prefetch(ahead);
           }
           // Nor where it will write next; and a store that waits for its line holds up those behind it.
-          if constexpr (To != Memory::past) __builtin_prefetch(here.backprops + i + Vectors * kWidth, 1);
+          if constexpr (way != Way::past) __builtin_prefetch(here.backprops + i + Vectors * kWidth, 1);
           add(v, i, extent);
         }
       }
@@ -439,22 +439,24 @@ struct GradientCall {
   }
 
   // The folded sums of blocks of 64 rows of one channel, whose elements are the lanes in turn: below, above, below ...
-  template <bool Exact>
+  template <Way way>
   bool blocks_of_one(int64_t offset, int64_t blocks, double* items) const {
     const GradientCall here = *this;
-    constexpr int64_t kVectors = kBlock / kWidth, kSums = kLanes / Lanes::kWidth;
-    const ChannelVectors<T> vectors = n.template at<Odd>(0);
+    constexpr int64_t kSums = kLanes / Lanes::kWidth, kTogether = std::max<int64_t>(1, kSums / kParts);
+    const ChannelVectors<T> vectors = n.template at<way>(0);
     Vector<T> check;
     for (int64_t b = 0; b < blocks; ++b, offset += kBlock) {
       Lanes lows[kSums], highs[kSums];
-#pragma GCC unroll 64
-      for (int64_t v = 0; v < kVectors; ++v) {
-        const Element e = here.element(offset + v * kWidth, vectors, Whole{});
-        add_sides<Exact, 0>(lows[v * kParts % kSums], highs[v * kParts % kSums], e.sides, e.gradient);
-        if constexpr (kParts == 2)
-          add_sides<Exact, 1>(lows[(v * kParts + 1) % kSums], highs[(v * kParts + 1) % kSums], e.sides, e.gradient);
-        if constexpr (!Exact) check = spoiled(check, e.gradient);
-      }
+#pragma GCC unroll 4
+      for (int64_t i = offset; i < offset + kBlock; i += kTogether * kWidth)
+#pragma GCC unroll 4
+        for (int64_t v = 0; v < kTogether; ++v) {
+          const Element e = here.template element<way>(i + v * kWidth, vectors, Whole{});
+          add_sides<way, 0>(lows[v * kParts % kSums], highs[v * kParts % kSums], e.sides, e.gradient);
+          if constexpr (kParts == 2)
+            add_sides<way, 1>(lows[(v * kParts + 1) % kSums], highs[(v * kParts + 1) % kSums], e.sides, e.gradient);
+          if constexpr (way != Way::any) check = spoiled(check, e.gradient);
+        }
       items[2 * b] = folded(lows);
       items[2 * b + 1] = folded(highs);
     }
@@ -462,7 +464,7 @@ struct GradientCall {
   }
 
   // The folded sums of `rows` rows from element `offset` on, block by block: below for all channels, above for all channels.
-  template <bool Exact>
+  template <Way way>
   bool items_of(int64_t offset, int64_t rows, double* items) const {
     const int64_t room = kLanes * channels + kLine / int64_t{sizeof(double)};
     static thread_local LineVector<double> lanes;  // its pages stay
@@ -471,11 +473,11 @@ struct GradientCall {
     bool finite = true;
     if (channels == 1) {
       const int64_t blocks = rows / kBlock;
-      finite = blocks_of_one<Exact>(offset, blocks, items);
+      finite = blocks_of_one<way>(offset, blocks, items);
       offset += blocks * kBlock, rows -= blocks * kBlock, items += 2 * blocks;
     }
     for (; rows > 0; offset += kBlock * channels, rows -= kBlock, items += 2 * channels) {
-      finite &= block<Exact>(offset, std::min(kBlock, rows), below, above);
+      finite &= block<way>(offset, std::min(kBlock, rows), below, above);
       fold_into(below, channels, items);
       fold_into(above, channels, items + channels);
     }
@@ -490,18 +492,10 @@ struct GradientCall {
     return !any_nan(check);
   }
 
-  // tree_fold, but blocks of items on all cores.
-  static void fold_all(double* items, int64_t count, int64_t width) {
-    const int64_t blocks = (count + kBlock - 1) / kBlock;
-    parallel_for(blocks, count * width, [=](int64_t block) {
-      tree_fold(items + block * kBlock * width, std::min(kBlock, count - block * kBlock), width);
-    });
-    for (int64_t block = 1; block < blocks; ++block) std::copy_n(items + block * kBlock * width, width, items + block * width);
-    tree_fold(items, blocks, width);
-  }
+  using Items = bool (GradientCall::*)(int64_t offset, int64_t rows, double* items) const;
 
-  // The sums below and above of all channels.
-  std::array<Doubles, 2> run(int64_t rows, bool in_place) const {
+  // The sums below and above of all channels; `quick` is one of the ways that are not for any gradient, or null.
+  std::array<Doubles, 2> run(int64_t rows, Items quick, bool in_place, bool past) const {
     if (rows == 0 || channels == 0) return {Doubles(channels), Doubles(channels)};
     const int64_t blocks = (rows + kBlock - 1) / kBlock;
     // What is done once more if a gradient is not finite: several blocks of few channels.
@@ -523,14 +517,14 @@ struct GradientCall {
         const int64_t offset = b * kBlock * channels, count = std::min(next * kBlock, rows) - b * kBlock;
         double* sums = group > 1 ? of_group.data() + b % group * width : items.get() + b * width;
         // In place there is one chance, because the results overwrite the operands.
-        if (in_place && !finite(offset, count * channels)) items_of<true>(offset, count, sums);
-        else if (!items_of<false>(offset, count, sums)) items_of<true>(offset, count, sums);
+        const bool is_usual = quick && !(in_place && !finite(offset, count * channels));
+        if (!is_usual || !(this->*quick)(offset, count, sums)) items_of<Way::any>(offset, count, sums);
         if (group > 1 && (next == end || next % group == 0)) {
           tree_fold(of_group.data(), next - b / group * group, width);
           std::copy_n(of_group.data(), width, items.get() + b / group * width);
         }
       }
-      if (To == Memory::past) finish_streaming();
+      if (past) finish_streaming();
     });
     fold_all(items.get(), (blocks + group - 1) / group, width);
     const double* sums = items.get();
@@ -565,17 +559,14 @@ void gradient_of_channels(const Call& call, const Source& source, int operand_of
   const bool far = 16 * bytes >= too_large_for_the_cache();
   const bool past = !in_place && bytes >= too_large_for_the_cache() && aligned(backprops, kVector) &&
                     kLanes * channels * int64_t{sizeof(S)} % kVector == 0;
-  const auto run = [&]<bool Odd, Memory To>() {
-    return GradientCall<S, T, Source, Odd, To>{gradients, source, backprops, n, channels}.run(rows, in_place);
-  };
-  const auto sums = [&] {
-    if (odd) return run.template operator()<true, Memory::near>();
-    if constexpr (std::is_same_v<S, float>) {  // what training has; each way takes seconds to compile
-      if (past) return run.template operator()<false, Memory::past>();
-      if (far) return run.template operator()<false, Memory::far>();
-    }
-    return run.template operator()<false, Memory::near>();
-  }();
+  using Call = GradientCall<S, T, Source>;
+  typename Call::Items quick = &Call::template items_of<Way::near>;
+  if constexpr (std::is_same_v<S, float>) {  // what training has; each way takes seconds to compile
+    if (past) quick = &Call::template items_of<Way::past>;
+    else if (far) quick = &Call::template items_of<Way::far>;
+  }
+  if (odd) quick = nullptr;
+  const auto sums = Call{gradients, source, backprops, n, channels}.run(rows, quick, in_place, past);
   for (int64_t c = 0; c < channels; ++c) {
     backprop_min[c] = nudged.no_range[c] ? T(0) : T(sums[0][c]);
     backprop_max[c] = nudged.no_range[c] ? T(0) : T(sums[1][c]);

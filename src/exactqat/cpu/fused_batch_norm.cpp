@@ -35,16 +35,12 @@ Doubles doubles(const Array& vector) {
   return values;
 }
 
-struct Nothing {
-  void operator()(int64_t, int64_t) const {}
-};
-
 // Two sums over the rows of each channel. term(parameter, a, b, first, second) is what the elements a[i] and b[i] add, for
 // numbers and, in the same words, for vectors; parameters are those of `for_sums`. The order is that of the rows (n, position),
 // whatever the layout.
 template <class T, class Term>
-std::array<Doubles, 2> channel_sums(const Layout& layout, const T* a, const T* b, Term&& term) {
-  if (layout.inner == 1) return sums_of_rows(layout.outer, layout.channels, a, b, term, Nothing{});
+std::array<Doubles, 2> channel_sums(const Layout& layout, const T* a, const T* b, const Term& term) {
+  if (layout.inner == 1) return sums_of_rows(layout.outer, layout.channels, a, b, term);
   std::array<Doubles, 2> totals{Doubles(layout.channels), Doubles(layout.channels)};
   if (layout.size() == 0) return totals;
   for_each_channel_sums(layout.outer, layout.channels, layout.inner, a, b, term,
@@ -66,7 +62,7 @@ Doubles for_sums(const Layout& layout, const Doubles& parameters) {
 // Puts a pass's values into the planes of some channels. make(lay_out) makes the pass, where lay_out(parameters) lays out those of
 // the channels as its loops need them.
 template <class T, class Make>
-void fill_planes(const Layout& layout, T* out, bool in_place, int64_t channel, int64_t count, Make&& make) {
+void fill_planes(const Layout& layout, T* out, bool in_place, int64_t channel, int64_t count, const Make& make) {
   constexpr int kTogether = 4;
   const int64_t image = layout.channels * layout.inner, begin = channel * layout.inner;
   if (layout.inner >= kLineElements || layout.outer < kTogether) {
@@ -75,8 +71,7 @@ void fill_planes(const Layout& layout, T* out, bool in_place, int64_t channel, i
     for (int64_t n = 0; n < layout.outer; ++n)
       for (int64_t c = channel; c < channel + count; ++c) {
         const int64_t plane = n * image + c * layout.inner, ahead = n + 1 < layout.outer ? image : 0;
-        if (past) fill_plane<true>(out, plane, layout.inner, ahead, pass.of_all(c), pass);
-        else fill_plane<false>(out, plane, layout.inner, ahead, pass.of_all(c), pass);
+        fill_plane(past, out, plane, layout.inner, ahead, pass.of_all(c), pass);
       }
     if (past) finish_streaming();
     return;
@@ -95,20 +90,23 @@ void fill_planes(const Layout& layout, T* out, bool in_place, int64_t channel, i
   for (; n < layout.outer; ++n) lines<false, 1>(n * image + begin, width, image, stored);
 }
 
-// Puts a pass's values into the whole image. make(lay_out) makes the pass, where lay_out(parameters) lays out those of the channels
-// as this layout needs them.
+// The same for the whole image where channels are last.
 template <class T, class Make>
-void fill(const Layout& layout, T* out, bool in_place, Make&& make) {
+void fill_dense_rows(const Layout& layout, T* out, bool in_place, const Make& make) {
   if (layout.size() == 0) return;
-  if (layout.inner == 1) {
-    const Rows rows(out, layout.size(), layout.channels, in_place);
-    std::deque<LineVector<double>> laid_out;
-    const auto pass = make([&](const Doubles& parameters) {
-      return laid_out.emplace_back(rows.spread(parameters.data())).data();
-    });
-    rows.each(Stored<T, std::remove_const_t<decltype(pass)>>{out, pass});
-    return;
-  }
+  const Rows rows(out, layout.size(), layout.channels, in_place);
+  std::deque<LineVector<double>> laid_out;
+  const auto pass = make([&](const Doubles& parameters) {
+    return laid_out.emplace_back(rows.spread(parameters.data())).data();
+  });
+  rows.each(Stored<T, std::remove_const_t<decltype(pass)>>{out, pass});
+}
+
+// The same in any layout.
+template <class T, class Make>
+void fill(const Layout& layout, T* out, bool in_place, const Make& make) {
+  if (layout.size() == 0) return;
+  if (layout.inner == 1) return fill_dense_rows(layout, out, in_place, make);
   if (layout.inner < kLineElements) {
     const int64_t together = channels_together(layout.rows());
     parallel_for((layout.channels + together - 1) / together, layout.size(), [&](int64_t task) {
@@ -124,8 +122,7 @@ void fill(const Layout& layout, T* out, bool in_place, Make&& make) {
   parallel_for((runs + runs_per_task - 1) / runs_per_task, layout.size(), [&](int64_t task) {
     for (int64_t run = task * runs_per_task; run < std::min(runs, (task + 1) * runs_per_task); ++run) {
       const auto parameters = pass.of_all(run % layout.channels);
-      if (past) fill_plane<true>(out, run * layout.inner, layout.inner, 0, parameters, pass);
-      else fill_plane<false>(out, run * layout.inner, layout.inner, 0, parameters, pass);
+      fill_plane(past, out, run * layout.inner, layout.inner, 0, parameters, pass);
     }
     if (past) finish_streaming();
   });
@@ -172,10 +169,10 @@ struct Moments {
 };
 
 // also(offset, rows) is called for each block of rows if channels are last.
-template <class T, class Also = Nothing>
-void statistics(const Layout& layout, const T* x, Doubles& mean, Doubles& variance, Also&& also = {}) {
+template <class T>
+void statistics(const Layout& layout, const T* x, Doubles& mean, Doubles& variance, const OnRows& also = {}) {
   const Moments<T> moments(layout, x);
-  const auto totals = layout.inner == 1 ? sums_of_rows(layout.outer, layout.channels, x, x, moments.term(), also)
+  const auto totals = layout.inner == 1 ? sums_of_rows(layout.outer, layout.channels, x, x, moments.term(), {}, also)
                                         : channel_sums(layout, x, x, moments.term());
   moments.finish(0, layout.channels, totals[0].data(), totals[1].data(), mean.data(), variance.data());
 }
@@ -230,6 +227,12 @@ struct Normalization {
   }
 };
 
+// Makes it, from the parameters of the channels.
+template <class T>
+auto normalization(const T* x, const Doubles& mean, const Doubles& slope, const Doubles& offset) {
+  return [&, x](auto&& lay_out) { return Normalization<T>{x, lay_out(mean), lay_out(slope), lay_out(offset)}; };
+}
+
 // Statistics and result in one go, for channels that are not last.
 template <class T>
 void normalize_channels(const Layout& layout, const T* x, const Doubles& scale, const Doubles& offset, double epsilon,
@@ -239,9 +242,7 @@ void normalize_channels(const Layout& layout, const T* x, const Doubles& scale, 
   const auto then = [&](int64_t begin, int64_t count, const double* sums, const double* squares) {
     moments.finish(begin, count, sums, squares, mean.data() + begin, variance.data() + begin);
     slopes_of(scale.data() + begin, variance.data() + begin, epsilon, count, slope.data() + begin);
-    fill_planes(layout, y, y == x, begin, count, [&](auto&& lay_out) {
-      return Normalization<T>{x, lay_out(mean), lay_out(slope), lay_out(offset)};
-    });
+    fill_planes(layout, y, y == x, begin, count, normalization(x, mean, slope, offset));
   };
   for_each_channel_sums(layout.outer, layout.channels, layout.inner, x, x, moments.term(), then);
 }
@@ -289,10 +290,10 @@ struct InferenceBackprop {
 };
 
 // The gradient of a normalization: `before` makes the gradients of a block of rows (see sums_of_rows).
-template <class T, class Before = Nothing>
+template <class T>
 void gradient(const Layout& layout, const T* gradients, const T* x, const Doubles& scale, const Doubles& mean,
               const Doubles& variance, double epsilon, bool training, T* x_backprop, const Array& scale_backprop,
-              const Array& offset_backprop, Before&& before = {}) {
+              const Array& offset_backprop, const OnRows& before = {}) {
   const Doubles mean_for_sums = for_sums(layout, mean);
   const auto term = [means = mean_for_sums.data()](int64_t p, auto g, auto value, auto& sum, auto& product)
                         __attribute__((always_inline)) {
@@ -328,10 +329,10 @@ void gradient(const Layout& layout, const T* gradients, const T* x, const Double
                           });
     return;
   }
-  const auto totals = sums_of_rows(layout.outer, layout.channels, gradients, x, term, before, Nothing{});
+  const auto totals = sums_of_rows(layout.outer, layout.channels, gradients, x, term, before);
   factors(0, layout.channels, totals[0].data(), totals[1].data());
-  if (training) fill(layout, x_backprop, in_place, backprop);
-  else fill(layout, x_backprop, in_place, inference_backprop);
+  if (training) fill_dense_rows(layout, x_backprop, in_place, backprop);
+  else fill_dense_rows(layout, x_backprop, in_place, inference_backprop);
 }
 
 }  // namespace
@@ -362,9 +363,7 @@ EXACTQAT_KERNEL(fused_batch_norm) {
   }
   if (!by_channel) {
     const Doubles slope = slope_of(scale, variance, epsilon);
-    fill(layout, y, y == x, [&](auto&& lay_out) {
-      return Normalization<T>{x, lay_out(mean), lay_out(slope), lay_out(offset)};
-    });
+    fill(layout, y, y == x, normalization(x, mean, slope, offset));
   }
   store<T>(call.results[1], running.mean);
   store<T>(call.results[2], running.variance);
@@ -499,6 +498,7 @@ namespace {
 // A normalization followed by an activation and a fake quantization. A mask is written if one is given.
 template <class T>
 struct QuantizedNormalization {
+  using Element = T;
   using V = Vector<T>;
 
   Normalization<T> normalization;

@@ -257,10 +257,10 @@ void check_range(T minimum, T maximum) {
                                 std::to_string(maximum));
 }
 
-template <bool Given, bool HalfUp, class T>
-Vector<T> quantized(Vector<T> value, const ScaleVectors<T>& s) {
+template <bool Given, class T>
+Vector<T> quantized(Vector<T> value, const ScaleVectors<T>& s, bool half_up) {
   const Vector<T> scaled = (Given ? clamp(value, s.minimum, s.maximum) : value) * s.scale;
-  return (HalfUp ? floored(scaled + Vector<T>::all(T(0.5))) : half_to_even(scaled)) * s.inverse;
+  return (half_up ? floored(scaled + Vector<T>::all(T(0.5))) : half_to_even(scaled)) * s.inverse;
 }
 
 // Puts step(i, range, extent) into out[i] and what follows it for all of [outer, slices, inner], where `range(s)` holds for slice s.
@@ -302,7 +302,7 @@ struct Scales {
   }
 };
 
-template <class S, bool Given, bool HalfUp>
+template <class S, bool Given>
 void quantize(const Call& call) {
   using T = Real<S>;
   using V = Vector<T>;
@@ -311,8 +311,9 @@ void quantize(const Call& call) {
   const int64_t outer = call.numbers.integer("outer"), slices = call.numbers.integer("slices");
   const int64_t inner = call.numbers.integer("inner"), size = outer * slices * inner;
   const Quantized<T> integers(call.numbers);
+  const bool half_up = call.numbers.integer("half_up");
   const auto step = [=](int64_t i, const ScaleVectors<T>& s, auto extent) __attribute__((always_inline)) {
-    return quantized<Given, HalfUp>(load(input + i, extent), s);
+    return quantized<Given>(load(input + i, extent), s, half_up);
   };
   if (slices == 1) {
     RangeVectors<T> range;
@@ -329,34 +330,35 @@ void quantize(const Call& call) {
     runs.fill(output, [=](int64_t i, auto extent) __attribute__((always_inline)) { return step(i, s, extent); });
     return;
   }
-  constexpr int64_t kManySlices = 16;
-  if (!Given && slices >= kManySlices && inner != 1) {  // slice by slice, so that the second pass finds it in the cache
-    parallel_for(slices, size, [&](int64_t s) {
-      const auto range = range_of_slice(input + s * inner, outer, slices * inner, inner);
-      const ScaleVectors<T> scale = integers.scales(range);
-      for (int64_t o = 0; o < outer; ++o)
-        fill_run<false>(output, (o * slices + s) * inner, (o * slices + s + 1) * inner,
-                        [=](int64_t i, auto extent) __attribute__((always_inline)) { return step(i, scale, extent); });
-    });
-    return;
+  if constexpr (!Given) {
+    constexpr int64_t kManySlices = 16;
+    if (slices >= kManySlices && inner != 1) {  // slice by slice, so that the second pass finds it in the cache
+      parallel_for(slices, size, [&](int64_t s) {
+        const auto range = range_of_slice(input + s * inner, outer, slices * inner, inner);
+        const ScaleVectors<T> scale = integers.scales(range);
+        for (int64_t o = 0; o < outer; ++o)
+          fill_run<false>(output, (o * slices + s) * inner, (o * slices + s + 1) * inner,
+                          [=](int64_t i, auto extent) __attribute__((always_inline)) { return step(i, scale, extent); });
+      });
+      return;
+    }
   }
   Scales<T> scales(slices);
-  if (!Given && inner == 1) {
+  if constexpr (Given) {
+    for (int64_t s = 0; s < slices; ++s) std::tie(scales.minimum[s], scales.maximum[s]) = given_range<T>(call, s);
+  } else if (inner == 1) {
     for_ranges_of_columns(input, outer, slices, [&](int64_t s, const RangeVectors<T>& ranges) {
       scales.put(s, integers.scales(ranges));
     });
   } else {
-    if constexpr (Given) {
-      for (int64_t s = 0; s < slices; ++s) std::tie(scales.minimum[s], scales.maximum[s]) = given_range<T>(call, s);
-    } else {
-      parallel_for(slices, size, [&](int64_t s) {
-        const auto range = range_of_slice(input + s * inner, outer, slices * inner, inner);
-        range.minimum.store(scales.minimum + s, 1), range.maximum.store(scales.maximum + s, 1);
-      });
-    }
+    parallel_for(slices, size, [&](int64_t s) {
+      const auto range = range_of_slice(input + s * inner, outer, slices * inner, inner);
+      range.minimum.store(scales.minimum + s, 1), range.maximum.store(scales.maximum + s, 1);
+    });
+  }
+  if (Given || inner != 1)
     for (int64_t s = 0; s < slices; s += V::kWidth)
       scales.put(s, integers.scales({V::load(scales.minimum + s), V::load(scales.maximum + s)}));
-  }
   if (inner != 1) return fill_slices(output, outer, slices, inner, [&](int64_t s) { return scales.of_slice(s); }, step);
   Runs runs(output, size, slices, input == output);
   if (!Given) runs.order = Order::backwards;
@@ -377,9 +379,8 @@ EXACTQAT_STORAGE_KERNEL(quantize_and_dequantize) {
   FlushDenormals flush;
   static_assert(std::is_same_v<T, Real<S>>);
   if (call.operands[0].size() == 0) return;
-  const bool half_up = call.numbers.integer("half_up");
-  if (call.numbers.integer("range_given")) half_up ? quantize<S, true, true>(call) : quantize<S, true, false>(call);
-  else half_up ? quantize<S, false, true>(call) : quantize<S, false, false>(call);
+  if (call.numbers.integer("range_given")) quantize<S, true>(call);
+  else quantize<S, false>(call);
 }
 
 namespace {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <type_traits>
@@ -170,13 +171,15 @@ void block_sums_of_few(const T* a, const T* b, int64_t rows, int64_t channels, T
   std::copy_n(second, channels, second_sums);
 }
 
+using OnRows = std::function<void(int64_t offset, int64_t rows)>;
+
 // Two sums over the rows of dense [rows, channels] arrays. term(parameter, a, b, first, second) is what the elements a[i] and
 // b[i] add, for numbers and, in the same words, for vectors of channels; parameters are those of `sum_parameters`.
 // before(offset, rows) is called for each block of rows before it is summed, also(offset, rows) when it has been, for operands and
-// results that are written on the way.
-template <class T, class Term, class Before, class Also>
-std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, const T* b, Term&& term, Before&& before,
-                                    Also&& also) {
+// results that are written on the way; either may be null.
+template <class T, class Term>
+std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, const T* b, const Term& term,
+                                    const OnRows& before = {}, const OnRows& also = {}) {
   if (rows == 0 || channels == 0) return {Doubles(channels), Doubles(channels)};
   constexpr int kNarrow = Lanes::kWidth >= 8 ? 2 : 4, kWide = Lanes::kWidth >= 8 ? 8 : 4;  // vectors in a piece
   const int64_t blocks = (rows + kBlock - 1) / kBlock;
@@ -193,7 +196,7 @@ std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, 
     for (int64_t block = task * blocks_per_task; block < std::min(blocks, (task + 1) * blocks_per_task); ++block) {
       const int64_t offset = block * kBlock * channels, count = std::min(kBlock, rows - block * kBlock);
       double *first = items + 2 * block * channels, *second = first + channels;
-      before(offset, count);
+      if (before) before(offset, count);
       if (channels < Lanes::kWidth) {
         block_sums_of_few(a + offset, b + offset, count, channels, term, first, second);
       } else {
@@ -206,7 +209,7 @@ std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, 
             block_sums<Vectors, Ahead>(a + offset + channel, b + offset + channel, count, channels, channel, partial, ahead, term,
                                        first + channel, second + channel);
           };
-          if (far) sum.template operator()<true>();
+          if (std::is_same_v<T, float> && far) sum.template operator()<std::is_same_v<T, float>>();
           else sum.template operator()<false>();
           channel += Vectors * Lanes::kWidth;
         };
@@ -215,16 +218,11 @@ std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, 
         while (channel + Lanes::kWidth <= channels) piece.template operator()<1>(0);
         if (channel < channels) piece.template operator()<1>(channels - channel);
       }
-      also(offset, count);
+      if (also) also(offset, count);
     }
   });
   tree_fold(items, blocks, 2 * channels);
   return {Doubles(items, items + channels), Doubles(items + channels, items + 2 * channels)};
-}
-
-template <class T, class Term, class Also>
-std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, const T* b, Term&& term, Also&& also) {
-  return sums_of_rows(rows, channels, a, b, term, [](int64_t, int64_t) {}, also);
 }
 
 // visit(offset, parameter, count) over runs of `rows` dense rows from `offset` on, one after the other.
