@@ -35,7 +35,7 @@ void forward_position(const Geometry& g, const T* image, const T* filter, T* out
         if (j < 0 || j >= g.input_width) continue;
         const T* x = image + (i * g.input_width + j) * g.channels;
         const T* w = filter + (di * g.filter_width + dj) * outputs + begin;
-        for (int64_t k = 0; k < count; ++k) sum[k] = std::fma(x[(begin + k) / g.multiplier], w[k], sum[k]);
+        for (int64_t k = 0; k < count; ++k) sum[k] = flushed_fused_multiply_add(x[(begin + k) / g.multiplier], w[k], sum[k]);
       }
     }
     std::copy_n(sum, count, output + begin);
@@ -58,7 +58,8 @@ void backward_position(const Geometry& g, const T* gradient, const T* filter, T*
         const T* dy = gradient + (i / g.stride_height * g.output_width + j / g.stride_width) * outputs + begin * g.multiplier;
         const T* w = filter + (di * g.filter_width + dj) * outputs + begin * g.multiplier;
         for (int64_t k = 0; k < count; ++k)
-          for (int64_t q = k * g.multiplier; q < (k + 1) * g.multiplier; ++q) sum[k] = std::fma(dy[q], w[q], sum[k]);
+          for (int64_t q = k * g.multiplier; q < (k + 1) * g.multiplier; ++q)
+            sum[k] = flushed_fused_multiply_add(dy[q], w[q], sum[k]);
       }
     }
     std::copy_n(sum, count, output + begin);
@@ -83,7 +84,7 @@ void backward_plane(const Geometry& g, const T* gradients, const T* filter, T* o
           const T w = filter[(di * g.filter_width + dj) * g.outputs() + q];
           for (int64_t k = met.begin; k < met.end; ++k) {
             T& sum = dx[k * g.stride_width + offset];
-            sum = std::fma(dy[k], w, sum);
+            sum = flushed_fused_multiply_add(dy[k], w, sum);
           }
         }
       }
@@ -236,7 +237,8 @@ void add_filter_sums_of_any_multiplier(const Geometry& g, const T* image, const 
       for (int64_t column = met.begin; i >= 0 && i < g.input_height && column < met.end; ++column) {
         const T* x = image + (i * g.input_width + column * g.stride_width + offset) * g.channels;
         const T* dy = gradient_row + column * g.outputs() + begin;
-        for (int64_t k = 0; k < count; ++k) sum[k] = std::fma(double(x[(begin + k) / g.multiplier]), double(dy[k]), sum[k]);
+        for (int64_t k = 0; k < count; ++k)
+          sum[k] = flushed_fused_multiply_add(double(x[(begin + k) / g.multiplier]), double(dy[k]), sum[k]);
       }
       for (int64_t k = 0; k < count; ++k) sums[k] += sum[k];
     }
@@ -344,7 +346,7 @@ EXACTQAT_KERNEL(depthwise_conv2d_native_backprop_filter) {
         std::copy_n(lanes + tap * tile, count, sums.data() + (block * taps + tap) * outputs + begin);
     });
   tree_fold(sums.data(), blocks, taps * outputs);
-  for (int64_t k = 0; k < taps * outputs; ++k) output[k] = T(sums[k]);
+  for (int64_t k = 0; k < taps * outputs; ++k) output[k] = flushed_to<T>(sums[k]);
 }
 
 }  // namespace exactqat
