@@ -30,7 +30,7 @@ KERNELS = (
     "depthwise_conv2d_native_backprop_input",
     "depthwise_conv2d_native_backprop_filter",
 )
-ROWS, CHANNELS = 512, 64
+ROWS, CHANNELS = 128, 64
 
 
 def program(folder: Path, isa: str) -> Path:
