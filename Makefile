@@ -7,7 +7,7 @@ OUT ?= demo
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-gpu check docs goldens oracle fuzz fuzz-jobs sanitize zoo frozen sweep devices bench clean
+.PHONY: help demo test test-gpu check docs goldens oracle fuzz fuzz-jobs sanitize zoo frozen sweep devices arm64 bench clean
 
 help:
 	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html,"
@@ -25,6 +25,7 @@ help:
 	@echo "make frozen   some 170 frozen networks in PyTorch beside the device, all codes of all layers (an hour)"
 	@echo "make sweep    every operator of the device against the runtimes; writes what was measured (an hour)"
 	@echo "make devices  ARM64 under emulation, TFLite-Micro, Vela: all operators and all networks (an hour)"
+	@echo "make arm64    the tests that need NumPy only under ARM64 emulation, with NEON and without (an hour)"
 	@echo "make bench    time the kernels and a training step beside other frameworks; ARGS='--quick'"
 
 $(VENV)/.created:
@@ -102,6 +103,11 @@ devices: $(VENV)/.installed
 	$(BIN)/python tests/sweep.py --count 40 --profiles micro $$($(BIN)/python -c \
 		"from exactqat.deploy import profiles_here as here; print(*{'xnnpack-arm64'}.intersection(here()))") --write $(ARGS)
 	$(BIN)/python docs/device_page.py
+
+arm64: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt nanobind cmake ninja
+	-$(BIN)/python -m exactqat.deploy.set_up_arm64
+	$(BIN)/python tests/run_arm64.py $(ARGS)
 
 $(VENV)-tensorflow/.installed:
 	$(PYTHON) -m venv $(VENV)-tensorflow

@@ -40,6 +40,14 @@ none of use.
 
 """
 
+UNCHECKED = """
+## Not compared
+
+- 32-bit ARM (armhf). The last runtime for it on PyPI is `tflite-runtime` 2.14 of 2023; `ai-edge-litert` has none. Its
+  kernels have not been run, so nothing is claimed; `xnnpack-arm64` does not speak for it.
+- ARM64 on macOS and Windows, and hardware: ARM64 was emulated, as the processors named below.
+"""
+
 
 def table(dtype: str) -> list[str]:
     """One row for each operator that has activations in that dtype."""
@@ -68,7 +76,7 @@ def page() -> str:
     lines = [*table("int8"), WIDE.rstrip("\n"), "", *table("int16")]
     path = PAGE.parent.parent / "src" / "exactqat" / "device" / "measured.json"
     runtimes = sorted(set(json.loads(path.read_text()).get("runtimes", {}).values()))
-    return HEAD + "\n".join(lines) + "\n" + (f"\nRuntimes: {'; '.join(runtimes)}.\n" if runtimes else "")
+    return HEAD + "\n".join(lines) + "\n" + UNCHECKED + (f"\nRuntimes: {'; '.join(runtimes)}.\n" if runtimes else "")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU kernels: the same C++ built once for each instruction set, chosen here at import.
 
-`EXACTQAT_ISA` (avx512, avx2 or baseline) forces one; all give the same bits. `EXACTQAT_NUM_THREADS` limits the threads,
-`EXACTQAT_KEEP_MIB` the memory of freed large results that is kept for the next ones.
+`EXACTQAT_ISA` (avx512, avx2, neon or baseline) forces one; all give the same bits. `EXACTQAT_NUM_THREADS` limits the
+threads, `EXACTQAT_KEEP_MIB` the memory of freed large results that is kept for the next ones.
 """
 
 import os

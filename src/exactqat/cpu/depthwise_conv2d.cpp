@@ -32,7 +32,7 @@ void forward_position(const Geometry& g, const T* image, const T* filter, T* out
         if (j < 0 || j >= g.input_width) continue;
         const T* x = image + (i * g.input_width + j) * g.channels;
         const T* w = filter + (di * g.filter_width + dj) * outputs + begin;
-        for (int64_t k = 0; k < count; ++k) sum[k] = std::fma(x[(begin + k) / g.multiplier], w[k], sum[k]);
+        for (int64_t k = 0; k < count; ++k) sum[k] = flushed_fused_multiply_add(x[(begin + k) / g.multiplier], w[k], sum[k]);
       }
     }
     std::copy_n(sum, count, output + begin);
@@ -55,7 +55,8 @@ void backward_position(const Geometry& g, const T* gradient, const T* filter, T*
         const T* dy = gradient + (i / g.stride_height * g.output_width + j / g.stride_width) * outputs + begin * g.multiplier;
         const T* w = filter + (di * g.filter_width + dj) * outputs + begin * g.multiplier;
         for (int64_t k = 0; k < count; ++k)
-          for (int64_t q = k * g.multiplier; q < (k + 1) * g.multiplier; ++q) sum[k] = std::fma(dy[q], w[q], sum[k]);
+          for (int64_t q = k * g.multiplier; q < (k + 1) * g.multiplier; ++q)
+            sum[k] = flushed_fused_multiply_add(dy[q], w[q], sum[k]);
       }
     }
     std::copy_n(sum, count, output + begin);
@@ -80,7 +81,7 @@ void backward_plane(const Geometry& g, const T* gradients, const T* filter, T* o
           const T w = filter[(di * g.filter_width + dj) * g.outputs() + q];
           for (int64_t k = met.begin; k < met.end; ++k) {
             T& sum = dx[k * g.stride_width + offset];
-            sum = std::fma(dy[k], w, sum);
+            sum = flushed_fused_multiply_add(dy[k], w, sum);
           }
         }
       }

@@ -30,7 +30,8 @@ void add_filter_sums_of_any_multiplier(const Geometry& g, const T* image, const 
       for (int64_t column = met.begin; i >= 0 && i < g.input_height && column < met.end; ++column) {
         const T* x = image + (i * g.input_width + column * g.stride_width + offset) * g.channels;
         const T* dy = gradient_row + column * g.outputs() + begin;
-        for (int64_t k = 0; k < count; ++k) sum[k] = std::fma(double(x[(begin + k) / g.multiplier]), double(dy[k]), sum[k]);
+        for (int64_t k = 0; k < count; ++k)
+          sum[k] = flushed_fused_multiply_add(double(x[(begin + k) / g.multiplier]), double(dy[k]), sum[k]);
       }
       for (int64_t k = 0; k < count; ++k) sums[k] += sum[k];
     }
@@ -139,7 +140,7 @@ EXACTQAT_KERNEL(depthwise_conv2d_native_backprop_filter) {
         std::copy_n(lanes + tap * tile, count, sums.data() + (block * taps + tap) * outputs + begin);
     });
   tree_fold(sums.data(), blocks, taps * outputs);
-  for (int64_t k = 0; k < taps * outputs; ++k) output[k] = T(sums[k]);
+  for (int64_t k = 0; k < taps * outputs; ++k) output[k] = flushed_to<T>(sums[k]);
 }
 
 }  // namespace exactqat

@@ -90,12 +90,19 @@ struct FilterRow {
 
 // A vector without its struct: arrays of structs, which have to be constructed and are copied whole, the compiler keeps in memory
 // and writes there after each addition.
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(EXACTQAT_NEON)
 inline auto bare(const Vector<double>& vector) { return vector.v; }
 #else
 inline auto bare(const Vector<double>& vector) { return vector; }
 #endif
 using Register = decltype(bare(Vector<double>()));
+
+// Products of float32 values are far from float64's denormals, and so are their sums; those of float64 values need not be.
+template <class T>
+[[gnu::always_inline]] inline Vector<double> added_product(Vector<double> a, Vector<double> b, Vector<double> sum) {
+  if constexpr (sizeof(T) == 4) return Vector<double>::fused_multiply_add(a, b, sum);
+  else return flushed_fused_multiply_add(a, b, sum);
+}
 
 // `Rows` rows of K taps for V vectors of channels, in registers. Each input is loaded once and meets the gradients of the last
 // few columns, which are kept. Ahead: what the next output row
@@ -155,7 +162,7 @@ void add_filter_row(const FilterRow<T>& row, int64_t channel) {
         unrolled<kKept>([&](auto m) __attribute__((always_inline)) {
           constexpr int t = phase + Stride * m;
           if constexpr (m >= First && m <= Last && t < K)
-            sums[i][t][v] = bare(Lanes::fused_multiply_add(value, Lanes{kept[m][v]}, Lanes{sums[i][t][v]}));
+            sums[i][t][v] = bare(added_product<T>(value, Lanes{kept[m][v]}, Lanes{sums[i][t][v]}));
         });
       });
     });
@@ -184,7 +191,7 @@ void add_filter_row_of_any_kind(const Geometry& g, const FilterRow<T>& row, int6
       unrolled<kTogether>([&](auto t) __attribute__((always_inline)) {
         const int64_t j = q * g.stride_width - row.pad + (dj + t) * g.dilation_width;
         if (dj + t < g.filter_width && j >= 0 && j < row.input_columns)
-          sums[t] = Lanes::fused_multiply_add(Lanes::load(input + j * row.input_step, channels), dy, sums[t]);
+          sums[t] = added_product<T>(Lanes::load(input + j * row.input_step, channels), dy, sums[t]);
       });
     }
     double* to = row.sums + dj * row.tile + channel;

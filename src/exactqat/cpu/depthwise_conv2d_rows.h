@@ -417,6 +417,42 @@ std::vector<Piece<T>> pieces_of(const std::vector<Row<T>>& rows, bool ahead) {
   return pieces;
 }
 
+#if defined(__aarch64__)
+
+// One row once more, flushed as x86 does it: a product and sum that rounds up to the smallest normal number is not.
+template <class T>
+[[gnu::noinline]] void sum_row_flushed(const Row<T>& row, int64_t begin, int64_t end) {
+  using Lanes = Vector<T>;
+  for (int64_t column = 0; column < row.columns; ++column)
+    for (int64_t channel = begin; channel < end; channel += Lanes::kWidth) {
+      const int64_t channels = std::min(Lanes::kWidth, end - channel), start = row.begin + column * row.advance;
+      Lanes sum;
+      for (int64_t i = 0; i < row.rows; ++i) {
+        const T* x = row.input + i * row.input_row_step + channel;
+        const T* w = row.taps + i * row.tap_row_step + channel;
+        for (int64_t t = std::max<int64_t>(0, -start); t < std::min(row.tap_count, row.input_columns - start); ++t)
+          sum = flushed_fused_multiply_add(Lanes::load(x + (start + t) * row.input_step, channels),
+                                           Lanes::load(w + t * row.tap_step, channels), sum);
+      }
+      sum.store(row.output + column * row.output_step + channel, channels);
+    }
+}
+
+// The rows of a strip.
+template <class T>
+void sum_strip_flushed(const Strip<T>& strip, int64_t begin, int64_t end) {
+  sum_row_flushed(strip.first, begin, end);
+  if (strip.second_output == nullptr) return;
+  Row<T> second = strip.first;
+  second.input += strip.alone * second.input_row_step;
+  second.taps = strip.second_taps;
+  second.output = strip.second_output;
+  second.rows = strip.together + strip.second_alone;
+  sum_row_flushed(second, begin, end);
+}
+
+#endif
+
 // Channels [begin, end) of all pieces; so many at a time that their taps stay in the first cache. All of them where inputs come
 // from afar and there are more of them than results: then what counts is that they are met in the order of memory.
 template <class T>
@@ -427,7 +463,15 @@ void sum_pieces(const std::vector<Piece<T>>& pieces, int64_t begin, int64_t end)
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t from = begin + vectors * part / parts * kWidth;
     const int64_t to = std::min(end, begin + vectors * (part + 1) / parts * kWidth);
-    for (const Piece<T>& piece : pieces) piece.sum(piece.strip, from, to);
+    for (const Piece<T>& piece : pieces) {
+#if defined(__aarch64__)
+      forget_flushed();
+      piece.sum(piece.strip, from, to);
+      if (has_flushed()) sum_strip_flushed(piece.strip, from, to);
+#else
+      piece.sum(piece.strip, from, to);
+#endif
+    }
   }
 }
 

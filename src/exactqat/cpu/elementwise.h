@@ -383,6 +383,167 @@ inline void stream(S* p, Vector<float> a) {
   _mm_stream_si128(reinterpret_cast<__m128i*>(p), rounded(a, S{}));
 }
 
+#elif defined(EXACTQAT_NEON)
+
+template <class T>
+struct Mask;
+template <>
+struct Mask<float> {
+  uint32x4_t v;
+};
+template <>
+struct Mask<double> {
+  uint64x2_t v;
+};
+inline Mask<float> operator&(Mask<float> a, Mask<float> b) { return {vandq_u32(a.v, b.v)}; }
+inline Mask<double> operator&(Mask<double> a, Mask<double> b) { return {vandq_u64(a.v, b.v)}; }
+inline Mask<float> operator|(Mask<float> a, Mask<float> b) { return {vorrq_u32(a.v, b.v)}; }
+inline Mask<double> operator|(Mask<double> a, Mask<double> b) { return {vorrq_u64(a.v, b.v)}; }
+inline Mask<float> without(Mask<float> a, Mask<float> b) { return {vbicq_u32(a.v, b.v)}; }
+inline Mask<double> without(Mask<double> a, Mask<double> b) { return {vbicq_u64(a.v, b.v)}; }
+inline uint32_t bits_of(Mask<float> mask) {
+  static constexpr uint32_t kPlaces[] = {1, 2, 4, 8};
+  return vaddvq_u32(vandq_u32(mask.v, vld1q_u32(kPlaces)));
+}
+inline uint32_t bits_of(Mask<double> mask) {
+  static constexpr uint64_t kPlaces[] = {1, 2};
+  return uint32_t(vaddvq_u64(vandq_u64(mask.v, vld1q_u64(kPlaces))));
+}
+
+inline Mask<float> less(Vector<float> a, Vector<float> b) { return {vcltq_f32(a.v, b.v)}; }
+inline Mask<double> less(Vector<double> a, Vector<double> b) { return {vcltq_f64(a.v, b.v)}; }
+inline Mask<float> less_equal(Vector<float> a, Vector<float> b) { return {vcleq_f32(a.v, b.v)}; }
+inline Mask<double> less_equal(Vector<double> a, Vector<double> b) { return {vcleq_f64(a.v, b.v)}; }
+inline Mask<float> unordered(Vector<float> a, Vector<float> b) {
+  return {vmvnq_u32(vandq_u32(vceqq_f32(a.v, a.v), vceqq_f32(b.v, b.v)))};
+}
+inline Mask<double> unordered(Vector<double> a, Vector<double> b) {
+  const uint64x2_t ordered = vandq_u64(vceqq_f64(a.v, a.v), vceqq_f64(b.v, b.v));
+  return {vceqzq_u64(ordered)};
+}
+inline bool any_nan(Vector<float> a) { return vminvq_u32(vceqq_f32(a.v, a.v)) == 0; }
+inline bool any_nan(Vector<double> a) { return vminvq_u32(vreinterpretq_u32_u64(vceqq_f64(a.v, a.v))) == 0; }
+
+inline Vector<float> divided(Vector<float> a, Vector<float> b) { return {vdivq_f32(a.v, b.v)}; }
+inline Vector<double> divided(Vector<double> a, Vector<double> b) { return {vdivq_f64(a.v, b.v)}; }
+inline Vector<float> floored(Vector<float> a) { return {vrndmq_f32(a.v)}; }
+inline Vector<double> floored(Vector<double> a) { return {vrndmq_f64(a.v)}; }
+inline Vector<float> half_to_even(Vector<float> a) { return {vrndnq_f32(a.v)}; }
+inline Vector<double> half_to_even(Vector<double> a) { return {vrndnq_f64(a.v)}; }
+inline Vector<float> chosen(Mask<float> m, Vector<float> a, Vector<float> b) { return {vbslq_f32(m.v, a.v, b.v)}; }
+inline Vector<double> chosen(Mask<double> m, Vector<double> a, Vector<double> b) { return {vbslq_f64(m.v, a.v, b.v)}; }
+inline Vector<float> kept(Mask<float> m, Vector<float> a) {
+  return {vreinterpretq_f32_u32(vandq_u32(m.v, vreinterpretq_u32_f32(a.v)))};
+}
+inline Vector<double> kept(Mask<double> m, Vector<double> a) {
+  return {vreinterpretq_f64_u64(vandq_u64(m.v, vreinterpretq_u64_f64(a.v)))};
+}
+
+// a < b ? a : b, and a > b ? a : b: the second if one is NaN or both are zeros. The instructions named minimum and maximum have
+// other rules.
+template <class T>
+inline Vector<T> lesser(Vector<T> a, Vector<T> b) {
+  return chosen(less(a, b), a, b);
+}
+template <class T>
+inline Vector<T> greater(Vector<T> a, Vector<T> b) {
+  return chosen(less(b, a), a, b);
+}
+
+// The vectors of float64 that make up one vector, and a sum to which one of them is added where the mask has it: +0 elsewhere,
+// which changes no sum that begins at +0.
+template <int I>
+inline Vector<double> doubles(Vector<float> a) {
+  return {I == 0 ? vcvt_f64_f32(vget_low_f32(a.v)) : vcvt_high_f64_f32(a.v)};
+}
+template <int I>
+inline Vector<double> added(Vector<double> sum, Mask<float> m, Vector<double> a) {
+  const int32x4_t narrow = vreinterpretq_s32_u32(m.v);
+  const int64x2_t wide = I == 0 ? vmovl_s32(vget_low_s32(narrow)) : vmovl_high_s32(narrow);
+  return sum + kept(Mask<double>{vreinterpretq_u64_s64(wide)}, a);
+}
+template <int I>
+inline Vector<double> added(Vector<double> sum, Mask<double> m, Vector<double> a) {
+  return sum + kept(m, a);
+}
+
+// 2 bits an element, from a bit in each of two masks: 4 elements in the lowest byte of a word, the first in its lowest bits.
+template <class T>
+inline Mask<T> low_bits(uint32_t packed);
+template <class T>
+inline Mask<T> high_bits(uint32_t packed) {
+  return low_bits<T>(packed >> 1);
+}
+template <>
+inline Mask<float> low_bits(uint32_t packed) {
+  static constexpr uint32_t kPlaces[] = {1, 1 << 2, 1 << 4, 1 << 6};
+  return {vtstq_u32(vdupq_n_u32(packed), vld1q_u32(kPlaces))};
+}
+template <>
+inline Mask<double> low_bits(uint32_t packed) {
+  static constexpr uint64_t kPlaces[] = {1, 1 << 2};
+  return {vtstq_u64(vdupq_n_u64(packed), vld1q_u64(kPlaces))};
+}
+
+template <class T>
+inline Vector<T> load(const T* p, Whole) {
+  return Vector<T>::load(p);
+}
+template <class T>
+inline Vector<T> load(const T* p, Part part) {
+  return Vector<T>::load(p, part.n);
+}
+// The processor's own conversions of float16 do not depend on what it does with denormal float32.
+inline Vector<float> widened(uint16x4_t halves, bfloat16) { return {vreinterpretq_f32_u32(vshll_n_u16(halves, 16))}; }
+inline Vector<float> widened(uint16x4_t halves, float16) { return {vcvt_f32_f16(vreinterpret_f16_u16(halves))}; }
+inline uint16x4_t rounded(Vector<float> a, bfloat16) {
+  const uint32x4_t bits = vreinterpretq_u32_f32(a.v), high = vshrq_n_u32(bits, 16);
+  const uint32x4_t odd = vandq_u32(high, vdupq_n_u32(1));
+  const uint32x4_t up = vshrq_n_u32(vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16);
+  const uint32x4_t quiet = vorrq_u32(high, vdupq_n_u32(0x40));
+  return vmovn_u32(vbslq_u32(vceqq_f32(a.v, a.v), up, quiet));
+}
+inline uint16x4_t rounded(Vector<float> a, float16) { return vreinterpret_u16_f16(vcvt_f16_f32(a.v)); }
+
+template <class S>
+  requires(sizeof(S) == 2)
+inline Vector<float> load(const S* p, Whole) {
+  return widened(vld1_u16(reinterpret_cast<const uint16_t*>(p)), S{});
+}
+template <class S>
+  requires(sizeof(S) == 2)
+inline Vector<float> load(const S* p, Part part) {
+  S halves[4] = {};
+  std::copy_n(p, part.n, halves);
+  return load(halves, Whole{});
+}
+
+template <class T>
+inline void store(T* p, Vector<T> a, Whole) {
+  a.store(p);
+}
+template <class T>
+inline void store(T* p, Vector<T> a, Part part) {
+  a.store(p, part.n);
+}
+template <class S>
+  requires(sizeof(S) == 2)
+inline void store(S* p, Vector<float> a, Whole) {
+  vst1_u16(reinterpret_cast<uint16_t*>(p), rounded(a, S{}));
+}
+template <class S>
+  requires(sizeof(S) == 2)
+inline void store(S* p, Vector<float> a, Part part) {
+  S halves[4];
+  store(halves, a, Whole{});
+  std::copy_n(halves, part.n, p);
+}
+
+template <class S>
+inline void stream(S* p, Vector<Real<S>> a) {
+  store(p, a, Whole{});
+}
+
 #else
 
 template <class T>
@@ -519,6 +680,18 @@ inline Vector<double> doubles(Vector<double> a) {
   return a;
 }
 
+// As x86 flushes it (flushed.h).
+template <class T>
+inline Vector<T> flushed_quotient(Vector<T> a, Vector<T> b) {
+#if defined(EXACTQAT_NEON)
+  return told_by(divided(a * Vector<T>::all(kUp<T>), b), divided(a, b));
+#elif defined(__aarch64__)
+  return vector_by<T>([&](int64_t k) { return flushed_quotient(a.v[k], b.v[k]); });
+#else
+  return divided(a, b);
+#endif
+}
+
 // Bits of two masks in turn, the first of `lower` lowest; of up to 16 elements.
 inline uint32_t interleaved(uint32_t lower, uint32_t higher) {
 #if defined(__BMI2__)
@@ -568,7 +741,7 @@ inline Vector<T> masked(Vector<T> gradient, Mask<T> keep) {
 // What has become NaN after a value that is not finite, and was 0.
 template <class T>
 inline Vector<T> spoiled(Vector<T> so_far, Vector<T> value) {
-#if defined(__FMA__)
+#if defined(__FMA__) || defined(EXACTQAT_NEON)
   return Vector<T>::fused_multiply_add(value, Vector<T>{}, so_far);
 #else
   return so_far + value * Vector<T>{};

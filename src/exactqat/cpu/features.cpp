@@ -10,6 +10,8 @@ NB_MODULE(_features, module) {
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
       best_first.append("avx512");
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) best_first.append("avx2");
+#elif defined(__aarch64__)
+    best_first.append("neon");  // there is none without
 #endif
     best_first.append("baseline");
     return best_first;

@@ -131,7 +131,7 @@ void fill(const Layout& layout, T* out, bool in_place, const Make& make) {
 template <class T>
 void store(const Array& result, const Doubles& values) {
   T* out = result.as<T>();
-  for (size_t c = 0; c < values.size(); ++c) out[c] = T(values[c]);
+  for (size_t c = 0; c < values.size(); ++c) out[c] = flushed_to<T>(values[c]);
 }
 
 // Mean and biased variance of each channel, from one pass over values shifted by the channel's first one.
@@ -151,7 +151,7 @@ struct Moments {
   auto term() const {
     return [first_of = shift.data()](int64_t p, auto value, auto, auto& sum, auto& squares) __attribute__((always_inline)) {
       sum = value - parameter_at<decltype(value)>(first_of, p);
-      squares = sum * sum;
+      squares = product_for<T>(sum, sum);
     };
   }
 
@@ -161,8 +161,9 @@ struct Moments {
     const double* shift_of = first.data() + channel;
     const double rows = count;
     for (int64_t c = 0; c < channels; ++c) {
-      mean[c] = shift_of[c] + sums[c] / rows;
-      const double v = (squares[c] - sums[c] * sums[c] / rows) / rows;
+      mean[c] = shift_of[c] + quotient_for<T>(sums[c], rows);
+      const double square_of_sum = quotient_for<T>(product_for<T>(sums[c], sums[c]), rows);
+      const double v = quotient_for<T>(squares[c] - square_of_sum, rows);
       variance[c] = v < 0.0 ? 0.0 : v;
     }
   }
@@ -190,23 +191,26 @@ Running updated(const Layout& layout, const Numbers& numbers, const Doubles& mea
   const bool keep_old = numbers.real("exponential_avg_factor") != 1.0;
   Running running{batch_mean, batch_variance};
   for (int64_t c = 0; c < layout.channels; ++c) {
-    running.variance[c] = batch_variance[c] * bessel;
+    running.variance[c] = product_for<T>(batch_variance[c], bessel);
     if (keep_old) {
-      running.mean[c] = (1.0 - factor) * mean[c] + factor * batch_mean[c];
-      running.variance[c] = (1.0 - factor) * variance[c] + factor * running.variance[c];
+      running.mean[c] = product_for<T>(1.0 - factor, mean[c]) + product_for<T>(factor, batch_mean[c]);
+      running.variance[c] = product_for<T>(1.0 - factor, variance[c]) + product_for<T>(factor, running.variance[c]);
     }
   }
   return running;
 }
 
+template <class T>
 void slopes_of(const double* __restrict scale, const double* __restrict variance, double epsilon, int64_t channels,
                double* __restrict slope) {
-  for (int64_t c = 0; c < channels; ++c) slope[c] = 1.0 / std::sqrt(variance[c] + epsilon) * scale[c];
+  for (int64_t c = 0; c < channels; ++c)
+    slope[c] = product_for<T>(1.0 / std::sqrt(variance[c] + epsilon), scale[c]);
 }
 
+template <class T>
 Doubles slope_of(const Doubles& scale, const Doubles& variance, double epsilon) {
   Doubles slope(scale.size());
-  slopes_of(scale.data(), variance.data(), epsilon, int64_t(scale.size()), slope.data());
+  slopes_of<T>(scale.data(), variance.data(), epsilon, int64_t(scale.size()), slope.data());
   return slope;
 }
 
@@ -223,7 +227,7 @@ struct Normalization {
   void prefetch(int64_t i) const { __builtin_prefetch(x + i); }
   template <class Extent>
   Lanes value(const Parameters& q, int64_t i, Extent extent) const {
-    return (lanes_at(x + i, extent) - q.mean) * q.slope + q.offset;
+    return product_for<T>(lanes_at(x + i, extent) - q.mean, q.slope) + q.offset;
   }
 };
 
@@ -241,7 +245,7 @@ void normalize_channels(const Layout& layout, const T* x, const Doubles& scale, 
   Doubles slope(layout.channels);
   const auto then = [&](int64_t begin, int64_t count, const double* sums, const double* squares) {
     moments.finish(begin, count, sums, squares, mean.data() + begin, variance.data() + begin);
-    slopes_of(scale.data() + begin, variance.data() + begin, epsilon, count, slope.data() + begin);
+    slopes_of<T>(scale.data() + begin, variance.data() + begin, epsilon, count, slope.data() + begin);
     fill_planes(layout, y, y == x, begin, count, normalization(x, mean, slope, offset));
   };
   for_each_channel_sums(layout.outer, layout.channels, layout.inner, x, x, moments.term(), then);
@@ -269,7 +273,8 @@ struct Backprop {
   template <class Extent>
   Lanes value(const Parameters& q, int64_t i, Extent extent) const {
     const Lanes centered = lanes_at(x + i, extent) - q.mean;
-    return q.factor * ((lanes_at(gradients + i, extent) - q.gradient_mean) - centered * q.slope);
+    const Lanes shifted = lanes_at(gradients + i, extent) - q.gradient_mean;
+    return product_for<T>(q.factor, shifted - product_for<T>(centered, q.slope));
   }
 };
 
@@ -285,7 +290,7 @@ struct InferenceBackprop {
   void prefetch(int64_t i) const { __builtin_prefetch(gradients + i); }
   template <class Extent>
   Lanes value(const Parameters& factor, int64_t i, Extent extent) const {
-    return lanes_at(gradients + i, extent) * factor;
+    return product_for<T>(lanes_at(gradients + i, extent), factor);
   }
 };
 
@@ -298,7 +303,7 @@ void gradient(const Layout& layout, const T* gradients, const T* x, const Double
   const auto term = [means = mean_for_sums.data()](int64_t p, auto g, auto value, auto& sum, auto& product)
                         __attribute__((always_inline)) {
     sum = g;
-    product = g * (value - parameter_at<decltype(value)>(means, p));
+    product = product_for<T>(g, value - parameter_at<decltype(value)>(means, p));
   };
   Doubles factor(layout.channels), gradient_mean(layout.channels), slope(layout.channels);
   const auto factors = [&](int64_t begin, int64_t count, const double* __restrict sums, const double* __restrict products) {
@@ -308,11 +313,11 @@ void gradient(const Layout& layout, const T* gradients, const T* x, const Double
     T *__restrict to_scale = scale_backprop.as<T>() + begin, *__restrict to_offset = offset_backprop.as<T>() + begin;
     for (int64_t c = 0; c < count; ++c) {
       const double inverse = 1.0 / std::sqrt(variances[c] + epsilon);
-      f[c] = scales[c] * inverse;
-      m[c] = sums[c] / rows;
-      s[c] = (inverse * inverse) * (products[c] / rows);
-      to_scale[c] = T(products[c] * inverse);
-      to_offset[c] = T(sums[c]);
+      f[c] = product_for<T>(scales[c], inverse);
+      m[c] = quotient_for<T>(sums[c], rows);
+      s[c] = product_for<T>(product_for<T>(inverse, inverse), quotient_for<T>(products[c], rows));
+      to_scale[c] = flushed_to<T>(product_for<T>(products[c], inverse));
+      to_offset[c] = flushed_to<T>(sums[c]);
     }
   };
   const auto backprop = [&](auto&& lay_out) {
@@ -362,7 +367,7 @@ EXACTQAT_KERNEL(fused_batch_norm) {
     variance = batch_variance;
   }
   if (!by_channel) {
-    const Doubles slope = slope_of(scale, variance, epsilon);
+    const Doubles slope = slope_of<T>(scale, variance, epsilon);
     fill(layout, y, y == x, normalization(x, mean, slope, offset));
   }
   store<T>(call.results[1], running.mean);
@@ -474,14 +479,14 @@ EXACTQAT_KERNEL(batch_norm_statistics) {
   statistics(layout, x, mean, variance, [&](int64_t begin, int64_t rows) { extremes(begin, rows); });
   const Running running =
       updated<T>(layout, call.numbers, doubles<T>(call.operands[3]), doubles<T>(call.operands[4]), mean, variance);
-  const Doubles slope = slope_of(scale, variance, T(call.numbers.real("epsilon")));
+  const Doubles slope = slope_of<T>(scale, variance, T(call.numbers.real("epsilon")));
   // Every step of a normalization is monotonic, and so are the roundings: its ends are those of x.
   const std::vector<T> ends = extremes.of_all();
   const int64_t activation = call.numbers.integer("activation");
   T low = std::numeric_limits<T>::infinity(), high = -low;
   for (int64_t c = 0; c < layout.channels; ++c)
     for (const T end : {ends[c], ends[layout.channels + c]}) {
-      const T y = activated(T((double(end) - mean[c]) * slope[c] + offset[c]), activation);
+      const T y = activated(flushed_to<T>(product_for<T>(double(end) - mean[c], slope[c]) + offset[c]), activation);
       low = y < low || std::isnan(y) ? y : low;
       high = y > high || std::isnan(y) ? y : high;
     }
@@ -568,7 +573,7 @@ void quantize_normalized(const Call& call, uint8_t* mask) {
   if (layout.size() == 0) return;
   const Nudged<T> n = nudge(min, max, call.numbers);
   const Doubles mean = doubles<double>(call.operands[3]), variance = doubles<double>(call.operands[4]);
-  const Doubles slope = slope_of(doubles<T>(call.operands[1]), variance, T(call.numbers.real("epsilon")));
+  const Doubles slope = slope_of<T>(doubles<T>(call.operands[1]), variance, T(call.numbers.real("epsilon")));
   const Rows rows(outputs, layout.size(), layout.channels, outputs == x, true);
   const auto means = rows.spread(mean.data()), slopes = rows.spread(slope.data());
   const auto offsets = rows.spread(doubles<T>(call.operands[2]).data());
@@ -675,14 +680,14 @@ EXACTQAT_KERNEL(quantized_batch_norm_gradient) {
   // The gradient takes the statistics as the operators hand them on, rounded to the dtype of x.
   const auto rounded = [](const Array& statistics) {
     Doubles values = doubles<double>(statistics);
-    for (double& v : values) v = double(T(v));
+    for (double& v : values) v = double(flushed_to<T>(v));
     return values;
   };
   gradient<T>(layout, x_backprop, x, doubles<T>(call.operands[2]), rounded(call.operands[3]),
            rounded(call.operands[4]), epsilon, true, x_backprop, call.results[1], call.results[2], pass);
   if (range_gradients) {
     tree_fold(below_and_above.data(), flat_blocks, 2);
-    for (int side = 0; side < 2; ++side) *call.results[3 + side].as<T>() = T(below_and_above[side]);
+    for (int side = 0; side < 2; ++side) *call.results[3 + side].as<T>() = flushed_to<T>(below_and_above[side]);
   }
 }
 

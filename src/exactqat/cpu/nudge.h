@@ -26,8 +26,9 @@ struct NudgedVectors {
     using V = Vector<T>;
     const V zero, one = V::all(T(1)), half = V::all(T(0.5));
     const V quant_min = V::all(quantized.min), quant_max = V::all(quantized.max);
-    const V steps = quant_max - quant_min, scale = divided(max - min, steps), inverse = divided(steps, max - min);
-    const V from_min = quant_min - divided(min, scale), whole = floored(from_min);
+    const V steps = quant_max - quant_min, width = max - min;
+    const V scale = flushed_quotient(width, steps), inverse = flushed_quotient(steps, width);
+    const V from_min = quant_min - flushed_quotient(min, scale), whole = floored(from_min);
     // Half away from zero: it is never negative where it counts.
     const V rounded = chosen(less_equal(half, from_min - whole), whole + one, whole);
     const V bounded = chosen(less(from_min, quant_min), quant_min, chosen(less(quant_max, from_min), quant_max, rounded));

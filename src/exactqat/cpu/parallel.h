@@ -19,12 +19,18 @@ class FlushDenormals {
   FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
   ~FlushDenormals() { _mm_setcsr(saved_); }
 #elif defined(__aarch64__)
-  // FZ flushes operands and results alike.
+  // FZ flushes operands and results alike, these before they are rounded: see flushed.h. Nothing else is set, so that neither how
+  // float16 is converted nor when denormals are flushed depends on the caller.
   FlushDenormals() {
-    asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    asm volatile("msr fpcr, %0" ::"r"(saved_ | (uint64_t{1} << 24)));
+    constexpr uint64_t kFlush = uint64_t{1} << 24;
+    asm volatile("mrs %0, fpcr" : "=r"(control_)::"memory");
+    asm volatile("mrs %0, fpsr" : "=r"(status_)::"memory");
+    asm volatile("msr fpcr, %0" ::"r"(kFlush) : "memory");
   }
-  ~FlushDenormals() { asm volatile("msr fpcr, %0" ::"r"(saved_)); }
+  ~FlushDenormals() {
+    asm volatile("msr fpcr, %0" ::"r"(control_) : "memory");
+    asm volatile("msr fpsr, %0" ::"r"(status_) : "memory");
+  }
 #else
 #error "say here how this processor flushes denormals"
 #endif
@@ -33,7 +39,7 @@ class FlushDenormals {
 
  private:
 #if defined(__aarch64__)
-  uint64_t saved_;
+  uint64_t control_, status_;
 #else
   unsigned saved_;
 #endif

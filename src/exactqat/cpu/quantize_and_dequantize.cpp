@@ -43,10 +43,10 @@ struct Quantized {
   ScaleVectors<T> scales(const RangeVectors<T>& range) const {
     using V = Vector<T>;
     const V low = V::all(this->low), high = V::all(this->high), zero, largest = V::all(std::numeric_limits<T>::max());
-    const V from_min = chosen(less(zero, low * range.minimum), divided(low, range.minimum), largest);
-    const V from_max = chosen(less(zero, high * range.maximum), divided(high, range.maximum), largest);
+    const V from_min = chosen(less(zero, low * range.minimum), flushed_quotient(low, range.minimum), largest);
+    const V from_max = chosen(less(zero, high * range.maximum), flushed_quotient(high, range.maximum), largest);
     const Mask<T> min_side = less(from_min, from_max);
-    const V inverse = chosen(min_side, divided(range.minimum, low), divided(range.maximum, high));
+    const V inverse = chosen(min_side, flushed_quotient(range.minimum, low), flushed_quotient(range.maximum, high));
     return {chosen(min_side, from_min, from_max), inverse, chosen(min_side, range.minimum, low * inverse),
             chosen(min_side, high * inverse, range.maximum)};
   }

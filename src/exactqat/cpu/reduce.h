@@ -28,6 +28,19 @@ inline void fold_lanes(double* lanes, int64_t width) {
 
 using Lanes = Vector<double>;
 
+// Float64 products and quotients of what tensors of T hold, for numbers and for vectors of them. Those of float32 values are far
+// from float64's denormals.
+template <class T, class Value>
+inline Value product_for(Value a, Value b) {
+  if constexpr (sizeof(T) == 8) return flushed_product(a, b);
+  else return a * b;
+}
+template <class T>
+inline double quotient_for(double a, double b) {
+  if constexpr (sizeof(T) == 8) return flushed_quotient(a, b);
+  else return a / b;
+}
+
 // items[count][width], which are sums of blocks -> items[0][width]
 inline void tree_fold(double* items, int64_t count, int64_t width) {
   for (int64_t blocks; count > 1; count = blocks) {

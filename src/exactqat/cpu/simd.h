@@ -6,10 +6,15 @@
 #include <cstdint>
 #include <cstring>
 
+#include "flushed.h"
+
+// Compilers for ARM64 say that there is NEON wherever it is: the module that is named after it is told.
 #if defined(__AVX2__)
 #include <immintrin.h>
 #elif defined(__SSE2__)
 #include <xmmintrin.h>
+#elif defined(EXACTQAT_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace exactqat {
@@ -102,6 +107,77 @@ struct Vector<double> {
   friend Vector operator*(Vector a, Vector b) { return {_mm256_mul_pd(a.v, b.v)}; }
 };
 
+#elif defined(EXACTQAT_NEON)
+
+template <>
+struct Vector<float> {
+  static constexpr int64_t kWidth = 4;
+  float32x4_t v = vdupq_n_f32(0);
+  static Vector load(const float* p) { return {vld1q_f32(p)}; }
+  static Vector load(const float* p, int64_t n) {
+    Vector r;
+    if (n > 0) r.v = vld1q_lane_f32(p, r.v, 0);
+    if (n > 1) r.v = vld1q_lane_f32(p + 1, r.v, 1);
+    if (n > 2) r.v = vld1q_lane_f32(p + 2, r.v, 2);
+    if (n > 3) r.v = vld1q_lane_f32(p + 3, r.v, 3);
+    return r;
+  }
+  static Vector all(float value) { return {vdupq_n_f32(value)}; }
+  void store(float* p) const { vst1q_f32(p, v); }
+  void store(float* p, int64_t n) const {
+    if (n > 0) vst1q_lane_f32(p, v, 0);
+    if (n > 1) vst1q_lane_f32(p + 1, v, 1);
+    if (n > 2) vst1q_lane_f32(p + 2, v, 2);
+    if (n > 3) vst1q_lane_f32(p + 3, v, 3);
+  }
+  static Vector fused_multiply_add(Vector a, Vector b, Vector c) { return {vfmaq_f32(c.v, a.v, b.v)}; }
+  friend Vector operator+(Vector a, Vector b) { return {vaddq_f32(a.v, b.v)}; }
+  friend Vector operator-(Vector a, Vector b) { return {vsubq_f32(a.v, b.v)}; }
+  friend Vector operator*(Vector a, Vector b) { return {vmulq_f32(a.v, b.v)}; }
+};
+
+template <>
+struct Vector<double> {
+  static constexpr int64_t kWidth = 2;
+  float64x2_t v = vdupq_n_f64(0);
+  static Vector load(const double* p) { return {vld1q_f64(p)}; }
+  static Vector load(const double* p, int64_t n) {
+    Vector r;
+    if (n > 0) r.v = vld1q_lane_f64(p, r.v, 0);
+    if (n > 1) r.v = vld1q_lane_f64(p + 1, r.v, 1);
+    return r;
+  }
+  static Vector load(const float* p) { return {vcvt_f64_f32(vld1_f32(p))}; }
+  static Vector load(const float* p, int64_t n) {
+    float32x2_t r = vdup_n_f32(0);
+    if (n > 0) r = vld1_lane_f32(p, r, 0);
+    if (n > 1) r = vld1_lane_f32(p + 1, r, 1);
+    return {vcvt_f64_f32(r)};
+  }
+  static Vector all(double value) { return {vdupq_n_f64(value)}; }
+  void store(double* p) const { vst1q_f64(p, v); }
+  void store(double* p, int64_t n) const {
+    if (n > 0) vst1q_lane_f64(p, v, 0);
+    if (n > 1) vst1q_lane_f64(p + 1, v, 1);
+  }
+  // As flushed_to<float>: what rounds up to the smallest normal number becomes a little more than that first.
+  float32x2_t rounded() const {
+    const uint64x2_t bits = vreinterpretq_u64_f64(v), leading = vandq_u64(bits, vdupq_n_u64(kLeadingBits));
+    const uint64x2_t rounds_up = vceqq_u64(leading, vdupq_n_u64(kRoundsUpToSmallest));
+    return vcvt_f32_f64(vreinterpretq_f64_u64(vaddq_u64(bits, vandq_u64(rounds_up, vdupq_n_u64(kLastLeadingBit)))));
+  }
+  void store(float* p) const { vst1_f32(p, rounded()); }
+  void store(float* p, int64_t n) const {
+    const float32x2_t r = rounded();
+    if (n > 0) vst1_lane_f32(p, r, 0);
+    if (n > 1) vst1_lane_f32(p + 1, r, 1);
+  }
+  static Vector fused_multiply_add(Vector a, Vector b, Vector c) { return {vfmaq_f64(c.v, a.v, b.v)}; }
+  friend Vector operator+(Vector a, Vector b) { return {vaddq_f64(a.v, b.v)}; }
+  friend Vector operator-(Vector a, Vector b) { return {vsubq_f64(a.v, b.v)}; }
+  friend Vector operator*(Vector a, Vector b) { return {vmulq_f64(a.v, b.v)}; }
+};
+
 #else
 
 template <class T>
@@ -126,7 +202,7 @@ struct Vector {
   }
   template <class To>
   void store(To* p, int64_t n = kWidth) const {
-    for (int64_t k = 0; k < n; ++k) p[k] = To(v[k]);
+    for (int64_t k = 0; k < n; ++k) p[k] = flushed_to<To>(v[k]);
   }
   static Vector fused_multiply_add(Vector a, Vector b, Vector c) {
     Vector r;
@@ -146,6 +222,54 @@ struct Vector {
     return a;
   }
 };
+
+#endif
+
+// Results as x86 flushes them (flushed.h), where others come to no good.
+#if defined(EXACTQAT_NEON)
+
+// The same result 64 binary orders higher tells whether it rounds up to the smallest normal number.
+inline Vector<float> told_by(Vector<float> up, Vector<float> result) {
+  const uint32x4_t smallest = vceqq_f32(vabsq_f32(up.v), vdupq_n_f32(kSmallest<float> * kUp<float>));
+  const uint32x4_t bits = vandq_u32(smallest, vreinterpretq_u32_f32(vdupq_n_f32(kSmallest<float>)));
+  return {vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(result.v), bits))};
+}
+inline Vector<double> told_by(Vector<double> up, Vector<double> result) {
+  const uint64x2_t smallest = vceqq_f64(vabsq_f64(up.v), vdupq_n_f64(kSmallest<double> * kUp<double>));
+  const uint64x2_t bits = vandq_u64(smallest, vreinterpretq_u64_f64(vdupq_n_f64(kSmallest<double>)));
+  return {vreinterpretq_f64_u64(vorrq_u64(vreinterpretq_u64_f64(result.v), bits))};
+}
+
+template <class T>
+inline Vector<T> flushed_product(Vector<T> a, Vector<T> b) {
+  return told_by(a * Vector<T>::all(kUp<T>) * b, a * b);
+}
+template <class T>
+inline Vector<T> flushed_fused_multiply_add(Vector<T> a, Vector<T> b, Vector<T> c) {
+  const Vector<T> up = Vector<T>::all(kUp<T>);
+  return told_by(Vector<T>::fused_multiply_add(a * up, b, c * up), Vector<T>::fused_multiply_add(a, b, c));
+}
+
+#else
+
+template <class T>
+inline Vector<T> flushed_product(Vector<T> a, Vector<T> b) {
+#if defined(__aarch64__)
+  for (int64_t k = 0; k < Vector<T>::kWidth; ++k) a.v[k] = flushed_product(a.v[k], b.v[k]);
+  return a;
+#else
+  return a * b;
+#endif
+}
+template <class T>
+inline Vector<T> flushed_fused_multiply_add(Vector<T> a, Vector<T> b, Vector<T> c) {
+#if defined(__aarch64__)
+  for (int64_t k = 0; k < Vector<T>::kWidth; ++k) a.v[k] = flushed_fused_multiply_add(a.v[k], b.v[k], c.v[k]);
+  return a;
+#else
+  return Vector<T>::fused_multiply_add(a, b, c);
+#endif
+}
 
 #endif
 

@@ -44,7 +44,7 @@ def set_up(say: Callable[[str], None] = print) -> Path:
     with tempfile.TemporaryDirectory(dir=target) as work:
         say("an arm64 Python …")
         packages = ["python3-minimal", "libpython3-stdlib", "libstdc++6", "libgomp1"]
-        _unpack(_download(Path(work) / "system", "arm64", packages), target / "system")
+        unpack(download(Path(work) / "system", "arm64", packages, with_needs=True), target / "system")
         python = next(
             path.name
             for path in sorted((target / "system" / "usr" / "bin").glob("python3.*"))
@@ -54,7 +54,8 @@ def set_up(say: Callable[[str], None] = print) -> Path:
         emulator = _emulator(Path(work) / "emulator", target)
         say("LiteRT for aarch64 …")
         runtime = importlib.metadata.version("ai-edge-litert")
-        _wheels(Path(work) / "wheels", python.removeprefix("python"), runtime, target / "site")
+        packages = [*WHEELS, f"ai-edge-litert=={runtime}"]
+        unpack_wheels(Path(work) / "wheels", python.removeprefix("python"), packages, target / "site")
     for name, cpu in CPUS.items():
         _describe_cpu(target / "cpus" / name, target / "system", cpu)
     content = {"python": python, "emulator": emulator, "ai-edge-litert": runtime}
@@ -65,8 +66,14 @@ def set_up(say: Callable[[str], None] = print) -> Path:
     return target
 
 
-def _download(work: Path, architecture: str, packages: Sequence[str], sources: Path | None = None) -> list[Path]:
-    """Debian packages and all that they need, as if nothing were installed."""
+def download(
+    work: Path, architecture: str, packages: Sequence[str], sources: Path | None = None, with_needs: bool = False
+) -> list[Path]:
+    """Debian packages, and all that they need, as if nothing were installed, if that is asked for.
+
+    Raises:
+        RuntimeError: apt-get fails.
+    """
     for name in ("state/lists/partial", "cache/archives/partial"):
         (work / name).mkdir(parents=True, exist_ok=True)
     (work / "status").touch()
@@ -82,15 +89,15 @@ def _download(work: Path, architecture: str, packages: Sequence[str], sources: P
     }
     command = ["apt-get", "-qq", "-y", *(f"-o{name}={value}" for name, value in options.items())]
     _call([*command, "update"])
-    # The emulator is one program; a Python needs its libraries.
-    if architecture == "arm64":
+    if with_needs:
         _call([*command, "--download-only", "install", *packages])
         return sorted((work / "cache" / "archives").glob("*.deb"))
     _call([*command, "download", *packages], cwd=work)
     return sorted(work.glob("*.deb"))
 
 
-def _unpack(packages: Sequence[Path], target: Path) -> None:
+def unpack(packages: Sequence[Path], target: Path) -> None:
+    """Unpacks Debian packages into a folder."""
     target.mkdir(parents=True, exist_ok=True)
     for package in packages:
         _call(["dpkg", "-x", str(package), str(target)])
@@ -110,8 +117,8 @@ def _emulator(work: Path, target: Path) -> str:
     sources = work / "newest.sources"
     sources.write_text(f"Types: deb\nURIs: {uri}\nSuites: sid\nComponents: main\nSigned-By: {signed}\n")
     machine = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True)
-    packages = _download(work, machine.stdout.strip(), ["qemu-user"], sources)
-    _unpack(packages, work / "root")
+    packages = download(work, machine.stdout.strip(), ["qemu-user"], sources)
+    unpack(packages, work / "root")
     emulator = target / "qemu-aarch64"
     shutil.move(work / "root" / "usr" / "bin" / "qemu-aarch64", emulator)
     return str(emulator)
@@ -123,14 +130,19 @@ def _emulator_version(path: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _wheels(work: Path, python: str, runtime: str, target: Path) -> None:
+def unpack_wheels(work: Path, python: str, packages: Sequence[str], target: Path) -> None:
+    """Wheels of these packages, without what they need, for a Python ("3.11") on ARM64.
+
+    Raises:
+        RuntimeError: pip fails.
+    """
     tag = f"cp{python.replace('.', '')}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "-d", str(work)]
     command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, "--no-deps"]
     command += [option for abi in (tag, "abi3", "none") for option in ("--abi", abi)]
     for platform in ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014"):
         command += ["--platform", f"{platform}_aarch64"]
-    _call([*command, "--platform", "any", *WHEELS, f"ai-edge-litert=={runtime}"])
+    _call([*command, "--platform", "any", *packages])
     for wheel in sorted(work.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(target)
