@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the kernel tests on the installed exactqat: `python release/kernel_tests.py [--few] [PYTEST'S ARGUMENTS]`.
 
-Needs NumPy, pytest and Hypothesis. The tests are copied away from the source, so that nothing but what is installed is found.
+Needs NumPy, pytest and Hypothesis. The tests are copied away from the source, so that nothing but what is installed is
+found.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Every case of every kernel on every instruction set against the reference, the reference against TensorFlow's results, odd
-# shapes, signatures and names, and the door for XLA.
+# Every case of every kernel on every instruction set against the reference, the reference against TensorFlow's results,
+# odd shapes, signatures and names, and the door for XLA.
 TESTS = (
     "test_arithmetic.py",
     "test_batch_norm_layouts.py",

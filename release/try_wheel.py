@@ -5,8 +5,8 @@
     python release/try_wheel.py --python PATH [...]  with these interpreters
     python release/try_wheel.py --jax                JAX's tests as well, after jax was installed beside the wheel
 
-An environment holds the wheel, NumPy, pytest and Hypothesis; the tests are copied away from the source, which nothing finds
-there. A wheel for ARM64 runs under emulation, where `python -m exactqat.deploy.set_up_arm64` has set that up.
+An environment holds the wheel, NumPy, pytest and Hypothesis; the tests are copied away from the source, which nothing
+finds there. A wheel for ARM64 runs under emulation, where `python -m exactqat.deploy.set_up_arm64` has set that up.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
     python release/wheels.py --for x86_64            this architecture only (x86_64 or aarch64)
     python release/wheels.py --python PATH [...]     with these interpreters
 
-A wheel for CPython 3.11 and one for the stable ABI of 3.12, which serves all later versions too, per architecture. Those for
-aarch64 are cross-built where g++-aarch64-linux-gnu is installed. Each gets the oldest manylinux tag that its symbols allow, and
-is then compared with the source: nothing is missing and nothing is there that should not be. A machine with an older C library,
-as the images of the public release have, gives an older tag.
+For each architecture a wheel for CPython 3.11 and one for the stable ABI of 3.12, which serves all later versions too.
+Those for aarch64 are cross-built where g++-aarch64-linux-gnu is installed. Each gets the oldest manylinux tag that its
+symbols allow, and is then compared with the source: nothing is missing, nothing is there that should not be. Where the
+C library is older, as in the images of the public release, the tag is older.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def build(python: str, source: Path, architecture: str, out: Path) -> Path:
 
 
 def check_contents(wheel: Path, source: Path, architecture: str) -> None:
-    """The wheel holds the package's Python files, stubs and data, one module for each instruction set, and nothing else."""
+    """It holds the package's Python files, stubs and data, one module for each instruction set, and nothing else."""
     package = source / "src" / "exactqat"
     expected = {
         f"exactqat/{path.relative_to(package).as_posix()}"

@@ -35,23 +35,17 @@ STRUCTS = {
 }
 # Those that lie inside another struct, and those whose whole size is checked when a call arrives.
 WHOLE = {"Extension", "Version", "Buffers", "Attributes", "Buffer", "ByteSpan", "Scalar", "ErrorCreateArguments"}
+DTYPES = ("s32", "s64", "u8", "f16", "f32", "f64", "bf16")
+STAGES = ("instantiate", "prepare", "initialize", "execute")
+ATTRIBUTES = ("array", "dictionary", "scalar", "string")
 ENUMERATORS = {
     "ExtensionType::metadata": "XLA_FFI_Extension_Metadata",
     "ErrorCode::invalid_argument": "XLA_FFI_Error_Code_INVALID_ARGUMENT",
     "ErrorCode::internal": "XLA_FFI_Error_Code_INTERNAL",
-    **{
-        f"DataType::{name}": f"XLA_FFI_DataType_{name.upper()}"
-        for name in ["s32", "s64", "u8", "f16", "f32", "f64", "bf16"]
-    },
     "BufferType::buffer": "XLA_FFI_ArgType_BUFFER",
-    **{
-        f"AttributeType::{name}": f"XLA_FFI_AttrType_{name.upper()}"
-        for name in ["array", "dictionary", "scalar", "string"]
-    },
-    **{
-        f"Stage::{n}": f"XLA_FFI_ExecutionStage_{n.upper()}"
-        for n in ["instantiate", "prepare", "initialize", "execute"]
-    },
+    **{f"DataType::{name}": f"XLA_FFI_DataType_{name.upper()}" for name in DTYPES},
+    **{f"AttributeType::{name}": f"XLA_FFI_AttrType_{name.upper()}" for name in ATTRIBUTES},
+    **{f"Stage::{name}": f"XLA_FFI_ExecutionStage_{name.upper()}" for name in STAGES},
 }
 
 
