@@ -89,11 +89,19 @@ def source_distribution(out: Path) -> Path:
     tracked = set(call("git", "-C", ROOT, "ls-files", "-co", "--exclude-standard").splitlines())
     with tarfile.open(archive) as packed:
         held = {member.name.removeprefix(f"{name}/") for member in packed.getmembers() if member.isfile()}
-        # Files that have not changed keep their times, so that a second build compiles nothing.
+        # What has not changed keeps its time, so that a second build compiles nothing; what an earlier one left goes.
         packed.extractall(BUILD / "source", filter="data")
+    source = BUILD / "source" / name
+    for path in source.rglob("*"):
+        if (
+            path.is_file()
+            and path.relative_to(source).as_posix() not in held
+            and "build" not in path.parts[len(source.parts) :]
+        ):
+            path.unlink()
     expected = {path for path in tracked if not path.startswith((".ci/", ".github/"))} | {"PKG-INFO"}
     compare(archive, held, expected)
-    return BUILD / "source" / name
+    return source
 
 
 def compare(archive: Path, held: set[str], expected: set[str]) -> None:
@@ -145,7 +153,7 @@ def check_contents(wheel: Path, source: Path, architecture: str) -> None:
     expected = {
         f"exactqat/{path.relative_to(package).as_posix()}"
         for path in package.rglob("*")
-        if path.is_file() and path.suffix not in (".cpp", ".h", ".so", ".pyc")
+        if path.suffix in (".py", ".pyi", ".json") or path.name == "py.typed"
     }
     assert {"exactqat/py.typed", "exactqat/__init__.pyi", "exactqat/device/measured.json"} <= expected
     with zipfile.ZipFile(wheel) as archive:

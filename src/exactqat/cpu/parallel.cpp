@@ -229,7 +229,7 @@ class Pool {
     generation_.notify_all();
   }
 
-  static constexpr size_t kFew = 7;
+  [[maybe_unused]] static constexpr size_t kFew = 7;
 
   void serve(Worker& worker, int number) {
     for (uint32_t seen = 0; !stopping_;) {
@@ -276,7 +276,7 @@ std::atomic<int> configured{0};
 
 std::atomic<bool> openmp_is_found{false};
 
-bool forked = false;
+[[maybe_unused]] bool forked = false;
 
 #if !defined(_WIN32)
 // A forked child has none of its parent's threads: it forgets the pool and makes its own when it needs one. An OpenMP runtime
