@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the kernel tests on the installed exactqat: `python release/kernel_tests.py [--few] [PYTEST'S ARGUMENTS]`.
+"""Runs the kernel tests on the installed exactqat: `python release/kernel_tests.py [--few | --jax] [PYTEST'S ARGUMENTS]`.
 
 Needs NumPy, pytest and Hypothesis. The tests are copied away from the source, so that nothing but what is installed is
 found.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -30,25 +29,33 @@ TESTS = (
     "test_signatures.py",
     "test_xla.py",
 )
-# Where an emulator takes a hundred times as long.
-FEW = ("test_arithmetic.py", "test_bits.py", "test_kernels.py", "test_xla.py")
+SOME = {
+    "--few": ("test_arithmetic.py", "test_bits.py", "test_xla.py", "test_kernels.py"),  # for emulators
+    "--jax": ("test_jax.py",),  # with jax installed
+}
 
 
 def main() -> int:
     arguments = sys.argv[1:]
-    tests = FEW if "--few" in arguments else TESTS
+    tests = next((some for option, some in SOME.items() if option in arguments), TESTS)
+    sys.path.pop(0)  # this folder
     with tempfile.TemporaryDirectory() as work:
         shutil.copytree(ROOT / "tests", Path(work) / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-        code = "import exactqat, sys; print(exactqat.__version__, exactqat.__file__, sys.version.split()[0])"
-        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-        found = subprocess.run([sys.executable, "-c", code], cwd=work, env=environment, capture_output=True, text=True)
-        print(found.stdout + found.stderr, end="", flush=True)
-        if found.returncode or str(ROOT / "src") in found.stdout:
-            print("exactqat is not installed, or it is this source tree", file=sys.stderr)
+        os.chdir(work)
+        import exactqat
+
+        print(exactqat.__version__, exactqat.__file__, sys.version.split()[0], flush=True)
+        if Path(exactqat.__file__).is_relative_to(ROOT / "src"):
+            print("that is this source tree; exactqat is to be installed", file=sys.stderr)
             return 2
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--rootdir", work]
-        command += [argument for argument in arguments if argument != "--few"]
-        return subprocess.run([*command, *(f"tests/{name}" for name in tests)], cwd=work, env=environment).returncode
+        import pytest
+
+        # In this process: an emulated Python cannot start another.
+        options = ["-q", "-x", "-p", "no:cacheprovider", "--rootdir", work]
+        options += [argument for argument in arguments if argument not in SOME]
+        status = pytest.main([*options, *(f"tests/{name}" for name in tests)])
+        os.chdir(ROOT)
+    return int(status)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ finds there. A wheel for ARM64 runs under emulation, where `python -m exactqat.d
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import re
@@ -78,7 +79,7 @@ def try_here(wheel: Path, python: str, with_jax: bool) -> None:
         say_last(run(own, KERNEL_TESTS, **settings))
         if with_jax:
             run(*install, "jax", "ml_dtypes", **settings)
-            say_last(run(own, KERNEL_TESTS, "tests/test_jax.py", **settings))
+            say_last(run(own, KERNEL_TESTS, "--jax", **settings))
 
 
 def say_last(output: str) -> None:
@@ -86,14 +87,14 @@ def say_last(output: str) -> None:
 
 
 def try_emulated(wheel: Path, version: tuple[int, int]) -> None:
-    sys.path.insert(0, str(ROOT / "src"))
-    from exactqat.deploy.emulation import folder, is_set_up
-
-    if not is_set_up():
+    # As deploy.emulation finds it, which cannot be imported here: this Python may have no NumPy.
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = Path(os.environ.get("EXACTQAT_ARM64") or cache / "exactqat" / "arm64").resolve()
+    if not (home / "ready.json").is_file():
         print("  left out: the emulation of ARM64 is not set up (python -m exactqat.deploy.set_up_arm64)")
         return
-    home = folder()
-    (python,) = (home / "system" / "usr" / "bin").glob("python3.[0-9]*")
+    ready = json.loads((home / "ready.json").read_text("utf-8"))
+    python = home / "system" / "usr" / "bin" / ready["python"]
     if not fits(wheel, emulated := tuple(map(int, python.name.removeprefix("python").split(".")))):  # type: ignore[arg-type]
         print(f"  left out: the emulated Python is {emulated[0]}.{emulated[1]}")
         return
@@ -106,10 +107,10 @@ def try_emulated(wheel: Path, version: tuple[int, int]) -> None:
         run(*download, *PACKAGES)
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(site)
-        emulator = home / "qemu-aarch64"
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(site), "PYTHONHOME": str(home / "system" / "usr")}
         environment |= {"QEMU_LD_PREFIX": str(home / "system"), "OMP_NUM_THREADS": "1"}
         launcher = Path(work) / "python"
+        emulator = ready["emulator"]
         launcher.write_text(f'#!/bin/sh\nexec {emulator} -L {home / "system"} {python} "$@"\n')
         launcher.chmod(0o755)
         check_origin(run(launcher, "-c", FIRST_CALL, cwd=work, env=environment), site)

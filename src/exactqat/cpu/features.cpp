@@ -44,7 +44,12 @@ NB_MODULE(_features, module) {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
       best_first.append("avx512");
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) best_first.append("avx2");
+#if defined(__clang__)
+    constexpr bool f16c = true;  // Clang 14 cannot ask for it; no processor has AVX2 without
+#else
+    const bool f16c = __builtin_cpu_supports("f16c");
+#endif
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c) best_first.append("avx2");
 #endif
     best_first.append("baseline");
     return best_first;
