@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the kernel tests on the installed exactqat: `python release/kernel_tests.py [--few | --jax] [PYTEST'S ARGUMENTS]`.
+"""Runs the kernel tests on what is installed: `python release/kernel_tests.py [--few | --jax] [PYTEST'S ARGUMENTS]`.
 
 Needs NumPy, pytest and Hypothesis. The tests are copied away from the source, so that nothing but what is installed is
 found.
