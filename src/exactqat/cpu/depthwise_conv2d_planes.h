@@ -4,7 +4,6 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <new>
 
@@ -31,9 +30,8 @@ template <class T>
 std::unique_ptr<T[], void (*)(void*)> scratch(int64_t size) {
   constexpr size_t kAlignment = 64;
   const size_t bytes = (size_t(size) * sizeof(T) / kAlignment + 1) * kAlignment;
-  void* data = std::aligned_alloc(kAlignment, bytes);
-  if (!data) throw std::bad_alloc();
-  return {static_cast<T*>(data), std::free};
+  void* data = ::operator new(bytes, std::align_val_t(kAlignment));
+  return {static_cast<T*>(data), [](void* memory) { ::operator delete(memory, std::align_val_t(kAlignment)); }};
 }
 
 #if defined(__AVX512F__)

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory.h"
 
+#if defined(_WIN32)
+#define NOMINMAX
+#include <windows.h>
+#else
 #include <pthread.h>
 #include <sys/mman.h>
+#endif
 
 #include <algorithm>
 #include <cstdlib>
@@ -17,6 +22,28 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
+// Fresh pages from the system, null if it has none; and back to it.
+void* map_pages(size_t bytes) {
+#if defined(_WIN32)
+  return VirtualAlloc(nullptr, bytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
+#else
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) return nullptr;
+#if defined(MADV_HUGEPAGE)
+  madvise(data, bytes, MADV_HUGEPAGE);  // a wish; ordinary pages do as well
+#endif
+  return data;
+#endif
+}
+
+void unmap_pages(void* data, [[maybe_unused]] size_t bytes) {
+#if defined(_WIN32)
+  VirtualFree(data, 0, MEM_RELEASE);
+#else
+  munmap(data, bytes);
+#endif
+}
+
 // Freed blocks, the latest first. Never destroyed: arrays may outlive every other static object.
 struct Kept {
   std::mutex mutex;
@@ -27,7 +54,7 @@ struct Kept {
   void shrink(size_t most) {
     while (bytes > most) {
       bytes -= blocks.back().capacity;
-      munmap(blocks.back().data, blocks.back().capacity);
+      unmap_pages(blocks.back().data, blocks.back().capacity);
       blocks.pop_back();
     }
   }
@@ -66,7 +93,9 @@ int64_t too_large_for_the_cache() {
 
 void prepare_memory_for_forks() {
   limit();
+#if !defined(_WIN32)
   pthread_atfork([] { kept().mutex.lock(); }, [] { kept().mutex.unlock(); }, [] { kept().mutex.unlock(); });
+#endif
 }
 
 Block::Block(size_t bytes) : memory_(1), size_(bytes) {
@@ -84,17 +113,15 @@ Block::Block(size_t bytes) : memory_(1), size_(bytes) {
         return;
       }
   }
-  const auto map = [capacity] { return mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); };
-  data = map();
-  if (data == MAP_FAILED) {
+  data = map_pages(capacity);
+  if (data == nullptr) {
     {
       std::lock_guard lock(pool.mutex);
       pool.shrink(0);
     }
-    data = map();
+    data = map_pages(capacity);
   }
-  if (data == MAP_FAILED) throw std::bad_alloc();
-  madvise(data, capacity, MADV_HUGEPAGE);  // a wish; ordinary pages do as well
+  if (data == nullptr) throw std::bad_alloc();
 }
 
 Block::~Block() {

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "parallel.h"
 
-#include <dlfcn.h>
+#if !defined(_WIN32)
 #include <pthread.h>
+#endif
+#if defined(__linux__)
+#include <dlfcn.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -25,7 +29,7 @@
 
 #include "memory.h"
 
-#if defined(__SSE2__)
+#if defined(__SSE2__) || defined(_M_X64)
 #include <immintrin.h>
 #endif
 
@@ -33,9 +37,11 @@ namespace exactqat {
 namespace {
 
 int available_cores() {
+#if defined(__linux__)
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1u, std::thread::hardware_concurrency());
+#endif
+  return int(std::max(1u, std::thread::hardware_concurrency()));
 }
 
 int asked_for() {
@@ -127,7 +133,7 @@ bool spin_until(Condition&& condition) {
   do {
     for (int i = 0; i < 32; ++i) {
       if (condition()) return true;
-#if defined(__SSE2__)
+#if defined(__SSE2__) || defined(_M_X64)
       _mm_pause();
 #endif
     }
@@ -141,7 +147,9 @@ class Worker {
  public:
   template <class Serve>
   explicit Worker(Serve serve) : thread_([this, serve] {
+#if defined(__linux__)
     id_ = pid_t(syscall(SYS_gettid));
+#endif
     serve(*this);
   }) {}
 
@@ -154,6 +162,7 @@ class Worker {
     asleep_ = false;
   }
 
+#if defined(__linux__)
   void keep_off(int processor) {
     if (!asleep_ || processor == kept_off_) return;
     cpu_set_t now;
@@ -163,12 +172,15 @@ class Worker {
     CPU_CLR(processor, &given_);
     if (CPU_COUNT(&given_) > 0 && sched_setaffinity(id_, sizeof given_, &given_) == 0) kept_off_ = processor;
   }
+#endif
 
  private:
   std::atomic<bool> asleep_{false};
+#if defined(__linux__)
   std::atomic<pid_t> id_{0};  // known before it sleeps
   int kept_off_ = -1;
   cpu_set_t allowed_{}, given_{};
+#endif
   std::thread thread_;
 };
 
@@ -209,13 +221,15 @@ class Pool {
  private:
   void announce() {
     ++generation_;
+#if defined(__linux__)
     // Of many threads the one that waits there is soon done without.
     if (const int processor = sched_getcpu(); processor >= 0 && workers_.size() <= kFew)
       for (Worker& worker : workers_) worker.keep_off(processor);
+#endif
     generation_.notify_all();
   }
 
-  static constexpr size_t kFew = 7;
+  [[maybe_unused]] static constexpr size_t kFew = 7;
 
   void serve(Worker& worker, int number) {
     for (uint32_t seen = 0; !stopping_;) {
@@ -248,7 +262,34 @@ Shared& shared() {
   return *instance;
 }
 
+std::shared_ptr<Pool> get_pool(int workers) {
+  Shared& s = shared();
+  std::lock_guard lock(s.mutex);
+  if (s.workers != workers) {
+    s.pool = std::make_shared<Pool>(workers);
+    s.workers = workers;
+  }
+  return s.pool;
+}
+
 std::atomic<int> configured{0};
+
+std::atomic<bool> openmp_is_found{false};
+
+[[maybe_unused]] bool forked = false;
+
+#if !defined(_WIN32)
+// A forked child has none of its parent's threads: it forgets the pool and makes its own when it needs one. An OpenMP runtime
+// would wait for the missing ones.
+void forget_threads() {
+  new (&shared()) Shared;
+  openmp_is_found = false;
+  forked = true;
+}
+#endif
+
+// Only Linux tells what the conditions below ask for; elsewhere threads are never shared.
+#if defined(__linux__)
 
 // The OpenMP runtime that another library computes with.
 struct OpenMP {
@@ -258,17 +299,6 @@ struct OpenMP {
   int (*in_parallel)() = nullptr;
 };
 OpenMP openmp;
-std::atomic<bool> openmp_is_found{false};
-
-bool forked = false;
-
-// A forked child has none of its parent's threads: it forgets the pool and makes its own when it needs one. An OpenMP runtime
-// would wait for the missing ones.
-void forget_threads() {
-  new (&shared()) Shared;
-  openmp_is_found = false;
-  forked = true;
-}
 
 // Whether this process was forked, and no other program started in it, perhaps long before this module was loaded.
 bool is_forked() {
@@ -293,16 +323,6 @@ bool can_make_threads(int count) {
   return made;
 }
 
-std::shared_ptr<Pool> get_pool(int workers) {
-  Shared& s = shared();
-  std::lock_guard lock(s.mutex);
-  if (s.workers != workers) {
-    s.pool = std::make_shared<Pool>(workers);
-    s.workers = workers;
-  }
-  return s.pool;
-}
-
 bool on_first_thread() { return syscall(SYS_gettid) == getpid(); }
 
 // An OpenMP runtime keeps a team for every thread that calls it, so only the first thread, where programs train, does so here.
@@ -318,6 +338,12 @@ bool run_on_openmp(Job& job) {
   return true;
 }
 
+#else
+
+bool run_on_openmp(Job&) { return false; }
+
+#endif
+
 }  // namespace
 
 int thread_count() {
@@ -330,11 +356,14 @@ void set_thread_count(int count) { configured = std::max(1, count); }
 
 void prepare_for_forks() {
   shared();
+#if !defined(_WIN32)
   pthread_atfork(nullptr, nullptr, forget_threads);
+#endif
   prepare_memory_for_forks();
 }
 
-bool share_threads(const std::string& library) {
+bool share_threads([[maybe_unused]] const std::string& library) {
+#if defined(__linux__)
   if (openmp_is_found) return true;
   if (is_forked()) return false;
   void* handle = dlopen(library.c_str(), RTLD_LAZY | RTLD_NOLOAD);
@@ -346,6 +375,7 @@ bool share_threads(const std::string& library) {
   };
   openmp_is_found = find(openmp.parallel, "GOMP_parallel") && find(openmp.max_threads, "omp_get_max_threads") &&
                     find(openmp.thread, "omp_get_thread_num") && find(openmp.in_parallel, "omp_in_parallel");
+#endif
   return openmp_is_found;
 }
 

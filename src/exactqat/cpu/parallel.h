@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#if defined(__SSE2__)
+#if defined(__SSE2__) || defined(_M_X64)
 #include <xmmintrin.h>
 #endif
 
@@ -15,7 +15,7 @@ namespace exactqat {
 // TensorFlow's kernels treat denormal operands and results as zeros (FTZ and DAZ); so does every kernel here while one lives.
 class FlushDenormals {
  public:
-#if defined(__SSE2__)
+#if defined(__SSE2__) || defined(_M_X64)
   FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
   ~FlushDenormals() { _mm_setcsr(saved_); }
 #elif defined(__aarch64__)

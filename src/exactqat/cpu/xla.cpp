@@ -1,90 +1,144 @@
 // SPDX-License-Identifier: Apache-2.0
-// The door for JAX: one XLA FFI handler for all kernels. Built only where XLA's headers were found.
-#if defined(EXACTQAT_XLA)
+// The door for JAX: one XLA FFI handler for all kernels.
+#include "xla_ffi.h"
+
 #include <algorithm>
+#include <cstring>
+#include <string>
 
 #include "call.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace exactqat {
-namespace ffi = xla::ffi;
 namespace {
 
-bool describe(const ffi::AnyBuffer& buffer, std::vector<Array>& arrays) {
-  const auto shape = buffer.dimensions();
-  Array array{buffer.untyped_data(), DType::float32, {shape.begin(), shape.size()}};
-  switch (buffer.element_type()) {
-    case ffi::F16: array.dtype = DType::float16; break;
-    case ffi::BF16: array.dtype = DType::bfloat16; break;
-    case ffi::F32: array.dtype = DType::float32; break;
-    case ffi::F64: array.dtype = DType::float64; break;
-    case ffi::U8: array.dtype = DType::uint8; break;
+using namespace xla_ffi;
+
+Error* error(const CallFrame& frame, ErrorCode code, const std::string& message) {
+  ErrorCreateArguments arguments{sizeof arguments, nullptr, message.c_str(), code};
+  return frame.api->error_create(&arguments);
+}
+
+bool describe(const Buffers& buffers, int64_t i, std::vector<Array>& arrays) {
+  if (buffers.types[i] != BufferType::buffer) return false;
+  const Buffer& buffer = *static_cast<const Buffer*>(buffers.buffers[i]);
+  if (buffer.struct_size < sizeof buffer) return false;
+  Array array{buffer.data, DType::float32, {buffer.dims, size_t(buffer.rank)}};
+  switch (buffer.dtype) {
+    case DataType::f16: array.dtype = DType::float16; break;
+    case DataType::bf16: array.dtype = DType::bfloat16; break;
+    case DataType::f32: array.dtype = DType::float32; break;
+    case DataType::f64: array.dtype = DType::float64; break;
+    case DataType::u8: array.dtype = DType::uint8; break;
     default: return false;
   }
-  arrays.push_back(std::move(array));
+  arrays.push_back(array);
   return true;
+}
+
+std::string_view text(const ByteSpan& span) { return {span.ptr, span.len}; }
+
+// The value of a string among the attributes; null if there is none of that name.
+const ByteSpan* find_text(const Attributes& attributes, std::string_view name) {
+  for (int64_t i = 0; i < attributes.size; ++i)
+    if (attributes.types[i] == AttributeType::string && text(*attributes.names[i]) == name)
+      return static_cast<const ByteSpan*>(attributes.attributes[i]);
+  return nullptr;
+}
+
+template <class T>
+T read(const void* from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+void read_numbers(const Attributes& attributes, Numbers& numbers) {
+  for (int64_t i = 0; i < attributes.size; ++i) {
+    if (attributes.types[i] != AttributeType::scalar) continue;
+    const Scalar& scalar = *static_cast<const Scalar*>(attributes.attributes[i]);
+    const std::string_view name = text(*attributes.names[i]);
+    if (scalar.dtype == DataType::s64) numbers.entries.emplace_back(name, read<int64_t>(scalar.value));
+    else if (scalar.dtype == DataType::f64) numbers.entries.emplace_back(name, read<double>(scalar.value));
+  }
 }
 
 // Numbers that JAX did not know when it compiled, as those made of symbolic sizes: `names`, separated by commas, are those of the
 // last operands, which are integers.
-bool read_late(std::string_view names, const ffi::RemainingArgs& operands, size_t first, Numbers& numbers) {
-  for (size_t i = first; i < operands.size(); ++i) {
+bool read_late(std::string_view names, const Buffers& operands, int64_t first, Numbers& numbers) {
+  for (int64_t i = first; i < operands.size; ++i) {
     const size_t end = std::min(names.find(','), names.size());
-    auto buffer = operands.get<ffi::AnyBuffer>(i);
-    if (!buffer.has_value() || buffer->element_count() != 1) return false;
-    const void* data = buffer->untyped_data();
-    if (buffer->element_type() == ffi::S64) numbers.entries.emplace_back(names.substr(0, end), *static_cast<const int64_t*>(data));
-    else if (buffer->element_type() == ffi::S32)
-      numbers.entries.emplace_back(names.substr(0, end), int64_t{*static_cast<const int32_t*>(data)});
+    if (operands.types[i] != BufferType::buffer) return false;
+    const Buffer& buffer = *static_cast<const Buffer*>(operands.buffers[i]);
+    if (buffer.struct_size < sizeof buffer) return false;
+    for (int64_t k = 0; k < buffer.rank; ++k)
+      if (buffer.dims[k] != 1) return false;
+    if (buffer.dtype == DataType::s64) numbers.entries.emplace_back(names.substr(0, end), read<int64_t>(buffer.data));
+    else if (buffer.dtype == DataType::s32)
+      numbers.entries.emplace_back(names.substr(0, end), int64_t{read<int32_t>(buffer.data)});
     else return false;
     names.remove_prefix(std::min(end + 1, names.size()));
   }
   return true;
 }
 
-ffi::Error run(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
-  try {
-    Numbers numbers;
-    size_t given = operands.size();
-    if (attributes.contains("late")) {
-      const std::string_view names = *attributes.get<std::string_view>("late");
-      const size_t late = 1 + static_cast<size_t>(std::count(names.begin(), names.end(), ','));
-      if (late > given || !read_late(names, operands, given - late, numbers))
-        return ffi::Error::InvalidArgument("late numbers must be integers");
-      given -= late;
-    }
-    std::vector<Array> arrays;
-    for (size_t i = 0; i < given; ++i) {
-      auto buffer = operands.get<ffi::AnyBuffer>(i);
-      if (!buffer.has_value() || !describe(*buffer, arrays)) return ffi::Error::InvalidArgument("an operand no kernel takes");
-    }
-    const size_t count = arrays.size();
-    for (size_t i = 0; i < results.size(); ++i) {
-      auto buffer = results.get<ffi::AnyBuffer>(i);
-      if (!buffer.has_value() || !describe(**buffer, arrays)) return ffi::Error::InvalidArgument("a result no kernel makes");
-    }
-    auto kernel = attributes.get<std::string_view>("kernel");
-    if (!kernel.has_value()) return ffi::Error::InvalidArgument("no kernel is named");
-    for (auto it = attributes.begin(); it != attributes.end(); ++it) {
-      const std::string_view name = *it;
-      if (attributes.isa<int64_t>(it)) numbers.entries.emplace_back(name, *attributes.get<int64_t>(name));
-      else if (attributes.isa<double>(it)) numbers.entries.emplace_back(name, *attributes.get<double>(name));
-    }
-    const std::span<const Array> all(arrays);
-    find_kernel(*kernel)(Call{all.first(count), all.subspan(count), numbers});
-  } catch (const std::invalid_argument& error) {
-    return ffi::Error::InvalidArgument(error.what());
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(error.what());
+Error* run(const CallFrame& frame) {
+  Numbers numbers;
+  const auto wrong = [&](const std::string& message) { return error(frame, ErrorCode::invalid_argument, message); };
+  int64_t given = frame.operands.size;
+  if (const ByteSpan* late = find_text(frame.attributes, "late")) {
+    const std::string_view names = text(*late);
+    given -= 1 + std::count(names.begin(), names.end(), ',');
+    if (given < 0 || !read_late(names, frame.operands, given, numbers)) return wrong("late numbers must be integers");
   }
-  return ffi::Error::Success();
+  std::vector<Array> arrays;
+  for (int64_t i = 0; i < given; ++i)
+    if (!describe(frame.operands, i, arrays)) return wrong("an operand no kernel takes");
+  for (int64_t i = 0; i < frame.results.size; ++i)
+    if (!describe(frame.results, i, arrays)) return wrong("a result no kernel makes");
+  const ByteSpan* kernel = find_text(frame.attributes, "kernel");
+  if (kernel == nullptr) return wrong("no kernel is named");
+  read_numbers(frame.attributes, numbers);
+  const std::span<const Array> all(arrays);
+  find_kernel(text(*kernel))(Call{all.first(size_t(given)), all.subspan(size_t(given)), numbers});
+  return nullptr;
+}
+
+// When a handler is registered the runtime asks for which version it was written: for all whose structs are those declared here.
+// So the answer is the runtime's own version, as long as nothing but an addition can have happened since. The runtimes that do
+// not say which they are, those of JAX before 0.8, are of version 0.1 and refuse all others.
+Error* describe_handler(const CallFrame& frame, Metadata& metadata) {
+  const bool says = frame.api != nullptr && frame.api->api_version.major_version == kMajor;
+  const int minor = says ? frame.api->api_version.minor_version : kOldestMinor;
+  metadata.api_version = {sizeof metadata.api_version, nullptr, kMajor, minor};
+  metadata.traits = 0;
+  if (minor >= 2) metadata.state_type_id = 0;  // there is no state
+  return nullptr;
+}
+
+bool is_known(const CallFrame& frame) {
+  // The three lie inside the frame, so they may not even grow.
+  return frame.struct_size >= sizeof frame && frame.operands.struct_size == sizeof frame.operands &&
+         frame.results.struct_size == sizeof frame.results && frame.attributes.struct_size == sizeof frame.attributes;
+}
+
+Error* handle(CallFrame* frame) {
+  for (Extension* extension = frame->extension_start; extension != nullptr; extension = extension->next)
+    if (extension->type == ExtensionType::metadata)
+      return describe_handler(*frame, *reinterpret_cast<MetadataExtension*>(extension)->metadata);
+  try {
+    if (!is_known(*frame))
+      return error(*frame, ErrorCode::invalid_argument, "this XLA calls functions in a way that this exactqat does not know");
+    if (frame->stage != Stage::execute) return error(*frame, ErrorCode::invalid_argument, "kernels are only to be executed");
+    return run(*frame);
+  } catch (const std::invalid_argument& failure) {
+    return error(*frame, ErrorCode::invalid_argument, failure.what());
+  } catch (const std::exception& failure) {
+    return error(*frame, ErrorCode::internal, failure.what());
+  }
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ExactqatHandler, run, ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs());
-
-void* xla_handler() { return reinterpret_cast<void*>(ExactqatHandler); }
+void* xla_handler() { return reinterpret_cast<void*>(handle); }
 
 }  // namespace exactqat
-#endif
