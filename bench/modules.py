@@ -91,8 +91,8 @@ def main() -> None:
         below = sum(ratio < TOLERATED for ratio in ratios)
         print(f"| {key} | {len(ratios)} | {mean:.2f} | {min(ratios):.2f} | {below} |")
     print(f"\n| before / after | operation | layer, batch {options.batch} | now, microseconds |\n|---|---|---|---|")
-    for ratio, key, layer, seconds in sorted(rows)[: options.worst]:
-        print(f"| {ratio:.2f} | {key} | {layer} | {seconds * 1e6:.0f} |")
+    for ratio, key, tensor, seconds in sorted(rows)[: options.worst]:
+        print(f"| {ratio:.2f} | {key} | {tensor} | {seconds * 1e6:.0f} |")
 
 
 if __name__ == "__main__":

@@ -35,11 +35,10 @@ template <int K, int Stride, class Edges, class Column>
     const int64_t first = std::min(columns, std::max<int64_t>(kKept - 1, quotient_rounded_up(pad, Stride)));
     const int64_t last = std::min(columns, reached < 0 ? 0 : reached / Stride + 1);
     unrolled<kKept - 1>([&](auto q) __attribute__((always_inline)) { column.template operator()<0, q, 0, kAll>(q); });
-    for (int64_t q = kKept - 1; q < columns; ++q) {
-      if (q >= first)
-        for (; q < last; ++q) column.template operator()<0, kKept - 1, kAll, 0>(q);
-      if (q < columns) column.template operator()<0, kKept - 1, 0, kAll>(q);
-    }
+    int64_t q = kKept - 1;
+    for (; q < first; ++q) column.template operator()<0, kKept - 1, 0, kAll>(q);
+    for (; q < last; ++q) column.template operator()<0, kKept - 1, kAll, 0>(q);
+    for (; q < columns; ++q) column.template operator()<0, kKept - 1, 0, kAll>(q);
     unrolled<kKept - 1>([&](auto e) __attribute__((always_inline)) {
       column.template operator()<e + 1, kKept - 1, 0, kAll>(columns + e);
     });
@@ -208,7 +207,7 @@ void add_filter_channels(const FilterRow<T>& row, int64_t count) {
   constexpr int64_t kWidth = Vector<double>::kWidth;
   constexpr bool kPairs = K == 3 && kWidth >= 8;
   using EdgesOfMost = std::conditional_t<(Rows > 1), Edges, AnyEdges>;
-  using EdgesOfOne = std::conditional_t<kPairs, AnyEdges, EdgesOfMost>;
+  using EdgesOfOne = std::conditional_t<kPairs && Rows < K, AnyEdges, EdgesOfMost>;
   int64_t channel = 0;
   if constexpr (kPairs) {
     if constexpr (Stride > 1 && Rows == K)
