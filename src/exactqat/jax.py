@@ -7,6 +7,7 @@ docs/jax.md says what comes of it.
 
 import inspect
 import math
+import os
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -31,6 +32,8 @@ from exactqat.operators.op import (
     is_array_like,
     unreadable,
 )
+from exactqat.reference import arrays as reference_arrays
+from exactqat.reference import computed
 
 _TARGET = "exactqat"
 if not hasattr(kernels, "xla_handler"):
@@ -38,6 +41,10 @@ if not hasattr(kernels, "xla_handler"):
         "exactqat was built where jaxlib was not installed; install jax and build exactqat again to use it with JAX"
     )
 jax.ffi.register_ffi_target(_TARGET, kernels.xla_handler(), platform="cpu")
+
+_PATH = os.environ.get("EXACTQAT_JAX", "kernels")
+if _PATH not in ("kernels", "portable"):
+    raise ValueError(f"EXACTQAT_JAX must be 'kernels' or 'portable', got {_PATH!r}")
 
 Attributes = tuple[tuple[str, Any], ...]
 
@@ -149,7 +156,8 @@ def _eager(op: Operator, attributes: Attributes, over: int | None, *arrays: Any)
 
 @_CALL.def_impl
 def _(*arrays: Any, op: Operator, attributes: Attributes, over: int | None, parts: Any) -> Any:
-    return _eager(op, attributes, over, *arrays)
+    with jax.disable_jit(False):  # which cannot be true of what is compiled already
+        return _eager(op, attributes, over, *arrays)
 
 
 @_CALL.def_abstract_eval
@@ -187,15 +195,66 @@ def _lower_on_cpu(
     return mlir.lower_fun(function, multiple_results=True)(context, *values)
 
 
-def _lower_elsewhere(context: Any, *values: Any, op: Operator, **_: Any) -> Any:
-    platforms = getattr(context, "platforms", None) or context.module_context.platforms
-    raise NotImplementedError(
-        f"{op.name}: with JAX exactqat has kernels for the platform cpu only, not for {', '.join(platforms)}; run this "
-        f"part on the CPU, as with jax.jit(..., backend='cpu') or jax.default_device(jax.devices('cpu')[0])"
-    )
+# Where there are no kernels XLA compiles the reference, which needs float64 whatever the program around it has.
 
 
-mlir.register_lowering(_CALL, _lower_on_cpu, platform="cpu")
+def _with_float64() -> Any:
+    # Its place from JAX 0.8, and that before.
+    return jax.enable_x64(True) if hasattr(jax, "enable_x64") else getattr(jax.experimental, "enable_x64")()  # noqa: B009
+
+
+def _scanned(step: Any, start: Any, arrays: Any) -> Any:
+    return jax.lax.scan(lambda state, items: (step(state, *items), None), start, arrays)[0]
+
+
+reference_arrays.COMPILERS[jnp] = reference_arrays.Compiler(_scanned, jax.lax.optimization_barrier)
+
+
+def _traced(op: Operator, attributes: Attributes, specs: tuple[TensorSpec, ...]) -> Any:
+    """The reference of a call as a function that is traced once, and so becomes one function of a program."""
+    lowered = _lowered(op, specs, attributes)
+
+    def function(*arrays: Any) -> Any:
+        return computed(lowered, arrays)
+
+    arguments = [jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype)) for spec in specs]
+    return jax.jit(jaxpr_as_fun(jax.make_jaxpr(function)(*arguments)))
+
+
+_traced_once = lru_cache(maxsize=4096)(_traced)
+
+
+def _lower_elsewhere(
+    context: Any, *values: Any, op: Operator, attributes: Attributes, over: int | None, parts: Any
+) -> Any:
+    if parts is not None:
+        return mlir.lower_fun(jaxpr_as_fun(parts), multiple_results=True)(context, *values)
+    specs = tuple(_spec(aval) for aval in context.avals_in)
+    static = all(isinstance(size, int) for spec in specs for size in spec.shape)
+    # What varies over which devices is known of the call, and of no interest inside.
+    plain = [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in]
+    with _with_float64():
+        function = (_traced_once if static else _traced)(op, attributes, specs)
+        sizes = _wide_sizes(context)
+        return mlir.lower_fun(function, multiple_results=True)(
+            context.replace(avals_in=plain, dim_var_values=sizes), *values
+        )
+
+
+def _wide_sizes(context: Any) -> Any:
+    """The sizes that are known when the program runs as JAX passes them on where it has 64 bits."""
+    sizes = context.dim_var_values
+    if not sizes:
+        return sizes
+    given = [jax.core.ShapedArray((), np.dtype(str(size.type.element_type).replace("i", "int"))) for size in sizes]
+
+    def widened(*sizes: Any) -> Any:
+        return [jax.lax.convert_element_type(size, np.int64) for size in sizes]
+
+    return mlir.lower_fun(widened, multiple_results=True)(context.replace(avals_in=given), *sizes)
+
+
+mlir.register_lowering(_CALL, _lower_on_cpu if _PATH == "kernels" else _lower_elsewhere, platform="cpu")
 mlir.register_lowering(_CALL, _lower_elsewhere)
 
 
@@ -541,6 +600,9 @@ def _parts(op: Operator, attributes: Attributes, over: int | None, specs: tuple[
     cutting = _Cutting(op, attributes, specs)
     axes = cutting.axes
 
+    def alone(attributes: Attributes, arrays: Any) -> Any:
+        return _CALL.bind(*arrays, op=op, attributes=attributes, over=over, parts=None)
+
     def cut_as(mesh: Any, given: Any, asked: Any = ()) -> _Cut:
         if not all(isinstance(array.sharding, NamedSharding) for array in given):
             raise NotImplementedError(f"{op.name}: exactqat knows of shardings over a jax.sharding.Mesh only")
@@ -566,7 +628,7 @@ def _parts(op: Operator, attributes: Attributes, over: int | None, specs: tuple[
             if (tied := across(axes.whole)) and op.parts_rule is not None:
                 total = partial(jax.lax.psum, axis_name=tied)
                 return tuple(op.parts_rule(total, arrays, dict(local))[: len(op.results)])
-            answer = _kernel(op, local, over, *arrays)
+            answer = alone(local, arrays)
             return tuple(
                 jax.lax.psum(result, names) if (names := across(sums)) else result
                 for result, sums in zip(answer, axes.sums, strict=True)
@@ -582,7 +644,7 @@ def _parts(op: Operator, attributes: Attributes, over: int | None, specs: tuple[
 
     @custom_partitioning
     def call(*arrays: Any) -> Any:
-        return tuple(_kernel(op, attributes, over, *arrays))
+        return tuple(alone(attributes, arrays))
 
     call.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=cutting.rule())
     return jax.make_jaxpr(call)(*[jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype)) for spec in specs])

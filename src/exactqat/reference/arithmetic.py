@@ -8,7 +8,7 @@ for float64 ones the same operation 64 binary orders higher decides.
 
 import numpy as np
 
-from exactqat.reference.arrays import namespace
+from exactqat.reference.arrays import divisor, namespace
 
 SMALLEST_NORMAL = {np.dtype("float32"): 2.0**-126, np.dtype("float64"): 2.0**-1022}
 # Below this a float32 result, rounded to 24 bits with unlimited exponent, would still be less than the smallest normal.
@@ -60,6 +60,7 @@ def multiply(a, b):
 def divide(a, b):
     # A quotient of 24-bit numbers rounded to 53 bits and then to 24 is the correctly rounded one (53 >= 2 * 24 + 2).
     dtype, (a, b) = _operands(a, b)
+    b = divisor(b, a)
     return _round_double(a / b, (a * UP) / b) if dtype == np.float64 else _round(a / b, dtype)
 
 

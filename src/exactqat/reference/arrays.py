@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where arrays are computed: the meaning of a kernel is that of NumPy, and as it keeps to what the array API standard
-has, other libraries' arrays that follow the standard may be given to it, too."""
+"""Where arrays are computed: the meaning of a kernel is that of NumPy. As it keeps to what the array API standard has,
+it may also be given arrays of another library that follows the standard, one that compiles included."""
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-# How a library folds without a Python loop: (step, start, arrays whose first axis is folded) -> the last state.
-FOLDS: dict[Any, Callable[[Any, Any, Any], Any]] = {}
+
+class Compiler(NamedTuple):
+    """What a library that compiles is needed for beside the standard."""
+
+    fold: Callable[[Any, Any, Any], Any]  # (step, start, arrays whose first axis is folded) -> the last state
+    opaque: Callable[[Any], Any]  # a constant, so that nothing is made of it before the program runs
+
+
+COMPILERS: dict[Any, Compiler] = {}  # by namespace
 
 
 def namespace(*values):
@@ -22,7 +29,20 @@ def namespace(*values):
 
 def fold(step, start, arrays):
     """`step(state, item of each array)` over the first axis of the arrays, one item after the other."""
-    xp = namespace(*arrays)
-    if xp in FOLDS:
-        return FOLDS[xp](step, start, arrays)
+    compiler = COMPILERS.get(namespace(*arrays))
+    if compiler is not None:
+        return compiler.fold(step, start, arrays)
     return reduce(lambda state, items: step(state, *items), zip(*arrays, strict=True), start)
+
+
+def divisor(value, dividend):
+    """`value`, of which compilers would make a factor if it is a constant."""
+    compiler = COMPILERS.get(namespace(dividend))
+    return value if compiler is None else compiler.opaque(value)
+
+
+def zeros(xp, shape, dtype):
+    """Zeros that something is added to: compilers leave them out, and with them the sign of +0 + -0."""
+    compiler = COMPILERS.get(xp)
+    zero = np.zeros((), dtype)
+    return xp.full(shape, zero if compiler is None else compiler.opaque(zero), dtype=dtype)

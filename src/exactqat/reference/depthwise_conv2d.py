@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from exactqat.reference.arithmetic import add, flush, fused_multiply_add, narrow
-from exactqat.reference.arrays import fold, namespace
+from exactqat.reference.arrays import fold, namespace, zeros
 from exactqat.reference.summation import tree_sum
 
 
@@ -68,7 +68,7 @@ def _everywhere(rows, columns, rank):
 def depthwise_conv2d_native(input, filter, **g):
     xp, image = namespace(input, filter), _channels_last(input, g["channels_first"])
     shape = (g["batch"], g["output_height"], g["output_width"], g["channels"], g["multiplier"])
-    output = xp.zeros(shape, dtype=input.dtype)
+    output = zeros(xp, shape, input.dtype)
     for di, dj, rows, columns in _taps(g, partial(_of_outputs, xp)) if input.size and output.size else ():
         added = fused_multiply_add(_met(image, rows, columns)[..., None], filter[di, dj], output)
         output = xp.where(_everywhere(rows, columns, 5), added, output)
@@ -80,7 +80,7 @@ def depthwise_conv2d_native_backprop_input(filter, out_backprop, **g):
     gradient = _channels_last(out_backprop, g["channels_first"]).reshape(
         g["batch"], g["output_height"], g["output_width"], g["channels"], g["multiplier"]
     )
-    output = xp.zeros((g["batch"], g["input_height"], g["input_width"], g["channels"]), dtype=filter.dtype)
+    output = zeros(xp, (g["batch"], g["input_height"], g["input_width"], g["channels"]), filter.dtype)
     for di, dj, rows, columns in _taps(g, partial(_of_inputs, xp)) if output.size and gradient.size else ():
         arriving = _met(gradient, rows, columns)
         for q in range(g["multiplier"]):
@@ -108,7 +108,7 @@ def depthwise_conv2d_native_backprop_filter(input, out_backprop, **g):
             return xp.where(valid & meets, added, row_sums)
 
         met = xp.moveaxis(_met(image, rows, columns)[..., None], 2, 0)
-        start = xp.zeros((g["batch"], g["output_height"], *outputs))
+        start = zeros(xp, (g["batch"], g["output_height"], *outputs), np.float64)
         row_sums = fold(add_column, start, (met, xp.moveaxis(gradient, 2, 0), columns.valid))
         sums.append(narrow(tree_sum(row_sums.reshape(rows_of_outputs, *outputs)), input.dtype))
     shape = (g["filter_height"], g["filter_width"], *outputs)

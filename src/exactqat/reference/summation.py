@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one order in which this library sums, on every device: see docs/decisions/summation-order.md."""
 
-from exactqat.reference.arithmetic import add
-from exactqat.reference.arrays import namespace
+from exactqat.reference.arithmetic import flush
+from exactqat.reference.arrays import namespace, zeros
 
 BLOCK = 64
 LANES = 8
 # Enough for any tensor where a compiler does not know how many items there are: adding up one sum changes nothing.
-MOST_LEVELS = 7
+MOST_LEVELS = 6
 
 
 def tree_sum(values):
@@ -18,7 +18,7 @@ def tree_sum(values):
     items again, until one is left. Items beyond the end count as nothing.
     """
     xp = namespace(values)
-    values = xp.asarray(values, dtype=xp.float64)
+    values = flush(xp.asarray(values, dtype=xp.float64))
     if values.shape[0] == 0:
         return xp.zeros(values.shape[1:])
     levels = 0
@@ -28,12 +28,12 @@ def tree_sum(values):
         # Adding -0 changes nothing, not even -0.
         beyond = xp.full((blocks * BLOCK - count, *values.shape[1:]), -0.0)
         items = xp.concatenate([values, beyond]).reshape(blocks, BLOCK // LANES, LANES, *values.shape[1:])
-        lanes = xp.zeros((blocks, LANES, *values.shape[1:]))
+        lanes = zeros(xp, (blocks, LANES, *values.shape[1:]), values.dtype)
         for step in range(BLOCK // LANES):
-            lanes = add(lanes, items[:, step])
+            lanes = flush(lanes + items[:, step])
         while lanes.shape[1] > 1:
             half = lanes.shape[1] // 2
-            lanes = add(lanes[:, :half], lanes[:, half:])
+            lanes = flush(lanes[:, :half] + lanes[:, half:])
         values, levels = lanes[:, 0], levels + 1
         if isinstance(blocks, int) and blocks == 1 or levels == MOST_LEVELS:
             return values[0]
