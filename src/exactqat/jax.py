@@ -8,7 +8,9 @@ docs/jax.md says what comes of it.
 import inspect
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -203,6 +205,12 @@ def _with_float64() -> Any:
     return jax.enable_x64(True) if hasattr(jax, "enable_x64") else getattr(jax.experimental, "enable_x64")()  # noqa: B009
 
 
+def _without_mesh() -> Any:
+    if not hasattr(jax.sharding, "use_abstract_mesh"):
+        return nullcontext()
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+
+
 def _scanned(step: Any, start: Any, arrays: Any) -> Any:
     return jax.lax.scan(lambda state, items: (step(state, *items), None), start, arrays)[0]
 
@@ -218,7 +226,8 @@ def _traced(op: Operator, attributes: Attributes, specs: tuple[TensorSpec, ...])
         return computed(lowered, arrays)
 
     arguments = [jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype)) for spec in specs]
-    return jax.jit(jaxpr_as_fun(jax.make_jaxpr(function)(*arguments)))
+    with _without_mesh():  # what is traced serves other programs, too
+        return jax.jit(jaxpr_as_fun(jax.make_jaxpr(function)(*arguments)))
 
 
 _traced_once = lru_cache(maxsize=4096)(_traced)
@@ -650,6 +659,75 @@ def _parts(op: Operator, attributes: Attributes, over: int | None, specs: tuple[
     return jax.make_jaxpr(call)(*[jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype)) for spec in specs])
 
 
+# Replicas in a named axis, as inside `jax.shard_map`: what ties a batch together may be taken over all of them.
+
+
+class _Context:
+    """What `jax.make_user_context` gives, which older versions of JAX do not have; there traces that are kept do not
+    know of it."""
+
+    def __init__(self) -> None:
+        self._variable: ContextVar[Any] = ContextVar("replicas", default=None)
+
+    @property
+    def value(self) -> Any:
+        return self._variable.get()
+
+    @contextmanager
+    def __call__(self, value: Any) -> Iterator[None]:
+        token = self._variable.set(value)
+        try:
+            yield
+        finally:
+            self._variable.reset(token)
+
+
+_replicas: Any = jax.make_user_context(None) if hasattr(jax, "make_user_context") else _Context()
+
+
+@contextmanager
+def synchronized(axis_name: Hashable | tuple[Hashable, ...]) -> Iterator[None]:
+    """While the context lasts, statistics of a batch in training are those of all replicas' batches together.
+
+    For functions that run in a named axis, as batch norm inside of `jax.shard_map`, `jax.pmap` or
+    `jax.vmap(..., axis_name=...)`, where each replica has its share of the batch. Gradients, forward mode and second
+    derivatives are those of the whole batch as well, but for the last bits: each replica's sums are in the library's
+    order and rounded, then JAX adds them up. What a gradient operator is given directly is summed likewise. Operators
+    that do not look at a batch as a whole are not changed.
+
+    Args:
+        axis_name: of the axis, or a tuple of several.
+    Raises:
+        TypeError: no name. ValueError, by the operator: an axis that is not there.
+    """
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    if not names or any(name is None for name in names):
+        raise TypeError(f"axis_name must be the name of an axis or a tuple of names, got {axis_name!r}")
+    with _replicas(names):
+        yield
+
+
+def _over_replicas(op: Operator, attributes: Attributes, arrays: list[Any]) -> tuple[Any, ...] | None:
+    """The results with the sums of all replicas, None if those of one are all that is asked for."""
+    names = _replicas.value
+    if names is None or op.parts_rule is None:
+        return None
+    specs = tuple(_spec(array) for array in arrays)
+    _lowered(op, specs, attributes)
+    axes = op.axes_of(specs, attributes)
+    if axes is None or not set(axes.whole) - {"?"}:
+        return None
+    try:
+        jax.lax.axis_index(names)
+    except NameError as error:
+        raise ValueError(
+            f"{op.name}: synchronized({', '.join(map(repr, names))}) is for functions that run in such an axis, as "
+            f"inside of jax.shard_map, jax.pmap or jax.vmap(..., axis_name=...): {error}"
+        ) from None
+    total = partial(jax.lax.psum, axis_name=names)
+    return tuple(op.parts_rule(total, tuple(arrays), dict(attributes))[: len(op.results)])
+
+
 # The frontend.
 
 
@@ -681,7 +759,8 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tup
     run = _bind if any(isinstance(array, jax.core.Tracer) for array in arrays) else _eager
     over = _over(op, operands, out)
     try:
-        return op.wrap(run(op, tuple(attributes.items()), over, *arrays))
+        together = _over_replicas(op, tuple(attributes.items()), arrays)
+        return op.wrap(together if together is not None else run(op, tuple(attributes.items()), over, *arrays))
     except TypeError:
         fitted = _fitted(op, operands, arrays)
         if all(array.dtype == before.dtype for array, before in zip(fitted, arrays, strict=True)):

@@ -81,9 +81,7 @@ def fused_batch_norm(
     running = mean, variance
     if is_training:
         batch_mean, batch_variance = _statistics(rows)
-        running = _updated(
-            mean, variance, batch_mean, batch_variance, _count(rows), exponential_avg_factor, real
-        )
+        running = _updated(mean, variance, batch_mean, batch_variance, _count(rows), exponential_avg_factor, real)
         mean, variance = batch_mean, batch_variance
     y = _normalized(rows, scale, offset, mean, variance, epsilon)
     vectors = [narrow(v, x.dtype) for v in (*running, mean, variance)]
