@@ -247,3 +247,12 @@ def test_vmap_of_vmap_and_of_other_axes() -> None:
         alone = gradient(x[member], jnp.float32(-1))
         assert_same_bits(np.asarray(to_x[member]), np.asarray(alone[0]), what="gradient of the input")
         assert_same_bits(np.asarray(to_low[member]), np.asarray(alone[1]), what="gradient of the range")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_compositions_of_transformations(seed: int) -> None:
+    """`python tests/jax_compositions.py` is the campaign."""
+    pytest.importorskip("torch")
+    import jax_compositions
+
+    jax_compositions.check(seed)

@@ -360,7 +360,8 @@ def _second_order(gradients: Any, operands: Any, attributes: Any) -> Any:
     again.
 
     As in TensorFlow the statistics are those of `x` in training, whatever the reserve spaces hold, and the reserve
-    spaces get no gradient then; in inference they are operands like any other. h is x normalized, r = 1/sqrt(variance + epsilon), M the mean over all but the channels.
+    spaces get no gradient then; in inference they are operands like any other. h is x normalized,
+    r = 1/sqrt(variance + epsilon), M the mean over all but the channels.
     """
     a, b, c = (widened(gradient) for gradient in gradients[:3])
     dy, x, scale, mean, variance = (widened(operand) for operand in operands[:5])
