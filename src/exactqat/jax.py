@@ -44,8 +44,8 @@ if _PATH not in ("kernels", "portable"):
 if _PATH == "kernels":
     if not hasattr(kernels, "xla_handler"):
         raise ImportError(
-            "exactqat was built where jaxlib was not installed; install jax and build exactqat again to use it with JAX,"
-            " or set EXACTQAT_JAX=portable in the environment to do without kernels"
+            "exactqat was built where jaxlib was not installed; install jax and build exactqat again to use it with "
+            "JAX, or set EXACTQAT_JAX=portable in the environment to do without kernels"
         )
     jax.ffi.register_ffi_target(_TARGET, kernels.xla_handler(), platform="cpu")
 
