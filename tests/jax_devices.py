@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What test_jax_devices.py checks, in a process of its own: XLA makes its devices when it starts.
 
-`python tests/jax_devices.py` runs every check on 8 devices and prints one line of JSON: {check: error or null}.
+`python tests/jax_devices.py [check ...]` runs every check, or those named, on 8 devices and prints one line of JSON:
+{check: error or null}.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -25,6 +27,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import exactqat as eq
+import exactqat.jax as frontend
 from exactqat.operators import OPERATORS
 
 CHECKS: dict[str, Callable[[], None]] = {}
@@ -273,9 +276,128 @@ def an_explicit_mesh() -> None:
     close(got, jax.grad(lambda low, x: (function(x, low, HIGH) ** 2).sum())(LOW, X), "gradient")
 
 
+def normalized(x: Any, scale: Any, offset: Any) -> Any:
+    given = {"mean": OFFSET, "variance": SCALE, "exponential_avg_factor": 0.1, "epsilon": 1e-3}
+    return raw.FusedBatchNormV3(x=x, scale=scale, offset=offset, **given)
+
+
+def synchronized_normalized(x: Any, scale: Any, offset: Any) -> Any:
+    with frontend.synchronized("b"):
+        return normalized(x, scale, offset)
+
+
+WEIGHTS = normal(*X.shape)
+
+
+def energy(x: Any, scale: Any, offset: Any, weights: Any, norm: Any = normalized) -> Any:
+    return ((norm(x, scale, offset).y + weights) ** 3).sum()
+
+
+def in_two_ways(of_all: Any, what: str) -> None:
+    """A sum over all replicas as a function of the whole batch: forward, both modes, and their derivatives."""
+    operands = (X + 2, SCALE, OFFSET, WEIGHTS)
+
+    def answers(function: Any) -> Any:
+        slope = jax.grad(function, (0, 1, 2))
+        bent = jax.grad(lambda *o: sum((g * normal_like).sum() for g, normal_like in zip(slope(*o), o, strict=False)),
+                        (0, 1, 2))  # fmt: skip
+        along = jax.jvp(lambda x: function(x, *operands[1:]), operands[:1], (WEIGHTS,))[1]
+        return [jax.jit(slope)(*operands), jax.jit(bent)(*operands), along]
+
+    close(answers(of_all), answers(energy), what)
+
+
+@check
+def synchronized_batch_norm_in_shard_map() -> None:
+    """Statistics, results and derivatives are those of the whole batch, running statistics the same everywhere."""
+    devices, replicas = mesh(b=8), P("b")
+    for checked in (True, False):
+        mapped = jax.shard_map(
+            lambda *o: tuple(synchronized_normalized(*o))[:5],
+            mesh=devices, in_specs=(replicas, P(), P()), out_specs=(replicas, *[P()] * 4), check_vma=checked,
+        )  # fmt: skip
+        for way in (mapped, jax.jit(mapped)) if checked else (jax.jit(mapped),):
+            close(way(X + 2, SCALE, OFFSET), tuple(normalized(X + 2, SCALE, OFFSET))[:5], f"check_vma={checked}")
+        of_all = jax.shard_map(
+            lambda *o: jax.lax.psum(energy(*o, norm=synchronized_normalized), "b"),
+            mesh=devices, in_specs=(replicas, P(), P(), replicas), out_specs=P(), check_vma=checked,
+        )  # fmt: skip
+        if checked:
+            in_two_ways(of_all, "derivatives")
+        else:
+            got, wanted = (jax.jit(jax.grad(f, (0, 1, 2)))(X, SCALE, OFFSET, WEIGHTS) for f in (of_all, energy))
+            close(got, wanted, "gradient, check_vma=False")
+
+
+@check
+def synchronized_batch_norm_over_two_axes_and_by_other_ways() -> None:
+    wanted = normalized(X, SCALE, OFFSET)
+
+    def over_two(x: Any) -> Any:
+        with frontend.synchronized(("b", "c")):
+            return normalized(x, SCALE, OFFSET).y
+
+    cut = P(("b", "c"))
+    close(jax.jit(jax.shard_map(over_two, mesh=mesh(b=4, c=2), in_specs=cut, out_specs=cut))(X), wanted.y, "two axes")
+    pairs = X.reshape(4, 2, *X.shape[1:])
+
+    def one(x: Any) -> Any:
+        return synchronized_normalized(x, SCALE, OFFSET)
+
+    mapped = jax.jit(jax.vmap(one, axis_name="b"))(pairs)
+    close(mapped.y.reshape(X.shape), wanted.y, "vmap")
+    close(mapped.batch_variance[3], wanted.batch_variance, "vmap, running variance")
+    close(jax.pmap(one, axis_name="b")(X[:, None]).y.reshape(X.shape), wanted.y, "pmap")
+
+    def of_members(x: Any, scale: Any, offset: Any, weights: Any) -> Any:
+        members = (x.reshape(pairs.shape), scale, offset, weights.reshape(pairs.shape))
+        single = partial(energy, norm=synchronized_normalized)
+        return jax.vmap(single, in_axes=(0, None, None, 0), axis_name="b")(*members).sum()
+
+    in_two_ways(of_members, "vmap, derivatives")
+    gathered = jax.shard_map(
+        lambda x, dy: tuple(gradient_operator(x, dy))[:3],
+        mesh=mesh(b=8), in_specs=(P("b"), P("b")), out_specs=(P("b"), P(), P()),
+    )  # fmt: skip
+    close(jax.jit(gathered)(X, WEIGHTS), tuple(gradient_operator(X, WEIGHTS, alone=True))[:3], "the gradient operator")
+
+
+def gradient_operator(x: Any, dy: Any, alone: bool = False) -> Any:
+    statistics = {"reserve_space_1": X.mean((0, 1, 2)), "reserve_space_2": X.var((0, 1, 2)), "reserve_space_3": 0.0}
+    with contextlib.nullcontext() if alone else frontend.synchronized("b"):
+        return raw.FusedBatchNormGradV3(y_backprop=dy, x=x, scale=SCALE, **statistics)
+
+
+@check
+def synchronized_says_where_it_belongs() -> None:
+    for function in (normalized, jax.jit(normalized)):
+        alone = function(X, SCALE, OFFSET)
+        try:
+            with frontend.synchronized("b"):
+                function(X, SCALE, OFFSET)
+        except ValueError as error:
+            assert "synchronized('b')" in str(error) and "shard_map" in str(error), error
+        else:
+            raise AssertionError("an axis that is not there, jitted or not, was not missed")
+        assert_same_bits(np.asarray(function(X, SCALE, OFFSET).y), np.asarray(alone.y), what="outside of the context")
+    with frontend.synchronized("b"):  # what ties nothing together needs no axis
+        y = q.fake_quant_with_min_max_args(X)
+        raw.FusedBatchNormV3(x=X, scale=SCALE, offset=OFFSET, mean=OFFSET, variance=SCALE, is_training=False)
+    assert_same_bits(np.asarray(y), np.asarray(q.fake_quant_with_min_max_args(X)), what="fake quantization")
+    for wrong in (None, (), ("b", None)):
+        try:
+            with frontend.synchronized(wrong):
+                pass
+        except TypeError as error:
+            assert "axis_name" in str(error)
+        else:
+            raise AssertionError(f"{wrong} was taken for a name")
+
+
 def main() -> int:
     found = {}
-    for name, function in CHECKS.items():
+    chosen = {name: CHECKS[name] for name in sys.argv[1:]} or CHECKS
+    for name, function in chosen.items():
         try:
             function()
             found[name] = None

@@ -115,6 +115,12 @@ EXAMPLES = {
         ),
         arrays((2, 2, 2, 3), (3,), (3,)),
     ),
+    "FusedBatchNormV3 inference, by its statistics": Example(
+        lambda a, s, m, v: (
+            raw.FusedBatchNormV3(x=a, scale=s, offset=s, mean=m, variance=v * v + 1, is_training=False, epsilon=0.01).y
+        ),
+        arrays((2, 2, 2, 3), (3,), (3,), (3,)),
+    ),
     "FusedBatchNormGradV3": batch_norm_gradient((2, 3, 2, 2), "NHWC", True),
     "FusedBatchNormGradV3 NCHW": batch_norm_gradient((2, 2, 3, 2), "NCHW", True),
     "FusedBatchNormGradV3 inference": batch_norm_gradient((2, 2, 3, 2), "NCHW", False),

@@ -52,7 +52,7 @@ def test_declarations_know_no_array_library(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((PACKAGE / "reference").glob("*.py")), ids=lambda p: p.name)
 def test_reference_is_numpy(path: Path) -> None:
     imported = imports_of(path)
-    assert roots(imported) <= {"numpy", "typing", "collections", "exactqat"}
+    assert roots(imported) <= {"numpy", "typing", "collections", "functools", "exactqat"}
     assert inside(imported) <= {"operators", "reference"}
 
 
@@ -60,7 +60,8 @@ def test_reference_is_numpy(path: Path) -> None:
 def test_frontends_are_generic(name: str) -> None:
     text = (PACKAGE / name).read_text()
     imported = imports_of(PACKAGE / name)
-    assert inside(imported) <= {"operators", "cpu", "triton"}
+    # What compiles for devices that have no kernels compiles the meaning itself.
+    assert inside(imported) <= {"operators", "cpu", "triton"} | ({"reference"} if name == "jax.py" else set())
     assert roots(imported) & ARRAY_LIBRARIES <= {name.removesuffix(".py"), "numpy"}
     for op in OPERATORS.values():
         for operator_name in filter(None, (op.name, op.raw_name)):

@@ -7,7 +7,10 @@ docs/jax.md says what comes of it.
 
 import inspect
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -31,9 +34,24 @@ from exactqat.operators.op import (
     is_array_like,
     unreadable,
 )
+from exactqat.reference import arrays as reference_arrays
+from exactqat.reference import computed
 
 _TARGET = "exactqat"
+<<<<<<< HEAD
 jax.ffi.register_ffi_target(_TARGET, kernels.xla_handler(), platform="cpu")
+=======
+_PATH = os.environ.get("EXACTQAT_JAX", "kernels")
+if _PATH not in ("kernels", "portable"):
+    raise ValueError(f"EXACTQAT_JAX must be 'kernels' or 'portable', got {_PATH!r}")
+if _PATH == "kernels":
+    if not hasattr(kernels, "xla_handler"):
+        raise ImportError(
+            "exactqat was built where jaxlib was not installed; install jax and build exactqat again to use it with "
+            "JAX, or set EXACTQAT_JAX=portable in the environment to do without kernels"
+        )
+    jax.ffi.register_ffi_target(_TARGET, kernels.xla_handler(), platform="cpu")
+>>>>>>> jax
 
 Attributes = tuple[tuple[str, Any], ...]
 
@@ -145,7 +163,8 @@ def _eager(op: Operator, attributes: Attributes, over: int | None, *arrays: Any)
 
 @_CALL.def_impl
 def _(*arrays: Any, op: Operator, attributes: Attributes, over: int | None, parts: Any) -> Any:
-    return _eager(op, attributes, over, *arrays)
+    with jax.disable_jit(False):  # which cannot be true of what is compiled already
+        return _eager(op, attributes, over, *arrays)
 
 
 @_CALL.def_abstract_eval
@@ -183,15 +202,73 @@ def _lower_on_cpu(
     return mlir.lower_fun(function, multiple_results=True)(context, *values)
 
 
-def _lower_elsewhere(context: Any, *values: Any, op: Operator, **_: Any) -> Any:
-    platforms = getattr(context, "platforms", None) or context.module_context.platforms
-    raise NotImplementedError(
-        f"{op.name}: with JAX exactqat has kernels for the platform cpu only, not for {', '.join(platforms)}; run this "
-        f"part on the CPU, as with jax.jit(..., backend='cpu') or jax.default_device(jax.devices('cpu')[0])"
-    )
+# Where there are no kernels XLA compiles the reference, which needs float64 whatever the program around it has.
 
 
-mlir.register_lowering(_CALL, _lower_on_cpu, platform="cpu")
+def _with_float64() -> Any:
+    # Its place from JAX 0.8, and that before.
+    return jax.enable_x64(True) if hasattr(jax, "enable_x64") else getattr(jax.experimental, "enable_x64")()  # noqa: B009
+
+
+def _without_mesh() -> Any:
+    if not hasattr(jax.sharding, "use_abstract_mesh"):
+        return nullcontext()
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+
+
+def _scanned(step: Any, start: Any, arrays: Any) -> Any:
+    return jax.lax.scan(lambda state, items: (step(state, *items), None), start, arrays)[0]
+
+
+reference_arrays.COMPILERS[jnp] = reference_arrays.Compiler(_scanned, jax.lax.optimization_barrier)
+
+
+def _traced(op: Operator, attributes: Attributes, specs: tuple[TensorSpec, ...]) -> Any:
+    """The reference of a call as a function that is traced once, and so becomes one function of a program."""
+    lowered = _lowered(op, specs, attributes)
+
+    def function(*arrays: Any) -> Any:
+        return computed(lowered, arrays)
+
+    arguments = [jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype)) for spec in specs]
+    with _without_mesh():  # what is traced serves other programs, too
+        return jax.jit(jaxpr_as_fun(jax.make_jaxpr(function)(*arguments)))
+
+
+_traced_once = lru_cache(maxsize=4096)(_traced)
+
+
+def _lower_elsewhere(
+    context: Any, *values: Any, op: Operator, attributes: Attributes, over: int | None, parts: Any
+) -> Any:
+    if parts is not None:
+        return mlir.lower_fun(jaxpr_as_fun(parts), multiple_results=True)(context, *values)
+    specs = tuple(_spec(aval) for aval in context.avals_in)
+    static = all(isinstance(size, int) for spec in specs for size in spec.shape)
+    # What varies over which devices is known of the call, and of no interest inside.
+    plain = [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in]
+    with _with_float64():
+        function = (_traced_once if static else _traced)(op, attributes, specs)
+        sizes = _wide_sizes(context)
+        return mlir.lower_fun(function, multiple_results=True)(
+            context.replace(avals_in=plain, dim_var_values=sizes), *values
+        )
+
+
+def _wide_sizes(context: Any) -> Any:
+    """The sizes that are known when the program runs as JAX passes them on where it has 64 bits."""
+    sizes = context.dim_var_values
+    if not sizes:
+        return sizes
+    given = [jax.core.ShapedArray((), np.dtype(str(size.type.element_type).replace("i", "int"))) for size in sizes]
+
+    def widened(*sizes: Any) -> Any:
+        return [jax.lax.convert_element_type(size, np.int64) for size in sizes]
+
+    return mlir.lower_fun(widened, multiple_results=True)(context.replace(avals_in=given), *sizes)
+
+
+mlir.register_lowering(_CALL, _lower_on_cpu if _PATH == "kernels" else _lower_elsewhere, platform="cpu")
 mlir.register_lowering(_CALL, _lower_elsewhere)
 
 
@@ -537,6 +614,9 @@ def _parts(op: Operator, attributes: Attributes, over: int | None, specs: tuple[
     cutting = _Cutting(op, attributes, specs)
     axes = cutting.axes
 
+    def alone(attributes: Attributes, arrays: Any) -> Any:
+        return _CALL.bind(*arrays, op=op, attributes=attributes, over=over, parts=None)
+
     def cut_as(mesh: Any, given: Any, asked: Any = ()) -> _Cut:
         if not all(isinstance(array.sharding, NamedSharding) for array in given):
             raise NotImplementedError(f"{op.name}: exactqat knows of shardings over a jax.sharding.Mesh only")
@@ -562,7 +642,7 @@ def _parts(op: Operator, attributes: Attributes, over: int | None, specs: tuple[
             if (tied := across(axes.whole)) and op.parts_rule is not None:
                 total = partial(jax.lax.psum, axis_name=tied)
                 return tuple(op.parts_rule(total, arrays, dict(local))[: len(op.results)])
-            answer = _kernel(op, local, over, *arrays)
+            answer = alone(local, arrays)
             return tuple(
                 jax.lax.psum(result, names) if (names := across(sums)) else result
                 for result, sums in zip(answer, axes.sums, strict=True)
@@ -578,10 +658,79 @@ def _parts(op: Operator, attributes: Attributes, over: int | None, specs: tuple[
 
     @custom_partitioning
     def call(*arrays: Any) -> Any:
-        return tuple(_kernel(op, attributes, over, *arrays))
+        return tuple(alone(attributes, arrays))
 
     call.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=cutting.rule())
     return jax.make_jaxpr(call)(*[jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype)) for spec in specs])
+
+
+# Replicas in a named axis, as inside `jax.shard_map`: what ties a batch together may be taken over all of them.
+
+
+class _Context:
+    """What `jax.make_user_context` gives, which older versions of JAX do not have; there traces that are kept do not
+    know of it."""
+
+    def __init__(self) -> None:
+        self._variable: ContextVar[Any] = ContextVar("replicas", default=None)
+
+    @property
+    def value(self) -> Any:
+        return self._variable.get()
+
+    @contextmanager
+    def __call__(self, value: Any) -> Iterator[None]:
+        token = self._variable.set(value)
+        try:
+            yield
+        finally:
+            self._variable.reset(token)
+
+
+_replicas: Any = jax.make_user_context(None) if hasattr(jax, "make_user_context") else _Context()
+
+
+@contextmanager
+def synchronized(axis_name: Hashable | tuple[Hashable, ...]) -> Iterator[None]:
+    """While the context lasts, statistics of a batch in training are those of all replicas' batches together.
+
+    For functions that run in a named axis, as batch norm inside of `jax.shard_map`, `jax.pmap` or
+    `jax.vmap(..., axis_name=...)`, where each replica has its share of the batch. Gradients, forward mode and second
+    derivatives are those of the whole batch as well, but for the last bits: each replica's sums are in the library's
+    order and rounded, then JAX adds them up. What a gradient operator is given directly is summed likewise. Operators
+    that do not look at a batch as a whole are not changed.
+
+    Args:
+        axis_name: of the axis, or a tuple of several.
+    Raises:
+        TypeError: no name. ValueError, by the operator: an axis that is not there.
+    """
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    if not names or any(name is None for name in names):
+        raise TypeError(f"axis_name must be the name of an axis or a tuple of names, got {axis_name!r}")
+    with _replicas(names):
+        yield
+
+
+def _over_replicas(op: Operator, attributes: Attributes, arrays: list[Any]) -> tuple[Any, ...] | None:
+    """The results with the sums of all replicas, None if those of one are all that is asked for."""
+    names = _replicas.value
+    if names is None or op.parts_rule is None:
+        return None
+    specs = tuple(_spec(array) for array in arrays)
+    _lowered(op, specs, attributes)
+    axes = op.axes_of(specs, attributes)
+    if axes is None or not set(axes.whole) - {"?"}:
+        return None
+    try:
+        jax.lax.axis_index(names)
+    except NameError as error:
+        raise ValueError(
+            f"{op.name}: synchronized({', '.join(map(repr, names))}) is for functions that run in such an axis, as "
+            f"inside of jax.shard_map, jax.pmap or jax.vmap(..., axis_name=...): {error}"
+        ) from None
+    total = partial(jax.lax.psum, axis_name=names)
+    return tuple(op.parts_rule(total, tuple(arrays), dict(attributes))[: len(op.results)])
 
 
 # The frontend.
@@ -615,7 +764,8 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tup
     run = _bind if any(isinstance(array, jax.core.Tracer) for array in arrays) else _eager
     over = _over(op, operands, out)
     try:
-        return op.wrap(run(op, tuple(attributes.items()), over, *arrays))
+        together = _over_replicas(op, tuple(attributes.items()), arrays)
+        return op.wrap(together if together is not None else run(op, tuple(attributes.items()), over, *arrays))
     except TypeError:
         fitted = _fitted(op, operands, arrays)
         if all(array.dtype == before.dtype for array, before in zip(fitted, arrays, strict=True)):

@@ -351,8 +351,8 @@ def _(gradients, operands, results, attributes):
 @fused_batch_norm_grad_v2.gradient(of=_GRADIENT_RESULTS)
 @fused_batch_norm_grad_v3.gradient(of=_GRADIENT_RESULTS)
 def _(gradients, operands, results, attributes):
-    to_dy, to_x, to_scale = _second_order(gradients, operands, attributes)
-    return to_dy, to_x, to_scale, *(None for _ in operands[3:])
+    computed = _second_order(gradients, operands, attributes)
+    return *computed, *(None for _ in operands[5:])
 
 
 def _second_order(gradients: Any, operands: Any, attributes: Any) -> Any:
@@ -360,7 +360,8 @@ def _second_order(gradients: Any, operands: Any, attributes: Any) -> Any:
     again.
 
     As in TensorFlow the statistics are those of `x` in training, whatever the reserve spaces hold, and the reserve
-    spaces get no gradient. h is x normalized, r = 1/sqrt(variance + epsilon), M the mean over all but the channels.
+    spaces get no gradient then; in inference they are operands like any other. h is x normalized,
+    r = 1/sqrt(variance + epsilon), M the mean over all but the channels.
     """
     a, b, c = (widened(gradient) for gradient in gradients[:3])
     dy, x, scale, mean, variance = (widened(operand) for operand in operands[:5])
@@ -382,6 +383,10 @@ def _second_order(gradients: Any, operands: Any, attributes: Any) -> Any:
         to_dy = a * s * r + b * h + c
         to_x = b * dy * r
         to_scale = channel_sum(a * dy * r, data_format)
+        inverse, to_h = (variance + epsilon) ** -0.5, b.reshape(scale.shape)
+        to_mean = -to_h * inverse * channel_sum(dy, data_format)
+        slope = scale * channel_sum(a * dy, data_format) + to_h * channel_sum(dy * (x - spread(mean)), data_format)
+        return to_dy, to_x, to_scale, to_mean, -0.5 * inverse**3 * slope
     else:
         centered = x - M(x)
         r = (M(centered * centered) + epsilon) ** -0.5
@@ -392,7 +397,7 @@ def _second_order(gradients: Any, operands: Any, attributes: Any) -> Any:
         to_scale = channel_sum(a * r * projected_dy, data_format)
         curvature = h * (M(a * dy) - a_mean * dy_mean - a_slope * dy_slope)
         to_x = b * r * projected_dy - s * r * r * (curvature + dy_slope * projected_a + a_slope * projected_dy)
-    return to_dy, to_x, to_scale
+    return to_dy, to_x, to_scale, None, None
 
 
 @channel_sum.gradient
@@ -469,7 +474,9 @@ def _forward_by_parts(inference: Any, total: Any, operands: Any, attributes: Any
             (1.0 - factor) * mean + factor * batch_mean,
             (1.0 - factor) * variance + factor * unbiased,
         )
-    return y, *running, batch_mean, batch_variance, batch_mean[:0].sum()
+    # Not the sum of an empty array: XLA has none under `shard_map` without `jit`.
+    nothing = 0 * (batch_mean != batch_mean).astype(batch_mean.dtype).sum()
+    return y, *running, batch_mean, batch_variance, nothing
 
 
 def _part(total: Any, x: Any, data_format: str) -> tuple[tuple[int, ...], Any]:

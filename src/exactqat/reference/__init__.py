@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The meaning of every kernel, in NumPy: TensorFlow's order of operations, written to be read, never optimised."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from exactqat.operators import OPERATORS, Operator
-from exactqat.operators.op import TensorSpec
+from exactqat.operators.op import Lowering, TensorSpec
 from exactqat.reference import depthwise_conv2d, fake_quant, fake_quant_rows, fused_batch_norm, quantize_and_dequantize
+from exactqat.reference.arrays import namespace
 
 KERNELS = {
     name: function
@@ -18,9 +19,23 @@ KERNELS = {
 }
 
 
-def _widened(array: np.ndarray) -> np.ndarray:
+def _widened(array: Any) -> Any:
     """16-bit tensors are computed with as float32 ones; the results are rounded to 16 bits at the end."""
     return array.astype(np.float32) if array.dtype.itemsize == 2 else array
+
+
+def computed(lowered: Lowering, arrays: Sequence[Any]) -> list[Any]:
+    """The results of a checked call, on arrays of any one library that follows the array API standard."""
+    xp = namespace(*arrays)
+    # By object, not by name: NumPy knows the name bfloat16 only through the package that defines it.
+    named = {name: np.dtype(name) for name in ("float32", "float64", "uint8")} | {a.dtype.name: a.dtype for a in arrays}
+    with np.errstate(all="ignore"):
+        results = KERNELS[lowered.kernel](*(_widened(a) for a in arrays), **lowered.numbers)
+        results = results if isinstance(results, tuple) else (results,)
+        return [
+            xp.asarray(r).astype(named[s.dtype]).reshape(s.shape)
+            for r, s in zip(results, lowered.results, strict=False)
+        ]
 
 
 def call(op: str | Operator, operands: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> Any:
@@ -29,13 +44,4 @@ def call(op: str | Operator, operands: Mapping[str, np.ndarray], attributes: Map
         op = next(o for o in OPERATORS.values() if op in (o.name, o.raw_name))
     arrays, checked = op.bind((), {**operands, **attributes})
     lowered = op.lower(tuple(TensorSpec(a.shape, a.dtype.name) for a in arrays), tuple(checked.items()))
-    # By object, not by name: NumPy knows the name bfloat16 only through the package that defines it.
-    named = {name: np.dtype(name) for name in ("float32", "float64", "uint8")} | {a.dtype.name: a.dtype for a in arrays}
-    with np.errstate(all="ignore"):
-        results = KERNELS[lowered.kernel](*(_widened(a) for a in arrays), **lowered.numbers)
-        results = results if isinstance(results, tuple) else (results,)
-        rounded = [
-            np.asarray(r).astype(named[s.dtype]).reshape(s.shape)
-            for r, s in zip(results, lowered.results, strict=False)
-        ]
-    return op.wrap(rounded)
+    return op.wrap(computed(lowered, arrays))

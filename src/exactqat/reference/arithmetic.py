@@ -8,6 +8,8 @@ for float64 ones the same operation 64 binary orders higher decides.
 
 import numpy as np
 
+from exactqat.reference.arrays import divisor, namespace
+
 SMALLEST_NORMAL = {np.dtype("float32"): 2.0**-126, np.dtype("float64"): 2.0**-1022}
 # Below this a float32 result, rounded to 24 bits with unlimited exponent, would still be less than the smallest normal.
 ROUNDS_BELOW_NORMAL = 2.0**-126 * (1 - 2.0**-25)
@@ -17,26 +19,29 @@ SMALLEST_NORMAL_UP = 2.0**-1022 * UP
 
 def flush(v):
     """Denormals become zeros of the same sign."""
-    v = np.asarray(v)
-    return np.where(np.abs(v) < SMALLEST_NORMAL[v.dtype], np.copysign(v.dtype.type(0), v), v)
+    xp = namespace(v)
+    v = xp.asarray(v)
+    return xp.where(xp.abs(v) < SMALLEST_NORMAL[v.dtype], v * v.dtype.type(0), v)
 
 
 def _round(exact, dtype):
     """A float64 result to `dtype`, denormals flushed."""
     if dtype == np.float64:
         return flush(exact)
-    rounded = exact.astype(dtype)
-    return np.where(np.abs(exact) < ROUNDS_BELOW_NORMAL, np.copysign(dtype.type(0), rounded), rounded)
+    xp, rounded = namespace(exact), exact.astype(dtype)
+    return xp.where(xp.abs(exact) < ROUNDS_BELOW_NORMAL, rounded * dtype.type(0), rounded)
 
 
 def _round_double(result, up):
     """A float64 result, and the same one 64 binary orders higher, where only what is far from denormal overflows."""
-    return np.where(np.abs(up) < SMALLEST_NORMAL_UP, np.copysign(0.0, result), flush(result))
+    xp = namespace(result)
+    return xp.where(xp.abs(up) < SMALLEST_NORMAL_UP, xp.copysign(0.0, result), flush(result))
 
 
 def _operands(*values):
-    dtype = np.result_type(*values)
-    return dtype, [flush(np.asarray(v, dtype)).astype(np.float64) for v in values]
+    xp = namespace(*values)
+    dtype = xp.result_type(*values)
+    return dtype, [flush(xp.asarray(v, dtype=dtype)).astype(np.float64) for v in values]
 
 
 def add(a, b):
@@ -55,23 +60,25 @@ def multiply(a, b):
 def divide(a, b):
     # A quotient of 24-bit numbers rounded to 53 bits and then to 24 is the correctly rounded one (53 >= 2 * 24 + 2).
     dtype, (a, b) = _operands(a, b)
+    b = divisor(b, a)
     return _round_double(a / b, (a * UP) / b) if dtype == np.float64 else _round(a / b, dtype)
 
 
 def narrow(v, dtype):
     """A float64 value rounded once to `dtype`, denormals flushed."""
-    return _round(np.asarray(v, np.float64), np.dtype(dtype))
+    return _round(namespace(v).asarray(v, dtype=np.float64), np.dtype(dtype))
 
 
 def fused_multiply_add(a, b, c):
     """a * b + c, rounded once."""
     dtype, (a, b, c) = _operands(a, b, c)
     if dtype == np.float64:
+        xp = namespace(a, b, c)
         plain, up = _fused_multiply_add_double(a, b, c), _fused_multiply_add_double(a * UP, b, c * UP)
         # Small products have rounding errors that only the larger ones can hold, and zeros their signs from plain sums.
         product = a * b
-        zero = np.where((a != 0) & (b != 0) & (c == 0), product, product + c)
-        return _round_double(np.where(up == 0, zero, np.where(np.abs(up) < 2.0**-512, up / UP, plain)), up)
+        zero = xp.where((a != 0) & (b != 0) & (c == 0), product, product + c)
+        return _round_double(xp.where(up == 0, zero, xp.where(xp.abs(up) < 2.0**-512, up / UP, plain)), up)
     product = a * b  # exact: 24 + 24 bits
     total, error = _two_sum(product, c)
     return _round(_to_odd(total, error), dtype)
@@ -100,9 +107,10 @@ def _two_product(a, b):
 def _to_odd(total, error):
     """Round to odd: the one intermediate rounding after which a second rounding to fewer bits is right (Boldo,
     Melquiond)."""
-    even = (np.asarray(total).view(np.int64) & 1) == 0
-    inexact = (error != 0) & np.isfinite(total) & np.isfinite(error)
-    return np.where(inexact & even, np.nextafter(total, np.where(error > 0, np.inf, -np.inf)), total)
+    xp = namespace(total)
+    even = (total.view(np.int64) & 1) == 0
+    inexact = (error != 0) & xp.isfinite(total) & xp.isfinite(error)
+    return xp.where(inexact & even, xp.nextafter(total, xp.where(error > 0, np.inf, -np.inf)), total)
 
 
 def _fused_multiply_add_double(a, b, c):
@@ -111,4 +119,5 @@ def _fused_multiply_add_double(a, b, c):
     t_high, t_low = _two_sum(c, low)
     v_high, v_low = _two_sum(high, t_high)
     result = v_high + _to_odd(*_two_sum(t_low, v_low))
-    return np.where(np.isfinite(result), result, a * b + c)
+    xp = namespace(result)
+    return xp.where(xp.isfinite(result), result, a * b + c)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from exactqat.reference.arithmetic import add, divide, flush, multiply, narrow, subtract
+from exactqat.reference.arrays import namespace
 from exactqat.reference.summation import tree_sum
 
 
@@ -26,25 +27,27 @@ def _nudge(min, max, num_bits, narrow_range):
     inverse = divide(steps, subtract(max, min))
     zero_point_from_min = subtract(quant_min, divide(min, scale))
     # Half away from zero; the zero point is never negative here. trunc + comparison avoids the rounding of "+ 0.5".
-    whole = np.floor(zero_point_from_min)
-    rounded = np.where(zero_point_from_min - whole >= 0.5, whole + 1, whole)
-    zero_point = np.where(
-        zero_point_from_min < quant_min, quant_min, np.where(zero_point_from_min > quant_max, quant_max, rounded)
+    xp = namespace(min, max)
+    whole = xp.floor(zero_point_from_min)
+    rounded = xp.where(zero_point_from_min - whole >= 0.5, whole + 1, whole)
+    zero_point = xp.where(
+        zero_point_from_min < quant_min, quant_min, xp.where(zero_point_from_min > quant_max, quant_max, rounded)
     )
-    zero_point = np.where(np.isnan(zero_point_from_min), real(0), zero_point).astype(real)
+    zero_point = xp.where(xp.isnan(zero_point_from_min), real(0), zero_point).astype(real)
     nudged_min = multiply(subtract(quant_min, zero_point), scale)
     nudged_max = multiply(subtract(quant_max, zero_point), scale)
-    quant_zero = np.floor(add(multiply(-nudged_min, inverse), real(0.5)))
+    quant_zero = xp.floor(add(multiply(-nudged_min, inverse), real(0.5)))
     return _Nudged(nudged_min, nudged_max, scale, inverse, quant_zero)
 
 
 def _quantize(inputs, nudged, by_division):
-    clamped = np.where(nudged.nudged_max < inputs, nudged.nudged_max, inputs)
-    clamped = np.where(clamped < nudged.nudged_min, nudged.nudged_min, clamped)
+    xp = namespace(inputs)
+    clamped = xp.where(nudged.nudged_max < inputs, nudged.nudged_max, inputs)
+    clamped = xp.where(clamped < nudged.nudged_min, nudged.nudged_min, clamped)
     shifted = subtract(clamped, nudged.nudged_min)
     steps = divide(shifted, nudged.nudged_scale) if by_division else multiply(shifted, nudged.inv_nudged_scale)
     half = inputs.dtype.type(0.5)
-    return multiply(np.floor(add(subtract(steps, nudged.quant_zero), half)), nudged.nudged_scale)
+    return multiply(xp.floor(add(subtract(steps, nudged.quant_zero), half)), nudged.nudged_scale)
 
 
 def _no_range(min, max):
@@ -63,7 +66,8 @@ def _pack(inputs, nudged):
     """Four elements in a byte, the first in its lowest 2 bits: 1 above, 2 below, 3 inside (or both), 0 neither."""
     inside, below, above = (side == 1 for side in _sides(inputs, nudged))
     codes = ((inside | above) + 2 * (inside | below)).astype(np.uint8).reshape(-1)
-    codes = np.concatenate([codes, np.zeros(-codes.size % 4, np.uint8)]).reshape(-1, 4)
+    xp = namespace(inputs)
+    codes = xp.concatenate([codes, xp.zeros(-codes.size % 4, dtype=np.uint8)]).reshape(-1, 4)
     return (codes << np.array([0, 2, 4, 6], np.uint8)).sum(axis=1, dtype=np.uint8)
 
 
@@ -105,12 +109,12 @@ def fake_quant_with_min_max_args_gradient(gradients, inputs, *, min, max, num_bi
 
 def fake_quant_with_min_max_vars(inputs, min, max, *, num_bits, narrow_range):
     outputs = _quantize(flush(inputs), _nudge(min, max, num_bits, narrow_range), by_division=True)
-    return np.where(_no_range(min, max), inputs.dtype.type(0), outputs)
+    return namespace(inputs).where(_no_range(min, max), inputs.dtype.type(0), outputs)
 
 
 def fake_quant_with_min_max_vars_per_channel(inputs, min, max, *, num_bits, narrow_range):
     outputs = _quantize(flush(inputs), _nudge(min, max, num_bits, narrow_range), by_division=False)
-    return np.where(_no_range(min, max), inputs.dtype.type(0), outputs)
+    return namespace(inputs).where(_no_range(min, max), inputs.dtype.type(0), outputs)
 
 
 def fake_quant_with_min_max_vars_training(inputs, min, max, *, num_bits, narrow_range):
@@ -126,11 +130,11 @@ def fake_quant_with_min_max_vars_per_channel_training(inputs, min, max, *, num_b
 def _gradients(gradients, sides, min, max):
     """Over rows of channels."""
     inside, below, above = sides
-    no_range = _no_range(min, max)
-    backprops = np.where(no_range, gradients, multiply(gradients, inside))
+    xp, no_range = namespace(gradients), _no_range(min, max)
+    backprops = xp.where(no_range, gradients, multiply(gradients, inside))
     rows = (-1, min.size) if min.size else (0, 0)
     sums = [narrow(tree_sum(multiply(gradients, side).reshape(rows)), gradients.dtype) for side in (below, above)]
-    return backprops, *(np.where(no_range, gradients.dtype.type(0), total) for total in sums)
+    return backprops, *(xp.where(no_range, gradients.dtype.type(0), total) for total in sums)
 
 
 def fake_quant_with_min_max_vars_per_channel_gradient(gradients, inputs, min, max, *, num_bits, narrow_range):
@@ -162,9 +166,9 @@ def fake_quant_with_min_max_vars_gradient_from_mask(gradients, mask, min, max, *
 
 def _transpose(input_cotangent, min_cotangent, max_cotangent, sides, min, max):
     inside, below, above = sides
-    zero = input_cotangent.dtype.type(0)
-    chosen = np.where(below == 1, min_cotangent, np.where(above == 1, max_cotangent, zero))
-    return np.where((inside == 1) | _no_range(min, max), input_cotangent, chosen)
+    xp, zero = namespace(input_cotangent), input_cotangent.dtype.type(0)
+    chosen = xp.where(below == 1, min_cotangent, xp.where(above == 1, max_cotangent, zero))
+    return xp.where((inside == 1) | _no_range(min, max), input_cotangent, chosen)
 
 
 def fake_quant_with_min_max_vars_gradient_transpose(

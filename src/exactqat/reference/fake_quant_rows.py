@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fake quantization of rows by their largest magnitude: the per-channel operators, turned."""
 
-import numpy as np
-
 from exactqat.reference import fake_quant
+from exactqat.reference.arrays import namespace
 
 
 def _columns(inputs):
     """Channels last, and their range."""
     columns = inputs.reshape(inputs.shape[0], -1).T if inputs.size else inputs.reshape(0, inputs.shape[0])
-    magnitude = np.abs(columns).max(0, initial=0)
+    magnitude = namespace(inputs).abs(columns).max(0, initial=0)
     return columns, -magnitude, magnitude
 
 

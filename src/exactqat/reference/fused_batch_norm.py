@@ -9,6 +9,7 @@ import numpy as np
 
 from exactqat.reference import fake_quant
 from exactqat.reference.arithmetic import add, divide, flush, multiply, narrow, subtract
+from exactqat.reference.arrays import namespace
 from exactqat.reference.summation import tree_sum
 
 
@@ -27,21 +28,27 @@ def _double(*vectors):
     return [flush(v).astype(np.float64) for v in vectors]
 
 
+def _count(rows):
+    """How many there are, in float64; a compiler may know that late."""
+    count = rows.shape[0]
+    return float(count) if isinstance(count, int) else namespace(rows).asarray(count).astype(np.float64)
+
+
 def _statistics(rows):
     """Mean and biased variance of each column."""
-    count = float(rows.shape[0])
-    first = np.where(np.isfinite(rows[0]), rows[0], 0.0)
+    xp, count = namespace(rows), _count(rows)
+    first = xp.where(xp.isfinite(rows[0]), rows[0], 0.0)
     shifted = subtract(rows, first)
     total = tree_sum(shifted)
     squares = tree_sum(multiply(shifted, shifted))
     mean = add(first, divide(total, count))
     variance = divide(subtract(squares, divide(multiply(total, total), count)), count)
-    return mean, np.where(variance < 0, 0.0, variance)
+    return mean, xp.where(variance < 0, 0.0, variance)
 
 
 def _updated(mean, variance, batch_mean, batch_variance, count, exponential_avg_factor, real):
     """The running statistics after a batch."""
-    unbiased = multiply(batch_variance, count / max(count - 1, 1.0))
+    unbiased = multiply(batch_variance, count / namespace(count).maximum(count - 1, 1.0))
     if exponential_avg_factor == 1.0:
         return batch_mean, unbiased
     factor = _attribute(exponential_avg_factor, real)
@@ -57,7 +64,7 @@ def _attribute(value, dtype):
 
 
 def _normalized(rows, scale, offset, mean, variance, epsilon):
-    factor_of_x = multiply(divide(1.0, np.sqrt(add(variance, epsilon))), scale)
+    factor_of_x = multiply(divide(1.0, namespace(variance).sqrt(add(variance, epsilon))), scale)
     return add(multiply(subtract(rows, mean), factor_of_x), offset)
 
 
@@ -74,9 +81,7 @@ def fused_batch_norm(
     running = mean, variance
     if is_training:
         batch_mean, batch_variance = _statistics(rows)
-        running = _updated(
-            mean, variance, batch_mean, batch_variance, float(rows.shape[0]), exponential_avg_factor, real
-        )
+        running = _updated(mean, variance, batch_mean, batch_variance, _count(rows), exponential_avg_factor, real)
         mean, variance = batch_mean, batch_variance
     y = _normalized(rows, scale, offset, mean, variance, epsilon)
     vectors = [narrow(v, x.dtype) for v in (*running, mean, variance)]
@@ -96,13 +101,13 @@ def fused_batch_norm_grad(
         return x, zeros, zeros, empty, empty
     gradients, rows = _rows(y_backprop, outer, channels, inner), _rows(x, outer, channels, inner)
     scale, mean, variance = _double(scale, reserve_space_1, reserve_space_2)
-    inverse = divide(1.0, np.sqrt(add(variance, _attribute(epsilon, x.dtype))))
+    inverse = divide(1.0, namespace(variance).sqrt(add(variance, _attribute(epsilon, x.dtype))))
     centered = subtract(rows, mean)
     offset_backprop = tree_sum(gradients)
     product = tree_sum(multiply(gradients, centered))
     factor = multiply(scale, inverse)
     if is_training:
-        count = float(rows.shape[0])
+        count = _count(rows)
         gradient_mean = divide(offset_backprop, count)
         slope = multiply(multiply(inverse, inverse), divide(product, count))
         x_backprop = multiply(factor, subtract(subtract(gradients, gradient_mean), multiply(centered, slope)))
@@ -123,10 +128,10 @@ _NONE, _RELU, _RELU6 = range(3)
 def _activated(y, activation):
     """The activation, and where gradients pass it; NaN stays and passes."""
     if activation == _NONE:
-        return y, np.full(y.shape, True)
-    real = y.dtype.type
-    passes, activated = ~(y <= 0), np.where(y < 0, real(0), y)
-    return (np.where(y > 6, real(6), activated), passes & ~(y >= 6)) if activation == _RELU6 else (activated, passes)
+        return y, True
+    xp, real = namespace(y), y.dtype.type
+    passes, activated = ~(y <= 0), xp.where(y < 0, real(0), y)
+    return (xp.where(y > 6, real(6), activated), passes & ~(y >= 6)) if activation == _RELU6 else (activated, passes)
 
 
 def batch_norm_statistics(x, scale, offset, mean, variance, *, epsilon, exponential_avg_factor, activation):
@@ -134,7 +139,7 @@ def batch_norm_statistics(x, scale, offset, mean, variance, *, epsilon, exponent
     rows = _rows(x, x.size // channels, channels, 1)
     scale, offset, mean, variance = _double(scale, offset, mean, variance)
     batch_mean, batch_variance = _statistics(rows)
-    running = _updated(mean, variance, batch_mean, batch_variance, float(rows.shape[0]), exponential_avg_factor, real)
+    running = _updated(mean, variance, batch_mean, batch_variance, _count(rows), exponential_avg_factor, real)
     y = _normalized(rows, scale, offset, batch_mean, batch_variance, _attribute(epsilon, real))
     activated, _ = _activated(narrow(y, x.dtype), activation)
     vectors = [narrow(v, x.dtype) for v in running]
@@ -148,7 +153,8 @@ def quantized_batch_norm(x, scale, offset, mean, variance, min, max, **numbers):
 def quantized_batch_norm_training(
     x, scale, offset, mean, variance, min, max, *, epsilon, activation, num_bits, narrow_range
 ):
-    if min > max:
+    xp = namespace(x)
+    if xp is np and min > max:
         raise ValueError("min must not be greater than max")
     channels = x.shape[-1]
     rows = _rows(x, x.size // channels if channels else 0, channels, 1)
@@ -157,13 +163,14 @@ def quantized_batch_norm_training(
     activated, passes = _activated(narrow(y, x.dtype), activation)
     quantization = {"num_bits": num_bits, "narrow_range": narrow_range}
     outputs = fake_quant.fake_quant_with_min_max_vars(activated, min, max, **quantization)
-    one = np.ones_like(activated)
+    outputs = xp.where(min > max, np.nan, outputs).astype(x.dtype)  # where nobody can be told
+    one = xp.ones_like(activated)
     states = fake_quant.fake_quant_with_min_max_vars_gradient_transpose(
         one, 2 * one, 3 * one, activated, min, max, **quantization
     )
-    states = np.where((states == 1) & ~passes, 0, states).astype(np.uint8).reshape(-1)
-    fours = np.pad(states, (0, -states.size % 4)).reshape(-1, 4)
-    return outputs.reshape(x.shape), (fours << np.arange(0, 8, 2, dtype=np.uint8)).sum(1)
+    states = xp.where((states != 1) | passes, states, 0).astype(np.uint8).reshape(-1)
+    fours = xp.pad(states, (0, -states.size % 4)).reshape(-1, 4)
+    return outputs.reshape(x.shape), (fours << np.arange(0, 8, 2, dtype=np.uint8)).sum(1, dtype=np.uint8)
 
 
 def _states(mask, size):
@@ -175,14 +182,14 @@ def quantized_batch_norm_states(mask, x):
 
 
 def quantized_batch_norm_gradient(gradients, x, scale, mean, variance, mask, *, epsilon, range_gradients):
-    real, channels = x.dtype.type, x.shape[-1]
+    xp, real, channels = namespace(x), x.dtype.type, x.shape[-1]
     states = _states(mask, x.size).reshape(x.shape)
-    passed = np.where(states == 1, gradients, real(0))
+    passed = xp.where(states == 1, gradients, real(0))
     mean, variance = narrow(mean, x.dtype), narrow(variance, x.dtype)
     outer = x.size // channels if channels else 0
     computed = fused_batch_norm_grad(
         passed, x, scale, mean, variance, epsilon=epsilon, is_training=1, outer=outer, channels=channels, inner=1
     )
-    sides = [np.where(states == side, gradients, real(0)).reshape(-1) for side in (2, 3)]
+    sides = [xp.where(states == side, gradients, real(0)).reshape(-1) for side in (2, 3)]
     of_range = [narrow(tree_sum(flush(side).astype(np.float64)), x.dtype) if range_gradients else 0 for side in sides]
     return *computed[:3], *of_range

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one order in which this library sums, on every device: see docs/decisions/summation-order.md."""
 
-import numpy as np
-
-from exactqat.reference.arithmetic import add
+from exactqat.reference.arithmetic import flush
+from exactqat.reference.arrays import namespace, zeros
 
 BLOCK = 64
 LANES = 8
+# Enough for any tensor where a compiler does not know how many items there are: adding up one sum changes nothing.
+MOST_LEVELS = 6
 
 
 def tree_sum(values):
@@ -16,19 +17,23 @@ def tree_sum(values):
     starting from +0, then the 8 lanes are folded in halves, lane i + lane i + h for h = 4, 2, 1. The blocks' sums are
     items again, until one is left. Items beyond the end count as nothing.
     """
-    values = np.asarray(values, np.float64)
+    xp = namespace(values)
+    values = flush(xp.asarray(values, dtype=xp.float64))
+    if values.shape[0] == 0:
+        return xp.zeros(values.shape[1:])
+    levels = 0
     while True:
         count = values.shape[0]
-        blocks = max(-(-count // BLOCK), 1)
-        padded = np.full((blocks * BLOCK, *values.shape[1:]), -0.0)  # adding -0 changes nothing, not even -0
-        padded[:count] = values
-        items = padded.reshape(blocks, BLOCK // LANES, LANES, *values.shape[1:])
-        lanes = np.zeros((blocks, LANES, *values.shape[1:]))
+        blocks = -(-count // BLOCK)
+        # Adding -0 changes nothing, not even -0.
+        beyond = xp.full((blocks * BLOCK - count, *values.shape[1:]), -0.0)
+        items = xp.concatenate([values, beyond]).reshape(blocks, BLOCK // LANES, LANES, *values.shape[1:])
+        lanes = zeros(xp, (blocks, LANES, *values.shape[1:]), values.dtype)
         for step in range(BLOCK // LANES):
-            lanes = add(lanes, items[:, step])
+            lanes = flush(lanes + items[:, step])
         while lanes.shape[1] > 1:
             half = lanes.shape[1] // 2
-            lanes = add(lanes[:, :half], lanes[:, half:])
-        values = lanes[:, 0]
-        if blocks == 1:
+            lanes = flush(lanes[:, :half] + lanes[:, half:])
+        values, levels = lanes[:, 0], levels + 1
+        if isinstance(blocks, int) and blocks == 1 or levels == MOST_LEVELS:
             return values[0]
