@@ -6,6 +6,7 @@ Which calls those are is declared (`Operator.in_tensorflow`). docs/decisions/ten
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,24 +98,24 @@ def _check(op: Operator, tensors: list[tf.Tensor], attributes: Attributes) -> _C
     known = {size for shape in shapes if shape.rank is not None for size in shape if size}
     specs: tuple[TensorSpec, ...] = ()
     passed: list[_Checked] = []
+    stand_ins: set[int] = set()  # the sizes they passed with
     errors: list[Exception] = []
     # First some that filters fit into and that arrays can be made with.
-    for size in (19, 23, *sorted(known, reverse=True)):
-        for rank in (4, 1, 5, 0) if any(shape.rank is None for shape in shapes) else (0,):
-            specs = tuple(
-                TensorSpec(
-                    (size,) * rank if shape.rank is None else tuple(size if n is None else n for n in shape),
-                    tensor.dtype.name,
-                )
-                for shape, tensor in zip(shapes, tensors, strict=True)
-            )
-            try:
-                passed.append(_Checked(specs, op.lower(specs, attributes).results, []))
-            except (ValueError, TypeError) as error:
-                errors.append(error)
+    ranks_known = all(shape.rank is not None for shape in shapes)
+    for size, rank, alike in product(
+        (19, 23, *sorted(known, reverse=True)), (0,) if ranks_known else (4, 1, 5, 0), (True, False)
+    ):
+        filled = [_filled(shape, shapes if alike else (), size, rank) for shape in shapes]
+        specs = tuple(TensorSpec(shape, t.dtype.name) for shape, t in zip(filled, tensors, strict=True))
+        try:
+            passed.append(_Checked(specs, op.lower(specs, attributes).results, []))
+        except (ValueError, TypeError) as error:
+            errors.append(error)
+        else:
+            stand_ins.add(size)
     if passed:
         every = zip(*[each.results for each in passed], strict=True)
-        return passed[0]._replace(shapes=[_common(result) for result in every])
+        return passed[0]._replace(shapes=[_common(result, stand_ins) for result in every])
     if len({str(error) for error in errors}) == 1:  # it is not about the sizes
         raise errors[0]
     if len(op.results) > 1:
@@ -123,13 +124,26 @@ def _check(op: Operator, tensors: list[tf.Tensor], attributes: Attributes) -> _C
     return _Checked(specs, (TensorSpec((), tensors[0].dtype.name),), [None])
 
 
-def _common(specs: Sequence[TensorSpec]) -> Any:
-    """The shape that a result has with all sizes that were tried."""
+def _filled(shape: tf.TensorShape, others: Sequence[tf.TensorShape], size: int, rank: int) -> tuple[int, ...]:
+    """A shape with its unknown sizes as in others of its rank, where they are known there, else `size`."""
+    if shape.rank is None:
+        return (size,) * rank
+    found = list(shape)
+    for other in others:
+        if other.rank == shape.rank:
+            found = [theirs if own is None else own for own, theirs in zip(found, other, strict=True)]
+    return tuple(size if n is None else n for n in found)
+
+
+def _common(specs: Sequence[TensorSpec], stand_ins: set[int]) -> Any:
+    """The shape that a result has with all sizes that were tried; a single one tells nothing where it is met."""
     if len({spec.rank for spec in specs}) > 1:
         return None
-    if len(specs) == 1:
-        return [None] * specs[0].rank
-    return [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*[spec.shape for spec in specs], strict=True)]
+    unknown = stand_ins if len(stand_ins) == 1 else set()
+    return [
+        sizes[0] if len(set(sizes)) == 1 and sizes[0] not in unknown else None
+        for sizes in zip(*[spec.shape for spec in specs], strict=True)
+    ]
 
 
 # TensorFlow's own operators.
@@ -160,13 +174,18 @@ def _is_taken(op: Operator, specs: tuple[TensorSpec, ...], attributes: Attribute
         return True
 
 
-def _answer(op: Operator, checked: _Checked, attributes: Attributes) -> InTensorFlow | None:
-    """How TensorFlow answers the call, None if it does not."""
+def _answer(op: Operator, tensors: list[tf.Tensor], checked: _Checked, attributes: Attributes) -> InTensorFlow | None:
+    """How TensorFlow answers the call, None if it does not, or not for every rank that an operand may turn out to have:
+    some end the process."""
     if op.tensorflow_rule is None:
         return None
     operands = dict(zip(op.operands, checked.representative, strict=True))
     answer = op.tensorflow_rule(checked.results, **operands, **dict(attributes))
-    if answer is None or answer.everywhere or tf.executing_eagerly():
+    if answer is None:
+        return None
+    if any(t.shape.rank is None and name not in answer.opaque for name, t in zip(op.operands, tensors, strict=True)):
+        return None
+    if answer.everywhere or tf.executing_eagerly():
         return answer
     return answer if _is_taken(op, checked.representative, attributes) else None
 
@@ -182,7 +201,7 @@ def _theirs(op: Operator, tensors: list[tf.Tensor], attributes: Attributes, answ
 
 
 def _run_on_arrays(op: Operator, attributes: Attributes, *tensors: tf.Tensor) -> list[tf.Tensor]:
-    results = frontend("numpy").call(op, [tensor.numpy() for tensor in tensors], dict(attributes))
+    results = frontend("numpy").call(op, [np.asarray(tensor.numpy()) for tensor in tensors], dict(attributes))
     return [tf.constant(result) for result in (results if len(op.results) > 1 else (results,))]
 
 
@@ -239,6 +258,8 @@ def _with_gradient(
             vjp = op.vjp_by_parts if op.vjp_by_parts is not None else op.vjp
             if vjp is None:
                 raise TypeError(f"{op.name} has no gradient")
+            for each, result in zip(incoming, results, strict=True):
+                each.set_shape(result.shape)  # graphs lose it on the way
             saved = () if op.vjp_by_parts is not None else tuple(results[op.saved_results])
             answer = vjp(tuple(incoming[: op.gradient_count]), list(tensors), saved, dict(attributes))
             return [
@@ -263,8 +284,7 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tup
     tensors = _tensors(op, operands)
     given = tuple(attributes.items())
     checked = _check(op, tensors, given)
-    ranks_known = all(tensor.shape.rank is not None for tensor in tensors)
-    answer = _answer(op, checked, given) if ranks_known else None
+    answer = _answer(op, tensors, checked, given)
     if answer is not None:
         try:
             return op.wrap(_theirs(op, tensors, given, answer))
@@ -288,4 +308,9 @@ def cast(tensor: tf.Tensor, dtype: Any) -> tf.Tensor:
 
 def reshape(tensor: tf.Tensor, shape: Any) -> tf.Tensor:
     """Likewise."""
-    return tf.reshape(tensor, shape)
+    return tf.reshape(tensor, [-1 if size is None else size for size in shape])
+
+
+def positions(tensor: tf.Tensor, axis: int) -> tf.Tensor:
+    """Likewise."""
+    return tf.cast(tf.maximum(tf.size(tensor) // tf.maximum(tf.shape(tensor)[axis], 1), 1), tensor.dtype)

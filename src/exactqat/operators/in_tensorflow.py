@@ -53,6 +53,10 @@ _quantize_and_dequantize(quantize_and_dequantize.quantize_and_dequantize_v4, Fal
 _quantize_and_dequantize(quantize_and_dequantize.quantize_and_dequantize_v4_grad, False, True)
 
 
+# In inference it has no gradients for the statistics; those of its gradient operators are not those of the scale's
+# gradient with respect to the images.
+
+
 def _images(x: TensorSpec, data_format: str, first_version: bool) -> bool | None:
     """Whether every build takes them; None if none does."""
     if x.size == 0 or x.dtype not in (("float32",) if first_version else ("float16", "bfloat16", "float32")):
@@ -69,7 +73,7 @@ def _fused_batch_norm(op: Operator) -> None:
         if everywhere is None or call["mean"].shape not in lengths or call["variance"].shape not in lengths:
             return None
         if is_training:
-            return InTensorFlow(True, everywhere)
+            return InTensorFlow(False, everywhere)
         return InTensorFlow(False, everywhere, {"reserve_space_1": "mean", "reserve_space_2": "variance"})
 
 
@@ -77,7 +81,7 @@ def _fused_batch_norm_grad(op: Operator) -> None:
     @op.in_tensorflow
     def _(results: Any, **call: Any) -> InTensorFlow | None:
         everywhere = _images(call["x"], call["data_format"], op is fused_batch_norm.fused_batch_norm_grad)
-        return None if everywhere is None else InTensorFlow(True, everywhere)
+        return None if everywhere is None else InTensorFlow(False, everywhere, opaque=("reserve_space_3",))
 
 
 _fused_batch_norm(fused_batch_norm.fused_batch_norm)

@@ -114,12 +114,14 @@ class InTensorFlow(NamedTuple):
     gradients: whether those it has registered, of every order, are the declared ones.
     everywhere: whether every build of it takes the call; otherwise it has to be tried.
     unwritten: results it leaves uninitialised, and the operands whose values belong there.
+    opaque: operands that it makes for itself, of whatever shape.
     nan_over: axes over which a NaN in the first operand makes the result NaN, which there depends on where it stands.
     """
 
     gradients: bool
     everywhere: bool = True
     unwritten: Mapping[str, str] = types.MappingProxyType({})
+    opaque: tuple[str, ...] = ()
     nan_over: tuple[int, ...] = ()
 
 
@@ -145,6 +147,7 @@ class Operator:
         reuses: tuple[str, ...],
     ):
         update_wrapper(self, rule)
+        del self.__dict__["__wrapped__"]  # in the place of an operator that is an argument, tf.function would call it
         self.name: str = rule.__name__
         self.rule = rule
         self.raw_name = raw_name
@@ -792,6 +795,13 @@ def widened(array: Any) -> Any:
 def reshaped(array: Any, shape: Any) -> Any:
     """An array of any framework in another shape."""
     return array.reshape(shape) if hasattr(array, "reshape") else frontend_of(array).reshape(array, shape)
+
+
+def positions(array: Any, axis: int) -> Any:
+    """How many elements an array of any framework has for each index of an axis, at least 1."""
+    if None in array.shape:
+        return frontend_of(array).positions(array, axis)
+    return max(math.prod(array.shape) // max(array.shape[axis], 1), 1)
 
 
 def repeated(array: Any, like: Any) -> Any:
