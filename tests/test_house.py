@@ -190,7 +190,7 @@ def test_device_operators_know_numpy_only(path: Path) -> None:
 FLOORS = (
     ("operators", "display"),
     ("reference", "triton", "cpu", "nn", "quantization", "raw_ops", "gradients"),
-    ("numpy", "torch", "jax"),
+    ("numpy", "torch", "jax", "tensorflow"),
     ("frontends",),
     ("",),
     ("device",),

@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import goldens
 import numpy as np
 import pytest
 from bits import assert_same_bits
 from cases import BITWISE, Case, bad_calls, cases
 from conftest import BY_RAW_NAME, expected_of, in_halves
+from manners import PLAIN, arguments, manners, outcome
 
 import exactqat as eq
 
@@ -485,3 +487,26 @@ def test_the_page() -> None:
     linecache.cache[source] = (len(block), None, block.splitlines(keepends=True), source)  # for autograph
     exec(compile(block, source, "exec"), names)
     assert names["gradient"].shape == (3, 3, 1, 2) and names["loss"] > 0
+
+
+@pytest.mark.parametrize("op", PLAIN)
+def test_every_argument_in_every_form(op: str) -> None:
+    """As TensorFlow takes them (tests/goldens/manners.json), but for what docs/differences.toml names."""
+    recorded = goldens.load_json("manners")
+
+    def results_of(given: dict[str, Any]) -> list[np.ndarray]:
+        results = getattr(eq.raw_ops, op)(**given)
+        return [np.asarray(result) for result in (results if isinstance(results, tuple) else (results,))]
+
+    wrong = []
+    for manner in manners(op):
+        if manner.argument in BY_RAW_NAME[op].operands == (manner.argument,):
+            continue  # then there is no tensor
+        plain = {k: tf.constant(v) if isinstance(v, np.ndarray) else v for k, v in manner.plain.items()}
+        given = arguments(manner, tf.constant)
+        ours = outcome(lambda given=given: results_of(given), results_of(plain), (ValueError, TypeError))
+        theirs = recorded[f"{op}/{manner.argument}"][manner.form].split(", ")[1]
+        told = manner.argument in BY_RAW_NAME[op].attributes and manner.form in ("half", "halves", "bytes")
+        if ours != "same" if theirs == "same" and not told else ours == "other":
+            wrong.append(f"{manner.name}: {ours}, in TensorFlow {theirs}")
+    assert not wrong, "\n".join(wrong)

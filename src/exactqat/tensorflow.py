@@ -91,12 +91,12 @@ class _Checked(NamedTuple):
 
 def _check(op: Operator, tensors: list[tf.Tensor], attributes: Attributes) -> _Checked:
     shapes = [tensor.shape for tensor in tensors]
+    specs: tuple[TensorSpec, ...] = ()
     if all(shape.is_fully_defined() for shape in shapes):
         specs = tuple(TensorSpec(tuple(t.shape), t.dtype.name) for t in tensors)
         results = op.lower(specs, attributes).results
         return _Checked(specs, results, [spec.shape for spec in results])
     known = {size for shape in shapes if shape.rank is not None for size in shape if size}
-    specs: tuple[TensorSpec, ...] = ()
     passed: list[_Checked] = []
     stand_ins: set[int] = set()  # the sizes they passed with
     errors: list[Exception] = []
@@ -150,7 +150,7 @@ def _common(specs: Sequence[TensorSpec], stand_ins: set[int]) -> Any:
 
 
 def _run_theirs(op: Operator, attributes: Attributes, answer: InTensorFlow, *tensors: tf.Tensor) -> list[tf.Tensor]:
-    results = getattr(tf.raw_ops, op.raw_name)(**dict(zip(op.operands, tensors, strict=True)), **dict(attributes))
+    results = getattr(tf.raw_ops, str(op.raw_name))(**dict(zip(op.operands, tensors, strict=True)), **dict(attributes))
     results = list(results) if isinstance(results, tuple) else [results]
     for name, operand in answer.unwritten.items():
         results[op.results.index(name)] = tf.identity(tensors[op.operands.index(operand)])

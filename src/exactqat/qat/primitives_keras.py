@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keras 3's answers to the functions in which a device operator says what it computes in real numbers.
 
-By `keras.ops`, so on any backend. Fake quantization is this library's operator, which on TensorFlow is TensorFlow's own.
+By `keras.ops`, so on any backend. Fake quantization is this library's operator, on TensorFlow TensorFlow's own.
 """
 
 from __future__ import annotations
