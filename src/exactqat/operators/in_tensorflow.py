@@ -53,8 +53,8 @@ _quantize_and_dequantize(quantize_and_dequantize.quantize_and_dequantize_v4, Fal
 _quantize_and_dequantize(quantize_and_dequantize.quantize_and_dequantize_v4_grad, False, True)
 
 
-# In inference it has no gradients for the statistics; those of its gradient operators are not those of the scale's
-# gradient with respect to the images.
+# In inference it has no gradients for the statistics; those of its gradient operators are right once, but take the mean
+# in the variance for a constant when they are differentiated again.
 
 
 def _images(x: TensorSpec, data_format: str, first_version: bool) -> bool | None:
