@@ -7,13 +7,14 @@ OUT ?= demo
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
 BIN := $(VENV)/bin
 
-.PHONY: help demo wheels test-wheel test test-gpu check docs goldens oracle fuzz fuzz-jobs sanitize zoo frozen sweep devices arm64 bench clean
+.PHONY: help demo wheels test-wheel test test-gpu test-tensorflow check docs goldens oracle fuzz fuzz-jobs sanitize zoo frozen sweep devices arm64 bench clean
 
 help:
 	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html,"
 	@echo "              an earlier demo moves to $(OUT).1 and so on"
 	@echo "make test     build, install and run all tests"
 	@echo "make test-gpu run all cases on this machine's GPU and compare bits with the CPU"
+	@echo "make test-tensorflow compare what runs on TensorFlow's tensors with the reference; EXACTQAT_TENSORFLOW_STEP=1 for all cases"
 	@echo "make check    formatting, lint and types"
 	@echo "make wheels   the source distribution and wheels for Linux, x86_64 and aarch64, in dist/"
 	@echo "make test-wheel install those wheels into empty environments and run the kernel tests there"
@@ -49,6 +50,12 @@ test: $(VENV)/.installed
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -c "import torch; assert torch.cuda.is_available(), 'PyTorch finds no GPU'"
 	$(BIN)/python -m pytest tests/test_gpu.py tests/test_kernels.py tests/test_ptx.py -k "gpu or cuda or ptx"
+
+# What the rest of the tests needs, but not PyTorch and JAX.
+test-tensorflow: $(VENV)-tensorflow/.installed $(SOURCES)
+	$(VENV)-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check '.[keras,deploy]' 'pytest>=8' 'hypothesis>=6'
+	$(VENV)-tensorflow/bin/python -m pytest tests/test_tensorflow.py
+	$(VENV)-tensorflow/bin/python -m pytest tests/test_keras_kit.py -k tensorflow
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check src tests bench docs

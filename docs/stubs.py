@@ -3,9 +3,10 @@
 
 At run time the operators are objects made from declarations, whose arguments a type checker cannot see. In the stubs
 each has one overload for each framework, with its documentation: what goes in comes out, NumPy arrays may stand beside
-the other frameworks', mixtures of these are errors, and JAX, whose arrays never change, has no `out`. (One signature
-with a type variable instead would give NumPy results the shape and dtype of the operands, and fail where the operands'
-dtypes differ.)
+the other frameworks', mixtures of these are errors, and JAX and TensorFlow, whose arrays never change, have no `out`.
+TensorFlow has no types of its own for type checkers: what it converts to tensors goes in, and anything comes out. (One
+signature with a type variable instead would give NumPy results the shape and dtype of the operands, and fail where the
+operands' dtypes differ.)
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ FRAMEWORKS = {
     "_NumPy": ("_NumPy | _Numbers", "_NumPy | _Numbers", True),
     "torch.Tensor": ("torch.Tensor", "torch.Tensor | _NumPy | _Numbers", True),
     "jax.Array": ("jax.Array", "jax.Array | _NumPy | _Numbers", False),
+    "Any": ("_TensorFlow", "_TensorFlow | _NumPy | _Numbers", False),
 }
 
 TYPES = """
@@ -42,6 +44,9 @@ _Array = TypeVar("_Array")
 _NumPy: TypeAlias = np.ndarray[Any, Any]
 _Float: TypeAlias = float | np.floating[Any] | np.integer[Any]
 _Numbers: TypeAlias = _Float | list[Any] | tuple[Any, ...]
+
+class _TensorFlow(Protocol):
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> Any: ...
 """
 
 
@@ -49,7 +54,7 @@ def raw_ops() -> str:
     """`exactqat/raw_ops.pyi`: the types that all stubs share, the results, and one function for each operator."""
     imports = [
         "from collections.abc import Iterable",
-        "from typing import Any, Generic, Literal, NamedTuple, SupportsIndex, TypeAlias, TypeVar, overload",
+        "from typing import Any, Generic, Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypeVar, overload",
         "",
         "import jax",
         "import numpy as np",
@@ -98,11 +103,11 @@ def top_level() -> str:
 def _imports(body: list[str]) -> str:
     """What the functions in `body` need."""
     text = "\n".join(body)
-    own = ["_Float", "_NumPy", "_Numbers", *(_results(op) for op in OPERATORS.values() if op.raw_name)]
+    own = ["_Float", "_NumPy", "_Numbers", "_TensorFlow", *(_results(op) for op in OPERATORS.values() if op.raw_name)]
     used = "\n".join(f"    {name}," for name in sorted((name for name in own if name in text), key=str.lower))
     abstract = ", ".join(name for name in ("Iterable", "Sequence") if f"{name}[" in text)
     iterable = f"from collections.abc import {abstract}\n" * bool(abstract)
-    typing = ", ".join(name for name in ("Literal", "SupportsIndex", "overload") if name in text)
+    typing = ", ".join(name for name in ("Any", "Literal", "SupportsIndex", "overload") if name in text)
     frameworks = "import jax\nimport torch"
     return f"{iterable}from typing import {typing}\n\n{frameworks}\n\nfrom exactqat.raw_ops import (\n{used}\n)"
 

@@ -132,7 +132,11 @@ def test_errors_stay_what_they_are(framework: str) -> None:
             (lambda: per_channel(x, low), TypeError, "misses the required argument 'max'"),
             (lambda: per_channel(x, low, None), TypeError, "misses the required argument 'max'"),
             (lambda: per_channel(x, low, high, 8, False, None, 3), TypeError, "takes at most 6 arguments, got 7"),
-            (lambda: per_channel(x, low, "high"), TypeError, "max must be a NumPy, PyTorch or JAX array or a number"),
+            (
+                lambda: per_channel(x, low, "high"),
+                TypeError,
+                "max must be a NumPy, PyTorch, JAX or TensorFlow array or a number",
+            ),
             (lambda: per_channel(x, low, 1.0), ValueError, "max must be rank 1"),
             (lambda: per_channel(x, low[:2], high), ValueError, "min has incorrect size, expected 3"),
             (lambda: per_channel(to(X.astype(np.int32)), low, high), TypeError, "inputs must be float16"),

@@ -134,7 +134,7 @@ def test_arguments_that_are_not_there() -> None:
         (lambda: eq.raw_ops.FakeQuantWithMinMaxArgs(x), "takes keyword arguments only"),
         (
             lambda: eq.fake_quant_with_min_max_args("x"),
-            "inputs must be a NumPy, PyTorch or JAX array or a number, got str",
+            "inputs must be a NumPy, PyTorch, JAX or TensorFlow array or a number, got str",
         ),
     ):
         with pytest.raises(TypeError, match=text.replace("(", r"\(")):

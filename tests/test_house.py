@@ -16,8 +16,8 @@ from exactqat.operators import OPERATORS
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "exactqat"
 FAMILIES = ("depthwise_conv2d", "fake_quant", "fused_batch_norm", "quantize_and_dequantize")
-FRONTENDS = ("numpy.py", "torch.py", "jax.py")
-ARRAY_LIBRARIES = {"numpy", "torch", "jax", "jaxlib", "triton", "ml_dtypes"}
+FRONTENDS = ("numpy.py", "torch.py", "jax.py", "tensorflow.py")
+ARRAY_LIBRARIES = {"numpy", "torch", "jax", "jaxlib", "tensorflow", "triton", "ml_dtypes"}
 
 
 def imports_of(path: Path, *, top_level_only: bool = False) -> set[str]:
@@ -191,7 +191,7 @@ def test_device_operators_know_numpy_only(path: Path) -> None:
 FLOORS = (
     ("operators", "display"),
     ("reference", "triton", "cpu", "nn", "quantization", "raw_ops", "gradients"),
-    ("numpy", "torch", "jax"),
+    ("numpy", "torch", "jax", "tensorflow"),
     ("frontends",),
     ("",),
     ("device",),

@@ -246,7 +246,7 @@ def test_nests_that_are_no_arrays_are_refused_by_name(framework: str) -> None:
         ([1, 2, 1j], TypeError, "min must be real, got complex 1j"),
         ([1, 2, np.complex64(1j)], TypeError, "min must be real, got complex64"),
         ([np.array(1j), 2, 3], TypeError, "min must be real, got ndarray"),
-        ([1, 2, {3}], TypeError, "min must be a NumPy, PyTorch or JAX array or a number, got set"),
+        ([1, 2, {3}], TypeError, "min must be a NumPy, PyTorch, JAX or TensorFlow array or a number, got set"),
         (np.array(["1", "2", "3"]), TypeError, "min must"),
         (np.array([1j, 2, 3]), TypeError, "min must"),
         (np.array([1, None, 3]), TypeError, "min must"),

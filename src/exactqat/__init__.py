@@ -2,7 +2,8 @@
 """TensorFlow's quantization-aware-training operators, exact, for NumPy, PyTorch and JAX.
 
 `eq.raw_ops`, `eq.quantization`, `eq.nn` and the TensorFlow 1 top-level names take the arrays of any of the three and
-give the same bits. What "exact" means is written in the README.
+give the same bits; with TensorFlow's tensors its own operators run where they have the answer. What "exact" means is
+written in the README.
 """
 
 from exactqat import frontends as _frontends  # noqa: F401 (without it no call finds its way)

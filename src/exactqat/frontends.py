@@ -26,4 +26,10 @@ def _jax() -> ModuleType:
     return exactqat.jax
 
 
-FRONTENDS.update(numpy=_numpy, torch=_torch, jax=_jax)
+def _tensorflow() -> ModuleType:
+    import exactqat.tensorflow
+
+    return exactqat.tensorflow
+
+
+FRONTENDS.update(numpy=_numpy, torch=_torch, jax=_jax, tensorflow=_tensorflow)

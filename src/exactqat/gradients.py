@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from exactqat.operators.op import framework_of, frontend
+from exactqat.operators.op import Operator, framework_of, frontend
 
 
 def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,4 +34,5 @@ def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
         framework = next((name for name in found if name != "numpy"), "numpy")
         return frontend(framework).pass_through(checked, arrays)
 
+    passing.autograph_info__ = Operator.autograph_info__  # type: ignore[attr-defined]
     return passing

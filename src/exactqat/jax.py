@@ -38,20 +38,11 @@ from exactqat.reference import arrays as reference_arrays
 from exactqat.reference import computed
 
 _TARGET = "exactqat"
-<<<<<<< HEAD
-jax.ffi.register_ffi_target(_TARGET, kernels.xla_handler(), platform="cpu")
-=======
 _PATH = os.environ.get("EXACTQAT_JAX", "kernels")
 if _PATH not in ("kernels", "portable"):
     raise ValueError(f"EXACTQAT_JAX must be 'kernels' or 'portable', got {_PATH!r}")
 if _PATH == "kernels":
-    if not hasattr(kernels, "xla_handler"):
-        raise ImportError(
-            "exactqat was built where jaxlib was not installed; install jax and build exactqat again to use it with "
-            "JAX, or set EXACTQAT_JAX=portable in the environment to do without kernels"
-        )
     jax.ffi.register_ffi_target(_TARGET, kernels.xla_handler(), platform="cpu")
->>>>>>> jax
 
 Attributes = tuple[tuple[str, Any], ...]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Made by docs/stubs.py from the declarations in operators/; do not edit.
 
-from typing import Literal, SupportsIndex, overload
+from typing import Any, Literal, SupportsIndex, overload
 
 import jax
 import torch
@@ -12,6 +12,7 @@ from exactqat.raw_ops import (
     _Float,
     _Numbers,
     _NumPy,
+    _TensorFlow,
 )
 
 @overload
@@ -83,6 +84,34 @@ def fake_quant_with_min_max_args(
     narrow_range: bool = False,
     name: str | None = None,
 ) -> jax.Array:
+    """Quantize and dequantize a tensor with one fixed range.
+
+    The range is first moved ("nudged") so that zero is one of its `2**num_bits` steps (one step fewer with
+    `narrow_range`); values outside it are clamped to its ends, values inside it are rounded to the nearest step, ties
+    upwards. NaN stays NaN.
+
+    Args:
+        inputs: a float tensor, any shape.
+        min, max: the range; `min < max`. What the dtype cannot hold is infinite, as in TensorFlow, and a range that is
+            not finite gives NaN.
+        num_bits: 2 to 16.
+        narrow_range: leave out the lowest code, so that a symmetric range has symmetric codes.
+    Returns:
+        outputs: like `inputs`.
+    Raises:
+        ValueError: `num_bits` outside 2..16, or not `min < max`.
+    Source: TensorFlow `FakeQuantWithMinMaxArgs`.
+    """
+
+@overload
+def fake_quant_with_min_max_args(
+    inputs: _TensorFlow,
+    min: _Float = -6.0,
+    max: _Float = 6.0,
+    num_bits: SupportsIndex = 8,
+    narrow_range: bool = False,
+    name: str | None = None,
+) -> Any:
     """Quantize and dequantize a tensor with one fixed range.
 
     The range is first moved ("nudged") so that zero is one of its `2**num_bits` steps (one step fewer with
@@ -179,6 +208,30 @@ def fake_quant_with_min_max_args_gradient(
     """
 
 @overload
+def fake_quant_with_min_max_args_gradient(
+    gradients: _TensorFlow,
+    inputs: _TensorFlow | _NumPy | _Numbers,
+    min: _Float = -6.0,
+    max: _Float = 6.0,
+    num_bits: SupportsIndex = 8,
+    narrow_range: bool = False,
+    name: str | None = None,
+) -> Any:
+    """Gradient of `fake_quant_with_min_max_args`: `gradients` where `inputs` lie in the nudged range, times 0
+    elsewhere.
+
+    Args:
+        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_args`.
+    Returns:
+        backprops: like `inputs`. The nudged range includes both ends; the product with 0 keeps NaN, infinity and the
+            sign of zero.
+    Raises:
+        ValueError: shapes that differ, `num_bits` outside 2..16, or not `min < max`.
+    Source: TensorFlow `FakeQuantWithMinMaxArgsGradient`.
+    """
+
+@overload
 def fake_quant_with_min_max_vars(
     inputs: _NumPy | _Numbers,
     min: _NumPy | _Numbers,
@@ -245,6 +298,33 @@ def fake_quant_with_min_max_vars(
     narrow_range: bool = False,
     name: str | None = None,
 ) -> jax.Array:
+    """Quantize and dequantize a tensor with one range that can be trained.
+
+    As `fake_quant_with_min_max_args`, but the step is found by a true division, so a few values in a million round
+    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every range that
+    is not finite give NaN; `min > max` gives a constant.
+
+    Args:
+        inputs: a float tensor, any shape.
+        min, max: the range, scalars of the dtype of `inputs` (float32 if that has 16 bits).
+        num_bits: 2 to 16.
+        narrow_range: leave out the lowest code.
+    Returns:
+        outputs: like `inputs`.
+    Raises:
+        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVars`.
+    """
+
+@overload
+def fake_quant_with_min_max_vars(
+    inputs: _TensorFlow,
+    min: _TensorFlow | _NumPy | _Numbers,
+    max: _TensorFlow | _NumPy | _Numbers,
+    num_bits: SupportsIndex = 8,
+    narrow_range: bool = False,
+    name: str | None = None,
+) -> Any:
     """Quantize and dequantize a tensor with one range that can be trained.
 
     As `fake_quant_with_min_max_args`, but the step is found by a true division, so a few values in a million round
@@ -349,6 +429,33 @@ def fake_quant_with_min_max_vars_gradient(
     """
 
 @overload
+def fake_quant_with_min_max_vars_gradient(
+    gradients: _TensorFlow,
+    inputs: _TensorFlow | _NumPy | _Numbers,
+    min: _TensorFlow | _NumPy | _Numbers,
+    max: _TensorFlow | _NumPy | _Numbers,
+    num_bits: SupportsIndex = 8,
+    narrow_range: bool = False,
+    name: str | None = None,
+) -> _FakeQuantWithMinMaxVarsGradientResults[Any]:
+    """Gradients of `fake_quant_with_min_max_vars` for its inputs and both ends of the range.
+
+    Args:
+        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars`.
+    Returns:
+        backprops_wrt_input: like `inputs`; `gradients` inside the nudged range (ends included), times 0 outside.
+        backprop_wrt_min: scalar, sum of `gradients` where `inputs` lie below the nudged range.
+        backprop_wrt_max: scalar, sum of `gradients` where `inputs` lie above it.
+        Elements on the other side count as `gradient * 0`, so a NaN makes both sums NaN and an infinite gradient the
+        sum of the side it is not on. With `min == max == 0` the gradient passes unchanged.
+    Raises:
+        ValueError: shapes that differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that
+            differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
+    """
+
+@overload
 def fake_quant_with_min_max_vars_per_channel(
     inputs: _NumPy | _Numbers,
     min: _NumPy | _Numbers,
@@ -415,6 +522,33 @@ def fake_quant_with_min_max_vars_per_channel(
     narrow_range: bool = False,
     name: str | None = None,
 ) -> jax.Array:
+    """Quantize and dequantize a tensor with one trainable range for each channel, the last dimension.
+
+    Each channel behaves as `fake_quant_with_min_max_args` with its own range; ranges of 0 as
+    `fake_quant_with_min_max_vars`.
+
+    Args:
+        inputs: a float tensor, shape `[..., d]`, any rank from 1.
+        min, max: the ranges, shape `[d]`, of the dtype of `inputs` (float32 if that has 16 bits).
+        num_bits: 2 to 16.
+        narrow_range: leave out the lowest code.
+    Returns:
+        outputs: like `inputs`.
+    Raises:
+        ValueError: `inputs` of rank 0, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            that differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`.
+    """
+
+@overload
+def fake_quant_with_min_max_vars_per_channel(
+    inputs: _TensorFlow,
+    min: _TensorFlow | _NumPy | _Numbers,
+    max: _TensorFlow | _NumPy | _Numbers,
+    num_bits: SupportsIndex = 8,
+    narrow_range: bool = False,
+    name: str | None = None,
+) -> Any:
     """Quantize and dequantize a tensor with one trainable range for each channel, the last dimension.
 
     Each channel behaves as `fake_quant_with_min_max_args` with its own range; ranges of 0 as
@@ -522,6 +656,34 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
     """
 
 @overload
+def fake_quant_with_min_max_vars_per_channel_gradient(
+    gradients: _TensorFlow,
+    inputs: _TensorFlow | _NumPy | _Numbers,
+    min: _TensorFlow | _NumPy | _Numbers,
+    max: _TensorFlow | _NumPy | _Numbers,
+    num_bits: SupportsIndex = 8,
+    narrow_range: bool = False,
+    name: str | None = None,
+) -> _FakeQuantWithMinMaxVarsPerChannelGradientResults[Any]:
+    """Gradients of `fake_quant_with_min_max_vars_per_channel` for its inputs and both ends of each channel's range.
+
+    Args:
+        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars_per_channel`.
+    Returns:
+        backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range (ends included), times 0
+            outside.
+        backprop_wrt_min: shape `[d]`, sums of `gradients` where `inputs` lie below the channel's nudged range.
+        backprop_wrt_max: shape `[d]`, sums of `gradients` where `inputs` lie above it.
+        Elements on the other side count as `gradient * 0`, so a NaN makes both sums of its channel NaN and an infinite
+        gradient the sum of the side it is not on. Where `min == max == 0` it passes unchanged.
+    Raises:
+        ValueError: shapes that differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            that differ.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.
+    """
+
+@overload
 def quantize_and_dequantize(
     input: _NumPy | _Numbers,
     input_min: _NumPy | _Numbers,
@@ -596,6 +758,35 @@ def quantize_and_dequantize(
     narrow_range: bool = False,
     axis: int | None = None,
 ) -> jax.Array:
+    """Quantize and dequantize; the gradient passes straight through.
+
+    Args:
+        input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
+            `raw_ops.QuantizeAndDequantizeV2`.
+        name: ignored.
+        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
+            end.
+        out: an array to write the result into.
+    Returns:
+        An array like `input`.
+    Raises:
+        ValueError: as `raw_ops.QuantizeAndDequantizeV2`.
+    Source: `tf.quantization.quantize_and_dequantize`.
+    """
+
+@overload
+def quantize_and_dequantize(
+    input: _TensorFlow,
+    input_min: _TensorFlow | _NumPy | _Numbers,
+    input_max: _TensorFlow | _NumPy | _Numbers,
+    signed_input: bool = True,
+    num_bits: int = 8,
+    range_given: bool = False,
+    round_mode: Literal["HALF_TO_EVEN", "HALF_UP"] = "HALF_TO_EVEN",
+    name: str | None = None,
+    narrow_range: bool = False,
+    axis: int | None = None,
+) -> Any:
     """Quantize and dequantize; the gradient passes straight through.
 
     Args:
@@ -693,6 +884,38 @@ def quantize_and_dequantize_v2(
     narrow_range: bool = False,
     axis: int | None = None,
 ) -> jax.Array:
+    """Quantize and dequantize; the gradient is zero outside the range that was used.
+
+    If the range is taken from the data, all of it lies inside and the whole gradient passes. (TensorFlow masks with the
+    unused `input_min` and `input_max` then, which leaves almost nothing.)
+
+    Args:
+        input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
+            `raw_ops.QuantizeAndDequantizeV4`.
+        name: ignored.
+        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
+            end.
+        out: an array to write the result into.
+    Returns:
+        An array like `input`.
+    Raises:
+        ValueError: as `raw_ops.QuantizeAndDequantizeV4`.
+    Source: `tf.quantization.quantize_and_dequantize_v2`.
+    """
+
+@overload
+def quantize_and_dequantize_v2(
+    input: _TensorFlow,
+    input_min: _TensorFlow | _NumPy | _Numbers,
+    input_max: _TensorFlow | _NumPy | _Numbers,
+    signed_input: bool = True,
+    num_bits: int = 8,
+    range_given: bool = False,
+    round_mode: Literal["HALF_TO_EVEN", "HALF_UP"] = "HALF_TO_EVEN",
+    name: str | None = None,
+    narrow_range: bool = False,
+    axis: int | None = None,
+) -> Any:
     """Quantize and dequantize; the gradient is zero outside the range that was used.
 
     If the range is taken from the data, all of it lies inside and the whole gradient passes. (TensorFlow masks with the

@@ -19,6 +19,7 @@ def _keywords_only(op: Operator) -> Any:
     raw_op.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in op.__signature__.parameters.values()]
     )
+    raw_op.autograph_info__ = op.autograph_info__  # type: ignore[attr-defined]
     return raw_op
 
 

@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The declarations of all operators."""
 
-from exactqat.operators import depthwise_conv2d, fake_quant, fake_quant_rows, fused_batch_norm, quantize_and_dequantize
+from exactqat.operators import (
+    depthwise_conv2d,
+    fake_quant,
+    fake_quant_rows,
+    fused_batch_norm,
+    in_tensorflow,
+    quantize_and_dequantize,
+)
 from exactqat.operators.op import OPERATORS, Operator
 
 __all__ = [
@@ -11,5 +18,6 @@ __all__ = [
     "fake_quant",
     "fake_quant_rows",
     "fused_batch_norm",
+    "in_tensorflow",
     "quantize_and_dequantize",
 ]

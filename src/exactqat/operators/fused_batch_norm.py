@@ -20,6 +20,9 @@ from exactqat.operators.op import (
     check_wide_dtypes,
     letters_of,
     operator,
+    positions,
+    repeated,
+    reshaped,
     wide,
     widened,
 )
@@ -368,13 +371,13 @@ def _second_order(gradients: Any, operands: Any, attributes: Any) -> Any:
     data_format, epsilon = attributes["data_format"], attributes["epsilon"]
     axis = 1 if data_format.startswith("NC") else len(x.shape) - 1
     broadcast = tuple(n if i == axis else 1 for i, n in enumerate(x.shape))
-    count = math.prod(x.shape) // max(x.shape[axis], 1)
+    count = positions(x, axis)
 
     def spread(vector: Any) -> Any:
-        return vector.reshape(broadcast)
+        return reshaped(vector, broadcast)
 
     def M(z: Any) -> Any:
-        return spread(channel_sum(z, data_format) / max(count, 1))
+        return spread(channel_sum(z, data_format) / count)
 
     s, b, c = spread(scale), spread(b), spread(c)
     if not attributes["is_training"]:
@@ -404,8 +407,8 @@ def _second_order(gradients: Any, operands: Any, attributes: Any) -> Any:
 def _(gradients, operands, results, attributes):
     (x,) = operands
     axis = 1 if attributes["data_format"].startswith("NC") else len(x.shape) - 1
-    everywhere = (x == x) | (x != x)
-    return (everywhere * gradients[0].reshape(tuple(n if i == axis else 1 for i, n in enumerate(x.shape))),)
+    spread = reshaped(gradients[0], tuple(n if i == axis else 1 for i, n in enumerate(x.shape)))
+    return (repeated(spread, x),)
 
 
 # What the dimensions mean: channels are independent. In training the statistics tie everything else together; in

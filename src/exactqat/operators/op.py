@@ -4,7 +4,7 @@
 An operator is declared once, as a plain function: its parameters are TensorFlow's, its docstring is the
 documentation, and its body checks the arguments and returns a `Lowering`: the results' shapes and dtypes, the kernel
 to run and the numbers that kernel needs. Parameters annotated `Tensor` or `Range` are operands; all the others are
-attributes, static under every compiler. Everything else (NumPy, PyTorch and JAX entry points, `raw_ops`, documentation,
+attributes, static under every compiler. Everything else (the frameworks' entry points, `raw_ops`, documentation,
 test enumeration) is derived from it.
 """
 
@@ -57,8 +57,8 @@ class _Shown:
         return self.text
 
 
-ARRAY = _Shown("numpy.ndarray | torch.Tensor | jax.Array")
-_RANGE = _Shown("numpy.ndarray | torch.Tensor | jax.Array | float")
+ARRAY = _Shown("numpy.ndarray | torch.Tensor | jax.Array | tf.Tensor")
+_RANGE = _Shown("numpy.ndarray | torch.Tensor | jax.Array | tf.Tensor | float")
 ARRAYS = _Shown("numpy.ndarray | torch.Tensor | tuple | None")
 
 
@@ -75,6 +75,7 @@ def showing_arrays(function: Function) -> Function:
     result = ARRAY if signature.return_annotation is Any else signature.return_annotation
     parameters = [shown(p) for p in signature.parameters.values()]
     function.__signature__ = inspect.Signature(parameters, return_annotation=result)  # type: ignore[attr-defined]
+    function.autograph_info__ = Operator.autograph_info__  # type: ignore[attr-defined]
     return function
 
 
@@ -107,6 +108,23 @@ class Axes(NamedTuple):
     sizes: Mapping[str, str] = types.MappingProxyType({})
 
 
+class InTensorFlow(NamedTuple):
+    """How TensorFlow's own operator answers one checked call.
+
+    gradients: whether those it has registered, of every order, are the declared ones.
+    everywhere: whether every build of it takes the call; otherwise it has to be tried.
+    unwritten: results it leaves uninitialised, and the operands whose values belong there.
+    opaque: operands that it makes for itself, of whatever shape.
+    nan_over: axes over which a NaN in the first operand makes the result NaN, which there depends on where it stands.
+    """
+
+    gradients: bool
+    everywhere: bool = True
+    unwritten: Mapping[str, str] = types.MappingProxyType({})
+    opaque: tuple[str, ...] = ()
+    nan_over: tuple[int, ...] = ()
+
+
 OPERATORS: dict[str, "Operator"] = {}
 
 # What loads the module for each framework; `exactqat.frontends` fills it, as declarations know none of them.
@@ -129,6 +147,7 @@ class Operator:
         reuses: tuple[str, ...],
     ):
         update_wrapper(self, rule)
+        del self.__dict__["__wrapped__"]  # in the place of an operator that is an argument, tf.function would call it
         self.name: str = rule.__name__
         self.rule = rule
         self.raw_name = raw_name
@@ -143,6 +162,7 @@ class Operator:
         self.vjp_by_parts: Callable[..., tuple[Any, ...]] | None = None
         self.axes_rule: Callable[..., Axes] | None = None
         self.parts_rule: Callable[..., tuple[Any, ...]] | None = None
+        self.tensorflow_rule: Callable[..., InTensorFlow | None] | None = None
         self.refusal_text = ""
         self.refusal_attributes: Mapping[str, Any] = {}
         parameters = inspect.signature(rule, eval_str=True).parameters
@@ -175,6 +195,9 @@ class Operator:
 
     def __reduce__(self) -> Any:
         return _by_name, (self.name,)  # pickled by name, as functions are
+
+    # TensorFlow's autograph rewrites the Python code of what a traced function calls, unless it has this attribute.
+    autograph_info__: Any = None
 
     def __repr__(self) -> str:
         nothing = inspect.Parameter.empty
@@ -260,6 +283,13 @@ class Operator:
         -> the results, with the part's operands; `total(array)` is the sum of what the parts have there. Like a
         gradient it uses declared operators and the arrays' own arithmetic only."""
         self.parts_rule = rule
+        return rule
+
+    def in_tensorflow(self, rule: Callable[..., InTensorFlow | None]) -> Callable[..., InTensorFlow | None]:
+        """Declare which calls TensorFlow's own operator answers: `rule(results, **operands, **attributes)` -> how, or
+        None where it does not, for specifications that passed the checks. Without it TensorFlow has no such operator.
+        """
+        self.tensorflow_rule = rule
         return rule
 
     def refuses(self, text: str, **attributes: Any) -> None:
@@ -557,12 +587,20 @@ def rank_of(value: Any) -> int:
 
 
 def framework_of(value: Any) -> str | None:
-    """ "numpy", "torch" or "jax" for an array, None for a Python number or sequence."""
+    """ "numpy", "torch", "jax" or "tensorflow" for an array, None for a Python number or sequence."""
     for framework, (module, array_type) in FRAMEWORKS.items():
         loaded = sys.modules.get(module)
         if loaded is not None and isinstance(value, getattr(loaded, array_type)):
             return framework
+    # Its tensors and variables, and those of Keras that hold one of these, have no class in common that is public.
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and not _compiling() and getattr(tensorflow, "is_tensor", _is_nothing)(value):
+        return "tensorflow"
     return None
+
+
+def _is_nothing(value: Any) -> bool:
+    return False
 
 
 def frontend_for(declared: Operator, operands: list[Any]) -> types.ModuleType:
@@ -572,9 +610,14 @@ def frontend_for(declared: Operator, operands: list[Any]) -> types.ModuleType:
         for item in arrays_in(value) if isinstance(value, list | tuple) else (value,):
             framework = framework_of(item)
             if framework is None:
+                if type(item).__name__ == "KerasTensor":
+                    raise TypeError(
+                        f"{declared.name}: {name} is a KerasTensor, which has no values yet; make this call in the "
+                        f"`call` method of a keras.layers.Layer"
+                    )
                 if not isinstance(item, numbers.Number) and not is_array_like(item):
                     raise TypeError(
-                        f"{declared.name}: {name} must be a NumPy, PyTorch or JAX array or a number, "
+                        f"{declared.name}: {name} must be a NumPy, PyTorch, JAX or TensorFlow array or a number, "
                         f"got {type(item).__name__}"
                     )
             elif found in (None, "numpy"):
@@ -585,6 +628,11 @@ def frontend_for(declared: Operator, operands: list[Any]) -> types.ModuleType:
                     f"all operands must come from one framework, or from NumPy"
                 )
     return frontend(found or "numpy")
+
+
+def frontend_of(array: Any) -> types.ModuleType:
+    """The module that runs operators on what `array` is."""
+    return frontend(framework_of(array) or "numpy")
 
 
 def frontend(framework: str) -> types.ModuleType:
@@ -737,9 +785,29 @@ def letters_of(spec: TensorSpec) -> str:
 
 def widened(array: Any) -> Any:
     """A 16-bit array of any framework as float32; others as they are."""
-    if array.dtype.itemsize != 2:
+    if getattr(array.dtype, "itemsize", None) != 2 and getattr(array.dtype, "name", "") not in HALVES:
         return array
-    return array.astype("float32") if hasattr(array, "astype") else array.float()
+    if hasattr(array, "astype"):
+        return array.astype("float32")
+    return array.float() if hasattr(array, "float") else frontend_of(array).cast(array, "float32")
+
+
+def reshaped(array: Any, shape: Any) -> Any:
+    """An array of any framework in another shape."""
+    return array.reshape(shape) if hasattr(array, "reshape") else frontend_of(array).reshape(array, shape)
+
+
+def positions(array: Any, axis: int) -> Any:
+    """How many elements an array of any framework has for each index of an axis, at least 1."""
+    if None in array.shape:
+        return frontend_of(array).positions(array, axis)
+    return max(math.prod(array.shape) // max(array.shape[axis], 1), 1)
+
+
+def repeated(array: Any, like: Any) -> Any:
+    """An array of any framework, broadcast to the shape of another one."""
+    everywhere = (like == like) | (like != like)
+    return array * (everywhere if hasattr(everywhere, "reshape") else frontend_of(array).cast(everywhere, array.dtype))
 
 
 FLOAT32_LIMIT = 2.0**128 - 2.0**103  # from here on float32 rounds to infinity

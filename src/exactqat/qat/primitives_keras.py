@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keras 3's answers to the functions in which a device operator says what it computes in real numbers.
 
-By `keras.ops`, so on any backend. Fake quantization is this library's operator on JAX and PyTorch, and TensorFlow's own
-on TensorFlow: the same bits.
+By `keras.ops`, so on any backend. Fake quantization is this library's operator, on TensorFlow TensorFlow's own.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
+
+import exactqat
 
 Pairs = Sequence[Sequence[int]]
 
@@ -372,13 +373,10 @@ def fake_quantize(x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: b
         from . import primitives_jax
 
         return primitives_jax.fake_quantize(x, minimum, maximum, bits, narrow_range)
-    whole = len(minimum.shape) == 0
     if backend == "tensorflow":
-        import tensorflow as tf
-
-        names = tf.quantization
-        operator = names.fake_quant_with_min_max_vars if whole else names.fake_quant_with_min_max_vars_per_channel
-        return operator(x, minimum, maximum, num_bits=bits, narrow_range=narrow_range)
+        whole = len(minimum.shape) == 0
+        name = "fake_quant_with_min_max_vars" if whole else "fake_quant_with_min_max_vars_per_channel"
+        return getattr(exactqat.quantization, name)(x, minimum, maximum, bits, narrow_range)
     from .ranges import fake_quantize as quantize
 
     return quantize(x.contiguous(), minimum, maximum, bits, narrow_range)
