@@ -83,11 +83,15 @@ compared(model)
 
 # A configuration for one layer, the scheme for the others; the order of the calls is free.
 for built in (
-    names.quantize_annotate_model(network(lambda layer: names.quantize_annotate_layer(layer, Config(WEIGHTS, RESULTS)))),
+    names.quantize_annotate_model(
+        network(lambda layer: names.quantize_annotate_layer(layer, Config(WEIGHTS, RESULTS)))
+    ),
     keras.models.clone_model(
         names.quantize_annotate_model(network()),
         clone_function=lambda layer: (
-            names.quantize_annotate_layer(layer.layer, Config(WEIGHTS, RESULTS)) if layer.layer.name == "head" else layer
+            names.quantize_annotate_layer(layer.layer, Config(WEIGHTS, RESULTS))
+            if layer.layer.name == "head"
+            else layer
         ),
     ),
 ):
@@ -141,7 +145,9 @@ whole = names.default_8bit.Default8BitQuantizeScheme(disable_per_axis=True)
 graph = compared(names.quantize_apply(names.quantize_annotate_model(network()), whole))
 
 # Ranges from outside.
-fixed = names.fix_input_output_range(names.quantize_model(network()), input_min=-4, input_max=4, output_min=-2, output_max=2)
+fixed = names.fix_input_output_range(
+    names.quantize_model(network()), input_min=-4, input_max=4, output_min=-2, output_max=2
+)
 ends = [fixed.plan.grids[fixed.plan.stored(path).grid].rule.fixed_range for path in ("input", "head")]
 assert ends == [(-4.0, 4.0), (-2.0, 2.0)]
 compared(fixed)
@@ -172,7 +178,7 @@ for config, error, word in (
         names.quantize_apply(keras.Sequential(
             [keras.Input((4,)), names.quantize_annotate_layer(layers.Dense(3), config)]
         ))  # fmt: skip
-with pytest.raises(ValueError, match="would stay float.*: conv; annotate"):
+with pytest.raises(ValueError, match="would stay float.*: conv, pool; annotate"):
     names.quantize_apply(network(names.quantize_annotate_layer))
 with pytest.raises(ValueError, match="must have a layer that is annotated"):
     names.quantize_apply(network())

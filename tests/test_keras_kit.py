@@ -304,6 +304,22 @@ def test_what_people_do_with_models(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run("jax", "-c", USE)
 
 
+def test_names_of_tfmot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+    monkeypatch.chdir(tmp_path)
+    assert run("jax", str(TESTS / "keras_tfmot.py")).endswith("tfmot's names: ok\n")
+
+
+def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for needed in ("ai_edge_litert", "sklearn"):
+        pytest.importorskip(needed)
+    monkeypatch.chdir(tmp_path)
+    backend = next((each for each in ("jax", "torch", "tensorflow") if importlib.util.find_spec(each)), "jax")
+    last = run(backend, str(TESTS.parent / "examples" / "digits_keras.py")).splitlines()[-1]
+    assert float(last.split()[1].rstrip(";")) > 0.9 and last.endswith(" 0 differ")
+    assert (tmp_path / "digits.tflite").exists()
+
+
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
     monkeypatch.chdir(tmp_path)
