@@ -76,7 +76,7 @@ def rules(model):
 # quantize_model: the whole model, its weights taken over, itself unchanged.
 plain = network()
 model = names.quantize_model(plain)
-assert not model._held.original is plain and [layer.name for layer in plain.layers][0] == "conv"
+assert model._held.original is not plain and [layer.name for layer in plain.layers][0] == "conv"
 assert {rule.ema_decay for rule in rules(model).values()} == {0.999} and not model.unused_rules
 assert np.array_equal(model._held.tensors["head.kernel"].numpy(), plain.layers[-1].kernel.numpy())
 compared(model)

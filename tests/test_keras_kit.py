@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -308,6 +309,26 @@ def test_names_of_tfmot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
     monkeypatch.chdir(tmp_path)
     assert run("jax", str(TESTS / "keras_tfmot.py")).endswith("tfmot's names: ok\n")
+
+
+def test_weights_move_between_pytorch_and_keras() -> None:
+    """As `test_jax_kit.test_weights_move_between_frameworks`: with PyTorch's graph that is one for all three."""
+    pytest.importorskip("torch")
+    assert run("jax", str(TESTS / "keras_weights.py")).endswith("integers of weights, one graph\n")
+
+
+def test_keras_own_fake_quantization() -> None:
+    page = (TESTS.parent / "docs" / "keras-fake-quant.md").read_text()
+    programs = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(programs) == 6
+    run("jax", "-c", "\n".join(programs))
+
+
+def test_the_table_of_applications_is_what_was_measured() -> None:
+    import run_applications
+
+    page = run_applications.PAGE.read_text()
+    assert run_applications.with_table(page, json.loads(run_applications.ROWS.read_text())) == page
 
 
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

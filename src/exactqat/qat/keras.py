@@ -26,7 +26,7 @@ import numpy as np
 from ..device import PROFILES
 from ..display import listed, shortened
 from ..planning import UnsupportedOperator, plan
-from ..planning.plans import Numbers, Plan, PlanStep
+from ..planning.plans import Numbers, Plan, PlanInput, PlanStep
 from ..planning.rules import Rule, UnusedRuleWarning
 from . import primitives_keras
 from .capture_keras import CaptureError, InTraining, capture, variable_names
@@ -175,7 +175,9 @@ class PreparedModel(keras.Model):
     def _set_ranges_trainable(self) -> None:
         """Ranges are fixed with the model, and in the last phase."""
         held = self.__dict__.get("_held")
-        for variable in [] if held is None or "learned" not in held.__dict__ else self.range_variables():
+        if held is None or "learned" not in held.__dict__:
+            return  # Keras sets it before there is anything to set it for
+        for variable in self.range_variables():
             variable.trainable = self.trainable and not held.frozen
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
@@ -323,7 +325,7 @@ class PreparedModel(keras.Model):
         held = self._held
         names = held.functional.needs_calibration
         if names and all(int(held.ranges[name]["batches"].numpy()) > 0 for name in names):
-            held.calibrated = True
+            held.__dict__.update(calibrated=True)
 
     def __repr__(self) -> str:
         weighted = [step for step in self.plan.steps if step.weights is not None]
@@ -342,7 +344,8 @@ class PreparedModel(keras.Model):
     ) -> None:
         """What the device runs, a line for each tensor that it stores. Only `print_fn` matters; there are no layers."""
         rows: list[tuple[str, ...]] = [("stored tensor", "operator", "shape", "bits of weights", "bits of result")]
-        for each in (*self.plan.inputs, *self.plan.steps):
+        stored: list[PlanInput | PlanStep] = [*self.plan.inputs, *self.plan.steps]
+        for each in stored:
             shape = str(tuple(None if at == each.batch_axis else size for at, size in enumerate(each.shape)))
             kind, weight_bits = "input", ""
             if isinstance(each, PlanStep):
@@ -436,7 +439,9 @@ def calibrate(model: PreparedModel, batches: Iterable[Any]) -> None:
         TypeError: batches is one array.
     """
     if ops.is_tensor(batches) or isinstance(batches, np.ndarray):
-        raise TypeError(f"batches must be an iterable of batches, got one array; give [array] {tuple(batches.shape)}")
+        raise TypeError(
+            f"batches must be an iterable of batches, got one array of shape {np.shape(batches)}; give [array]"
+        )
     if model.frozen:
         raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
     count = 0
