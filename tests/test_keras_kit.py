@@ -185,7 +185,7 @@ for inputs in ([first, second], {"b": first, "a": second}):
 one = prepared_by(keras.Sequential([keras.Input((8, 8, 3)), layers.Conv2D(2, 3), layers.GlobalMaxPooling2D()]), images)
 with pytest.raises(ValueError, match="prepared for an input of shape .None, 8, 8, 3., got .8, 8, 7, 3."):
     one(images[:, :, 1:])
-with pytest.raises(TypeError, match="got one array"):
+with pytest.raises(TypeError, match="got an array"):
     qat.keras.calibrate(one, images)
 line = prepared_by(keras.Sequential([keras.Input((1,)), layers.Dense(2)]), np.ones((4, 1), "f"))
 assert predict(line, np.ones(4, "f")).shape == (4, 2)  # Keras adds the last axis
