@@ -439,9 +439,8 @@ def calibrate(model: PreparedModel, batches: Iterable[Any]) -> None:
         TypeError: batches is one array.
     """
     if ops.is_tensor(batches) or isinstance(batches, np.ndarray):
-        raise TypeError(
-            f"batches must be an iterable of batches, got one array of shape {np.shape(batches)}; give [array]"
-        )
+        shape = tuple(getattr(batches, "shape", ()))
+        raise TypeError(f"batches must be an iterable of batches, got an array of shape {shape}; give [it]")
     if model.frozen:
         raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
     count = 0
