@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -119,6 +120,225 @@ for word, kinds in (("hard_swish", ["HARD_SWISH", "DEPTHWISE_CONV_2D"]), ("mish"
 def test_training_and_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run("jax", "-c", CHECKS)
+
+
+# What people do with a model of Keras, each of which once went wrong without a word, or in the middle of `fit`.
+USE = """
+import warnings
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from exactqat import qat
+from exactqat.deploy.lower import lower
+
+rng = np.random.default_rng(0)
+x = rng.standard_normal((16, 6)).astype("f")
+images = rng.standard_normal((8, 8, 8, 3)).astype("f")
+
+
+def prepared_by(model, data, *rules, **more):
+    prepared = qat.keras.prepare(model, rules or [qat.Rule()], **more)
+    qat.keras.calibrate(prepared, [data])
+    return prepared
+
+
+def head(**more):
+    return keras.Sequential([keras.Input((6,)), layers.Dense(4, **more)])
+
+
+def predict(model, data=x):
+    return model.predict(data, verbose=0)
+
+
+# Regularizers and constraints of weights train as they did; losses of results are told to be left out.
+regular = prepared_by(head(kernel_regularizer="l2", kernel_constraint=keras.constraints.NonNeg()), x)
+assert len(regular.losses) == 1
+regular.compile("sgd", "mse")
+regular.fit(x, np.zeros((16, 4)), verbose=0)
+assert regular.trainable_variables[0].numpy().min() >= 0
+with pytest.warns(UserWarning, match="left out: .*dense"):
+    adding = head(activity_regularizer="l2")
+    qat.keras.prepare(adding)
+assert adding.losses == []  # nothing symbolic stays in the user's layers
+
+# Mixed precision is a policy of the float model; the device's arithmetic is told in float32.
+keras.mixed_precision.set_global_policy("mixed_float16")
+half = prepared_by(keras.Sequential([keras.Input((6,)), layers.Dense(8, "relu"), layers.Dense(4)]), x)
+half.compile("adam", "mse")
+assert np.isfinite(half.fit(x, np.zeros((16, 4)), verbose=0).history["loss"]).all() and predict(half).dtype == "float32"
+keras.mixed_precision.set_global_policy("float32")
+
+# Inputs by name, as Keras takes them; others are refused, and so are other sizes.
+first, second = keras.Input((6,), name="b"), keras.Input((6,), name="a")
+network = layers.Concatenate()([layers.Dense(3)(first), layers.Dense(2)(second)])
+for inputs in ([first, second], {"b": first, "a": second}):
+    two = keras.Model(inputs, network)
+    given = {"b": x, "a": 5 * x, "more": x}
+    named = {"b": x, "a": 5 * x}
+    prepared = prepared_by(two, named)
+    wanted = predict(two, named)
+    assert np.abs(predict(prepared, given) - wanted).max() < 0.05 * np.abs(wanted).max()
+    with pytest.raises(TypeError, match="called"):
+        prepared({"b": x, "other": x})
+one = prepared_by(keras.Sequential([keras.Input((8, 8, 3)), layers.Conv2D(2, 3), layers.GlobalMaxPooling2D()]), images)
+with pytest.raises(ValueError, match="prepared for an input of shape .None, 8, 8, 3., got .8, 8, 7, 3."):
+    one(images[:, :, 1:])
+with pytest.raises(TypeError, match="got an array"):
+    qat.keras.calibrate(one, images)
+line = prepared_by(keras.Sequential([keras.Input((1,)), layers.Dense(2)]), np.ones((4, 1), "f"))
+assert predict(line, np.ones(4, "f")).shape == (4, 2)  # Keras adds the last axis
+
+
+class Data(keras.utils.PyDataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, position):
+        return images[:4], np.zeros((4, 2))
+
+
+qat.keras.calibrate(one, Data())
+
+# Weights move between prepared models, learned ranges too, whichever of them are trained.
+learned = prepared_by(head(name="one"), x, qat.Rule(ranges="learned"))
+learned.save_weights("learned.weights.h5")
+other = head(name="two")
+other.layers[0].trainable = False
+again = qat.keras.prepare(other, [qat.Rule(ranges="learned")])
+again.load_weights("learned.weights.h5")
+assert np.array_equal(predict(again), predict(learned))
+fresh = qat.keras.prepare(head(), [qat.Rule(ranges="learned")])
+fresh.set_weights(learned.get_weights())
+assert np.array_equal(predict(fresh), predict(learned))
+with pytest.raises(ValueError, match="the same network by the same rules"):
+    qat.keras.prepare(head(activation="sigmoid")).load_weights("learned.weights.h5")
+
+# Trainable or not is kept; a frozen range is not trained again.
+learned.trainable = False
+assert learned.trainable_variables == []
+before = learned.get_weights()
+learned(100 * x, training=True)
+assert all(map(np.array_equal, before, learned.get_weights()))
+learned.save("still.keras")
+assert keras.saving.load_model("still.keras").trainable_variables == []
+qat.keras.freeze(again)
+again.trainable = True
+assert not [variable for variable in again.trainable_variables if "ranges" in variable.name]
+
+# What `adapt` has found is kept in files.
+normal = layers.Normalization()
+normal.adapt(3 * x + 2)
+adapted = prepared_by(keras.Sequential([keras.Input((6,)), normal, layers.Dense(3)]), 3 * x + 2)
+adapted.save("adapted.keras")
+assert np.array_equal(predict(keras.saving.load_model("adapted.keras")), predict(adapted))
+
+# Random layers do in training what Keras' do, with random numbers of their own, and nothing on the device.
+some = [layers.RandomFlip(), layers.GaussianNoise(0.5), layers.Dropout(0.5, noise_shape=(None, 1, 1, 3))]
+random = prepared_by(keras.Sequential([keras.Input((8, 8, 3)), *some, layers.Conv2D(2, 3), layers.Flatten()]), images)
+assert np.array_equal(predict(random, images), predict(random, images))
+random.compile("sgd", "mse")
+random.fit(images, np.zeros((8, 72)), verbose=0)
+one_, two_ = (ops.convert_to_numpy(random(images, training=True)) for _ in range(2))
+assert np.abs(one_ - two_).max() > 0.1
+qat.keras.freeze(random)
+assert [operator.kind for operator in lower(random).operators] == ["CONV_2D", "RESHAPE"]
+
+# Images as they come; layers that prepare them; layers that convolve by keras.ops.
+bytes_ = rng.integers(0, 256, (8, 8, 8, 3)).astype("uint8")
+start = [keras.Input((8, 8, 3), dtype="uint8"), layers.Rescaling(1 / 127.5, -1), layers.CenterCrop(6, 6)]
+
+
+class Convolve(layers.Layer):
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(3, 3, shape[-1], 4), name="kernel")
+
+    def call(self, x):
+        return ops.conv(x, self.kernel, strides=2, padding="same")
+
+
+plain = keras.Sequential([*start, layers.Resizing(12, 12), Convolve()])
+prepared = prepared_by(plain, bytes_)
+assert [step.kind for step in prepared.plan.steps][-2:] == ["RESIZE_BILINEAR", "CONV_2D"]
+assert np.abs(predict(prepared, bytes_) - predict(plain, bytes_)).max() < 0.05 * np.abs(predict(plain, bytes_)).max()
+
+# Refusals name the layer and say what to do.
+for layer, shape, word in (
+    (layers.LSTM(4), (8, 6), "LSTM: recurrent layers"),
+    (layers.Bidirectional(layers.GRU(4)), (8, 6), "GRU: recurrent layers"),
+    (layers.Embedding(9, 4), (8,), "Embedding .*outside of the device"),
+    (layers.RandomCrop(4, 4), (8, 8, 3), "RandomCrop: it prepares images; do it to the data"),
+):
+    with pytest.raises(qat.UnsupportedOperator, match=word):
+        qat.keras.prepare(keras.Sequential([keras.Input(shape), layer]))
+with pytest.raises(TypeError, match="prepared already"):
+    qat.keras.prepare(line)
+with pytest.raises(NotImplementedError, match="freeze"):
+    line.quantize("int8")
+
+# Callbacks, weights of examples, a summary, a clone.
+words = []
+line.summary(print_fn=words.append)
+assert any("FULLY_CONNECTED" in word for word in words) and "2 stored tensors" in words[0]
+assert np.array_equal(predict(keras.models.clone_model(learned), x).shape, (16, 4))
+learned.trainable = True
+learned.compile("adam", "mse", metrics=["mae"])
+calls = [
+    keras.callbacks.EarlyStopping("val_loss", patience=0, restore_best_weights=True),
+    keras.callbacks.ReduceLROnPlateau(patience=0),
+    keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+    keras.callbacks.ModelCheckpoint("best.keras", monitor="val_loss", save_best_only=True),
+]
+history = learned.fit(
+    x, x[:, :4], validation_data=(x, x[:, :4]), sample_weight=np.ones(16), epochs=2, verbose=0, callbacks=calls
+)
+assert {"loss", "mae", "val_loss"} <= set(history.history)
+best = keras.saving.load_model("best.keras")
+assert best.evaluate(x, x[:, :4], verbose=0)[0] <= history.history["val_loss"][0]
+learned.train_on_batch(x, x[:, :4], sample_weight=np.ones(16))
+"""
+
+
+def test_what_people_do_with_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("jax", "-c", USE)
+
+
+def test_names_of_tfmot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+    monkeypatch.chdir(tmp_path)
+    assert run("jax", str(TESTS / "keras_tfmot.py")).endswith("tfmot's names: ok\n")
+
+
+def test_weights_move_between_pytorch_and_keras() -> None:
+    """As `test_jax_kit.test_weights_move_between_frameworks`: with PyTorch's graph that is one for all three."""
+    pytest.importorskip("torch")
+    assert run("jax", str(TESTS / "keras_weights.py")).endswith("integers of weights, one graph\n")
+
+
+def test_keras_own_fake_quantization() -> None:
+    page = (TESTS.parent / "docs" / "keras-fake-quant.md").read_text()
+    programs = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(programs) == 6
+    run("jax", "-c", "\n".join(programs))
+
+
+def test_the_table_of_applications_is_what_was_measured() -> None:
+    import run_applications
+
+    page = run_applications.PAGE.read_text()
+    assert run_applications.with_table(page, json.loads(run_applications.ROWS.read_text())) == page
+
+
+def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for needed in ("ai_edge_litert", "sklearn"):
+        pytest.importorskip(needed)
+    monkeypatch.chdir(tmp_path)
+    backend = next((each for each in ("jax", "torch", "tensorflow") if importlib.util.find_spec(each)), "jax")
+    last = run(backend, str(TESTS.parent / "examples" / "digits_keras.py")).splitlines()[-1]
+    assert float(last.split()[1].rstrip(";")) > 0.9 and last.endswith(" 0 differ")
+    assert (tmp_path / "digits.tflite").exists()
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ _ROOMS = {
     ".train_torch": ("PreparedModel", "calibrate", "freeze", "prepare"),
 }
 # Kits of other frameworks, whole: `qat.jax.prepare`.
-_FRAMEWORKS = ("jax", "keras")
+_FRAMEWORKS = ("jax", "keras", "tfmot")
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [

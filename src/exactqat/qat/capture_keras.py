@@ -25,6 +25,9 @@ from .functional import Dropout
 from .functions import POINTS, identify, same
 
 _PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 2003, 2011)
+_NO_RECURRENCE = (
+    "recurrent layers of Keras are not unrolled here; use Conv1D over time, or LSTM or GRU of PyTorch with its kit"
+)
 # Functions are evaluated in float32 by Keras' own operations.
 _CLOSE = 2e-5
 
@@ -99,6 +102,7 @@ class Converter:
         self.constants: dict[str, Constant] = {}
         self.items: dict[str, Moving] = {}
         self.read: set[int] = set()
+        self.whole_inputs: set[str] = set()  # that the model takes as integers: images of uint8
         self._known: dict[int, Any] = {}
         self._alive: list[Any] = []
         self._numbers = itertools.count(1)
@@ -273,6 +277,8 @@ class Converter:
         outer = self._layer
         if layer and not isinstance(operation, keras.Model):
             self._layer = _path(operation)
+        if isinstance(operation, keras.layers.RNN):
+            return self._unsupported(operation, args, kwargs, node, _NO_RECURRENCE)
         if layer:
             kwargs = {key: each for key, each in kwargs.items() if key != "training" and each is not None}
         try:
@@ -400,7 +406,8 @@ def _handler(operation: Any) -> Handler | None:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return line.split(". ")[0].rstrip(".")
 
 
 def _path(layer: Any) -> str:
@@ -486,7 +493,8 @@ def _softmax(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, An
 @operations("Cast", "Copy", "ConvertToTensor")
 def _same(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     dtype = getattr(operation, "dtype", None)
-    if dtype is not None and "float" not in str(dtype):
+    whole = isinstance(args[0], Moving) and args[0].name in c.whole_inputs
+    if dtype is not None and "float" not in str(dtype) and not whole:
         raise Refused("whole numbers made of real ones")
     return args[0]
 
@@ -911,6 +919,20 @@ def _conv_transpose(c: Converter, layer: Any, args: list[Any], kwargs: dict[str,
     return c.apply(layer.activation, made)
 
 
+@operations("Conv", "DepthwiseConv")
+def _conv_operation(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """`keras.ops.conv` with a weight, in a layer of the user's."""
+    x, kernel = args
+    if not isinstance(x, Moving) or not isinstance(kernel, Fixed) or not kernel.name:
+        raise Refused("its kernel is no weight")
+    axis, path = _channel_axis(operation.data_format, x.rank), kernel.name.rpartition(".")[0]
+    depthwise = type(operation).__name__ == "DepthwiseConv"
+    weight = _depthwise_kernel(c, kernel) if depthwise else _kernel(c, kernel)
+    groups = x.shape[axis] // weight.shape[1]
+    rate, strides = operation.dilation_rate, operation.strides
+    return _convolve(c, x, weight, None, strides, operation.padding, rate, groups, axis, path)
+
+
 def _linear(c: Converter, x: Any, kernel: Fixed, bias: Fixed | None, module: str) -> Moving:
     """kernel: [in, out]"""
     weight = c.then(kernel, kernel.shape[::-1], lambda array: array.transpose((1, 0)))
@@ -1077,13 +1099,63 @@ def _dropout(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) 
     if type(layer).__name__.startswith("Spatial"):
         axis = _channel_axis(getattr(layer, "data_format", None), x.rank)
         kept = tuple(at for at in range(1, x.rank) if at != axis)
+    elif layer.noise_shape is not None:
+        kept = tuple(at for at, size in enumerate(layer.noise_shape) if size == 1 and x.shape[at] != 1)
     return c.emit("dropout", [x], x.shape, expression=Dropout(float(layer.rate), kept))
 
 
-@layers("GaussianNoise", "GaussianDropout", "AlphaDropout", "ActivityRegularization", "StochasticDepth")
+class InTraining:
+    """The expression of a step that training alone has: what a layer of Keras does then, by its own random numbers."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        self.sources: tuple[str, ...] = ()
+
+    def __call__(self, primitives: Any, x: Any, key: Any) -> Any:
+        return self.layer(x, training=True)
+
+
+@layers("GaussianNoise", "GaussianDropout", "AlphaDropout", "StochasticDepth")
 def _noise(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """What there is in training alone and is not taken over."""
+    return c.emit("dropout", [args[0]], args[0].shape, expression=InTraining(layer))
+
+
+@layers("ActivityRegularization")
+def _nothing(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return args[0]
+
+
+@layers("BaseImagePreprocessingLayer")
+def _image(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x, name = args[0], type(layer).__name__
+    if name == "RandomCrop" or not (name.startswith("Rand") or name in ("MixUp", "CutMix", "AugMix")):
+        raise Refused("it prepares images; do it to the data, in front of the model")
+    return c.emit("dropout", [x], x.shape, expression=InTraining(layer))
+
+
+@layers("CenterCrop")
+def _center_crop(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x, axis = args[0], _channel_axis(layer.data_format, args[0].rank)
+    spatial = [at for at in range(1, x.rank) if at != axis]
+    for at, size in zip(spatial, (layer.height, layer.width), strict=True):
+        if size > x.shape[at]:
+            raise Refused("of images that are smaller than the crop")
+        start = (x.shape[at] - size) // 2
+        x = c.cut(x, at, start, start + size)
+    return x
+
+
+@layers("Resizing")
+def _resizing(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if layer.crop_to_aspect_ratio or layer.pad_to_aspect_ratio or layer.antialias:
+        raise Refused("with an aspect ratio or antialiasing")
+    x = args[0]
+    return _resized(c, x, _channel_axis(layer.data_format, x.rank), (layer.height, layer.width), layer.interpolation)
+
+
+@layers("Embedding")
+def _embedding(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    raise Refused("")
 
 
 @layers("Rescaling")
@@ -1119,15 +1191,34 @@ def _prelu(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) ->
 class Tree:
     """How a model's inputs and outputs nest."""
 
-    def __init__(self, inputs: Any, outputs: Any) -> None:
+    def __init__(self, inputs: Any, outputs: Any, names: Sequence[str] = ()) -> None:
         self.inputs = tree.map_structure(lambda _: 0, inputs)
         self.outputs = tree.map_structure(lambda _: 0, outputs)
+        self.names = tuple(names)  # of the model's input tensors, by which Keras takes them from a dict
 
     def flatten(self, inputs: Any) -> list[Any]:
-        """The tensors of a call, in the order of `Network.inputs`."""
+        """The tensors of a call, in the order of `Network.inputs`.
+
+        Raises:
+            TypeError: they nest otherwise than the model's inputs, so that one could be taken for another.
+        """
+        wanted = self.inputs
+        if isinstance(wanted, Mapping):
+            if isinstance(inputs, Mapping):
+                if missing := [key for key in wanted if key not in inputs]:
+                    raise TypeError(f"the model takes inputs called {sorted(wanted)}, got none called {missing}")
+                inputs = {key: inputs[key] for key in wanted}
+            elif list(wanted) != sorted(wanted):
+                raise TypeError(f"the model takes a dict of inputs called {list(wanted)}, got {type(inputs).__name__}")
+        elif isinstance(inputs, Mapping):
+            if not self.names or any(name not in inputs for name in self.names):
+                raise TypeError(
+                    f"the model takes inputs called {list(self.names) or 'nothing'}, got a dict of {sorted(inputs)}"
+                )
+            inputs = [inputs[name] for name in self.names]
         given = tree.flatten(inputs)
-        if len(given) != len(tree.flatten(self.inputs)):
-            raise TypeError(f"the model has {len(tree.flatten(self.inputs))} inputs, got {len(given)}")
+        if len(given) != len(tree.flatten(wanted)):
+            raise TypeError(f"the model has {len(tree.flatten(wanted))} inputs, got {len(given)}")
         return given
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
@@ -1151,12 +1242,13 @@ def variable_names(model: Any) -> dict[int, str]:
     return names
 
 
-def capture(model: Any, shapes: Any, names: Mapping[int, str]) -> Network:
+def capture(model: Any, shapes: Any, names: Mapping[int, str], losses: list[str] | None = None) -> Network:
     """The network that a built model computes in evaluation, for a batch of any size.
 
     Args:
         shapes: a tuple for each input, nested as the model takes them, the batch in front (its size does not matter).
         names: of variables; see `variable_names`.
+        losses: gets the paths of layers that add a loss of what they compute, which no network holds.
 
     Raises:
         CaptureError: the model cannot be called on symbolic tensors.
@@ -1169,8 +1261,11 @@ def capture(model: Any, shapes: Any, names: Mapping[int, str]) -> Network:
     paths = [f"argument_{at}" for at in range(len(symbols))]
     for path, symbol in zip(paths, symbols, strict=True):
         c.bind(symbol, c.input(path, symbol.shape, "float32"))
+    functional = getattr(model, "_functional", None) or model
+    inputs_ = getattr(functional, "_inputs", None) or []
+    c.whole_inputs = {path for path, each in zip(paths, inputs_, strict=False) if "int" in str(each.dtype)}
     given = _pack(shapes, symbols)
-    with _unchanged(model):
+    with _unchanged(model, losses if losses is not None else []):
         more = {"training": False} if "training" in inspect.signature(model.call).parameters else {}
         try:
             results = model.call(given, **more)
@@ -1183,7 +1278,7 @@ def capture(model: Any, shapes: Any, names: Mapping[int, str]) -> Network:
     words = list(getattr(model, "input_names", None) or [])
     inputs = ["input"] if len(paths) == 1 else [str(each).replace("/", ".") for each in words] or paths
     ends = ["output"] if len(outputs) == 1 else [f"output_{at}" for at in range(len(outputs))]
-    whole = Tree(given, results)
+    whole = Tree(given, results, [each.name for each in inputs_])
     return Network(
         tuple(paths), tuple(outputs), c.values, c.constants, tuple(c.steps), tuple(inputs), tuple(ends), whole, whole
     )
@@ -1215,14 +1310,20 @@ def _pack(shapes: Any, symbols: list[Any]) -> Any:
 
 
 @contextmanager
-def _unchanged(model: Any) -> Iterator[None]:
-    """Keras writes down every symbolic call in the layers; afterwards they are as before."""
-    kept = []
-    for layer in model._flatten_layers():
-        kept.append((layer, len(layer._inbound_nodes), len(layer._outbound_nodes)))
+def _unchanged(model: Any, losses: list[str]) -> Iterator[None]:
+    """Keras writes down symbolic calls in the layers, and the losses that they add; afterwards they are as before."""
+    layers_ = list(model._flatten_layers())
+    kept = [
+        (layer, len(layer._inbound_nodes), len(layer._outbound_nodes), list(layer._losses), set(layer._loss_ids))
+        for layer in layers_
+    ]
     try:
         yield
     finally:
-        for layer, inbound, outbound in kept:
+        for layer, inbound, outbound, own, ids in kept:
+            added = [each for each in layer._losses if not any(each is one for one in own)]
+            if added or getattr(layer, "activity_regularizer", None) is not None:
+                losses.append(_path(layer))
+            layer._losses[:], layer._loss_ids = own, ids
             del layer._inbound_nodes[inbound:]
             del layer._outbound_nodes[outbound:]

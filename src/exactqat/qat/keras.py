@@ -24,11 +24,12 @@ except ImportError as error:
 import numpy as np
 
 from ..device import PROFILES
+from ..display import listed, shortened
 from ..planning import UnsupportedOperator, plan
-from ..planning.plans import Numbers, Plan
+from ..planning.plans import Numbers, Plan, PlanInput, PlanStep
 from ..planning.rules import Rule, UnusedRuleWarning
 from . import primitives_keras
-from .capture_keras import CaptureError, capture, variable_names
+from .capture_keras import CaptureError, InTraining, capture, variable_names
 from .functional import Arrays, Functional, Mode, TrainedNetwork
 
 __all__ = ["PreparedModel", "calibrate", "freeze", "prepare"]
@@ -71,10 +72,12 @@ class PreparedModel(keras.Model):
         frozen: bool = False,
         calibrated: bool = False,
         profile: str | None = PROFILES[0],
+        statistics: Mapping[str, Any] | None = None,
         **rest: Any,
     ) -> None:
         """What `prepare` calls; Keras does when it loads one."""
-        super().__init__(**rest)
+        # Whatever the policy that the float model was made under: the device's arithmetic is told in float32.
+        super().__init__(dtype="float32", **rest)
         # A frozen network calls back to the host, which TensorFlow's XLA cannot.
         if profile is not None and keras.backend.backend() == "tensorflow":
             self.supports_jit = False
@@ -82,7 +85,10 @@ class PreparedModel(keras.Model):
         rules = [Rule(**_rule(each)) if isinstance(each, Mapping) else each for each in rules] or [Rule()]
         shapes = _shapes(model) if shapes is None else _as_tuples(shapes)
         names = variable_names(model)
-        network = capture(model, shapes, names)
+        if statistics is not None:
+            _give_statistics(model, names, statistics)
+        losses: list[str] = []
+        network = capture(model, shapes, names, losses)
         planned = plan(network, rules, deployable)
         functional = Functional(planned, primitives_keras, profile)
         self._held = _Held(
@@ -93,23 +99,28 @@ class PreparedModel(keras.Model):
             functional=functional,
             frozen=bool(frozen),
             calibrated=bool(calibrated),
+            losses_left_out=losses,
         )
         used = set(functional.tensors)
         variables = {names[id(each)]: each for each in model.variables if names[id(each)] in used}
         values = {name: np.asarray(ops.convert_to_numpy(each.value)) for name, each in variables.items()}
         arrays = functional.initial({name: _float32(value) for name, value in values.items()})
         self._held.tensors = {
-            name: self._variable(name, value, bool(variables[name].trainable)) for name, value in arrays.tensors.items()
+            name: self._variable(name, value, bool(variables[name].trainable), variables[name])
+            for name, value in arrays.tensors.items()
         }
         self._held.learned = self._tree(arrays.learned, True)
         self._held.ranges = self._tree(arrays.ranges, False)
         self._held.seeds = keras.random.SeedGenerator() if functional.random_steps else None
         self._seed_generator = self._held.seeds
-        for variable in self.range_variables():
-            variable.trainable = not self._held.frozen
+        # Found by Keras, for their random numbers.
+        self._random_layers = [
+            step.expression.layer for step in planned.steps if isinstance(step.expression, InTraining)
+        ]
+        self._set_ranges_trainable()
         self.built = True
 
-    def _variable(self, name: str, value: np.ndarray, trainable: bool) -> Any:
+    def _variable(self, name: str, value: np.ndarray, trainable: bool, original: Any = None) -> Any:
         dtype = "int32" if value.dtype.kind == "i" else "float32"
         variable = self.add_weight(
             shape=value.shape,
@@ -117,6 +128,8 @@ class PreparedModel(keras.Model):
             dtype=dtype,
             trainable=trainable and dtype == "float32",
             name=name.replace("/", ".").replace(".", "__"),  # PyTorch takes no dots
+            regularizer=getattr(original, "regularizer", None),
+            constraint=getattr(original, "constraint", None),
         )
         variable.assign(value)
         return variable
@@ -145,22 +158,63 @@ class PreparedModel(keras.Model):
         """The learned ranges."""
         return [variable for ends in self._held.learned.values() for variable in ends.values()]
 
+    @property
+    def losses_left_out(self) -> list[str]:
+        """Layers of the float model that add a loss of their results (`add_loss`, `activity_regularizer`)."""
+        return list(self._held.losses_left_out)
+
+    @property
+    def trainable(self) -> bool:
+        return bool(keras.Model.trainable.fget(self))
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        keras.Model.trainable.fset(self, value)
+        self._set_ranges_trainable()
+
+    def _set_ranges_trainable(self) -> None:
+        """Ranges are fixed with the model, and in the last phase."""
+        held = self.__dict__.get("_held")
+        if held is None or "learned" not in held.__dict__:
+            return  # Keras sets it before there is anything to set it for
+        for variable in self.range_variables():
+            variable.trainable = self.trainable and not held.frozen
+
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         held = self._held
         if held.functional.needs_calibration and not held.calibrated:
             first = held.functional.needs_calibration[0]
             raise ValueError(f"the range of '{first}' is set from data before training: call calibrate first")
-        return self._run(inputs, Mode(training=bool(training), frozen=held.frozen))
+        return self._run(inputs, Mode(training=bool(training) and self.trainable, frozen=held.frozen))
 
     def _run(self, inputs: Any, mode: Mode, seen: dict[str, Any] | None = None) -> Any:
         held = self._held
         tree = self.plan.network.input_tree
-        given = [ops.cast(ops.convert_to_tensor(each), "float32") for each in tree.flatten(inputs)]
+        given = [
+            self._as_prepared(name, ops.cast(ops.convert_to_tensor(each), "float32"))
+            for name, each in zip(self.plan.network.inputs, tree.flatten(inputs), strict=True)
+        ]
         before = self._arrays(lambda variable: variable.value)
         outputs, after = held.functional.run(before, given, mode, lambda number: held.seeds, seen)
         if mode.training or mode.observing:
             self._assign(before, after, mode)
         return tree.unflatten(outputs)
+
+    def _as_prepared(self, name: str, x: Any) -> Any:
+        """An input in the shape that the network was prepared for; Keras adds and drops a last axis of one."""
+        value = self.plan.network.values[name]
+        wanted = tuple(None if axis == value.batch_axis else size for axis, size in enumerate(value.shape))
+        given = tuple(x.shape)
+        if len(given) == len(wanted) + 1 and given[-1] == 1:
+            x = ops.squeeze(x, axis=-1)
+        elif len(given) == len(wanted) - 1 and wanted[-1] == 1:
+            x = ops.expand_dims(x, axis=-1)
+        shape = tuple(x.shape)
+        if len(shape) != len(wanted) or any(
+            each is not None and size is not None and each != size for each, size in zip(shape, wanted, strict=True)
+        ):
+            raise ValueError(f"the model was prepared for an input of shape {wanted}, got {given}")
+        return x
 
     def _arrays(self, value: Any) -> Arrays:
         held = self._held
@@ -224,6 +278,7 @@ class PreparedModel(keras.Model):
         held = self._held
         return {
             "name": self.name,
+            "trainable": self.trainable,
             "model": keras.saving.serialize_keras_object(held.original),
             "rules": [asdict(rule) for rule in held.rules],
             "shapes": held.shapes,
@@ -231,6 +286,7 @@ class PreparedModel(keras.Model):
             "frozen": held.frozen,
             "calibrated": held.calibrated,
             "profile": held.functional.profile,
+            "statistics": _statistics(held.original, variable_names(held.original)),
         }
 
     @classmethod
@@ -238,6 +294,81 @@ class PreparedModel(keras.Model):
         config = dict(config)
         config["model"] = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
         return cls(**config)
+
+    def save_own_variables(self, store: Any) -> None:
+        """In the network's order, whichever of them are trained. Names that Keras numbers differ between models."""
+        for position, variable in enumerate(self._stored_variables()):
+            store[str(position)] = variable
+
+    def load_own_variables(self, store: Any) -> None:
+        variables = self._stored_variables()
+        if len(store.keys()) != len(variables):
+            raise ValueError(
+                f"these are {len(store.keys())} variables, this prepared model has {len(variables)}: prepare the same "
+                "network by the same rules first"
+            )
+        for position, variable in enumerate(variables):
+            variable.assign(store[str(position)])
+        self._look_for_data()
+
+    def set_weights(self, weights: Any) -> None:
+        super().set_weights(weights)
+        self._look_for_data()
+
+    def _stored_variables(self) -> list[Any]:
+        held = self._held
+        trees = (held.learned, held.ranges)
+        return [*held.tensors.values(), *(each for tree in trees for ends in tree.values() for each in ends.values())]
+
+    def _look_for_data(self) -> None:
+        """Ranges that came with weights need no calibration."""
+        held = self._held
+        names = held.functional.needs_calibration
+        if names and all(int(held.ranges[name]["batches"].numpy()) > 0 for name in names):
+            held.__dict__.update(calibrated=True)
+
+    def __repr__(self) -> str:
+        weighted = [step for step in self.plan.steps if step.weights is not None]
+        phase = "frozen" if self.frozen else "not frozen"
+        count = len(self.plan.inputs) + len(self.plan.steps)
+        return f"PreparedModel({count} stored tensors, {len(weighted)} layers with weights, {phase})"
+
+    def summary(
+        self,
+        line_length: int | None = None,
+        positions: Any = None,
+        print_fn: Any = None,
+        expand_nested: bool = False,
+        show_trainable: bool = False,
+        layer_range: Any = None,
+    ) -> None:
+        """What the device runs, a line for each tensor that it stores. Only `print_fn` matters; there are no layers."""
+        rows: list[tuple[str, ...]] = [("stored tensor", "operator", "shape", "bits of weights", "bits of result")]
+        stored: list[PlanInput | PlanStep] = [*self.plan.inputs, *self.plan.steps]
+        for each in stored:
+            shape = str(tuple(None if at == each.batch_axis else size for at, size in enumerate(each.shape)))
+            kind, weight_bits = "input", ""
+            if isinstance(each, PlanStep):
+                kind = each.kind or "in training only"
+                kind += f" {each.activation}" if each.activation != "NONE" else ""
+                weight_bits = str(each.weights.rule.weight_bits) if each.weights is not None else ""
+            off_device = isinstance(each, PlanStep) and (each.outside or not each.kind)
+            result_bits = "" if off_device else str(self.plan.grids[each.grid].bits)
+            rows.append((shortened(each.path), kind, shape, weight_bits, result_bits))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [repr(self)]
+        lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        trained, others = (
+            sum(int(np.prod(variable.shape)) for variable in variables)
+            for variables in (self.trainable_variables, self.non_trainable_variables)
+        )
+        lines.append(f"trainable numbers: {trained:,}, others: {others:,}")
+        for line in lines:
+            (print_fn or print)(line)
+
+    def quantize(self, *args: Any, **kwargs: Any) -> None:
+        """Keras' quantization behind training, of layers; a prepared model has none."""
+        raise NotImplementedError("a prepared model becomes integers by qat.keras.freeze and deploy.lower.lower")
 
     def _changed_phase(self, **changes: Any) -> None:
         self._held.__dict__.update(changes)
@@ -258,8 +389,8 @@ def prepare(
 
     Args:
         model: any model of Keras 3 that has been built: functional, Sequential or subclassed, with models inside. It is
-            not changed; the values of its variables are taken over. One that is to be saved must be one that Keras can
-            save.
+            not changed; the values of its variables are taken over, with their regularizers and constraints and which
+            of them are trained. One that is to be saved must be one that Keras can save.
         rules: settings by layers' paths; see `Rule`. The first match decides. The input is called ``"input"``.
         example: a batch, nested as the model takes it, where the model does not know the sizes of its inputs.
         deployable: refuse rules that the device cannot run.
@@ -274,6 +405,8 @@ def prepare(
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"model must be a keras.Model, got {type(model).__name__}")
+    if isinstance(model, PreparedModel):
+        raise TypeError("model is prepared already; prepare the float model that it was made from")
     shapes = None
     if example is not None:
         if not model.built:
@@ -283,6 +416,13 @@ def prepare(
         prepared = PreparedModel(model, list(rules), shapes, deployable, profile=profile, name=f"{model.name}_prepared")
     except CaptureError as error:
         raise UnsupportedOperator(str(error)) from error
+    if prepared.losses_left_out:
+        warnings.warn(
+            f"losses that layers add of their results are left out: {listed(prepared.losses_left_out)} (add_loss, "
+            "activity_regularizer); regularizers and constraints of weights are kept",
+            UserWarning,
+            stacklevel=2,
+        )
     for sentence in prepared.unused_rules:
         warnings.warn(sentence, UnusedRuleWarning, stacklevel=2)
     return prepared
@@ -291,13 +431,25 @@ def prepare(
 def calibrate(model: PreparedModel, batches: Iterable[Any]) -> None:
     """Sets all activation ranges from data: runs the float network, in evaluation, over `batches` of inputs.
 
+    Args:
+        batches: batches of inputs as `predict` takes one, or a data set that `fit` takes, whose targets are left out.
+
     Raises:
-        ValueError: the model is frozen, or there is no batch.
+        ValueError: the model is frozen, there is no batch, or one has other shapes than the model was prepared for.
+        TypeError: batches is one array.
     """
+    if ops.is_tensor(batches) or isinstance(batches, np.ndarray):
+        shape = tuple(getattr(batches, "shape", ()))
+        raise TypeError(f"batches must be an iterable of batches, got an array of shape {shape}; give [it]")
     if model.frozen:
         raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
     count = 0
+    if isinstance(batches, keras.utils.PyDataset):
+        batches = map(batches.__getitem__, range(len(batches)))
+    wanted = len(model.plan.network.inputs)
     for batch in batches:
+        if isinstance(batch, tuple) and len(keras.tree.flatten(batch)) != wanted:
+            batch = keras.utils.unpack_x_y_sample_weight(batch)[0]
         model._run(batch, Mode(quantizing=False, observing=True))
         count += 1
     if count == 0:
@@ -320,12 +472,11 @@ def freeze(model: PreparedModel) -> None:
         for name, ends in tree.items():
             for end, variable in ends.items():
                 variable.assign(after[name][end])
-    for variable in model.range_variables():
-        variable.trainable = False
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and model.range_variables():
         model.optimizer = type(optimizer).from_config(optimizer.get_config())
     model._changed_phase(frozen=True)
+    model._set_ranges_trainable()
 
 
 def _shapes(model: Any) -> Any:
@@ -345,6 +496,24 @@ def _shapes(model: Any) -> Any:
             "sizes: give example, a batch of the size that is to be deployed"
         )
     return shapes
+
+
+def _adapted(model: Any) -> list[Any]:
+    """Layers that compute with what they have been shown by `adapt`: numbers of the network, no variables of it."""
+    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Normalization)]
+
+
+def _statistics(model: Any, names: Mapping[int, str]) -> dict[str, Any]:
+    """What `adapt` has found; a model's configuration does not hold it."""
+    variables = [variable for layer in _adapted(model) for variable in layer.variables]
+    return {names[id(each)]: ops.convert_to_numpy(each.value).tolist() for each in variables}
+
+
+def _give_statistics(model: Any, names: Mapping[int, str], statistics: Mapping[str, Any]) -> None:
+    for layer in _adapted(model):
+        for variable in layer.variables:
+            variable.assign(np.asarray(statistics[names[id(variable)]], variable.dtype))
+        layer.finalize_state()
 
 
 def _as_tuples(shapes: Any) -> Any:

@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The TensorFlow Model Optimization toolkit's names for Keras 3: `from exactqat.qat import tfmot`.
+
+model = tfmot.quantization.keras.quantize_model(network)  # also tfmot.quantize_model
+model.compile(...); model.fit(...)
+qat.keras.freeze(model)
+graph = deploy.lower.lower(model)
+
+Names, arguments and defaults are those of tfmot 0.8. What they give is a `qat.keras.PreparedModel`; docs/from-tfmot.md
+says for each name what is the same here, what is other, and why. Names without a meaning here raise when they are used.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from glob import escape
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from .. import keras as kit
+
+# isort: split
+import keras
+
+from ...planning.rules import Rule, UnusedRuleWarning
+from . import default_8bit, experimental, quantizers
+from .default_8bit import Default8BitQuantizeScheme
+from .rules import Scheme, rule_of
+
+__all__ = [
+    "QuantizeAnnotate",
+    "QuantizeConfig",
+    "default_8bit",
+    "experimental",
+    "fix_input_output_range",
+    "quantize_annotate_layer",
+    "quantize_annotate_model",
+    "quantize_apply",
+    "quantize_model",
+    "quantize_scope",
+    "quantizers",
+]
+
+
+class QuantizeConfig:
+    """How a layer is quantized; subclasses give its quantizers. It is read when the model is prepared, as a `Rule`.
+
+    Nothing is put into the layer: `set_quantize_weights` and `set_quantize_activations` are not called.
+    """
+
+    def get_weights_and_quantizers(self, layer: Any) -> list[tuple[Any, quantizers.Quantizer]]:
+        """Pairs of a weight and its quantizer; all of one layer alike."""
+        raise NotImplementedError(f"{type(self).__name__} has no get_weights_and_quantizers")
+
+    def get_activations_and_quantizers(self, layer: Any) -> list[tuple[Any, quantizers.Quantizer]]:
+        """Pairs of an activation and its quantizer."""
+        raise NotImplementedError(f"{type(self).__name__} has no get_activations_and_quantizers")
+
+    def set_quantize_weights(self, layer: Any, quantize_weights: list[Any]) -> None:
+        """Not called."""
+
+    def set_quantize_activations(self, layer: Any, quantize_activations: list[Any]) -> None:
+        """Not called."""
+
+    def get_output_quantizers(self, layer: Any) -> list[quantizers.Quantizer]:
+        """The quantizers of the results; what a layer stores has one, of its activation or of its result."""
+        raise NotImplementedError(f"{type(self).__name__} has no get_output_quantizers")
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> QuantizeConfig:
+        return cls(**config)
+
+
+@keras.saving.register_keras_serializable(package="exactqat", name="QuantizeAnnotate")
+class QuantizeAnnotate(keras.layers.Wrapper):
+    """What `quantize_annotate_layer` gives: the layer as it is, with its configuration beside it."""
+
+    def __init__(self, layer: Any, quantize_config: Any = None, **kwargs: Any) -> None:
+        super().__init__(layer, **kwargs)
+        self.quantize_config = (
+            keras.saving.deserialize_keras_object(quantize_config)
+            if isinstance(quantize_config, dict)
+            else quantize_config
+        )
+
+    def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.layer(inputs, *args, **kwargs)
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        return self.layer.compute_output_spec(*args, **kwargs)
+
+    def get_config(self) -> dict[str, Any]:
+        config = self.quantize_config
+        return {
+            **super().get_config(),
+            "quantize_config": None if config is None else keras.saving.serialize_keras_object(config),
+        }
+
+
+def quantize_scope(*args: dict[str, Any]) -> Any:
+    """A scope in which Keras finds `QuantizeAnnotate`, the quantizers and what is given, as `{name: class}`."""
+    known: dict[str, Any] = {name: getattr(quantizers, name) for name in quantizers.__all__}
+    known |= {"QuantizeAnnotate": QuantizeAnnotate, "PreparedModel": kit.PreparedModel}
+    return keras.saving.custom_object_scope({**known, **{name: each[name] for each in args for name in each}})
+
+
+def quantize_annotate_layer(to_annotate: Any, quantize_config: QuantizeConfig | None = None) -> QuantizeAnnotate:
+    """A layer that is to be quantized, as its configuration says.
+
+    Raises:
+        ValueError: no layer is given, or no `QuantizeConfig`.
+    """
+    if not isinstance(to_annotate, keras.layers.Layer) or isinstance(to_annotate, keras.Model):
+        raise ValueError(f"to_annotate must be a keras.layers.Layer and no model, got {type(to_annotate).__name__}")
+    if quantize_config is not None and not isinstance(quantize_config, QuantizeConfig):
+        raise ValueError(f"quantize_config must be a QuantizeConfig, got {type(quantize_config).__name__}")
+    return QuantizeAnnotate(to_annotate, quantize_config)
+
+
+def quantize_annotate_model(to_annotate: Any) -> Any:
+    """The model with all of its layers annotated; those that are keep their configuration.
+
+    Raises:
+        ValueError: the model is neither functional nor Sequential.
+    """
+    _check_model(to_annotate, "to_annotate")
+
+    def annotated(layer: Any, copy: Any) -> Any:
+        return QuantizeAnnotate(copy, getattr(layer, "quantize_config", None), name=layer.name)
+
+    return _copied(to_annotate, annotated)
+
+
+def quantize_apply(
+    model: Any,
+    scheme: Scheme | None = None,
+    quantized_layer_name_prefix: str | None = "quant_",
+) -> kit.PreparedModel:
+    """The prepared model of one whose layers are annotated.
+
+    Args:
+        scheme: settings of layers without a `QuantizeConfig`; `Default8BitQuantizeScheme()` if none is given.
+        quantized_layer_name_prefix: layers keep their names here; a prefix of one's own is refused.
+
+    Raises:
+        ValueError: no layer is annotated, or one is not; a `QuantizeConfig` asks for what no device has.
+        TypeError: the scheme is none of this library's.
+    """
+    _check_model(model, "model")
+    scheme = Default8BitQuantizeScheme() if scheme is None else scheme
+    if not isinstance(scheme, Scheme):
+        raise TypeError(
+            f"scheme must be Default8BitQuantizeScheme or DefaultNBitQuantizeScheme, got {type(scheme).__name__}; "
+            "settings of your own are rules: qat.keras.prepare(model, rules)"
+        )
+    if quantized_layer_name_prefix not in ("quant_", "", None):
+        raise ValueError(
+            f"quantized_layer_name_prefix={quantized_layer_name_prefix!r}: layers keep their names here; leave it out"
+        )
+    configurations: dict[str, Any] = {}
+    plain: list[str] = []
+
+    def stripped(layer: Any, copy: Any) -> Any:
+        if isinstance(layer, QuantizeAnnotate):
+            configurations[layer.layer.name] = layer.quantize_config
+        else:
+            plain.append(layer.name)
+        return copy
+
+    network = _copied(model, stripped)
+    if not configurations:
+        raise ValueError("model must have a layer that is annotated; quantize_annotate_model annotates all of them")
+    rules = []
+    for layer in _leaves(network):
+        if configurations.get(layer.name) is not None:
+            rule = rule_of(configurations[layer.name], layer, scheme.rule)
+            rules += [
+                replace(rule, match=pattern) for path in _paths(network, layer) for pattern in (path, f"{path}.*")
+            ]
+    with warnings.catch_warnings():
+        # A layer that computes nothing of its own has patterns that match nothing.
+        warnings.simplefilter("ignore", UnusedRuleWarning)
+        prepared = kit.prepare(network, [*rules, scheme.rule])
+    _check_complete(network, prepared, plain)
+    return prepared
+
+
+def quantize_model(to_quantize: Any, quantized_layer_name_prefix: str | None = "quant_") -> kit.PreparedModel:
+    """The prepared model, all of it quantized by `Default8BitQuantizeScheme()`. The model stays as it is.
+
+    Raises:
+        ValueError: the model is neither functional nor Sequential.
+        UnsupportedOperator: lists every operation the device cannot run, with what to do.
+    """
+    _check_model(to_quantize, "to_quantize")
+    return quantize_apply(quantize_annotate_model(to_quantize), None, quantized_layer_name_prefix)
+
+
+def fix_input_output_range(
+    model: kit.PreparedModel,
+    num_bits: int = 8,
+    input_min: float = 0.0,
+    input_max: float = 1.0,
+    output_min: float = 0.0,
+    output_max: float = 1.0,
+    narrow_range: bool = False,
+) -> kit.PreparedModel:
+    """A prepared model with the same weights whose inputs and results have ranges that do not move.
+
+    Raises:
+        TypeError: the model is not prepared.
+        ValueError: narrow_range, or a range that does not hold 0.
+    """
+    if not isinstance(model, kit.PreparedModel):
+        raise TypeError(f"model must be a prepared model, got {type(model).__name__}; give what quantize_apply returns")
+    if narrow_range:
+        raise ValueError("narrow_range: activations on the device take all codes; give narrow_range=False")
+    config = model.get_config()
+    plan = model.plan
+    given = [Rule(**kit._rule(each)) for each in config["rules"]]
+    fixed = [
+        Rule(match=escape(path), ranges="fixed", fixed_range=(low, high), activation_bits=num_bits)
+        for paths, low, high in (
+            ([each.path for each in plan.inputs], float(input_min), float(input_max)),
+            (plan.device_outputs, float(output_min), float(output_max)),
+        )
+        for path in paths
+    ]
+    # What a rule says about weights stays.
+    for at, rule in enumerate(fixed):
+        stored = plan.stored(plan.device_outputs[at - len(plan.inputs)]) if at >= len(plan.inputs) else None
+        weights = getattr(stored, "weights", None)
+        if weights is not None:
+            old = weights.rule
+            fixed[at] = replace(old, match=rule.match, ranges="fixed", fixed_range=rule.fixed_range,
+                                activation_bits=num_bits)  # fmt: skip
+    config["rules"] = [*fixed, *given]
+    config["calibrated"] = False
+    made = kit.PreparedModel.from_config(config)
+    for own, variable in zip(made._held.tensors.values(), model._held.tensors.values(), strict=True):
+        own.assign(variable.value)
+    return made
+
+
+def _check_model(model: Any, what: str) -> None:
+    if not isinstance(model, keras.Sequential) and not hasattr(model, "_inputs_struct"):
+        raise ValueError(
+            f"{what} must be a functional or Sequential model of Keras 3, got {type(model).__name__}; "
+            "qat.keras.prepare takes subclassed ones"
+        )
+    if not model.built:
+        raise ValueError(f"{what} must be built: give it a keras.Input, or call build")
+
+
+def _copied(model: Any, made: Callable[[Any, Any], Any]) -> Any:
+    """A copy of a model with copies of its weights; `made(layer, copy)` gives the copy of a layer."""
+    pairs: list[tuple[Any, Any]] = []
+
+    def copied(layer: Any) -> Any:
+        if not isinstance(layer, keras.Layer):
+            return type(layer).from_config(layer.get_config())
+        inner = layer.layer if isinstance(layer, QuantizeAnnotate) else layer
+        copy = _copied(inner, made) if isinstance(inner, keras.Model) else type(inner).from_config(inner.get_config())
+        pairs.append((inner, copy))
+        return copy if isinstance(inner, keras.Model) else made(layer, copy)
+
+    result = keras.models.clone_model(model, clone_function=copied)
+    for layer, copy in pairs:
+        copy.set_weights(layer.get_weights())
+        if isinstance(copy, keras.layers.Normalization):
+            copy.finalize_state()
+    return result
+
+
+def _leaves(model: Any) -> list[Any]:
+    return [
+        layer
+        for layer in model._flatten_layers(include_self=False)
+        if not isinstance(layer, keras.Model | keras.layers.InputLayer)
+    ]
+
+
+def _paths(network: Any, layer: Any) -> list[str]:
+    """Globs of what the layer stores: its path with and without the model's name in front."""
+    path = str(layer.path).replace("/", ".")
+    own = path.removeprefix(f"{network.name}.")
+    return [escape(each) for each in dict.fromkeys([own, path, f"*.{own}"])]
+
+
+def _check_complete(network: Any, prepared: kit.PreparedModel, plain: list[str]) -> None:
+    """A layer that is not annotated would stay float, which no file of this library can hold."""
+    computing = []
+    for step in prepared.plan.steps:
+        if step.kind and not step.outside and (step.weights is not None or not _only_moves(step.kind)):
+            parts = step.path.split(".")
+            computing += [name for name in plain if name in parts]
+    if computing:
+        raise ValueError(
+            f"layers that are not annotated would stay float, which this library's files do not hold: "
+            f"{', '.join(dict.fromkeys(computing))}; annotate the others by quantize_annotate_model(model), or "
+            "give them a QuantizeConfig with 16 bits where 8 are too few"
+        )
+
+
+def _only_moves(kind: str) -> bool:
+    from ...device import OPERATORS
+
+    return bool(OPERATORS[kind].same_quantization)
+
+
+def _nothing(name: str, instead: str) -> Callable[..., NoReturn]:
+    def used(*args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"tfmot's {name} has no meaning in this library: {instead}")
+
+    used.__name__ = used.__qualname__ = name
+    used.__doc__ = f"Raises NotImplementedError: {instead}."
+    return used
+
+
+_WRAPPED = "layers are not wrapped; settings are a QuantizeConfig or a Rule"
+_SCHEME = "schemes are Default8BitQuantizeScheme and DefaultNBitQuantizeScheme; other settings are rules, " + (
+    "qat.keras.prepare(model, rules)"
+)
+_PLANNED = "which layers become one operator is planned by qat.keras.prepare"
+QuantizeWrapper = _nothing("QuantizeWrapper", _WRAPPED)
+QuantizeWrapperV2 = _nothing("QuantizeWrapperV2", _WRAPPED)
+QuantizeScheme = _nothing("QuantizeScheme", _SCHEME)
+QuantizeRegistry = _nothing("QuantizeRegistry", _SCHEME)
+QuantizeLayoutTransform = _nothing("QuantizeLayoutTransform", _PLANNED)
+remove_input_range = _nothing("remove_input_range", "the device's network takes integers, so its input has a range")
+default_8bit.Default8BitQuantizeRegistry = _nothing("Default8BitQuantizeRegistry", _SCHEME)  # type: ignore[attr-defined]
+default_8bit.Default8BitQuantizeLayoutTransform = _nothing(  # type: ignore[attr-defined]
+    "Default8BitQuantizeLayoutTransform", _PLANNED
+)
+collab_opts = SimpleNamespace(
+    Default8BitPrunePreserveQuantizeScheme=_nothing(
+        "Default8BitPrunePreserveQuantizeScheme", "there is no pruning here; zeros of a weight stay zeros of its codes"
+    )
+)
+graph_transformations = SimpleNamespace(
+    model_transformer=SimpleNamespace(ModelTransformer=_nothing("ModelTransformer", _PLANNED)),
+    transforms=SimpleNamespace(
+        **{name: _nothing(name, _PLANNED) for name in ("LayerNode", "LayerPattern", "Transform")}
+    ),
+)
+
+# As tfmot is written: tfmot.quantization.keras.quantize_model.
+quantization = SimpleNamespace(keras=sys.modules[__name__])
