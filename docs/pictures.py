@@ -59,7 +59,7 @@ def staircase() -> str:
     axes.fill_between(x, -1.7, -1.6, where=inside > 0, color=charts.QAT_COLORS[0], label="gradient passes", linewidth=0)
     _ends(axes, low, high)
     axes.set_xlabel("x")
-    axes.set_ylabel("fake_quant_with_min_max_vars(x)")
+    axes.set_ylabel("what is stored")
     charts._below(figure, axes)
     charts._clean(axes)
     return charts.svg(figure, "Fake quantization of a number in 3 bits.")

@@ -125,6 +125,12 @@ def test_the_quick_start_runs() -> None:
     subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True)
 
 
+def test_the_concepts_run() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "concepts.md").read_text(), re.S)
+    assert len(blocks) == 3
+    subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True)
+
+
 def test_the_pages_are_built_without_a_warning() -> None:
     for needed in ("sphinx", "myst_parser", "furo", "torch"):
         pytest.importorskip(needed)
@@ -166,9 +172,11 @@ def test_the_reference_begins_with_what_is_used_first() -> None:
             module_page("", module, {"": ("nonsense",)})
 
 
-def test_the_readmes_pictures_are_whole_and_small() -> None:
+def test_pictures_are_whole_and_small() -> None:
     found = re.findall(r'(?:src|srcset)="(docs/_static/[^"]*)"', (ROOT / "README.md").read_text())
-    assert len(found) == 2
+    concepts = (ROOT / "docs" / "concepts.md").read_text()
+    found += [f"docs/{name}" for name in re.findall(r'(?:src|srcset)="(_static/[^"]*)"', concepts)]
+    assert len(found) == 6
     for name in found:
         ElementTree.parse(ROOT / name)
         assert (ROOT / name).stat().st_size < 50_000 and "var(" not in (ROOT / name).read_text()
