@@ -84,20 +84,53 @@ def functions_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def module_page(title: str, module: ModuleType) -> str:
-    """Everything a module exports, from its docstrings."""
+# What the kit's pages show, by task; what a module exports beside that comes last.
+TRAINING = {
+    "From a model to one that trains as the device computes": ("prepare", "calibrate", "freeze", "PreparedModel"),
+    "Rules": ("Rule", "UnusedRuleWarning", "UnsupportedOperator"),
+    "Layers of a prepared model": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
+    "Ranges": ("ActivationRange", "WeightRange", "FakeQuantize", "WeightFakeQuantize"),
+    "Layers with TensorFlow's arithmetic": ("Conv2d", "DepthwiseConv2d", "FusedBatchNorm2d"),
+}
+DEPLOYMENT = {
+    "From a trained model to a file and its proof": ("lower", "write_tflite", "verify", "Report"),
+    "Integers": ("quantize", "dequantize", "simulate", "unclaimed", "profiles_here"),
+    "Other files": ("write_onnx", "verify_onnx", "c_array", "write_c_array"),
+    "What it takes": ("footprint", "Footprint", "npu_footprint", "NpuFootprint"),
+    "Graphs": ("Graph", "Operator", "Tensor", "Quantization", "per_tensor", "place_codes", "Builder"),
+}
+
+
+def module_page(title: str, module: ModuleType, tasks: dict[str, tuple[str, ...]]) -> str:
+    """Everything a module exports, from its docstrings, by task.
+
+    Raises ValueError if a task names what the module does not export.
+    """
+    shown = [name for names in tasks.values() for name in names]
+    missing = set(shown) - set(module.__all__)
+    if missing:
+        raise ValueError(f"{module.__name__} exports no {', '.join(sorted(missing))}")
+    things = {name: getattr(module, name) for name in module.__all__}
+    others = [
+        name
+        for name, thing in things.items()
+        if name not in shown and (inspect.isclass(thing) or inspect.isfunction(thing))
+    ]
     parts = [f"# {title}", markdown(inspect.getdoc(module) or "")]
-    for name in module.__all__:
-        thing = getattr(module, name)
-        if inspect.isclass(thing) or inspect.isfunction(thing):
-            parts.append(_described(name, f"{module.__name__}.{name}", thing))
+    for task, names in {**tasks, "Others": tuple(others)}.items():
+        if names:
+            parts.append(f"## {task}")
+            parts += [_described(name, f"{module.__name__}.{name}", things[name], "###") for name in names]
     return "\n\n".join(parts) + "\n"
 
 
-def _described(heading: str, name: str, thing: Any) -> str:
+def _described(heading: str, name: str, thing: Any, level: str = "##") -> str:
     """A function or a class: heading, signature, text and sections."""
     documentation = parse(thing)
-    parts = [f"## {heading}"]
+    parts = [
+        f"{level} {heading}",
+        operator_pages.listed_as(re.sub("^eq[.]", "exactqat.", name), inspect.isclass(thing)),
+    ]
     if not (inspect.isclass(thing) and issubclass(thing, BaseException)):
         parts.append(f"```python\n{_signature(name, thing)}\n```")
     parts += [markdown(text, _link) for text in documentation.text.split("\n\n")]
@@ -134,16 +167,19 @@ def collect() -> None:
     shutil.rmtree(HTML, ignore_errors=True)
     known = pages()
     for name, site_name in known.items():
-        write(site_name, with_site_links((ROOT / name).read_text(), name, known))
+        text = with_site_links((ROOT / name).read_text(), name, known)
+        # Pictures lie where Sphinx puts what is static.
+        write(site_name, re.sub(r"(?<=[\"(])(docs/)?_static/", "_static/", text))
     shutil.copytree(DOCS / "_static", SOURCE / "_static")
     for op in OPERATORS.values():
-        write(f"operators/{op.name}.md", operator_pages.page(op))
+        # Kernels without a name of TensorFlow's have pages, which others lead to, but stand in no list.
+        write(f"operators/{op.name}.md", "---\norphan: true\n---\n\n" * (not op.raw_name) + operator_pages.page(op))
     write("decisions/index.md", DECISIONS)
     write("operators/index.md", operator_pages.overview())
     write("arithmetic.md", operator_pages.arithmetic_page())
     write("functions.md", functions_page())
-    write("training.md", module_page("Training: exactqat.qat", qat))
-    write("deployment.md", module_page("Deployment: exactqat.deploy", deploy))
+    write("training.md", module_page("Training: exactqat.qat", qat, TRAINING))
+    write("deployment.md", module_page("Deployment: exactqat.deploy", deploy, DEPLOYMENT))
 
 
 def main() -> int:

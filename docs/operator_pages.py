@@ -9,6 +9,7 @@ import itertools
 import sys
 import textwrap
 import tomllib
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import FunctionType
@@ -102,6 +103,10 @@ def page(op: Operator) -> str:
     shown = example(op)
     parts = [
         f"# {title(op)}",
+        *(
+            listed_as(f"exactqat.{name}")
+            for name in ([f"raw_ops.{op.raw_name}"] if op.raw_name else []) + list(op.exports)
+        ),
         *(markdown(text, link) for text in documentation.text.split("\n\n")),
         _signatures(op),
         "## Arguments",
@@ -126,18 +131,29 @@ def page(op: Operator) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def listed_as(name: str, is_class: bool = False) -> str:
+    """An entry of the site's inventory, objects.inv, by which other projects' pages find this place."""
+    return f"```{{py:{'class' if is_class else 'function'}}} {name}\n:no-typesetting:\n```"
+
+
 def overview() -> str:
-    """The page that lists all operators, family by family."""
-    parts = [
-        "# Operators",
-        "They stand in `exactqat.raw_ops` under TensorFlow's names. The two written in lower case have no name there: "
-        "second-order gradients are made of them.",
+    """The page that lists all operators, family by family, and last the kernels that only they use."""
+    public = [op for op in OPERATORS.values() if op.raw_name]
+    parts = ["# Operators", "They stand in `exactqat.raw_ops` under TensorFlow's names."]
+    for family, members in itertools.groupby(public, lambda op: op.rule.__module__.rpartition(".")[2]):
+        parts += [f"## {family.replace('_', ' ').capitalize()}", _listed(members)]
+    parts += [
+        "## Kernels without a public name",
+        "Second-order gradients and the training kit are made of these; they have no name in TensorFlow.",
+        _listed(op for op in OPERATORS.values() if not op.raw_name),
     ]
-    for family, members in itertools.groupby(OPERATORS.values(), lambda op: op.rule.__module__.rpartition(".")[2]):
-        rows = [[f"[{title(op)}]({op.name}.md)", markdown(parse(op).summary, link)] for op in members]
-        parts += [f"## {family.replace('_', ' ').capitalize()}", table(["operator", "what it computes"], rows)]
-    pages = "\n".join(op.name for op in OPERATORS.values())
+    pages = "\n".join(op.name for op in public)
     return "\n\n".join([*parts, f"```{{toctree}}\n:hidden:\n\n{pages}\n```\n"])
+
+
+def _listed(operators: Iterable[Operator]) -> str:
+    rows = [[f"[{title(op)}]({op.name}.md)", markdown(parse(op).summary, link)] for op in operators]
+    return table(["operator", "what it computes"], rows)
 
 
 def arithmetic_page() -> str:

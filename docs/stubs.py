@@ -93,7 +93,8 @@ def top_level() -> str:
     public = {name: getattr(exactqat, name) for name in exactqat.__all__}
     home = {name: thing.__module__ for name, thing in public.items() if inspect.isfunction(thing)}
     home |= {name: quantization.__name__ for name, thing in public.items() if isinstance(thing, Operator)}
-    lines = [f"from exactqat import {name} as {name}" for name in public if inspect.ismodule(public[name])]
+    modules = {*exactqat._LATER, *(name for name in public if inspect.ismodule(public[name]))}
+    lines = [f"from exactqat import {name} as {name}" for name in sorted(modules)]
     for name in sorted(home, key=lambda name: (home[name], name)):
         lines += [f"from {home[name]} import (", f"    {name} as {name},", ")"]
     listed = "\n".join(f'    "{name}",' for name in exactqat.__all__)

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import tomllib
+import xml.etree.ElementTree as ElementTree
+import zlib
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -123,6 +125,12 @@ def test_the_quick_start_runs() -> None:
     subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True)
 
 
+def test_the_concepts_run() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "concepts.md").read_text(), re.S)
+    assert len(blocks) == 3
+    subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True)
+
+
 def test_the_pages_are_built_without_a_warning() -> None:
     for needed in ("sphinx", "myst_parser", "furo", "torch"):
         pytest.importorskip(needed)
@@ -130,4 +138,45 @@ def test_the_pages_are_built_without_a_warning() -> None:
     html = ROOT / "build" / "docs" / "html"
     for page in ("index", "quick-start", "exactness", "contributing", "operators/index", "decisions/summation-order"):
         assert (html / f"{page}.html").exists()
-    assert "eq.quantization" in (html / "index.html").read_text()
+    index = (html / "index.html").read_text()
+    assert "eq.quantization" in index
+    for picture in re.findall(r'(?:src|srcset)="(_static/pictures/[^"]*)"', index):
+        assert (html / picture).exists(), picture
+    sidebar = (
+        (html / "operators" / "index.html").read_text().partition('class="sidebar-tree"')[2].partition("</div>")[0]
+    )
+    listed = {name for name in OPERATORS if f'href="{name}.html"' in sidebar}
+    assert listed == {op.name for op in OPERATORS.values() if op.raw_name}
+    assert {"exactqat.qat.prepare", "exactqat.deploy.lower", "exactqat.raw_ops.FusedBatchNormV3"} <= inventory(html)
+
+
+def inventory(html: Path) -> set[str]:
+    """The names by which other projects' pages find places on these."""
+    entries = zlib.decompress((html / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
+    return {line.split()[0] for line in entries.splitlines()}
+
+
+def test_the_reference_begins_with_what_is_used_first() -> None:
+    pytest.importorskip("torch")
+    from build import DEPLOYMENT, TRAINING, module_page
+    from exactqat import deploy, qat
+
+    for module, tasks, first in (
+        (qat, TRAINING, "prepare calibrate freeze"),
+        (deploy, DEPLOYMENT, "lower write_tflite"),
+    ):
+        names = re.findall(r"^### (\w+)$", module_page("", module, tasks), re.M)
+        assert names[: len(first.split())] == first.split()
+        assert set(names) == {n for n in module.__all__ if not isinstance(getattr(module, n), dict | tuple | frozenset)}
+        with pytest.raises(ValueError, match="exports no nonsense"):
+            module_page("", module, {"": ("nonsense",)})
+
+
+def test_pictures_are_whole_and_small() -> None:
+    found = re.findall(r'(?:src|srcset)="(docs/_static/[^"]*)"', (ROOT / "README.md").read_text())
+    concepts = (ROOT / "docs" / "concepts.md").read_text()
+    found += [f"docs/{name}" for name in re.findall(r'(?:src|srcset)="(_static/[^"]*)"', concepts)]
+    assert len(found) == 6
+    for name in found:
+        ElementTree.parse(ROOT / name)
+        assert (ROOT / name).stat().st_size < 50_000 and "var(" not in (ROOT / name).read_text()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -78,3 +80,33 @@ def test_axes_count_from_the_end_or_cover_everything() -> None:
         for axis in (3, -4):
             with pytest.raises(ValueError, match="axis must be from -3 to 2 for an input of rank 3"):
                 public(x, 0.0, 0.0, axis=axis)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import exactqat as eq; assert callable(eq.deploy.lower) and eq.deploy.simulate",
+        "import exactqat.deploy.lower; from exactqat import deploy; assert callable(deploy.lower)",
+        "from exactqat.deploy.lower import lower, on_device; import exactqat; assert exactqat.deploy.lower is lower",
+        "from exactqat import deploy; import exactqat.deploy.lower as lower; assert lower is deploy.lower",
+        "import exactqat.deploy.values, exactqat as eq; assert callable(eq.deploy.lower)",
+        "import exactqat as eq; assert eq.qat.Rule().weight_bits == 8",
+        "import exactqat as eq; assert {'qat', 'deploy'} <= set(dir(eq)) and not hasattr(eq, 'qta')",
+    ],
+)
+def test_the_kit_and_the_road_to_the_device_are_there_without_a_framework(code: str) -> None:
+    check = "; import sys; assert not {'torch', 'jax', 'keras', 'tensorflow'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code + check], check=True)
+
+
+def test_operators_alone_do_not_load_the_kit() -> None:
+    code = "import exactqat, sys; assert not {'exactqat.qat', 'exactqat.deploy', 'exactqat.device'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_prepare_is_found_from_the_top_and_loads_its_framework() -> None:
+    pytest.importorskip("torch")
+    code = (
+        "import exactqat as eq, sys; assert 'torch' not in sys.modules; assert callable(eq.qat.prepare); import torch"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

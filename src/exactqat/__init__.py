@@ -3,8 +3,12 @@
 
 `eq.raw_ops`, `eq.quantization`, `eq.nn` and the TensorFlow 1 top-level names take the arrays of any of the three and
 give the same bits; with TensorFlow's tensors its own operators run where they have the answer. What "exact" means is
-written in the README.
+written in the README. `eq.qat` and `eq.deploy`, the training kit and the road to the device, are loaded when they are
+first asked for.
 """
+
+from importlib import import_module as _import_module
+from typing import Any as _Any
 
 from exactqat import frontends as _frontends  # noqa: F401 (without it no call finds its way)
 from exactqat import nn, quantization, raw_ops
@@ -26,3 +30,16 @@ __all__ = [
     "set_num_threads",
     *sorted(_top_level),
 ]
+
+# Operators alone should not pay for loading the kit.
+_LATER = ("deploy", "qat")
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _LATER:
+        return _import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Made by docs/stubs.py from the declarations in operators/; do not edit.
 
+from exactqat import deploy as deploy
 from exactqat import nn as nn
+from exactqat import qat as qat
 from exactqat import quantization as quantization
 from exactqat import raw_ops as raw_ops
 from exactqat.cpu import (

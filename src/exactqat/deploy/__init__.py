@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a trained network to the device: a graph of integer operators, its file, its exact simulation and its proof.
 
-`graph` describes a fully quantized network, `simulate` computes it in exact integers, `tflite` writes it, `verify` runs
-the real runtime beside the simulation; all are generic over the operators that `exactqat.device` declares. Importing
-this package needs NumPy only; writing and running files needs `pip install exactqat[deploy]`.
+`lower` makes a trained network's `Graph`, `simulate` computes it in exact integers, `write_tflite` writes it, `verify`
+runs the real runtime beside the simulation; all are generic over the operators that `exactqat.device` declares.
+Importing this package needs NumPy only; writing and running files needs `pip install exactqat[deploy]`.
 """
 
 from .c_array import c_array, write_c_array
 from .footprint import Footprint, NpuFootprint, footprint, npu_footprint
 from .graph import Builder, Graph, Operator, Quantization, Tensor, per_tensor, place_codes
+
+# The function stands in front of the module it comes from, which Python puts here only while it loads it.
+from .lower import lower
 from .onnx import verify_onnx, write_onnx
 from .simulate import EXACT, MEASURED, PROFILES, dequantize, quantize, simulate, unclaimed
 from .tflite import write_tflite
@@ -29,6 +32,7 @@ __all__ = [
     "c_array",
     "dequantize",
     "footprint",
+    "lower",
     "npu_footprint",
     "per_tensor",
     "place_codes",

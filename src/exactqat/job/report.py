@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..deploy.simulate import PROFILES, unclaimed
 from ..qat import WeightedLayer
-from . import charts, files, findings
+from . import charts, files, findings, layer_graph
 from .models import NETWORKS
 from .page import cards, escape, page, section, table, warnings
 from .page import charts as side_by_side
@@ -181,6 +181,16 @@ def _page(results: Results) -> str:
         section("Which images are mistaken", _mistaken_images(results)),
         section("What it takes, and where it is the same", _footprint_table(best) + _parts_table(best) + _claims(best)),
     ]
+    sections.append(
+        section(
+            "What the device runs",
+            "<p>Every box is an operator of the file, in the order in which the device runs them: its window, its "
+            "stride where that is not 1, the activation fused into it, the layer's path, the shape of what it stores, "
+            "the bits of weights (W) and of results (A), and its share of all multiply-adds, as a figure and as a bar. "
+            "The lines at the left are tensors on their way to their readers. Of long networks a box is a module.</p>"
+            + side_by_side(*(_layer_graph(outcome) for outcome in best)),
+        )
+    )
     for outcome in best:
         sections.append(
             section(f"Layers of the delivered {outcome.precision.upper()} network", _layer_table(outcome), "layers")
@@ -330,7 +340,7 @@ def _claims(outcomes: Sequence[Outcome]) -> str:
 def _layer_table(outcome: Outcome) -> str:
     assert outcome.report is not None
     compared = {comparison.name: comparison for comparison in outcome.report.operators}
-    layers = dict(outcome.model.layers())
+    bits = _bits_of_layers(outcome)
     header = [
         "layer", "operator", "result", "bits of weights", "of result", "weight scales", "scale", "zero point",
         "multiply-adds", "dB trained", "dB device", "integers compared", "differ",
@@ -339,12 +349,9 @@ def _layer_table(outcome: Outcome) -> str:
     rows = []
     for summary, operator in zip(outcome.graph.summary(), outcome.graph.operators, strict=True):
         name = str(summary["output"])
-        layer = layers.get(name.removesuffix("/unshifted"))
-        weight_bits = bits = scales = "–"
-        if layer is not None:
-            bits = str(layer.output_quantizer.bits)
-        if isinstance(layer, WeightedLayer) and operator.kind != "QUANTIZE":
-            weight_bits = str(layer.weight_quantizer.rule.weight_bits)
+        weight_bits, result_bits = bits[name]
+        scales = "–"
+        if weight_bits is not None:
             scale = outcome.graph.tensors[operator.inputs[1]].quantization.scale
             scales = f"{scale.min():.2g} … {scale.max():.2g}"
         rows.append(
@@ -354,8 +361,8 @@ def _layer_table(outcome: Outcome) -> str:
                     name,
                     operator.kind + activations.get(str(summary["activation"]), ""),
                     str(summary["shape"]),
-                    weight_bits,
-                    bits,
+                    "–" if weight_bits is None else str(weight_bits),
+                    "–" if result_bits is None else str(result_bits),
                     scales,
                     f"{float(summary['scale']):.4g}",
                     str(summary["zero_point"]),
@@ -379,6 +386,29 @@ def _layer_table(outcome: Outcome) -> str:
         "compares the untouched file from input to logits.</p>"
     )
     return table(header, rows, 2) + note
+
+
+def _bits_of_layers(outcome: Outcome) -> dict[str, tuple[int | None, int | None]]:
+    """Bits of every operator's weights and of what it stores, by its result's name; None where training has none."""
+    layers = dict(outcome.model.layers())
+    bits: dict[str, tuple[int | None, int | None]] = {}
+    for operator in outcome.graph.operators:
+        name = operator.outputs[0]
+        layer = layers.get(name.removesuffix("/unshifted"))
+        weight_bits = None
+        if isinstance(layer, WeightedLayer) and operator.kind != "QUANTIZE":
+            weight_bits = layer.weight_quantizer.rule.weight_bits
+        bits[name] = (weight_bits, None if layer is None else layer.output_quantizer.bits)
+    return bits
+
+
+def _layer_graph(outcome: Outcome) -> str:
+    """What the delivered network's operators are, and which reads which."""
+    said = {
+        name: " ".join(f"{what}{bits}" for what, bits in zip("WA", pair, strict=True) if bits is not None)
+        for name, pair in _bits_of_layers(outcome).items()
+    }
+    return layer_graph.picture(outcome.graph, f"{outcome.precision.upper()}: the operators of the file.", said)
 
 
 def _decibels(ratio: float | None) -> str:

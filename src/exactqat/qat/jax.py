@@ -174,7 +174,7 @@ class Prepared:
         return self._model.restore(self._tensors(params, state))
 
     def trained(self, params: Params, state: State) -> TrainedNetwork:
-        """The network with its numbers, for `exactqat.deploy.lower.lower` and its companions."""
+        """The network with its numbers, for `exactqat.deploy.lower` and its companions."""
         arrays = self._arrays(params, state)
         in_numpy = jax.tree.map(np.asarray, (arrays.tensors, arrays.learned, arrays.ranges))
 

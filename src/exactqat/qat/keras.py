@@ -6,7 +6,7 @@ qat.keras.calibrate(model, [images])
 model.compile(...); model.fit(...)
 qat.keras.freeze(model)
 model.fit(...)
-graph = deploy.lower.lower(model)
+graph = deploy.lower(model)
 """
 
 from __future__ import annotations

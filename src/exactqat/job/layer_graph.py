@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lowered network as a picture: a row for each operator, in order of execution, and beside the rows the ways that
+tensors take from one to another, as version histories are drawn. It is as wide as a phone's screen, however many
+branches a network has, and of long networks modules become rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from ..deploy.graph import Graph, Operator
+from ..device import OPERATORS
+from .page import DARK, INK, LINE, NOTE, PAPER, escape, variable
+from .text import shortened
+
+# Rows beyond which modules are drawn in place of their operators, and at most.
+MOST_ROWS = 40
+# Units of the picture, which is shown at 0.85 to 1.45 pixels a unit: a phone's page is some 340 pixels wide.
+WIDTH, ROW, BOX = 400, 46, 38
+# The ways beside the rows; the more of them there are side by side, the closer they lie, and the last share a place.
+FIRST_WAY, WAYS_WIDTH, WAY_GAP = 9, 96, 13
+# Letters of 11 and of 10 units: what one of them takes on average in what the boxes say.
+LETTER, SMALL_LETTER = 6.3, 5.4
+# The edges of boxes: multiply-adds, computing without weights, moving codes.
+WEIGHTED, COMPUTING, MOVING = "#1f5fa8", "#e08a3c", "#6b7280"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One box: an operator, a module's operators, or an end of the network.
+
+    Attributes:
+        title: what it is, in the device's words.
+        name: the user's path.
+        shape: of what it stores, without the batch.
+        bits: of weights and of what it stores, as text; empty where there is nothing to say.
+        work: its multiply-accumulates; None at the ends of the network.
+        color: of its edge.
+        sources: the rows, by number, whose results it reads.
+    """
+
+    title: str
+    name: str
+    shape: str
+    bits: str
+    work: int | None
+    color: str
+    sources: tuple[int, ...] = ()
+    operators: tuple[str, ...] = field(default=())
+
+
+def rows(graph: Graph, bits: Mapping[str, str] | None = None, most: int | None = MOST_ROWS) -> list[Row]:
+    """The boxes of a graph from its inputs to its last operator.
+
+    Args:
+        bits: what to say about an operator's bits, by the name of its result.
+        most: how many rows for operators there may be; None: one for each.
+    """
+    bits = bits or {}
+    inputs = [
+        Row("input", name, _shape(graph, name), "", None, NOTE)
+        for name in graph.inputs
+        if any(name in operator.inputs for operator in graph.operators) or name in graph.outputs
+    ]
+    parts = [[operator] for operator in graph.operators] if most is None else _parts(graph.operators, most)
+    found = {row.name: number for number, row in enumerate(inputs)}
+    drawn = list(inputs)
+    for part in parts:
+        number = len(drawn)
+        inside = {name for operator in part for name in operator.outputs}
+        read = [name for operator in part for name in operator.inputs if name not in inside and name in found]
+        sources = tuple(dict.fromkeys(found[name] for name in read))
+        found.update(dict.fromkeys(inside, number))
+        drawn.append(_row(graph, part, bits, sources))
+    return drawn
+
+
+def picture(graph: Graph, caption: str, bits: Mapping[str, str] | None = None, most: int | None = MOST_ROWS) -> str:
+    """The graph as a figure of the page, and where rows stand for modules, all operators behind a line to open."""
+    shown = rows(graph, bits, most)
+    drawn = _figure(graph, shown, caption)
+    if all(len(row.operators) <= 1 for row in shown):
+        return drawn
+    whole = rows(graph, bits, None)
+    return (
+        f"<div>{drawn}<details><summary>All {len(graph.operators):,} operators</summary>"
+        f"{_figure(graph, whole, f'{caption} Every operator.')}</details></div>"
+    )
+
+
+def svg(graph: Graph, bits: Mapping[str, str] | None = None, most: int | None = MOST_ROWS, dark: bool = False) -> str:
+    """The graph as a picture of its own, with the colors of a light or a dark page."""
+    drawn = _svg(rows(graph, bits, most), graph, "The network's operators.")
+    for color, other in DARK.items():
+        drawn = drawn.replace(variable(color), other if dark else color)
+    return drawn.replace("<svg ", "<svg xmlns='http://www.w3.org/2000/svg' font-family='system-ui, sans-serif' ", 1)
+
+
+def _shape(graph: Graph, name: str) -> str:
+    return "x".join(map(str, graph.tensors[name].shape[1:])) or "1"
+
+
+def _parts(operators: Sequence[Operator], most: int) -> list[list[Operator]]:
+    """Neighbouring operators of one module together, as deep into modules as `most` rows allow; where even the
+    outermost modules are more, neighbours in equal numbers."""
+    if len(operators) <= most:
+        return [[operator] for operator in operators]
+    paths = [operator.outputs[0].removesuffix("/unshifted").split(".") for operator in operators]
+    for depth in range(max(map(len, paths)), 0, -1):
+        # An operator's last name is its own; what stands above it are modules.
+        keys = [tuple(path[: min(depth, max(len(path) - 1, 1))]) for path in paths]
+        parts = [
+            [operator for _, operator in pairs]
+            for _, pairs in groupby(zip(keys, operators, strict=True), key=lambda pair: pair[0])
+        ]
+        if len(parts) <= most:
+            return parts
+    size = -(-len(parts) // most)
+    return [
+        [operator for part in parts[start : start + size] for operator in part] for start in range(0, len(parts), size)
+    ]
+
+
+def _row(graph: Graph, part: Sequence[Operator], bits: Mapping[str, str], sources: tuple[int, ...]) -> Row:
+    work = sum(graph.multiply_accumulates(operator) for operator in part)
+    names = tuple(name for operator in part for name in operator.outputs)
+    last = names[-1].removesuffix("/unshifted")
+    if len(part) == 1:
+        operator = part[0]
+        color = WEIGHTED if work else MOVING if OPERATORS[operator.kind].same_quantization else COMPUTING
+        return Row(
+            _title(graph, operator), last, _shape(graph, names[-1]), bits.get(names[0], ""), work, color, sources, names
+        )
+    said = list(dict.fromkeys(bits[name] for name in names if bits.get(name)))
+    first = names[0].removesuffix("/unshifted")
+    return Row(
+        f"{len(part)} operators: {_counted(part)}",
+        _together(first, last),
+        _shape(graph, names[-1]),
+        said[0] if len(said) == 1 else "",
+        work,
+        WEIGHTED if work else COMPUTING,
+        sources,
+        names,
+    )
+
+
+def _title(graph: Graph, operator: Operator) -> str:
+    """The kind with its window, and what is fused into it."""
+    title = operator.kind
+    attributes = operator.attributes
+    shapes = [graph.tensors[name].shape for name in operator.inputs if graph.tensors[name].data is not None]
+    window = attributes.get("filter_size") or attributes.get("window")
+    if window is None and shapes and len(shapes[0]) == 4 and operator.kind.endswith(("CONV_2D", "CONV")):
+        window = shapes[0][1:3]
+    if window:
+        title += f" {'x'.join(map(str, window))}"
+    strides = attributes.get("strides")
+    if strides and max(strides) > 1:
+        title += f" /{max(strides)}"
+    activation = attributes.get("activation", "NONE")
+    return title if activation == "NONE" else f"{title} + {activation}"
+
+
+def _counted(part: Sequence[Operator]) -> str:
+    kinds: dict[str, int] = {}
+    for operator in part:
+        kinds[operator.kind] = kinds.get(operator.kind, 0) + 1
+    ordered = sorted(kinds.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{count} {kind}" if count > 1 else kind for kind, count in ordered)
+
+
+def _together(first: str, last: str) -> str:
+    """The module of two paths, or both where they have none."""
+    common = []
+    for one, other in zip(first.split(".")[:-1], last.split(".")[:-1], strict=False):
+        if one != other:
+            break
+        common.append(one)
+    return ".".join(common) or f"{first} … {last}"
+
+
+def ways(drawn: Sequence[Row]) -> list[int]:
+    """For each row the way that its result takes: tensors that are needed at the same time take different ones."""
+    last_read = list(range(len(drawn)))
+    for number, row in enumerate(drawn):
+        for source in row.sources:
+            last_read[source] = number
+    taken: dict[int, int] = {}
+    places: list[int] = []
+    for number, row in enumerate(drawn):
+        free = sorted(taken[source] for source in row.sources if last_read[source] == number)
+        for source in [source for source in taken if last_read[source] <= number]:
+            del taken[source]
+        busy = set(taken.values())
+        candidates = [place for place in free if place not in busy]
+        place = candidates[0] if candidates else next(place for place in range(len(drawn) + 1) if place not in busy)
+        places.append(place)
+        taken[number] = place
+    return places
+
+
+def _figure(graph: Graph, drawn: Sequence[Row], caption: str) -> str:
+    return f"<figure>{_svg(drawn, graph, caption)}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _svg(drawn: Sequence[Row], graph: Graph, caption: str) -> str:
+    places = ways(drawn)
+    most = max(places, default=0) + 1
+    gap = min(WAY_GAP, WAYS_WIDTH / max(most - 1, 1))
+    x = [FIRST_WAY + place * gap for place in places]
+    y = [number * ROW + BOX / 2 + 3 for number in range(len(drawn))]
+    left = FIRST_WAY + (most - 1) * gap + 12
+    work = sum(row.work or 0 for row in drawn)
+    ends = set(graph.outputs)
+    lines, dots, boxes = [], [], []
+    for number, row in enumerate(drawn):
+        for source in row.sources:
+            # Down its own way, then over to the reader, in the gap above that.
+            turn = y[number] - ROW * 0.55
+            way = f"M{x[source]:.1f} {y[source]:.1f}V{turn:.1f}"
+            way += (
+                f"V{y[number]:.1f}"
+                if x[source] == x[number]
+                else f"C{x[source]:.1f} {y[number]:.1f} {x[number]:.1f} {turn:.1f} {x[number]:.1f} {y[number]:.1f}"
+            )
+            lines.append(f"<path d='{way}'/>")
+        is_output = bool(ends.intersection(row.operators)) or (row.work is None and row.name in ends)
+        radius = 5 if is_output or row.work is None else 3.5
+        fill = variable(PAPER if row.work is None or is_output else row.color)
+        dots.append(
+            f"<circle cx='{x[number]:.1f}' cy='{y[number]:.1f}' r='{radius}' fill='{fill}' "
+            f"stroke='{variable(row.color)}' stroke-width='2'/>"
+        )
+        boxes.append(_box(row, left, y[number] - BOX / 2, work, is_output))
+    height = len(drawn) * ROW
+    return (
+        f"<svg viewBox='0 0 {WIDTH} {height}' role='img' aria-label='{escape(caption)}' "
+        f"style='min-width:{WIDTH * 0.85:.0f}px;max-width:{WIDTH * 1.45:.0f}px'>"
+        f"<g fill='none' stroke='{variable(NOTE)}' stroke-width='1.6'>{''.join(lines)}</g>"
+        f"{''.join(dots)}{''.join(boxes)}</svg>"
+    )
+
+
+def _box(row: Row, left: float, top: float, work: int, is_output: bool) -> str:
+    width = WIDTH - left - 3
+    share = (row.work or 0) / work if work else 0.0
+    right = WIDTH - 11
+    said = row.bits
+    # A share that would be written as nothing is left out.
+    percent = f"{share:.1%}" if share >= 0.0005 else ""
+    what = _fitting(row.title, width - 24 - SMALL_LETTER * len(said), LETTER)
+    shape = f"{row.shape}{' → output' if is_output and row.work is not None else ''}"
+    beside = SMALL_LETTER * (len(shape) + len(percent) + 3)
+    name = _fitting(row.name, width - 24 - beside, SMALL_LETTER, tail=True)
+    full = f"{row.title} · {row.name} · {row.shape}" + (f" · {row.bits}" if row.bits else "")
+    if row.work:
+        full += f" · {row.work:,} multiply-adds ({share:.1%})"
+    bar = (
+        f"<rect x='{left + 4:.1f}' y='{top + BOX - 3.5:.1f}' width='{max(share * (width - 4), 0.0):.1f}' height='3.5' "
+    )
+    return (
+        f"<g><title>{escape(full)}</title>"
+        f"<rect x='{left:.1f}' y='{top:.1f}' width='{width:.1f}' height='{BOX}' rx='3' fill='{variable(PAPER)}' "
+        f"stroke='{variable(LINE)}'/>"
+        f"<rect x='{left:.1f}' y='{top:.1f}' width='4' height='{BOX}' rx='1.5' fill='{variable(row.color)}'/>"
+        + (f"{bar}fill='{variable(row.color)}' opacity='0.45'/>" if percent else "")
+        + _text(left + 11, top + 14.5, what, INK, 11)
+        + _text(right, top + 14.5, said, INK, 10, end=True)
+        + _text(left + 11, top + 28.5, name, NOTE, 10)
+        + _text(right, top + 28.5, f"{shape}{' · ' if percent else ''}{percent}", NOTE, 10, end=True)
+        + "</g>"
+    )
+
+
+def _fitting(text: str, room: float, letter: float, tail: bool = False) -> str:
+    """As much of a text as fits; of a path its end, which tells it from its neighbours."""
+    most = max(int(room / letter), 4)
+    text = shortened(text, max(len(text), most) * 10)
+    if len(text) <= most:
+        return text
+    return "…" + text[1 - most :] if tail else text[: most - 1] + "…"
+
+
+def _text(x: float, y: float, text: str, color: str, size: int, end: bool = False) -> str:
+    anchor = " text-anchor='end'" if end else ""
+    return f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' fill='{variable(color)}'{anchor}>{escape(text)}</text>"
