@@ -31,7 +31,7 @@ BUILD = ROOT / "build" / "release"
 TOOLCHAINS = {"aarch64": ROOT / "release" / "aarch64-linux-gnu.cmake"}
 STABLE = (3, 12)  # the oldest Python whose stable ABI nanobind builds for
 OLDEST = (3, 11)
-INSTRUCTION_SETS = {"x86_64": {"baseline", "avx2", "avx512"}}
+INSTRUCTION_SETS = {"x86_64": {"baseline", "avx2", "avx512"}, "aarch64": {"baseline", "neon"}}
 
 
 def call(*command: str | Path, **settings: str) -> str:

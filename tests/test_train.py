@@ -533,7 +533,7 @@ def test_a_branch_that_is_nearly_nothing_goes_through(scale: float, nonnegative:
     qat.calibrate(prepared, [images])
     qat.freeze(prepared)
     prepared.eval()
-    graph = deploy.lower.lower(prepared)
+    graph = deploy.lower(prepared)
     codes = np.random.default_rng(0).integers(-128, 128, (8, 6, 6, 3)).astype(np.int8)
     with tempfile.TemporaryDirectory() as folder:
         path = deploy.write_tflite(graph, Path(folder) / "model.tflite")

@@ -368,7 +368,7 @@ class PreparedModel(keras.Model):
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Keras' quantization behind training, of layers; a prepared model has none."""
-        raise NotImplementedError("a prepared model becomes integers by qat.keras.freeze and deploy.lower.lower")
+        raise NotImplementedError("a prepared model becomes integers by qat.keras.freeze and deploy.lower")
 
     def _changed_phase(self, **changes: Any) -> None:
         self._held.__dict__.update(changes)

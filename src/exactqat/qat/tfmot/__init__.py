@@ -4,7 +4,7 @@
 model = tfmot.quantization.keras.quantize_model(network)  # also tfmot.quantize_model
 model.compile(...); model.fit(...)
 qat.keras.freeze(model)
-graph = deploy.lower.lower(model)
+graph = deploy.lower(model)
 
 Names, arguments and defaults are those of tfmot 0.8. What they give is a `qat.keras.PreparedModel`; docs/from-tfmot.md
 says for each name what is the same here, what is other, and why. Names without a meaning here raise when they are used.
