@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from bits import assert_same_bits
-from conftest import DEVICES
+from conftest import DEVICES, ON_CPU
 
 from exactqat import reference
 from exactqat.operators import OPERATORS
@@ -58,7 +58,7 @@ def layouts(image: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     yield "NCHW", np.ascontiguousarray(np.moveaxis(image, 3, 1))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ON_CPU)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("multiplier", [1, 2])
 def test_depthwise_products(multiplier: int, dtype: str, device: str) -> None:
@@ -80,7 +80,7 @@ def test_depthwise_products(multiplier: int, dtype: str, device: str) -> None:
     assert found
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ON_CPU)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("multiplier", [1, 3])
 @pytest.mark.parametrize("size", [3, 5])
@@ -109,7 +109,7 @@ def test_depthwise_chains(size: int, multiplier: int, dtype: str, device: str) -
             compare("depthwise_conv2d_native_backprop_filter", [image, gradient], given, device)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ON_CPU)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_filter_gradients(dtype: str, device: str) -> None:
     """Sums of one product: in float64 the product ends there, in float32 the conversion from float64."""
@@ -124,7 +124,7 @@ def test_filter_gradients(dtype: str, device: str) -> None:
     assert found
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ON_CPU)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("num_bits,narrow", [(2, True), (2, False), (3, False), (8, True), (8, False), (16, False)])
 def test_ranges_whose_steps_are_the_smallest_normal_number(
@@ -158,7 +158,7 @@ def test_ranges_whose_steps_are_the_smallest_normal_number(
     assert found
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ON_CPU)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("num_bits", [2, 3, 8])
 def test_quantization_to_the_smallest_normal_scale(num_bits: int, dtype: str, device: str) -> None:
@@ -182,7 +182,7 @@ def test_quantization_to_the_smallest_normal_scale(num_bits: int, dtype: str, de
     assert found
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ON_CPU)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 def test_batch_norm(training: bool, dtype: str, device: str) -> None:
@@ -213,7 +213,7 @@ def test_batch_norm(training: bool, dtype: str, device: str) -> None:
     assert found
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ON_CPU)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_batch_norm_factors(dtype: str, device: str) -> None:
     """Scales, statistics and their updates whose products end there."""
@@ -246,7 +246,7 @@ def test_batch_norm_factors(dtype: str, device: str) -> None:
             )
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ON_CPU)
 def test_status_and_mode_of_the_processor_are_given_back(device: str) -> None:
     """Denormals are flushed inside the kernels only."""
     denormal = np.array([1e-40, -1e-40], np.float32)
