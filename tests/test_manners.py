@@ -340,7 +340,7 @@ def test_public_functions_write_into_out(framework: str) -> None:
 
 
 def test_help_shows_arrays_and_keywords() -> None:
-    array = "numpy.ndarray | torch.Tensor | jax.Array"
+    array = "numpy.ndarray | torch.Tensor | jax.Array | tf.Tensor"
     text = pydoc.render_doc(eq.fake_quant_with_min_max_vars, renderer=pydoc.plaintext)
     assert f"fake_quant_with_min_max_vars(inputs: {array}, min: {array} | float," in text
     assert "Quantize and dequantize a tensor with one range" in text

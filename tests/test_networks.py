@@ -734,7 +734,11 @@ def test_pages_name_what_exists(page: str) -> None:
     for room, path in found:
         owner = rooms[room]
         for name in path[1:].split("."):
-            assert hasattr(owner, name), f"{page} names {room}{path}"
+            try:
+                assert hasattr(owner, name), f"{page} names {room}{path}"
+            except ImportError as error:  # it is there; its framework, or the backend that Keras takes, is not
+                assert "exactqat[" in str(error), error
+                break
             owner = getattr(owner, name)
     for call in re.findall(r"Rule\(([^)]*)\)", text):
         fields = re.findall(r"(\w+)=", call)
