@@ -386,7 +386,7 @@ def _second_order(gradients: Any, operands: Any, attributes: Any) -> Any:
         to_dy = a * s * r + b * h + c
         to_x = b * dy * r
         to_scale = channel_sum(a * dy * r, data_format)
-        inverse, to_h = (variance + epsilon) ** -0.5, b.reshape(scale.shape)
+        inverse, to_h = (variance + epsilon) ** -0.5, reshaped(b, scale.shape)
         to_mean = -to_h * inverse * channel_sum(dy, data_format)
         slope = scale * channel_sum(a * dy, data_format) + to_h * channel_sum(dy * (x - spread(mean)), data_format)
         return to_dy, to_x, to_scale, to_mean, -0.5 * inverse**3 * slope
