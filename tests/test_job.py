@@ -52,7 +52,7 @@ def test_the_job_writes_everything_it_promises(finished: tuple[Path, subprocess.
         assert sorted(path.name for path in (out / precision).iterdir()) == ["checkpoint.pt", "model.tflite"]
         assert (out / precision / "model.tflite").read_bytes()[4:8] == b"TFL3"
     page = (out / "report.html").read_text()
-    # Two of accuracies, one of noise, two of each training, two of ranges, two of weights, a matrix for each network, and
+    # Two of accuracies, one of noise, two of each training, two of ranges, two of weights, a matrix of each network,
     # the layers of each that is delivered.
     assert len(re.findall(r"<figure[^>]*><svg viewBox=", page)) == 2 + 1 + 2 * 4 + 2 + 2 + 4 + 3
     assert "http" not in page and "<image" not in page
