@@ -2,7 +2,8 @@
 """Builds the documentation: `python docs/build.py` writes build/docs/html; warnings are errors.
 
 The operators' pages come from their declarations (`operator_pages`), the pages of the training kit from its
-docstrings, everything else from the Markdown files of the repository.
+docstrings, those of the tutorials from notebooks (`notebook_pages`), everything else from the Markdown files of the
+repository.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import os
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import notebook_pages
 import operator_pages
 from docstrings import markdown, parse, table
 
@@ -45,10 +48,11 @@ What was decided that a reader may doubt: the question, the choice, and what wou
 
 
 def pages() -> dict[str, str]:
-    """The repository's Markdown files: where each lies, and its name on the site."""
-    own = [path.relative_to(ROOT).as_posix() for path in sorted(DOCS.rglob("*.md"))]
+    """The repository's Markdown files and notebooks: where each lies, and its name on the site."""
+    found = [*sorted(DOCS.rglob("*.md")), *sorted(notebook_pages.TUTORIALS.glob("*.ipynb"))]
+    own = [path.relative_to(ROOT).as_posix() for path in found]
     return {name: ELSEWHERE[name] for name in ELSEWHERE if (ROOT / name).exists()} | {
-        name: name.removeprefix("docs/") for name in own
+        name: re.sub(r"[.]ipynb$", ".md", name.removeprefix("docs/")) for name in own
     }
 
 
@@ -167,6 +171,10 @@ def collect() -> None:
     shutil.rmtree(HTML, ignore_errors=True)
     known = pages()
     for name, site_name in known.items():
+        if name.endswith(".ipynb"):
+            write(site_name, notebook_pages.page(ROOT / name, partial(with_site_links, name=name, known=known)))
+            shutil.copy(ROOT / name, (SOURCE / site_name).with_suffix(".ipynb"))
+            continue
         text = with_site_links((ROOT / name).read_text(), name, known)
         # Pictures lie where Sphinx puts what is static.
         write(site_name, re.sub(r"(?<=[\"(])(docs/)?_static/", "_static/", text))
