@@ -84,7 +84,10 @@ def functions_page() -> str:
             for name, thing in vars(module).items()
             if inspect.isfunction(thing) and not name.startswith("_") and name == thing.__name__
         }
-        parts += [_described(f"{prefix}{name}", f"eq.{prefix}{name}", function) for name, function in here.items()]
+        for name, function in here.items():
+            parts.append(_described(f"{prefix}{name}", f"eq.{prefix}{name}", function))
+            for other in (n for n, thing in vars(module).items() if thing is function and n != name):
+                parts += [operator_pages.listed_as(f"exactqat.{prefix}{other}"), f"Also called `eq.{prefix}{other}`."]
     return "\n\n".join(parts) + "\n"
 
 

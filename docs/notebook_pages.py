@@ -10,7 +10,8 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,10 @@ def page(path: Path, changed: Callable[[str], str] = str, executed: Path | None 
             parts.append(changed(source))
             continue
         parts.append(fenced(source, "text" if source.startswith("%") else "python"))
-        parts += [part for output in cell["outputs"] for part in _output(output)]
+        for is_text, outputs in groupby(map(_output, cell["outputs"]), lambda output: isinstance(output, Printed)):
+            joined = "".join(outputs)
+            if joined.strip():
+                parts.append(fenced(joined.strip("\n"), "text") if is_text else joined)
     return "\n\n".join(parts) + "\n"
 
 
@@ -69,24 +73,27 @@ def fenced(body: str, language: str) -> str:
     return f"{fence}{language}\n{body}\n{fence}"
 
 
-def _output(output: dict[str, Any]) -> Iterator[str]:
+class Printed(str):
+    """Text that stands in one block with what was printed before and after it."""
+
+
+def _output(output: dict[str, Any]) -> str:
     if output["output_type"] == "stream":
-        if output["name"] == "stdout":  # on the other stream runtimes say that they are there
-            yield fenced(_plain(text(output["text"])), "text")
-        return
+        # On the other stream runtimes say that they are there.
+        return Printed(_plain(text(output["text"])) if output["name"] == "stdout" else "")
     data = output.get("data", {})
-    if "text/html" in data and "<iframe" not in text(data["text/html"]):
-        # Without a line that is empty, at which Markdown would end it.
-        yield "```{raw} html\n" + re.sub(r"\n\s*\n", "\n", text(data["text/html"])) + "\n```"
-    elif "image/png" in data:
+    page = text(data.get("text/html", ""))
+    # Pages within the page stay behind; what a console prints in a notebook is HTML around the same text.
+    if page and not page.startswith("<pre") and "<iframe" not in page:
+        return "```{raw} html\n" + page + "\n```"
+    if "image/png" in data:
         encoded = "".join(text(data["image/png"]).split())
         alt = html.escape(text(data.get("text/plain", "")), quote=True)
-        yield f'```{{raw}} html\n<img alt="{alt}" src="data:image/png;base64,{encoded}">\n```'
-    elif "text/plain" in data:
-        yield fenced(_plain(text(data["text/plain"])), "text")
+        return f'```{{raw}} html\n<img alt="{alt}" src="data:image/png;base64,{encoded}">\n```'
+    return Printed("" if "<iframe" in page else _plain(text(data.get("text/plain", ""))).rstrip("\n") + "\n")
 
 
 def _plain(printed: str) -> str:
     """Without colors, and of a line that was written over what stood there last."""
     lines = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", printed).split("\n")
-    return "\n".join(line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines).strip("\n")
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines)
