@@ -2,7 +2,7 @@
 """Runs the tutorials, each in a kernel and a folder of its own: `python tests/run_notebooks.py [NAME ...]`.
 
 Copies with what was printed go to build/notebooks/, from where the documentation's pages take it. Exit status 1 if a
-tutorial stops with an error, which a broken assertion is too.
+tutorial stops with an error, which a broken assertion is too; 2 if none could be run.
 """
 
 from __future__ import annotations
@@ -82,23 +82,28 @@ def printed(notebook: Any) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", choices=[[], *NEEDS], help="tutorials; all of them if none is named")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(NEEDS)}; all of them if none is named")
     parser.add_argument("--quiet", action="store_true", help="do not print what the tutorials print")
     arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(NEEDS):
+        parser.error(f"there is no tutorial {', '.join(sorted(unknown))}; there are {', '.join(NEEDS)}")
+    if lacking := [module for module in RUNNER if importlib.util.find_spec(module) is None]:
+        parser.error(f"{', '.join(lacking)} not installed: pip install '.[notebooks]'")
     import nbformat
-    from nbclient.exceptions import CellExecutionError
+    from nbclient.exceptions import CellControlSignal, DeadKernelError
 
     EXECUTED.mkdir(parents=True, exist_ok=True)
-    failed = 0
+    ran = failed = 0
     for name in arguments.names or NEEDS:
         if lacking := missing(name):
             print(f"{name}: left out, {', '.join(lacking)} not installed", flush=True)
             continue
+        ran += 1
         begin = time.monotonic()
         try:
             with tempfile.TemporaryDirectory() as folder:
                 notebook = execute(TUTORIALS / f"{name}.ipynb", Path(folder))
-        except CellExecutionError as error:
+        except (CellControlSignal, DeadKernelError) as error:
             failed += 1
             print(f"{name}: FAILED after {time.monotonic() - begin:.0f} seconds\n{error}", flush=True)
             continue
@@ -106,7 +111,7 @@ def main() -> int:
             print(*printed(notebook), sep="\n")
         nbformat.write(notebook, EXECUTED / f"{name}.ipynb")
         print(f"{name}: ran to the end in {time.monotonic() - begin:.0f} seconds", flush=True)
-    return 1 if failed else 0
+    return 1 if failed else 0 if ran else 2
 
 
 if __name__ == "__main__":
