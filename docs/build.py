@@ -100,7 +100,7 @@ TRAINING = {
     "Layers with TensorFlow's arithmetic": ("Conv2d", "DepthwiseConv2d", "FusedBatchNorm2d"),
 }
 DEPLOYMENT = {
-    "From a trained model to a file and its proof": ("lower", "write_tflite", "verify", "Report"),
+    "From a trained model to a file and its proof": ("lower", "write_tflite", "verify", "Report", "layer_values"),
     "Integers": ("quantize", "dequantize", "simulate", "unclaimed", "profiles_here"),
     "Other files": ("write_onnx", "verify_onnx", "c_array", "write_c_array"),
     "What it takes": ("footprint", "Footprint", "npu_footprint", "NpuFootprint"),

@@ -172,6 +172,38 @@ def test_the_pages_are_built_without_a_warning() -> None:
         assert f"{name}.ipynb" in (html / "tutorials" / f"{name}.html").read_text()
 
 
+# Resolves names as a reader would who types them behind the imports that the pages show.
+RESOLVE = """
+import importlib, sys
+import exactqat, exactqat as eq
+from exactqat import deploy, qat
+for name in sys.argv[1:]:
+    head, *rest = name.split(".")
+    thing = {"eq": eq, "exactqat": exactqat, "deploy": deploy, "qat": qat}[head]
+    for number, part in enumerate(rest):
+        try:
+            thing = getattr(thing, part)
+        except AttributeError:
+            if head != "exactqat":  # a whole path may be that of a module
+                raise SystemExit(f"{name} is written about, but not there")
+            thing = importlib.import_module(".".join([head, *rest[: number + 1]]))
+        except ImportError as error:  # of a framework that is not here
+            if "pip install" not in str(error):
+                raise
+            break
+"""
+
+
+def test_names_in_the_text_are_there() -> None:
+    pytest.importorskip("torch")
+    names = set()
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb")]:
+        for span in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.S)):
+            names |= set(re.findall(r"(?<![\w./-])(?:eq|exactqat|deploy|qat)(?:[.][A-Za-z_]\w*)+", span))
+    assert {"deploy.layer_values", "exactqat.qat.distributed.synchronized"} <= names
+    subprocess.run([sys.executable, "-c", RESOLVE, *sorted(names)], check=True)
+
+
 def public_names() -> set[str]:
     """Operators by every name of theirs, the functions around them, and what the kit exports."""
     import exactqat
