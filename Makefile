@@ -7,7 +7,7 @@ OUT ?= demo
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
 BIN := $(VENV)/bin
 
-.PHONY: help demo wheels test-wheel test test-gpu test-tensorflow check docs goldens oracle fuzz fuzz-jobs sanitize zoo frozen sweep devices arm64 bench clean
+.PHONY: help demo wheels test-wheel test test-gpu test-tensorflow check docs goldens oracle fuzz fuzz-jobs sanitize zoo frozen sweep devices arm64 notebooks bench clean
 
 help:
 	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html,"
@@ -29,6 +29,7 @@ help:
 	@echo "make sweep    every operator of the device against the runtimes; writes what was measured (an hour)"
 	@echo "make devices  ARM64 under emulation, TFLite-Micro, Vela: all operators and all networks (an hour)"
 	@echo "make arm64    the tests that need NumPy only under ARM64 emulation, with NEON and without (an hour)"
+	@echo "make notebooks run all tutorials (minutes); make docs then shows what they print; ARGS='rules jax' for some"
 	@echo "make bench    time the kernels and a training step beside other frameworks; ARGS='--quick'"
 
 $(VENV)/.created:
@@ -112,6 +113,9 @@ $(VENV)-zoo/.installed: $(SOURCES)
 	$(VENV)-zoo/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/zoo_requirements.txt
 	mkdir -p build
 	touch $@
+
+notebooks: $(VENV)/.installed
+	$(BIN)/python tests/run_notebooks.py $(ARGS)
 
 sweep: $(VENV)/.installed
 	$(BIN)/python tests/sweep.py --count 1500 --write $(ARGS)

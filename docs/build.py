@@ -2,7 +2,8 @@
 """Builds the documentation: `python docs/build.py` writes build/docs/html; warnings are errors.
 
 The operators' pages come from their declarations (`operator_pages`), the pages of the training kit from its
-docstrings, everything else from the Markdown files of the repository.
+docstrings, those of the tutorials from notebooks (`notebook_pages`), everything else from the Markdown files of the
+repository.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import os
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import notebook_pages
 import operator_pages
 from docstrings import markdown, parse, table
 
@@ -45,10 +48,11 @@ What was decided that a reader may doubt: the question, the choice, and what wou
 
 
 def pages() -> dict[str, str]:
-    """The repository's Markdown files: where each lies, and its name on the site."""
-    own = [path.relative_to(ROOT).as_posix() for path in sorted(DOCS.rglob("*.md"))]
+    """The repository's Markdown files and notebooks: where each lies, and its name on the site."""
+    found = [*sorted(DOCS.rglob("*.md")), *sorted(notebook_pages.TUTORIALS.glob("*.ipynb"))]
+    own = [path.relative_to(ROOT).as_posix() for path in found]
     return {name: ELSEWHERE[name] for name in ELSEWHERE if (ROOT / name).exists()} | {
-        name: name.removeprefix("docs/") for name in own
+        name: re.sub(r"[.]ipynb$", ".md", name.removeprefix("docs/")) for name in own
     }
 
 
@@ -80,7 +84,10 @@ def functions_page() -> str:
             for name, thing in vars(module).items()
             if inspect.isfunction(thing) and not name.startswith("_") and name == thing.__name__
         }
-        parts += [_described(f"{prefix}{name}", f"eq.{prefix}{name}", function) for name, function in here.items()]
+        for name, function in here.items():
+            parts.append(_described(f"{prefix}{name}", f"eq.{prefix}{name}", function))
+            for other in (n for n, thing in vars(module).items() if thing is function and n != name):
+                parts += [operator_pages.listed_as(f"exactqat.{prefix}{other}"), f"Also called `eq.{prefix}{other}`."]
     return "\n\n".join(parts) + "\n"
 
 
@@ -93,7 +100,7 @@ TRAINING = {
     "Layers with TensorFlow's arithmetic": ("Conv2d", "DepthwiseConv2d", "FusedBatchNorm2d"),
 }
 DEPLOYMENT = {
-    "From a trained model to a file and its proof": ("lower", "write_tflite", "verify", "Report"),
+    "From a trained model to a file and its proof": ("lower", "write_tflite", "verify", "Report", "layer_values"),
     "Integers": ("quantize", "dequantize", "simulate", "unclaimed", "profiles_here"),
     "Other files": ("write_onnx", "verify_onnx", "c_array", "write_c_array"),
     "What it takes": ("footprint", "Footprint", "npu_footprint", "NpuFootprint"),
@@ -167,6 +174,10 @@ def collect() -> None:
     shutil.rmtree(HTML, ignore_errors=True)
     known = pages()
     for name, site_name in known.items():
+        if name.endswith(".ipynb"):
+            write(site_name, notebook_pages.page(ROOT / name, partial(with_site_links, name=name, known=known)))
+            shutil.copy(ROOT / name, (SOURCE / site_name).with_suffix(".ipynb"))
+            continue
         text = with_site_links((ROOT / name).read_text(), name, known)
         # Pictures lie where Sphinx puts what is static.
         write(site_name, re.sub(r"(?<=[\"(])(docs/)?_static/", "_static/", text))

@@ -12,9 +12,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 
 import exactqat as eq
+from exactqat import deploy, qat
 from exactqat.job import charts
 from exactqat.job.page import BAD, DARK, NOTE, variable
 
@@ -94,9 +96,121 @@ def nudging() -> str:
     return charts.svg(figure, "Ranges that were asked for, and the values that can be stored.")
 
 
+def ranges() -> str:
+    """Where the policies put the end of a range, batch after batch, when one value in some thousands is an outlier."""
+    random = np.random.default_rng(0)
+    batches = np.abs(random.normal(0, 1, (60, 4096))).astype(np.float32)
+    for batch in range(7, 60, 12):
+        batches[batch, 0] = random.uniform(7, 9)
+    policies = {"min_max": BAD, "last_batch": NOTE, "ema": charts.QAT_COLORS[1], "percentile": charts.PTQ_COLORS[1]}
+    figure, axes = charts._figure()
+    axes.plot(batches.max(1), ".", color=NOTE, markersize=5, label="largest value of a batch")
+    for policy, color in policies.items():
+        observed = qat.ActivationRange(qat.Rule(ranges=policy, ema_decay=0.9, percentile=99.9), nonnegative=True)
+        ends = []
+        for batch in batches:
+            observed.observe(torch.from_numpy(batch))
+            ends.append(float(observed.maximum))
+        axes.plot(ends, color=color, linewidth=1 if policy == "last_batch" else 2, label=f'"{policy}"')
+    axes.set_xlabel("batch")
+    axes.set_ylabel("end of the range")
+    axes.set_ylim(0)
+    charts._below(figure, axes)
+    charts._clean(axes)
+    return charts.svg(figure, "The end of a range by four policies, batch after batch.")
+
+
+def folding() -> str:
+    """Batch norm's factor moves a channel's weights and its grid together."""
+    weights = np.float32([[-1.16, 0.79, -0.62], [-0.41, 2.1, 0.35], [0.83, -1.3, 0.93]])  # [weight, channel]
+    factors = np.float32([1.8, 0.5, 1.3])
+    versions = {"as trained": (weights, NOTE), "times batch norm's factor": (weights * factors, charts.QAT_COLORS[1])}
+    figure, axes = charts._figure()
+    for place, (label, (values, color)) in enumerate(versions.items()):
+        ends = np.abs(values).max(0)
+        stored = eq.quantization.fake_quant_with_min_max_vars_per_channel(
+            values, -ends, ends, num_bits=3, narrow_range=True
+        )
+        scales = ends / np.float32(3)
+        for channel, scale in enumerate(scales):
+            height = channel - 0.17 + 0.4 * place
+            axes.plot(np.arange(-3, 4) * scale, [height] * 7, "|", color=NOTE, markersize=9, markeredgewidth=1)
+            axes.plot(stored[:, channel], [height] * 3, "o", color=color, label="" if channel else label)
+            for value in stored[:, channel]:
+                axes.annotate(
+                    str(int(np.rint(value / scale))), (value, height), (0, 7), textcoords="offset points",
+                    ha="center", fontsize=10, color=color,
+                )  # fmt: skip
+    axes.set_yticks(range(3), [f"x {factor:.1f}" for factor in factors])
+    axes.set_ylim(2.6, -0.6)
+    axes.set_xlabel("weights, with their codes of 3 bits")
+    charts._below(figure, axes)
+    charts._clean(axes, "x")
+    return charts.svg(figure, "Weights of three channels and their codes, before and after folding.")
+
+
+def rounding() -> str:
+    """The same sums, brought to a grid half as fine by two profiles."""
+    builder = deploy.Builder()
+    given = builder.input("input", (1, 1, 1, 1), deploy.per_tensor(0.5, 0))
+    one = np.ones((1, 1, 1, 1), np.int8)
+    bias = np.zeros(1, np.int32)
+    half = builder.conv_2d(given, one, np.float32([1.0]), bias, deploy.per_tensor(1.0, 0), name="half")
+    graph = builder.graph([half])
+    codes = np.arange(-6, 7, dtype=np.int8)
+    figure, axes = charts._figure()
+    sums = np.linspace(-3.2, 3.2, 3)
+    axes.plot(sums, sums, color=NOTE, linewidth=1, linestyle="--", label="the sum itself")
+    for profile, marker, size, color in (
+        ("xnnpack-x86", "o", 10, charts.QAT_COLORS[0]),
+        ("reference", "D", 5, charts.PTQ_COLORS[1]),
+    ):
+        stored = deploy.simulate(graph, codes.reshape(-1, 1, 1, 1), profile=profile)[half].ravel()
+        axes.plot(codes / 2, stored, marker, color=color, markersize=size, label=profile)
+    axes.set_xlabel("sum, in steps of the result")
+    axes.set_ylabel("code that is stored")
+    charts._below(figure, axes, 3)
+    charts._clean(axes)
+    return charts.svg(figure, "What two profiles store of the same sums: some of the halves differ.")
+
+
+def profiles() -> str:
+    """How far the profiles part, layer after layer, in a network of equal convolutions with random weights."""
+    random = np.random.default_rng(0)
+    builder = deploy.Builder()
+    grid = deploy.per_tensor(0.05, 0)
+    result = builder.input("input", (1, 12, 12, 8), grid)
+    names = []
+    for layer in range(12):
+        weights = random.integers(-127, 128, (8, 3, 3, 8)).astype(np.int8)
+        scales = random.uniform(0.8, 1.2, 8).astype(np.float32) / np.float32(127 * 5)
+        result = builder.conv_2d(
+            result, weights, scales, np.zeros(8, np.int32), grid, padding="SAME", name=f"layer {layer + 1}"
+        )
+        names.append(result)
+    graph = builder.graph(names)
+    codes = random.integers(-60, 61, (16, 12, 12, 8)).astype(np.int8)
+    trained = deploy.simulate(graph, codes, profile="xnnpack-x86")
+    figure, axes = charts._figure()
+    for profile, style, color in (
+        ("xnnpack-arm64", "o", charts.QAT_COLORS[0]),
+        ("reference", "o-", charts.PTQ_COLORS[1]),
+        ("micro", "s:", charts.QAT_COLORS[1]),
+    ):
+        found = deploy.simulate(graph, codes, profile=profile)
+        parts = [100 * float((found[name] != trained[name]).mean()) for name in names]
+        axes.plot(range(1, 13), parts, style, color=color, markersize=5, label=profile)
+    axes.set_xlabel("layer")
+    axes.set_ylabel("codes that differ, %")
+    axes.set_ylim(0)
+    charts._below(figure, axes, 3)
+    charts._clean(axes)
+    return charts.svg(figure, "Codes that differ from those of xnnpack-x86, layer after layer, by profile.")
+
+
 def main(arguments: list[str]) -> int:
     with charts.drawing():
-        for picture in (staircase, nudging):
+        for picture in (staircase, nudging, ranges, folding, rounding, profiles):
             write(picture.__name__, picture_in(picture()))
     for folder in arguments:
         from_report(Path(folder) / "report.html")

@@ -7,7 +7,6 @@ from keras import layers
 from sklearn.datasets import load_digits
 
 from exactqat import deploy, qat
-from exactqat.deploy.lower import lower
 
 keras.utils.set_random_seed(0)
 digits = load_digits()
@@ -37,7 +36,7 @@ prepared.fit(images[train], labels[train], batch_size=64, epochs=2, verbose=2)
 prepared.save("digits.keras")
 
 loaded = keras.saving.load_model("digits.keras")
-graph = lower(loaded)
+graph = deploy.lower(loaded)
 codes = deploy.quantize(images[test], graph.tensors["input"].quantization)
 scores = deploy.simulate(graph, codes)[graph.outputs[0]]
 assert np.array_equal(scores.argmax(1), loaded.predict(images[test], verbose=0).argmax(1))

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -17,6 +19,7 @@ import pytest
 from bits import assert_same_bits
 from cases import bad_calls, cases
 from conftest import BY_RAW_NAME
+from run_notebooks import NEEDS
 
 from exactqat.operators import OPERATORS
 
@@ -125,6 +128,23 @@ def test_the_quick_start_runs() -> None:
     subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True)
 
 
+def test_getting_started_runs(tmp_path: Path) -> None:
+    for needed in ("torch", "sklearn", "typer", "matplotlib", "ai_edge_litert"):
+        pytest.importorskip(needed, reason="needs exactqat[job]")
+    page = (ROOT / "docs" / "getting-started.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(blocks) == 2
+    subprocess.run([sys.executable, "-c", "\n".join(blocks)], cwd=tmp_path, check=True)
+    commands = [shlex.split(line) for line in re.findall(r"^exactqat ((?:train|verify) .*)$", page, re.M)]
+    assert [command[0] for command in commands] == ["train", "verify"]
+    random = np.random.default_rng(0)
+    np.savez(tmp_path / "few.npz", x=random.random((60, 8, 8), np.float32), y=np.arange(60) % 3)
+    for command in commands:
+        shorter = ["--data", "few.npz", "--epochs-float", "1", "--epochs-qat", "1"] if command[0] == "train" else []
+        subprocess.run([sys.executable, "-m", "exactqat", *command, *shorter], cwd=tmp_path, check=True)
+    assert (tmp_path / "runs" / "first" / "report.html").exists()
+
+
 def test_the_concepts_run() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "concepts.md").read_text(), re.S)
     assert len(blocks) == 3
@@ -147,7 +167,58 @@ def test_the_pages_are_built_without_a_warning() -> None:
     )
     listed = {name for name in OPERATORS if f'href="{name}.html"' in sidebar}
     assert listed == {op.name for op in OPERATORS.values() if op.raw_name}
-    assert {"exactqat.qat.prepare", "exactqat.deploy.lower", "exactqat.raw_ops.FusedBatchNormV3"} <= inventory(html)
+    assert public_names() <= inventory(html)
+    for name in NEEDS:
+        assert f"{name}.ipynb" in (html / "tutorials" / f"{name}.html").read_text()
+
+
+# Resolves names as a reader would who types them behind the imports that the pages show.
+RESOLVE = """
+import importlib, sys
+import exactqat, exactqat as eq
+from exactqat import deploy, qat
+for name in sys.argv[1:]:
+    head, *rest = name.split(".")
+    thing = {"eq": eq, "exactqat": exactqat, "deploy": deploy, "qat": qat}[head]
+    for number, part in enumerate(rest):
+        try:
+            thing = getattr(thing, part)
+        except AttributeError:
+            if head != "exactqat":  # a whole path may be that of a module
+                raise SystemExit(f"{name} is written about, but not there")
+            thing = importlib.import_module(".".join([head, *rest[: number + 1]]))
+        except ImportError as error:  # of a framework that is not here
+            if "pip install" not in str(error):
+                raise
+            break
+"""
+
+
+def test_names_in_the_text_are_there() -> None:
+    pytest.importorskip("torch")
+    names = set()
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb")]:
+        for span in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.S)):
+            names |= set(re.findall(r"(?<![\w./-])(?:eq|exactqat|deploy|qat)(?:[.][A-Za-z_]\w*)+", span))
+    assert {"deploy.layer_values", "exactqat.qat.distributed.synchronized"} <= names
+    subprocess.run([sys.executable, "-c", RESOLVE, *sorted(names)], check=True)
+
+
+def public_names() -> set[str]:
+    """Operators by every name of theirs, the functions around them, and what the kit exports."""
+    import exactqat
+    from exactqat import deploy, nn, qat, quantization
+
+    names = {f"exactqat.{name}" for op in OPERATORS.values() for name in op.exports}
+    names |= {f"exactqat.raw_ops.{op.raw_name}" for op in OPERATORS.values() if op.raw_name}
+    for module, exported in ((exactqat, dir(exactqat)), (nn, dir(nn)), (quantization, dir(quantization))):
+        own = (name for name in exported if not name.startswith("_") and inspect.isfunction(getattr(module, name)))
+        names |= {f"{module.__name__}.{name}" for name in own}
+    for module in (qat, deploy):
+        for name in module.__all__:
+            if inspect.isclass(getattr(module, name)) or inspect.isfunction(getattr(module, name)):
+                names.add(f"{module.__name__}.{name}")
+    return names
 
 
 def inventory(html: Path) -> set[str]:
@@ -175,8 +246,10 @@ def test_the_reference_begins_with_what_is_used_first() -> None:
 def test_pictures_are_whole_and_small() -> None:
     found = re.findall(r'(?:src|srcset)="(docs/_static/[^"]*)"', (ROOT / "README.md").read_text())
     concepts = (ROOT / "docs" / "concepts.md").read_text()
+    sections = concepts.split("\n## ")[1:]
+    assert len(sections) == 6 and all(section.count("<picture>") == 1 for section in sections)
     found += [f"docs/{name}" for name in re.findall(r'(?:src|srcset)="(_static/[^"]*)"', concepts)]
-    assert len(found) == 6
+    assert len(found) == 14
     for name in found:
         ElementTree.parse(ROOT / name)
         assert (ROOT / name).stat().st_size < 50_000 and "var(" not in (ROOT / name).read_text()

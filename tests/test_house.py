@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from pathlib import Path
@@ -200,6 +201,7 @@ FLOORS = (
     ("qat",),
     ("job",),
     ("cli",),
+    ("__main__",),
 )
 
 
@@ -287,6 +289,9 @@ def test_every_source_file_has_its_licence_line() -> None:
         if path.suffix in (".py", ".cpp", ".h", ".toml", ".txt") or path.name in ("Makefile", "run"):
             head = path.read_text().splitlines()[:3]
             assert any("SPDX-License-Identifier: Apache-2.0" in line for line in head), path.relative_to(ROOT)
+        if path.suffix == ".ipynb":  # a cell would stand on the page
+            licence = json.loads(path.read_text())["metadata"].get("license")
+            assert licence == "SPDX-License-Identifier: Apache-2.0", path.relative_to(ROOT)
 
 
 def test_every_operator_is_documented() -> None:

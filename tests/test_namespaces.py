@@ -90,6 +90,7 @@ def test_axes_count_from_the_end_or_cover_everything() -> None:
         "from exactqat.deploy.lower import lower, on_device; import exactqat; assert exactqat.deploy.lower is lower",
         "from exactqat import deploy; import exactqat.deploy.lower as lower; assert lower is deploy.lower",
         "import exactqat.deploy.values, exactqat as eq; assert callable(eq.deploy.lower)",
+        "from exactqat import deploy; assert callable(deploy.layer_values) and deploy.values",
         "import exactqat as eq; assert eq.qat.Rule().weight_bits == 8",
         "import exactqat as eq; assert {'qat', 'deploy'} <= set(dir(eq)) and not hasattr(eq, 'qta')",
     ],

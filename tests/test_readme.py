@@ -29,6 +29,11 @@ def test_the_commands_exist() -> None:
 
 def test_the_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+
+
+def test_the_module_is_the_command() -> None:
+    result = subprocess.run([sys.executable, "-m", "exactqat", "--version"], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"exactqat \d+[.]\d+[.]\d+.*", result.stdout.strip())

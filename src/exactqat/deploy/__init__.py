@@ -15,6 +15,7 @@ from .lower import lower
 from .onnx import verify_onnx, write_onnx
 from .simulate import EXACT, MEASURED, PROFILES, dequantize, quantize, simulate, unclaimed
 from .tflite import write_tflite
+from .values import layer_values
 from .verify import Report, profiles_here, verify
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "c_array",
     "dequantize",
     "footprint",
+    "layer_values",
     "lower",
     "npu_footprint",
     "per_tensor",

@@ -128,7 +128,7 @@ def verify(
 
     profile: one of `profiles_here`, or "xnnpack" for the runtime's default kernels on this processor. float_values and
     trained_values: what the float and the fake-quantized network make of the same images, or of the first of them, by
-    tensor name, channels last (`deploy.values.layer_values` gives both); the report then holds signal-to-noise ratios
+    tensor name, channels last (`deploy.layer_values` gives both); the report then holds signal-to-noise ratios
     for these tensors, over these images. progress: called with the number of comparisons done and that of all.
 
     A file that is not what `write_tflite` makes of the graph is run by another process first, because runtimes trust

@@ -26,8 +26,8 @@ _ROOMS = {
     ".ranges": ("ActivationRange", "WeightRange"),
     ".train_torch": ("PreparedModel", "calibrate", "freeze", "prepare"),
 }
-# Kits of other frameworks, whole: `qat.jax.prepare`.
-_FRAMEWORKS = ("jax", "keras", "tfmot")
+# Modules, whole: `qat.jax.prepare`.
+_MODULES = ("distributed", "jax", "keras", "tfmot")
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
@@ -52,7 +52,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FRAMEWORKS:
+    if name in _MODULES:
         return import_module(f".{name}", __name__)
     if name not in _ROOM_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
