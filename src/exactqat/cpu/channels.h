@@ -189,11 +189,17 @@ struct Rows {
     const int64_t rows = size / width, rest = size % width;
     const int64_t rows_per_task = std::max<int64_t>(1, kTask / (width * kTogether)) * kTogether;
     const int64_t tasks = std::max<int64_t>(1, (rows + rows_per_task - 1) / rows_per_task);
+    // Lines 4 KiB apart share a place in the first cache: those of four rows of such a length, and what is asked for ahead,
+    // would meet in one or two.
+    constexpr int64_t kPage = 4096, kFewPlaces = 2;
+    const bool collide = kPage / std::gcd(width * int64_t{sizeof(typename Pass::Element)}, kPage) <= kFewPlaces;
     const auto step = [&](int64_t task) {
       int64_t row = task * rows_per_task;
       const int64_t end = std::min(rows, row + rows_per_task);
-      if constexpr (!Past && Lanes::kWidth > 2)  // else there are too few registers to share anything
-        for (; row + kTogether <= end; row += kTogether) lines<false, kTogether>(row * width, width, width, pass);
+      if constexpr (!Past && Lanes::kWidth > 2) {  // else there are too few registers to share anything
+        for (; !collide && row + kTogether <= end; row += kTogether) lines<false, kTogether>(row * width, width, width, pass);
+        for (; collide && row + 2 <= end; row += 2) lines<false, 2>(row * width, width, width, pass);
+      }
       for (; row < end; ++row) lines<Past, 1>(row * width, width, width, pass);
       if (task + 1 == tasks) lines<false, 1>(rows * width, rest, width, pass);
       if (Past) finish_streaming();
@@ -287,11 +293,11 @@ void plane_sums(const Planes<T>& a, const Planes<T>& b, int64_t p, Term term, do
         if (position == a.size) position = 0, ++plane;
         const int64_t take = std::min(count - filled, a.size - position);
         std::copy_n(a.plane(plane) + position, take, block_a + filled);
-        std::copy_n(b.plane(plane) + position, take, block_b + filled);
+        if (b.first != a.first) std::copy_n(b.plane(plane) + position, take, block_b + filled);
         filled += take;
         position += take;
       }
-      x = block_a, y = block_b;
+      x = block_a, y = b.first != a.first ? block_b : block_a;
     }
     sum(x, y, count, block);
   }
@@ -300,7 +306,7 @@ void plane_sums(const Planes<T>& a, const Planes<T>& b, int64_t p, Term term, do
 // How many channels of so many rows are gone over before the same elements are needed again: few enough to be found in the cache,
 // and whole lines of each image if they are many.
 inline int64_t channels_together(int64_t rows) {
-  constexpr int64_t kNear = 65536, kMost = 64;
+  constexpr int64_t kNear = 16384, kMost = 64;
   const int64_t channels = std::clamp<int64_t>(kNear / rows, 1, kMost);
   return channels < kLineElements ? channels : channels / kLineElements * kLineElements;
 }
@@ -309,12 +315,13 @@ inline int64_t channels_together(int64_t rows) {
 // second sums) may go over the same elements again: they are still in the cache.
 template <class T, class Term, class Then>
 void for_each_channel_sums(int64_t outer, int64_t channels, int64_t inner, const T* a, const T* b, Term&& term, Then&& then) {
-  constexpr int64_t kSmall = 4 * kBlock;
+  constexpr int64_t kSmall = kBlock, kSmallFarAway = 4 * kBlock;
   const int64_t rows = outer * inner, blocks = (rows + kBlock - 1) / kBlock;
   const int64_t together = channels_together(rows);
+  const bool far = far_from_the_core(outer * channels * inner * int64_t{sizeof(T)});
   parallel_for((channels + together - 1) / together, outer * channels * inner, [&](int64_t task) {
     const int64_t begin = task * together, count = std::min(together, channels - begin), step = 2 * count;
-    const bool gathers = inner < kSmall && outer > 1;
+    const bool gathers = outer > 1 && inner < (far ? kSmallFarAway : kSmall);
     const auto items = scratch(blocks * step);
     const auto room = std::make_unique_for_overwrite<T[]>(gathers ? (a == b ? 1 : 2) * count * rows : 0);
     const auto planes_of = [&](const T* x) { return Planes<T>{x + begin * inner, outer, inner, channels * inner}; };

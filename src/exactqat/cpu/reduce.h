@@ -205,15 +205,21 @@ std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, 
   constexpr int64_t kPage = 4096, kFitting = 8;
   const int64_t places = kPage / std::gcd(channels * int64_t{sizeof(T)}, kPage);
   const bool collide = (a == b ? 1 : 2) * kBlock > kFitting * places;
-  parallel_for((blocks + blocks_per_task - 1) / blocks_per_task, rows * channels, [&](int64_t task) {
-    for (int64_t block = task * blocks_per_task; block < std::min(blocks, (task + 1) * blocks_per_task); ++block) {
+  // Of few blocks there are not enough for all cores: then some of a block's channels are a task.
+  constexpr int64_t kFew = 8, kSomeChannels = 256;
+  const int64_t block_tasks = (blocks + blocks_per_task - 1) / blocks_per_task;
+  const int64_t part = block_tasks < kFew && !before && !also ? kSomeChannels : channels, parts = (channels + part - 1) / part;
+  parallel_for(block_tasks * parts, rows * channels, [&](int64_t task) {
+    const int64_t begin = task / parts * blocks_per_task, end = std::min(blocks, begin + blocks_per_task);
+    const int64_t first_channel = task % parts * part, end_of_channels = std::min(channels, first_channel + part);
+    for (int64_t block = begin; block < end; ++block) {
       const int64_t offset = block * kBlock * channels, count = std::min(kBlock, rows - block * kBlock);
       double *first = items + 2 * block * channels, *second = first + channels;
       if (before) before(offset, count);
       if (channels < Lanes::kWidth) {
         block_sums_of_few(a + offset, b + offset, count, channels, term, first, second);
       } else {
-        int64_t channel = 0;
+        int64_t channel = first_channel;
         const auto piece = [&]<int Vectors>(int64_t partial) {
           // The next block, or, where too much would be waiting then, a few pieces further on and as far into the next block.
           const int64_t later = channels <= 256 ? channels : Vectors == kWide ? 128 : 64;
@@ -226,10 +232,10 @@ std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, 
           else sum.template operator()<false>();
           channel += Vectors * Lanes::kWidth;
         };
-        while (collide && channel + kWide * Lanes::kWidth <= channels) piece.template operator()<kWide>(0);
-        while (channel + kNarrow * Lanes::kWidth <= channels) piece.template operator()<kNarrow>(0);
-        while (channel + Lanes::kWidth <= channels) piece.template operator()<1>(0);
-        if (channel < channels) piece.template operator()<1>(channels - channel);
+        while (collide && channel + kWide * Lanes::kWidth <= end_of_channels) piece.template operator()<kWide>(0);
+        while (channel + kNarrow * Lanes::kWidth <= end_of_channels) piece.template operator()<kNarrow>(0);
+        while (channel + Lanes::kWidth <= end_of_channels) piece.template operator()<1>(0);
+        if (channel < end_of_channels) piece.template operator()<1>(end_of_channels - channel);
       }
       if (also) also(offset, count);
     }
