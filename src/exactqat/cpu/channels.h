@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes over an image that compute every element in float64 from parameters of its channel: for channels that are last (dense
-// rows) and for channels whose elements lie in planes. A pass is
+// Passes over an image that compute every element from parameters of its channel, in its own dtype: for channels that are last
+// (dense rows) and for channels whose elements lie in planes. A pass is
 //   struct Pass {
-//     struct Parameters { Lanes ...; };
+//     using Element = T;
+//     struct Parameters { Vector<T> ...; };
 //     Parameters of(int64_t p) const;  // of the channels from place p on
 //     Parameters of_all(int64_t c) const;  // of channel c, in all lanes
 //     void prefetch(int64_t i) const;  // the operands' element i
-//     template <class Extent> Lanes value(const Parameters&, int64_t i, Extent) const;  // of the elements from i on
+//     template <class Extent> Vector<T> value(const Parameters&, int64_t i, Extent) const;  // of the elements from i on
 //   };
 // It works on lines: the elements whose float32 fill a line of the cache.
 #pragma once
@@ -20,7 +21,8 @@
 namespace exactqat {
 
 constexpr int64_t kLineElements = kLine / int64_t{sizeof(float)};
-constexpr int kLineLanes = kLineElements / Lanes::kWidth;
+template <class T>
+constexpr int kLineVectors = kLineElements / Vector<T>::kWidth;
 
 template <class T>
 inline Lanes lanes_at(const T* p, Whole) {
@@ -32,33 +34,7 @@ inline Lanes lanes_at(const T* p, Part part) {
 }
 
 template <class Pass>
-using Line = typename Pass::Parameters[kLineLanes];
-
-// The values of a pass for a line, of which Extent tells how much there is.
-template <class Pass, class Extent>
-inline void values_of(const Pass& pass, const Line<Pass>& q, int64_t i, Extent extent, Lanes (&lanes)[kLineLanes]) {
-  for (int v = 0; v < kLineLanes; ++v)
-    if constexpr (std::is_same_v<Extent, Whole>) {
-      lanes[v] = pass.value(q[v], i + v * Lanes::kWidth, extent);
-    } else if (const int64_t n = std::min(extent.n - v * Lanes::kWidth, Lanes::kWidth); n > 0) {
-      lanes[v] = pass.value(q[v], i + v * Lanes::kWidth, Part{n});
-    }
-}
-
-// Rounded to the vectors of T that make up the line.
-template <class T>
-inline void round_line(const Lanes (&lanes)[kLineLanes], Vector<T> (&rounded)[kLineElements / Vector<T>::kWidth]) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(T) == 4) {
-    const __m512 low = _mm512_castps256_ps512(lanes[0].rounded());
-    rounded[0] = {_mm512_maskz_insertf32x8(0xffff, low, lanes[1].rounded(), 1)};
-    return;
-  }
-#endif
-  T line[kLineElements];
-  for (int v = 0; v < kLineLanes; ++v) lanes[v].store(line + v * Lanes::kWidth);
-  for (int64_t v = 0; v < kLineElements / Vector<T>::kWidth; ++v) rounded[v] = load(line + v * Vector<T>::kWidth, Whole{});
-}
+using Line = typename Pass::Parameters[kLineVectors<typename Pass::Element>];
 
 // Puts a pass's values into a tensor.
 template <class T, class Pass>
@@ -73,27 +49,20 @@ struct Stored {
 
   template <bool Past>
   void line(const Line<Pass>& q, int64_t i, Whole whole) const {
-    Lanes lanes[kLineLanes];
-    values_of(pass, q, i, whole, lanes);
-    if constexpr (sizeof(T) == 4 && Vector<T>::kWidth == kLineElements) {
-      Vector<T> vector[1];
-      round_line(lanes, vector);
-      if constexpr (Past) stream(out + i, vector[0]);
-      else vector[0].store(out + i);
-    } else {
-      for (int v = 0; v < kLineLanes; ++v)
-        if constexpr (Past) stream(out + i + v * Lanes::kWidth, lanes[v]);
-        else lanes[v].store(out + i + v * Lanes::kWidth);
+    for (int v = 0; v < kLineVectors<T>; ++v) {
+      T* to = out + i + v * Vector<T>::kWidth;
+      const Vector<T> values = pass.value(q[v], i + v * Vector<T>::kWidth, whole);
+      if constexpr (Past) stream(to, values);
+      else store(to, values, whole);
     }
   }
 
   template <bool Past>
   void line(const Line<Pass>& q, int64_t i, Part part) const {
-    Lanes lanes[kLineLanes];
-    values_of(pass, q, i, part, lanes);
-    for (int v = 0; v < kLineLanes; ++v)
-      if (const int64_t n = std::min(part.n - v * Lanes::kWidth, Lanes::kWidth); n > 0)
-        lanes[v].store(out + i + v * Lanes::kWidth, n);
+    for (int v = 0; v < kLineVectors<T>; ++v) {
+      const int64_t place = i + v * Vector<T>::kWidth, n = std::min(part.n - v * Vector<T>::kWidth, Vector<T>::kWidth);
+      if (n > 0) store(out + place, pass.value(q[v], place, Part{n}), Part{n});
+    }
   }
 };
 template <class T, class Pass>
@@ -104,7 +73,7 @@ template <bool Past, class T, class Pass>
 inline void fill_plane(T* out, int64_t begin, int64_t size, int64_t ahead, const typename Pass::Parameters& parameters,
                        Pass pass) {
   Line<Pass> q;  // copied: what is behind a reference would be loaded again after every store
-  for (auto& of_lanes : q) of_lanes = parameters;
+  for (auto& of_vector : q) of_vector = parameters;
   const Stored<T, Pass> stored{out, pass};
   int64_t i = begin;
   const int64_t end = begin + size;
@@ -128,7 +97,8 @@ template <bool Past, int Count, class Pass>
 inline void lines(int64_t begin, int64_t length, int64_t stride, Pass pass) {
   const int64_t ahead = Count * stride;  // the next rows: going along several, the processor foresees little
   const auto load = [&](int64_t p, Line<Pass>& q) __attribute__((always_inline)) {
-    for (int v = 0; v < kLineLanes; ++v) q[v] = pass.of(p + v * Lanes::kWidth);
+    constexpr int64_t kWidth = Vector<typename Pass::Element>::kWidth;
+    for (int v = 0; v < kLineVectors<typename Pass::Element>; ++v) q[v] = pass.of(p + v * kWidth);
   };
   int64_t p = 0;
   for (; p + kLineElements <= length; p += kLineElements) {
@@ -172,7 +142,8 @@ struct Rows {
   }
 
   // Parameters for a row, with room for a whole line behind them.
-  LineVector<double> spread(const double* parameters) const {
+  template <class T>
+  LineVector<T> spread(const T* parameters) const {
     return exactqat::spread(parameters, channels, width + kLineElements);
   }
 

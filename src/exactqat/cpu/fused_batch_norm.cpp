@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FusedBatchNorm* and its gradient: the same arithmetic as reference/fused_batch_norm.py, float64 inside, rounded once.
+// FusedBatchNorm* and its gradient: the same arithmetic as reference/fused_batch_norm.py. What belongs to a channel is float64, what
+// belongs to an element its own dtype.
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -66,7 +67,7 @@ void fill_planes(const Layout& layout, T* out, bool in_place, int64_t channel, i
   constexpr int kTogether = 4;
   const int64_t image = layout.channels * layout.inner, begin = channel * layout.inner;
   if (layout.inner >= kLineElements || layout.outer < kTogether) {
-    const auto pass = make([](const Doubles& parameters) { return parameters.data(); });
+    const auto pass = make([](const std::vector<T>& parameters) { return parameters.data(); });
     const bool past = goes_past_the_cache(out, layout.size(), layout.inner, in_place);
     for (int64_t n = 0; n < layout.outer; ++n)
       for (int64_t c = channel; c < channel + count; ++c) {
@@ -78,11 +79,11 @@ void fill_planes(const Layout& layout, T* out, bool in_place, int64_t channel, i
   }
   // Planes of less than a line: those of an image are a row, of which every element has parameters of its own.
   const int64_t width = count * layout.inner;
-  std::deque<LineVector<double>> laid_out;
-  const Stored stored{out, make([&](const Doubles& parameters) {
+  std::deque<LineVector<T>> laid_out;
+  const Stored stored{out, make([&](const std::vector<T>& parameters) {
     auto& columns = laid_out.emplace_back(width + kLineElements);
     for (int64_t c = 0; c < count; ++c) std::fill_n(columns.data() + c * layout.inner, layout.inner, parameters[channel + c]);
-    std::fill_n(columns.data() + width, kLineElements, 0.0);
+    std::fill_n(columns.data() + width, kLineElements, T(0));
     return columns.data();
   })};
   int64_t n = 0;
@@ -95,8 +96,8 @@ template <class T, class Make>
 void fill_dense_rows(const Layout& layout, T* out, bool in_place, const Make& make) {
   if (layout.size() == 0) return;
   const Rows rows(out, layout.size(), layout.channels, in_place);
-  std::deque<LineVector<double>> laid_out;
-  const auto pass = make([&](const Doubles& parameters) {
+  std::deque<LineVector<T>> laid_out;
+  const auto pass = make([&](const std::vector<T>& parameters) {
     return laid_out.emplace_back(rows.spread(parameters.data())).data();
   });
   rows.each(Stored<T, std::remove_const_t<decltype(pass)>>{out, pass});
@@ -116,7 +117,7 @@ void fill(const Layout& layout, T* out, bool in_place, const Make& make) {
     return;
   }
   // Straight on through memory, image by image.
-  const auto pass = make([](const Doubles& parameters) { return parameters.data(); });
+  const auto pass = make([](const std::vector<T>& parameters) { return parameters.data(); });
   const bool past = goes_past_the_cache(out, layout.size(), layout.inner, in_place);
   const int64_t runs = layout.outer * layout.channels, runs_per_task = std::max<int64_t>(1, kTask / layout.inner);
   parallel_for((runs + runs_per_task - 1) / runs_per_task, layout.size(), [&](int64_t task) {
@@ -214,27 +215,48 @@ Doubles slope_of(const Doubles& scale, const Doubles& variance, double epsilon) 
   return slope;
 }
 
+// What an element is normalized with, in its own dtype.
 template <class T>
-struct Normalization {
-  const T* x;
-  const double *mean, *slope, *offset;
+struct Coefficients {
+  std::vector<T> mean, slope, offset;
 
-  struct Parameters {
-    Lanes mean, slope, offset;
-  };
-  Parameters of(int64_t p) const { return {Lanes::load(mean + p), Lanes::load(slope + p), Lanes::load(offset + p)}; }
-  Parameters of_all(int64_t c) const { return {Lanes::all(mean[c]), Lanes::all(slope[c]), Lanes::all(offset[c])}; }
-  void prefetch(int64_t i) const { __builtin_prefetch(x + i); }
-  template <class Extent>
-  Lanes value(const Parameters& q, int64_t i, Extent extent) const {
-    return product_for<T>(lanes_at(x + i, extent) - q.mean, q.slope) + q.offset;
+  explicit Coefficients(int64_t channels) : mean(channels), slope(channels), offset(channels) {}
+
+  // For `channels` channels from `channel` on. The offset makes good what is left out of the mean.
+  void set(int64_t channel, int64_t channels, const Doubles& of_mean, const Doubles& of_slope, const Doubles& of_offset) {
+    for (int64_t c = channel; c < channel + channels; ++c) {
+      mean[c] = flushed_to<T>(of_mean[c]);
+      slope[c] = flushed_to<T>(of_slope[c]);
+      const double left_out = double(mean[c]) - of_mean[c];
+      offset[c] = flushed_to<T>(left_out == 0.0 ? of_offset[c] : of_offset[c] + product_for<T>(left_out, of_slope[c]));
+    }
   }
 };
 
-// Makes it, from the parameters of the channels.
 template <class T>
-auto normalization(const T* x, const Doubles& mean, const Doubles& slope, const Doubles& offset) {
-  return [&, x](auto&& lay_out) { return Normalization<T>{x, lay_out(mean), lay_out(slope), lay_out(offset)}; };
+struct Normalization {
+  using Element = T;
+  using V = Vector<T>;
+  const T *x, *mean, *slope, *offset;
+
+  struct Parameters {
+    V mean, slope, offset;
+  };
+  Parameters of(int64_t p) const { return {V::load(mean + p), V::load(slope + p), V::load(offset + p)}; }
+  Parameters of_all(int64_t c) const { return {V::all(mean[c]), V::all(slope[c]), V::all(offset[c])}; }
+  void prefetch(int64_t i) const { __builtin_prefetch(x + i); }
+  template <class Extent>
+  V value(const Parameters& q, int64_t i, Extent extent) const {
+    return flushed_product(load(x + i, extent) - q.mean, q.slope) + q.offset;
+  }
+};
+
+// Makes it, from the coefficients of the channels.
+template <class T>
+auto normalization(const T* x, const Coefficients<T>& coefficients) {
+  return [&, x](auto&& lay_out) {
+    return Normalization<T>{x, lay_out(coefficients.mean), lay_out(coefficients.slope), lay_out(coefficients.offset)};
+  };
 }
 
 // Statistics and result in one go, for channels that are not last.
@@ -243,10 +265,12 @@ void normalize_channels(const Layout& layout, const T* x, const Doubles& scale, 
                         Doubles& mean, Doubles& variance, T* y) {
   const Moments<T> moments(layout, x);
   Doubles slope(layout.channels);
+  Coefficients<T> coefficients(layout.channels);
   const auto then = [&](int64_t begin, int64_t count, const double* sums, const double* squares) {
     moments.finish(begin, count, sums, squares, mean.data() + begin, variance.data() + begin);
     slopes_of<T>(scale.data() + begin, variance.data() + begin, epsilon, count, slope.data() + begin);
-    fill_planes(layout, y, y == x, begin, count, normalization(x, mean, slope, offset));
+    coefficients.set(begin, count, mean, slope, offset);
+    fill_planes(layout, y, y == x, begin, count, normalization(x, coefficients));
   };
   for_each_channel_sums(layout.outer, layout.channels, layout.inner, x, x, moments.term(), then);
 }
@@ -254,43 +278,44 @@ void normalize_channels(const Layout& layout, const T* x, const Doubles& scale, 
 // What a training gradient is made with.
 template <class T>
 struct Backprop {
-  const T *gradients, *x;
-  const double *factor, *gradient_mean, *slope, *mean;
+  using Element = T;
+  using V = Vector<T>;
+  const T *gradients, *x, *factor, *gradient_mean, *slope, *mean;
 
   struct Parameters {
-    Lanes factor, gradient_mean, slope, mean;
+    V factor, gradient_mean, slope, mean;
   };
   Parameters of(int64_t p) const {
-    return {Lanes::load(factor + p), Lanes::load(gradient_mean + p), Lanes::load(slope + p), Lanes::load(mean + p)};
+    return {V::load(factor + p), V::load(gradient_mean + p), V::load(slope + p), V::load(mean + p)};
   }
   Parameters of_all(int64_t c) const {
-    return {Lanes::all(factor[c]), Lanes::all(gradient_mean[c]), Lanes::all(slope[c]), Lanes::all(mean[c])};
+    return {V::all(factor[c]), V::all(gradient_mean[c]), V::all(slope[c]), V::all(mean[c])};
   }
   void prefetch(int64_t i) const {
     __builtin_prefetch(gradients + i);
     __builtin_prefetch(x + i);
   }
   template <class Extent>
-  Lanes value(const Parameters& q, int64_t i, Extent extent) const {
-    const Lanes centered = lanes_at(x + i, extent) - q.mean;
-    const Lanes shifted = lanes_at(gradients + i, extent) - q.gradient_mean;
-    return product_for<T>(q.factor, shifted - product_for<T>(centered, q.slope));
+  V value(const Parameters& q, int64_t i, Extent extent) const {
+    const V centered = load(x + i, extent) - q.mean, shifted = load(gradients + i, extent) - q.gradient_mean;
+    return flushed_product(q.factor, shifted - flushed_product(centered, q.slope));
   }
 };
 
 // The same with statistics that do not depend on x.
 template <class T>
 struct InferenceBackprop {
-  const T* gradients;
-  const double* factor;
+  using Element = T;
+  using V = Vector<T>;
+  const T *gradients, *factor;
 
-  using Parameters = Lanes;
-  Parameters of(int64_t p) const { return Lanes::load(factor + p); }
-  Parameters of_all(int64_t c) const { return Lanes::all(factor[c]); }
+  using Parameters = V;
+  Parameters of(int64_t p) const { return V::load(factor + p); }
+  Parameters of_all(int64_t c) const { return V::all(factor[c]); }
   void prefetch(int64_t i) const { __builtin_prefetch(gradients + i); }
   template <class Extent>
-  Lanes value(const Parameters& factor, int64_t i, Extent extent) const {
-    return product_for<T>(lanes_at(gradients + i, extent), factor);
+  V value(const Parameters& factor, int64_t i, Extent extent) const {
+    return flushed_product(load(gradients + i, extent), factor);
   }
 };
 
@@ -305,23 +330,23 @@ void gradient(const Layout& layout, const T* gradients, const T* x, const Double
     sum = g;
     product = product_for<T>(g, value - parameter_at<decltype(value)>(means, p));
   };
-  Doubles factor(layout.channels), gradient_mean(layout.channels), slope(layout.channels);
+  std::vector<T> factor(layout.channels), gradient_mean(layout.channels), slope(layout.channels), means(layout.channels);
+  for (int64_t c = 0; c < layout.channels; ++c) means[c] = flushed_to<T>(mean[c]);
   const auto factors = [&](int64_t begin, int64_t count, const double* __restrict sums, const double* __restrict products) {
     const double rows = double(layout.rows()), *variances = variance.data() + begin, *scales = scale.data() + begin;
-    double *__restrict f = factor.data() + begin, *__restrict m = gradient_mean.data() + begin;
-    double* __restrict s = slope.data() + begin;
+    T *__restrict f = factor.data() + begin, *__restrict m = gradient_mean.data() + begin, *__restrict s = slope.data() + begin;
     T *__restrict to_scale = scale_backprop.as<T>() + begin, *__restrict to_offset = offset_backprop.as<T>() + begin;
     for (int64_t c = 0; c < count; ++c) {
       const double inverse = 1.0 / std::sqrt(variances[c] + epsilon);
-      f[c] = product_for<T>(scales[c], inverse);
-      m[c] = quotient_for<T>(sums[c], rows);
-      s[c] = product_for<T>(product_for<T>(inverse, inverse), quotient_for<T>(products[c], rows));
+      f[c] = flushed_to<T>(product_for<T>(scales[c], inverse));
+      m[c] = flushed_to<T>(quotient_for<T>(sums[c], rows));
+      s[c] = flushed_to<T>(product_for<T>(product_for<T>(inverse, inverse), quotient_for<T>(products[c], rows)));
       to_scale[c] = flushed_to<T>(product_for<T>(products[c], inverse));
       to_offset[c] = flushed_to<T>(sums[c]);
     }
   };
   const auto backprop = [&](auto&& lay_out) {
-    return Backprop<T>{gradients, x, lay_out(factor), lay_out(gradient_mean), lay_out(slope), lay_out(mean)};
+    return Backprop<T>{gradients, x, lay_out(factor), lay_out(gradient_mean), lay_out(slope), lay_out(means)};
   };
   const auto inference_backprop = [&](auto&& lay_out) { return InferenceBackprop<T>{gradients, lay_out(factor)}; };
   const bool in_place = x_backprop == gradients || x_backprop == x;
@@ -367,8 +392,9 @@ EXACTQAT_KERNEL(fused_batch_norm) {
     variance = batch_variance;
   }
   if (!by_channel) {
-    const Doubles slope = slope_of<T>(scale, variance, epsilon);
-    fill(layout, y, y == x, normalization(x, mean, slope, offset));
+    Coefficients<T> coefficients(layout.channels);
+    coefficients.set(0, layout.channels, mean, slope_of<T>(scale, variance, epsilon), offset);
+    fill(layout, y, y == x, normalization(x, coefficients));
   }
   store<T>(call.results[1], running.mean);
   store<T>(call.results[2], running.variance);
@@ -479,14 +505,16 @@ EXACTQAT_KERNEL(batch_norm_statistics) {
   statistics(layout, x, mean, variance, [&](int64_t begin, int64_t rows) { extremes(begin, rows); });
   const Running running =
       updated<T>(layout, call.numbers, doubles<T>(call.operands[3]), doubles<T>(call.operands[4]), mean, variance);
-  const Doubles slope = slope_of<T>(scale, variance, T(call.numbers.real("epsilon")));
+  Coefficients<T> coefficients(layout.channels);
+  coefficients.set(0, layout.channels, mean, slope_of<T>(scale, variance, T(call.numbers.real("epsilon"))), offset);
   // Every step of a normalization is monotonic, and so are the roundings: its ends are those of x.
   const std::vector<T> ends = extremes.of_all();
   const int64_t activation = call.numbers.integer("activation");
   T low = std::numeric_limits<T>::infinity(), high = -low;
   for (int64_t c = 0; c < layout.channels; ++c)
     for (const T end : {ends[c], ends[layout.channels + c]}) {
-      const T y = activated(flushed_to<T>(product_for<T>(double(end) - mean[c], slope[c]) + offset[c]), activation);
+      const T centered = end - coefficients.mean[c];
+      const T y = activated(flushed_product(centered, coefficients.slope[c]) + coefficients.offset[c], activation);
       low = y < low || std::isnan(y) ? y : low;
       high = y > high || std::isnan(y) ? y : high;
     }
@@ -522,15 +550,14 @@ struct QuantizedNormalization {
   }
 
   template <bool Past, class Extent>
-  void line(const Parameters (&q)[kLineLanes], int64_t i, Extent extent) const {
-    Lanes lanes[kLineLanes];
-    values_of(normalization, q, i, extent, lanes);
-    constexpr int kVectors = kLineElements / V::kWidth;
-    V y[kVectors];
-    round_line(lanes, y);
+  void line(const Parameters (&q)[kLineVectors<T>], int64_t i, Extent extent) const {
     uint32_t lower = 0, higher = 0;
-    for (int v = 0; v < kVectors; ++v) {
-      V activated = y[v];
+    for (int v = 0; v < kLineVectors<T>; ++v) {
+      const int64_t n = elements(extent) - v * V::kWidth;
+      if (n <= 0) break;
+      const V y = n >= V::kWidth ? normalization.value(q[v], i + v * V::kWidth, Whole{})
+                                 : normalization.value(q[v], i + v * V::kWidth, Part{n});
+      V activated = y;
       if (stops_low) activated = greater(V{}, activated);
       if (stops_high) activated = lesser(V::all(T(6)), activated);
       if (mask) {
@@ -538,17 +565,16 @@ struct QuantizedNormalization {
         Mask<T> inside = less_equal(nudged_min, activated) & less_equal(activated, nudged_max);
         const Mask<T> under = less(activated, nudged_min), over = less(nudged_max, activated);
         if (no_range) inside = less(V{}, V::all(T(1)));
-        if (stops_low) inside = without(inside, less_equal(y[v], V{}));
-        if (stops_high) inside = without(inside, less_equal(V::all(T(6)), y[v]));
+        if (stops_low) inside = without(inside, less_equal(y, V{}));
+        if (stops_high) inside = without(inside, less_equal(V::all(T(6)), y));
         lower |= bits_of(no_range ? inside : inside | over) << v * V::kWidth;
         higher |= (no_range ? 0 : bits_of(under | over)) << v * V::kWidth;
       }
       const V result = no_range ? V{} : quantized(activated);
-      const int64_t n = elements(extent) - v * V::kWidth;
       if (n >= V::kWidth) {
         if constexpr (Past) stream(outputs + i + v * V::kWidth, result);
         else store(outputs + i + v * V::kWidth, result, Whole{});
-      } else if (n > 0) {
+      } else {
         store(outputs + i + v * V::kWidth, result, Part{n});
       }
     }
@@ -574,9 +600,11 @@ void quantize_normalized(const Call& call, uint8_t* mask) {
   const Nudged<T> n = nudge(min, max, call.numbers);
   const Doubles mean = doubles<double>(call.operands[3]), variance = doubles<double>(call.operands[4]);
   const Doubles slope = slope_of<T>(doubles<T>(call.operands[1]), variance, T(call.numbers.real("epsilon")));
+  Coefficients<T> coefficients(layout.channels);
+  coefficients.set(0, layout.channels, mean, slope, doubles<T>(call.operands[2]));
   const Rows rows(outputs, layout.size(), layout.channels, outputs == x, true);
-  const auto means = rows.spread(mean.data()), slopes = rows.spread(slope.data());
-  const auto offsets = rows.spread(doubles<T>(call.operands[2]).data());
+  const auto means = rows.spread(coefficients.mean.data()), slopes = rows.spread(coefficients.slope.data());
+  const auto offsets = rows.spread(coefficients.offset.data());
   const int64_t activation = call.numbers.integer("activation");
   rows.each(QuantizedNormalization<T>{{x, means.data(), slopes.data(), offsets.data()}, outputs, mask,
                                       V::all(n.nudged_min), V::all(n.nudged_max), V::all(n.nudged_scale),
