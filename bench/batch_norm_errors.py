@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What batch norm would lose in float32: the table of docs/decisions/batch-norm-in-float64.md.
+"""What batch norm errs by, beside other ways to compute it: the table of docs/decisions/batch-norm.md.
 
     python bench/batch_norm_errors.py --tensorflow PYTHON      a Python that has TensorFlow
 
@@ -93,18 +93,17 @@ def split(exact: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return high, (exact - high).astype(np.float32)
 
 
-def in_float32(call: Arrays, short_runs: bool, halves: bool) -> Arrays:
-    """Statistics in float64. Sums of the gradient in short runs of float32 or in float64; each element in float32, with
-    coefficients rounded once, or given as two float32 numbers and fused multiply-adds throughout."""
+def otherwise(call: Arrays, short_runs: bool, halves: bool) -> Arrays:
+    """Each element in float64, rounded once; or in float32 with coefficients given as two float32 numbers and fused
+    multiply-adds throughout. Sums of the gradient in float64, or in short runs of float32."""
     x, gradients = call["x"], call["gradients"]
     scale, offset, mean, variance = (call[k].astype(np.float64) for k in ("scale", "offset", "mean", "variance"))
     exact = x.astype(np.float64)
     own_mean = exact.mean(0)
     slope = scale / np.sqrt(exact.var(0) + EPSILON)
     inverse = 1 / np.sqrt(variance + EPSILON)
-    centered = x - call["mean"]
     if short_runs:
-        sums, products = runs(gradients), runs(gradients * centered)
+        sums, products = runs(gradients), runs(gradients * (x - call["mean"]))
     else:
         sums, products = gradients.sum(0, dtype=np.float64), (gradients * (exact - mean)).sum(0)
     factor, gradient_mean = scale * inverse, sums / len(x)
@@ -116,13 +115,8 @@ def in_float32(call: Arrays, short_runs: bool, halves: bool) -> Arrays:
         rest = fused_multiply_add(a_low, gradients, fused_multiply_add(b_low, x, c_low))
         x_backprop = fused_multiply_add(a, gradients, fused_multiply_add(b, x, c) + rest)
     else:
-        rounded = own_mean.astype(np.float32)
-        shift = (offset + (rounded - own_mean) * slope).astype(np.float32)
-        y = fused_multiply_add(x - rounded, slope.astype(np.float32), shift)
-        rounded = gradient_mean.astype(np.float32)
-        shift = (factor * (rounded - gradient_mean)).astype(np.float32)
-        inner = fused_multiply_add(centered, of_x.astype(np.float32), shift)
-        x_backprop = fused_multiply_add(gradients - rounded, factor.astype(np.float32), inner)
+        y = ((exact - own_mean) * slope + offset).astype(np.float32)
+        x_backprop = (factor * (gradients - gradient_mean) + of_x * (exact - mean)).astype(np.float32)
     return {"y": y, "x_backprop": x_backprop, "scale_backprop": (products * inverse).astype(np.float32)}
 
 
@@ -188,15 +182,14 @@ def main(arguments: list[str] | None = None) -> None:
         exact = call["x"].astype(np.float64)
         call |= {"mean": exact.mean(0).astype(np.float32), "variance": exact.var(0).astype(np.float32)}
     theirs = of_tensorflow(options.tensorflow, calls)
-    names = ("float64, rounded once", "float64 sums, float32 elements", "the same, two numbers a coefficient",
-             "float32 runs, two numbers", "TensorFlow", "PyTorch")  # fmt: skip
+    names = ("exactqat", "TensorFlow", "PyTorch", "float64 throughout", "two numbers a coefficient", "and short runs")
     for output in ("y", "x_backprop", "scale_backprop"):
         print(f"\n| {output} | " + " | ".join(names) + " |\n" + "|---" * (len(names) + 1) + "|")
         for kind, call in calls.items():
             exact = exactly(call)[output]
             results: list[Any] = [
-                ours(call), in_float32(call, False, False), in_float32(call, False, True), in_float32(call, True, True),
-                theirs[kind], of_pytorch(call),
+                ours(call), theirs[kind], of_pytorch(call),
+                otherwise(call, False, False), otherwise(call, False, True), otherwise(call, True, True),
             ]  # fmt: skip
             cells = ["{:.2f} ({:.2f})".format(*errors(result[output], exact)) for result in results]
             print(f"| {kind} | " + " | ".join(cells) + " |")

@@ -33,8 +33,8 @@ class Evaluated(NamedTuple):
 
     exact: np.ndarray
     rounding: np.ndarray
-    # The same in half units, where what belongs to a channel is exact and only the steps from there on are rounded, each
-    # coefficient among them (docs/decisions/batch-norm.md).
+    # The same in half units, where what belongs to a channel is exact and only the steps from there on are rounded,
+    # each coefficient among them (docs/decisions/batch-norm.md).
     elementwise: np.ndarray | None = None
 
 
@@ -51,7 +51,7 @@ def assert_is_plain_rounding(result: np.ndarray, evaluated: Evaluated, what: str
 
 
 def elementwise_bound(evaluated: Evaluated) -> np.ndarray:
-    """What an element may err by in float32: its roundings, a little for products of them, denormals that are flushed."""
+    """What an element may err by in float32: its roundings, a little for their products, flushed denormals."""
     assert evaluated.elementwise is not None
     info = np.finfo(np.float32)
     return evaluated.elementwise * (float(info.eps) / 2) * (1 + 2.0**-16) + 8 * float(info.tiny)
@@ -339,8 +339,8 @@ def batch_norm_gradient_evaluated(case: Case) -> dict[str, Evaluated]:
         dx = scale * inverse * (dy - sum_of_dy / count - centered * slope * product)
         sums = (count + 20) * (size_of_sum / count + np.abs(centered) * slope * size_of_product)
         rounding = np.abs(scale * inverse) * (20 * np.abs(dy) + sums)
-        # The mean of dy and what it is taken from; x - mean, the slope and their product; the difference; the factor and
-        # the last product.
+        # The mean of dy and what it is taken from; x - mean, the slope and their product; the difference; the factor
+        # and the last product.
         shifted, projected = dy - sum_of_dy / count, centered * slope * product
         elementwise = np.abs(sum_of_dy / count) + np.abs(shifted) + 3 * np.abs(projected) + np.abs(shifted - projected)
         elementwise = np.abs(scale * inverse) * elementwise + 2 * np.abs(dx)

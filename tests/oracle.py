@@ -3,9 +3,10 @@
 
     python tests/oracle.py [--values 20000000] [--seed N] [--op NAME ...] [--call K] [--json PATH] [--tensorflow PYTHON]
 
-Outputs that are promised to the bit must agree in every bit; of the sums and of batch normalization exactqat must be at
-least as near to the exact value as TensorFlow, element for element. Each run draws a new seed and prints it first; with
-the seed, the operator and the number of the call a difference can be repeated alone. Exit status 1 if there is one.
+Outputs that are promised to the bit must agree in every bit; sums and batch normalization's vectors must be at least as
+near to the exact value as TensorFlow's, element for element, and its tensors within their own few roundings. Each run
+draws a new seed and prints it first; with the seed, the operator and the number of the call a difference can be
+repeated alone. Exit status 1 if there is one.
 
 TensorFlow runs in processes of its own, in an environment that is made on the first run, once with its oneDNN kernels
 and once without: which of the two has the bits is written in tests/record_goldens.py.
