@@ -131,6 +131,10 @@ MOVEMENT = [
     lambda m, x: torch.cat([x, m.table.view(1, 6, 1, 1).expand(x.shape[0], 6, 8, 8)], axis=1),
     lambda m, x: torch.cat((x, torch.arange(8.0).view(1, 1, 1, 8).repeat(x.shape[0], 1, 8, 1)), 1),
     lambda m, x: (x.transpose(0, 1).reshape(-1, 8) * 2).view(6, -1, 8, 8).transpose(0, 1),
+    lambda m, x: (x.unfold(2, 2, 2).unfold(3, 3, 1), x.unfold(-1, 3, 2), x.unfold(1, 6, 1), F.unfold(x, 3, 1, 1, 2)),
+    lambda m, x: (F.fold(x.flatten(2)[:, :, :20], (8, 10), (1, 2), stride=(2, 2)), F.fold(F.unfold(x, 2), (8, 8), 2)),
+    lambda m, x: F.fold(F.unfold(x, (3, 2), 1, 1, 2), (8, 8), (3, 2), padding=1, stride=2),
+    lambda m, x: F.fold(x.reshape(x.shape[0], 24, 16), (8, 8), 2, stride=2),
 ]
 PADS = [
     *(lambda m, x, k=mode: F.pad(x, (1, 2, 0, 1), mode=k) for mode in ("constant", "reflect", "replicate", "circular")),

@@ -14,8 +14,10 @@ import struct
 import subprocess
 import sys
 import termios
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,9 +54,9 @@ def test_the_job_writes_everything_it_promises(finished: tuple[Path, subprocess.
         assert sorted(path.name for path in (out / precision).iterdir()) == ["checkpoint.pt", "model.tflite"]
         assert (out / precision / "model.tflite").read_bytes()[4:8] == b"TFL3"
     page = (out / "report.html").read_text()
-    # Two of accuracies, one of noise, two of each training, two of ranges, two of weights, a matrix of each network,
-    # the layers of each that is delivered.
-    assert len(re.findall(r"<figure[^>]*><svg viewBox=", page)) == 2 + 1 + 2 * 4 + 2 + 2 + 4 + 3
+    # Two of accuracies, two of widths, one of noise, two of each training, two of ranges, two of weights, a matrix of
+    # each network, the layers of each that is delivered.
+    assert len(re.findall(r"<figure[^>]*><svg viewBox=", page)) == 2 + 2 + 1 + 2 * 4 + 2 + 2 + 4 + 3
     assert "http" not in page and "<image" not in page
     assert not list(out.rglob("*.tmp"))
     assert "every single one is equal" in page
@@ -414,10 +416,19 @@ def test_export_writes_the_files_again(finished: tuple[Path, subprocess.Complete
         ({"weight_bits": 5}, {"w5a8": (5, 8)}),
         ({"activation_bits": 3}, {"w8a3": (8, 3)}),
         ({"weight_bits": 2, "activation_bits": 6}, {"w2a6": (2, 6)}),
+        ({"weight_bits": (4,)}, {"w4a8": (4, 8)}),
+        ({"weight_bits": [3, 8, 4, 8]}, {"w8a8": (8, 8), "w4a8": (4, 8), "w3a8": (3, 8)}),
+        (
+            {"weight_bits": (8, 4), "activation_bits": (4, 8)},
+            {"w8a8": (8, 8), "w8a4": (8, 4), "w4a8": (4, 8), "w4a4": (4, 4)},
+        ),
     ],
 )
-def test_precisions(settings: dict[str, int], precisions: dict[str, tuple[int, int]]) -> None:
-    assert pipeline.Settings(Path("x"), **settings).precisions == precisions  # type: ignore[arg-type]
+def test_precisions(settings: dict[str, Any], precisions: dict[str, tuple[int, int]]) -> None:
+    found = pipeline.Settings(Path("x"), **settings)
+    assert list(found.precisions.items()) == list(precisions.items())
+    again = pipeline.Settings(Path("x"), **json.loads(json.dumps(found.stored())))
+    assert again == found and again.precisions == precisions
 
 
 @pytest.mark.parametrize(
@@ -425,15 +436,111 @@ def test_precisions(settings: dict[str, int], precisions: dict[str, tuple[int, i
     [
         ({"weight_bits": 1}, "weight_bits must be from 2 to 8, got 1"),
         ({"activation_bits": 9}, "activation_bits must be from 2 to 8, got 9"),
+        ({"weight_bits": [8, 16]}, "weight_bits must be from 2 to 8, got 16"),
+        ({"weight_bits": []}, "weight_bits must be an integer or several, got none"),
+        ({"weight_bits": [8, [4]]}, re.escape("weight_bits must be an integer or several, got [8, [4]]")),
+        ({"activation_bits": [8, True]}, re.escape("activation_bits must be an integer or several, got [8, True]")),
+        ({"activation_bits": "8,4"}, "activation_bits must be an integer or several, got '8,4'"),
         ({"batch_size": 1}, "batch_size must be at least 2, got 1"),
         ({"image_size": 0}, "image_size must be at least 1, got 0"),
         ({"epochs_float": 0}, "epochs_float must be at least 1, got 0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
     ],
 )
-def test_settings_outside_of_what_is_allowed(settings: dict[str, int], message: str) -> None:
+def test_settings_outside_of_what_is_allowed(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        pipeline.Settings(Path("x"), **settings)  # type: ignore[arg-type]
+        pipeline.Settings(Path("x"), **settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("9", "must be from 2 to 8, got 9"),
+        ("8,1", "must be from 2 to 8, got 1"),
+        ("8,,4", "must be a number from 2 to 8 or several, such as 8,6,4, got '8,,4'"),
+        ("w8", "must be a number from 2 to 8 or several, such as 8,6,4, got 'w8'"),
+        ("", "must be a number from 2 to 8 or several, such as 8,6,4, got ''"),
+    ],
+)
+def test_bits_outside_of_what_is_allowed_are_refused(
+    given: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in ("--weight-bits", "--activation-bits"):
+        monkeypatch.setattr(sys, "argv", ["exactqat", "train", "--out", str(tmp_path / "job"), option, given])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        errors = capsys.readouterr().err
+        assert end.value.code == 2 and message in errors and option in errors
+        assert not (tmp_path / "job").exists()
+
+
+def test_one_job_for_several_widths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "job"
+    generator = np.random.default_rng(0)
+    x, y = generator.uniform(0, 1, (60, 8, 8)).astype(np.float32), np.arange(60) % 3
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    options = [
+        "--data",
+        str(tmp_path / "data.npz"),
+        "--epochs-float",
+        "1",
+        "--epochs-qat",
+        "1",
+        "--weight-bits",
+        "3, 8",
+    ]
+    command = ["exactqat", "train", "--out", str(out), *options]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setenv("COLUMNS", "40")
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code
+    said = capsys.readouterr().out
+    metrics = json.loads((out / "metrics.json").read_text())
+    widths = metrics["widths"]
+    assert [width["network"] for width in widths] == ["float32", "w8a8", "w3a8"]
+    packed = [width["packed_parameter_bytes"] for width in widths]
+    assert packed == sorted(packed, reverse=True) and len(set(packed)) == 3
+    for width in widths[1:]:
+        network = metrics["networks"][width["network"]]
+        chosen = network[network["chosen"]]
+        assert width["pytorch_accuracy"] == width["device_accuracy"] == chosen["device_accuracy"]
+        assert width["lost"] == metrics["float"]["test_accuracy"] - width["device_accuracy"]
+        assert width["file_bytes"] == (out / width["network"] / "model.tflite").stat().st_size == width["flash_bytes"]
+        content = (out / width["network"] / "model.tflite").read_bytes()
+        assert abs(width["compressed_file_bytes"] - len(zlib.compress(content, 9))) < 64  # its description differs
+        # Every weight is a code of as many bits, in int8.
+        largest = max(map(abs, codes_of_weights(out / width["network"])))
+        assert largest == 2 ** (width["weight_bits"] - 1) - 1
+    compressed = [width["compressed_file_bytes"] for width in widths[1:]]
+    assert compressed == sorted(compressed, reverse=True)
+    assert metrics["values_differing"] == 0
+    table = said[said.index("What fewer bits cost, and what they save") :]
+    assert "W3A8" in table and f"{packed[-1]:,}" in table and max(map(len, table.splitlines()[:9])) <= 40
+    page = (out / "report.html").read_text()
+    assert page.count("Accuracy of the delivered networks on the device, against size") == 4  # said and written
+    assert "--weight-bits 8,3" in page and "W3A8</text>" in page
+    # What is not given is as it was, and other bits are refused by name.
+    finished_networks = {path: path.read_bytes() for path in out.rglob("*.tflite")}
+    monkeypatch.setattr(sys, "argv", ["exactqat", "train", "--out", str(out), "--resume", "--weight-bits", "8,4"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    errors = " ".join(capsys.readouterr().err.split())
+    assert "holds a job with --weight-bits 8,3, it cannot be continued with --weight-bits 8,4" in errors
+    assert finished_networks == {path: path.read_bytes() for path in out.rglob("*.tflite")}
+
+
+def codes_of_weights(folder: Path) -> set[int]:
+    """All codes of weights in the network of a folder."""
+    graph, _ = pipeline.restore_graph(folder / "checkpoint.pt")
+    return {
+        int(code)
+        for tensor in graph.tensors.values()
+        if tensor.data is not None and tensor.dtype == "int8"
+        for code in np.unique(tensor.data)
+    }
 
 
 def test_the_split_is_fixed_disjoint_and_complete() -> None:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -743,3 +744,81 @@ def test_pages_name_what_exists(page: str) -> None:
     for call in re.findall(r"Rule\(([^)]*)\)", text):
         fields = re.findall(r"(\w+)=", call)
         assert set(fields) <= set(qat.Rule.__dataclass_fields__), call
+
+
+class Packed(nn.Module):
+    """Queries, keys and values of one matrix, as transformers have them: slices and transposes of many axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all, self.last = nn.Linear(8, 24), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        windows = x.view(x.shape[0], 2, 2, 2, 3, 8).permute(0, 1, 3, 2, 4, 5).reshape(x.shape[0] * 4, 6, 8)
+        query, key, value = self.all(windows).reshape(-1, 6, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        found = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(x.shape[0], 4, 6, 8)
+        return self.last(found)
+
+
+class Scattered(nn.Module):
+    """Moves more axes than any runtime does at once, and cuts several of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        apart = self.first(x).view(-1, 2, 3, 2, 2, 3, 2).permute(0, 6, 3, 1, 5, 4, 2)
+        return apart[:, :, 1, :, 1:, :, ::2].relu().flatten(2).unsqueeze(-1) * 2
+
+
+class Overlapping(nn.Module):
+    """Windows taken apart and put together again, beside one another and one over the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.frame = nn.Linear(18, 18), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        windows = F.unfold(x, 3, padding=1, stride=2).transpose(1, 2)
+        added = F.fold(self.mix(windows).transpose(1, 2), (6, 6), 3, padding=1, stride=2)
+        beside = F.fold(F.unfold(added, (2, 3), stride=(2, 3)), (6, 6), (2, 3), stride=(2, 3))
+        return beside, self.frame(added.mean(1).unfold(1, 3, 1).unfold(2, 2, 2).flatten(3))
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(Packed, (24, 8)), (Scattered, (12, 6)), (Overlapping, (2, 6, 6))])
+def test_microcontrollers_take_many_axes(kind: type[nn.Module], shape: tuple[int, ...], tmp_path: Path) -> None:
+    from exactqat import deploy
+    from exactqat.deploy.values import device_codes
+
+    if "micro" not in deploy.profiles_here():
+        pytest.skip("needs TFLite-Micro")
+    batch = torch.randn(2, *shape)
+    model = trained(kind(), batch)
+    graph = assert_exact(model, batch, tmp_path)
+    given = {name: codes for name, codes in device_codes(model, batch).items() if name in graph.inputs}
+    # `assert_exact` lets microcontrollers refuse a file.
+    report = deploy.verify(graph, tmp_path / "model.tflite", given, "micro")
+    assert report.differing == 0 < report.values
+    for operator in graph.operators:
+        if operator.kind in ("TRANSPOSE", "STRIDED_SLICE"):
+            assert len(graph.tensors[operator.inputs[0]].shape) <= 5 - (operator.kind == "STRIDED_SLICE")
+
+
+def test_several_tensors_in_one_argument(tmp_path: Path) -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 4), nn.Linear(5, 4)
+
+        def forward(self, pair: Any) -> Any:
+            return [self.first(pair[0]) + self.second(pair[1])]
+
+    model = Pair()
+    batch = ([torch.randn(2, 6), torch.randn(2, 5)],)
+    prepared = qat.prepare(model, batch)
+    qat.calibrate(prepared, [batch])
+    qat.freeze(prepared)
+    assert [value.shape for value in prepared.eval()(*batch)] == [(2, 4)]
+    with pytest.raises(ValueError, match="with a tensor among them, got tuple"):
+        qat.prepare(model, ([1.0, 2.0],))

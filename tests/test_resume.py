@@ -300,6 +300,12 @@ def test_resume_refuses_other_settings_and_names_them(dataset: data.Dataset, tmp
         expected = f"a job with {option} {getattr(settings, name)}, it cannot be continued with {option} {value}"
         with pytest.raises(ValueError, match=re.escape(expected)):
             pipeline.start(replace(settings, **{name: value}), dataset, resume=True)
+    several = replace(settings, weight_bits=(8, 4))
+    for given in (several, replace(settings, weight_bits=[4, 8, 4])):
+        assert given == several
+    expected = "a job with --weight-bits 4, it cannot be continued with --weight-bits 8,4"
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        pipeline.start(several, dataset, resume=True)
     images = data.Split(dataset.train.images.flip(0), dataset.train.labels)
     with pytest.raises(ValueError, match="the images in --data digits are not those with which the job in"):
         pipeline.start(settings, replace(dataset, train=images), resume=True)

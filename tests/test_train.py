@@ -541,3 +541,54 @@ def test_a_branch_that_is_nearly_nothing_goes_through(scale: float, nonnegative:
     # The stand-in of a tensor that is always zero is as fine as the sum, and loses nothing of it.
     (total,) = (step.path for step in prepared.plan.steps if step.kind == "ADD")
     assert torch.isfinite(prepared(images)).all() and prepared(images).abs().max() > 0, total
+
+
+class NarrowSum(nn.Module):
+    """A branch of `scale`, of few bits, beside a sum of eight bits that is about `width` wide."""
+
+    def __init__(self, scale: float, width: float, nonnegative: bool) -> None:
+        super().__init__()
+        self.first, self.branch = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1)
+        self.scale = nn.Parameter(torch.full((4, 1, 1), scale))
+        self.activation = nn.ReLU() if nonnegative else nn.Identity()
+        self.width = width
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.first(images)
+        features = features * (self.width / 4)
+        return features + self.activation(self.branch(features) * self.scale)
+
+
+@pytest.mark.parametrize("ranges", ["ema", "learned"])
+@pytest.mark.parametrize("nonnegative", [False, True])
+@pytest.mark.parametrize(("bits", "scale", "width"), [(4, 0.0, 0.03), (2, 0.0, 0.2), (2, 1e-4, 0.05), (4, 1e-9, 0.01)])
+def test_a_dead_branch_of_few_bits_goes_through(
+    bits: int, scale: float, width: float, nonnegative: bool, ranges: str
+) -> None:
+    deploy = pytest.importorskip("exactqat.deploy")
+    pytest.importorskip("ai_edge_litert")
+    from exactqat.deploy import values
+
+    torch.manual_seed(0)
+    images = torch.randn(4, 3, 6, 6)
+    found = NarrowSum(scale, width, nonnegative).train()
+    plan = qat.prepare(found, images).plan
+    (total,) = (step for step in plan.steps if step.kind == "ADD")
+    # The branch: what the sum reads beside the features.
+    rules = [qat.Rule(total.operands[1], activation_bits=bits, ranges=ranges), qat.Rule(ranges=ranges)]
+    for profile in ("xnnpack-x86", "xnnpack-arm64", "reference", "micro"):
+        prepared = qat.prepare(found, images, rules, profile=profile)
+        assert {prepared.plan.grids[prepared.plan.stored(name).grid].bits for name in total.operands} == {bits, 8}
+        qat.calibrate(prepared, [images])
+        qat.freeze(prepared)
+        prepared.eval()
+        lowered = deploy.lower(prepared)
+        with torch.no_grad():
+            own = values.device_codes(prepared, images)
+        codes = own[lowered.inputs[0]]
+        integers = deploy.simulate(lowered, codes, profile, tensors=list(own))
+        assert all(np.array_equal(value, integers[name]) for name, value in own.items())
+        if profile in deploy.profiles_here():
+            with tempfile.TemporaryDirectory() as folder:
+                path = deploy.write_tflite(lowered, Path(folder) / "model.tflite")
+                assert deploy.verify(lowered, path, codes, profile).differing == 0

@@ -225,6 +225,19 @@ def _in_lines_of_their_own(command_class: Any) -> Any:
     return Narrow
 
 
+def _numbers(text: str) -> list[int]:
+    """Bits between commas."""
+    import typer
+
+    if not re.fullmatch(r"\s*[0-9]{1,9}\s*(,\s*[0-9]{1,9}\s*)*", text, re.ASCII):
+        raise typer.BadParameter(f"must be a number from 2 to 8 or several, such as 8,6,4, got {text!r}")
+    numbers = [int(number) for number in text.split(",")]
+    for number in numbers:
+        if not 2 <= number <= 8:
+            raise typer.BadParameter(f"must be from 2 to 8, got {number}")
+    return numbers
+
+
 def _version() -> str:
     from exactqat import __version__
 
@@ -293,9 +306,22 @@ def _application() -> Any:
             ),
         ] = None,
         weight_bits: Annotated[
-            int | None, typer.Option(min=2, max=8, help="Quantize to this precision alone, not to W8A8, W4A4 and W3A4.")
+            Any,
+            typer.Option(
+                parser=_numbers,
+                metavar="BITS[,BITS...]",
+                help="Quantize weights to 2 to 8 bits, or to several widths one after the other, such as 8,6,4; "
+                "instead of W8A8, W4A4 and W3A4.",
+            ),
         ] = None,
-        activation_bits: Annotated[int | None, typer.Option(min=2, max=8, help="Likewise, for activations.")] = None,
+        activation_bits: Annotated[
+            Any,
+            typer.Option(
+                parser=_numbers,
+                metavar="BITS[,BITS...]",
+                help="Likewise, for activations (8 if weights alone are given); each width with each of the weights'.",
+            ),
+        ] = None,
         image_size: Annotated[
             int | None, typer.Option(min=1, help="Height and width to which images are scaled, in pixels.")
         ] = None,
@@ -336,8 +362,8 @@ def _application() -> Any:
         ] = False,
         quiet: Annotated[bool, typer.Option("--quiet", help="Print the table and the closing sentence only.")] = False,
     ) -> None:
-        """Train in float, quantize to W8A8, W4A4 and W3A4, deploy, compare **every integer** with the device
-        runtime.
+        """Train in float, quantize to several bit widths (W8A8, W4A4 and W3A4), deploy, compare **every integer** with
+        the device runtime.
 
         For each precision: post-training quantization as a baseline, then quantization-aware training with EMA ranges
         and with learned ranges. The better one is delivered as checkpoint.pt and model.tflite in DIR/w8a8/ and so on;
@@ -711,7 +737,7 @@ def _compare(directories: Sequence[Path], html: Path | None) -> None:
 
 
 def _print_results(console: "Console", results: "Results") -> None:
-    from .job import report
+    from .job import findings, report
 
     rows: list[TableRow] = []
     for row in report.result_rows(results):
@@ -735,6 +761,10 @@ def _print_results(console: "Console", results: "Results") -> None:
         f"The job took {results.seconds:.0f} seconds."
     )
     _say(console, (explained, "dim"))
+    if len(results.settings.precisions) > 1:
+        widths: list[TableRow] = [(row, "") for row in findings.width_rows(results)]
+        _show_table(console, "What fewer bits cost, and what they save", findings.WIDTHS_HEADER, widths, texts=1)
+        _say(console, (f"{findings.WIDTHS_NOTE} {findings.luck(results)}.", "dim"))
     _print_warnings(console, results)
     _say(console, _verdict(report.closing_sentence(results), results.values_differing))
 

@@ -145,6 +145,25 @@ inline Vector<double> added(Vector<double> sum, Mask<double> m, Vector<double> a
   return {_mm512_mask_add_pd(sum.v, m.bits, sum.v, a.v)};
 }
 
+// `masked` and `spoiled` (below) in one, of a gradient that is finite. Compilers leave out a product with a 1 that they see, and
+// with it the flushing of denormals; without a way to hide it, its own product with 0 is added, which flushes and keeps the sign.
+inline Vector<float> masked_noting(Vector<float>& spoiled, Vector<float> gradient, Mask<float> keep) {
+  const __m512 times_0 = _mm512_mul_ps(gradient.v, _mm512_setzero_ps());
+  spoiled.v = _mm512_or_ps(spoiled.v, times_0);
+#if defined(__GNUC__)
+  __m512 one = _mm512_set1_ps(1);
+  asm("" : "+v"(one));
+  return {_mm512_mask_mul_ps(times_0, keep.bits, gradient.v, one)};
+#else
+  return {_mm512_mask_add_ps(times_0, keep.bits, gradient.v, times_0)};
+#endif
+}
+inline Vector<double> masked_noting(Vector<double>& spoiled, Vector<double> gradient, Mask<double> keep) {
+  const __m512d times_0 = _mm512_mul_pd(gradient.v, _mm512_setzero_pd());
+  spoiled.v = _mm512_or_pd(spoiled.v, times_0);
+  return {_mm512_mask_add_pd(times_0, keep.bits, gradient.v, times_0)};
+}
+
 // 2 bits an element, from a bit in each of two masks: 16 elements in a word, the first in the lowest bits.
 template <class T>
 inline Mask<T> low_bits(uint32_t packed);
@@ -159,8 +178,8 @@ inline Mask<float> low_bits(uint32_t packed) {
   return {_mm512_test_epi32_mask(_mm512_set1_epi32(int(packed)), places())};
 }
 template <>
-inline Mask<float> high_bits(uint32_t packed) {
-  return low_bits<float>(packed >> 1);
+inline Mask<float> high_bits(uint32_t packed) {  // other places, not other bits: these are already in a register
+  return {_mm512_test_epi32_mask(_mm512_set1_epi32(int(packed)), _mm512_maskz_slli_epi32(0xffff, places(), 1))};
 }
 template <>
 inline Mask<double> low_bits(uint32_t packed) {
@@ -168,7 +187,7 @@ inline Mask<double> low_bits(uint32_t packed) {
 }
 template <>
 inline Mask<double> high_bits(uint32_t packed) {
-  return {__mmask8(low_bits<float>(packed >> 1).bits)};
+  return {__mmask8(high_bits<float>(packed).bits)};
 }
 
 template <class T>
@@ -726,6 +745,38 @@ inline double folded(const Vector<double> (&lanes)[4]) {
 }
 #endif
 
+// The folded lanes of several blocks, `kFoldedTogether` of them, each of two sums: first, second, first, second ...
+#if defined(__AVX512F__)
+constexpr int64_t kFoldedTogether = 4;
+inline void fold_together(const Vector<double> (&first)[4][1], const Vector<double> (&second)[4][1], double* items) {
+  const auto halves = [](const Vector<double> (&lanes)[4][1]) __attribute__((always_inline)) {
+    const auto fours = [](__m512d a, __m512d b) __attribute__((always_inline)) {
+      return _mm512_add_pd(_mm512_maskz_shuffle_f64x2(0xff, a, b, 0x44), _mm512_maskz_shuffle_f64x2(0xff, a, b, 0xee));
+    };
+    const __m512d a = fours(lanes[0][0].v, lanes[1][0].v), b = fours(lanes[2][0].v, lanes[3][0].v);
+    return _mm512_add_pd(_mm512_maskz_shuffle_f64x2(0xff, a, b, 0x88), _mm512_maskz_shuffle_f64x2(0xff, a, b, 0xdd));
+  };
+  const __m512d a = halves(first), b = halves(second);
+  const __m512d sums = _mm512_add_pd(_mm512_maskz_unpacklo_pd(0xff, a, b), _mm512_maskz_unpackhi_pd(0xff, a, b));
+  _mm512_storeu_pd(items, sums);
+}
+#elif defined(__AVX2__)
+constexpr int64_t kFoldedTogether = 2;
+inline void fold_together(const Vector<double> (&first)[2][2], const Vector<double> (&second)[2][2], double* items) {
+  const auto halves = [](const Vector<double> (&lanes)[2][2]) __attribute__((always_inline)) {
+    const __m256d a = _mm256_add_pd(lanes[0][0].v, lanes[0][1].v), b = _mm256_add_pd(lanes[1][0].v, lanes[1][1].v);
+    return _mm256_add_pd(_mm256_permute2f128_pd(a, b, 0x20), _mm256_permute2f128_pd(a, b, 0x31));
+  };
+  _mm256_storeu_pd(items, _mm256_hadd_pd(halves(first), halves(second)));
+}
+#else
+constexpr int64_t kFoldedTogether = 1;
+inline void fold_together(const Vector<double> (&first)[1][4], const Vector<double> (&second)[1][4], double* items) {
+  items[0] = folded(first[0]);
+  items[1] = folded(second[0]);
+}
+#endif
+
 // TensorFlow's clamp: NaN in x survives, a NaN bound is ignored.
 template <class T>
 inline Vector<T> clamp(Vector<T> x, Vector<T> low, Vector<T> high) {
@@ -747,6 +798,15 @@ inline Vector<T> spoiled(Vector<T> so_far, Vector<T> value) {
   return so_far + value * Vector<T>{};
 #endif
 }
+
+#if !defined(__AVX512F__)
+// The two in one.
+template <class T>
+inline Vector<T> masked_noting(Vector<T>& check, Vector<T> gradient, Mask<T> keep) {
+  check = spoiled(check, gradient);
+  return masked(gradient, keep);
+}
+#endif
 
 // Streamed stores are seen by others only after this.
 inline void finish_streaming() {
@@ -876,7 +936,9 @@ struct Runs {
         return step(i, at(i - begin + place), extent);
       });
     };
-    alone.template operator()<false>(0, head, (channels - head % channels) % channels);
+    // Of a small tensor what follows would take longer than its elements.
+    if (!past && size <= length) return alone.template operator()<false>(0, size, 0);
+    if (head > 0) alone.template operator()<false>(0, head, (channels - head % channels) % channels);
     const int64_t runs = (size - head) / length, rest = (size - head) % length;
     const int64_t fitting = std::max<int64_t>(1, kTask / length);
     const int64_t runs_per_task = fitting < kTogether ? fitting : fitting / kTogether * kTogether;

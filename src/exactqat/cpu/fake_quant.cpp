@@ -113,8 +113,11 @@ template <class T>
 uint32_t packed_at(const uint8_t* mask, int64_t i, int64_t count) {
   constexpr int64_t kWidth = Vector<T>::kWidth;
   uint32_t packed = 0;
-  if (kWidth >= 4 && count == kWidth) std::memcpy(&packed, mask + i / 4, kWidth / 4);
-  else std::memcpy(&packed, mask + i / 4, (count + 3) / 4);
+  if (kWidth >= 4 && count == kWidth) {
+    std::memcpy(&packed, mask + i / 4, kWidth / 4);
+  } else {  // a call of memcpy for one to four bytes takes longer than all else
+    for (int64_t k = 0; 4 * k < count; ++k) packed |= uint32_t{mask[i / 4 + k]} << 8 * k;
+  }
   return kWidth < 4 ? packed >> 2 * (i % 4) : packed;
 }
 
@@ -162,6 +165,10 @@ void quantize_channels(const Call& call, uint8_t* mask) {
   S* outputs = call.results[0].as<S>();
   const int64_t channels = call.operands[1].size(), size = call.operands[0].size();
   if (size == 0) return;
+  if (channels == 1) {
+    const auto n = nudge_all(*call.operands[1].as<T>(), *call.operands[2].as<T>(), call.numbers);
+    return quantize_whole<S>(call, n, bits_of(n.no_range), false, mask);
+  }
   using V = Vector<T>;
   const NudgedChannels<T> n(call.operands[1].as<T>(), call.operands[2].as<T>(), channels, call.numbers);
   const Runs runs(outputs, size, channels, inputs == outputs, mask ? 16 : 1);
@@ -298,7 +305,7 @@ template <class S, class T>
 struct FromInputs {
   const S* inputs;
 
-  void prefetch(int64_t i) const { __builtin_prefetch(inputs + i); }
+  void prefetch(int64_t i) const { __builtin_prefetch(inputs + i, 0, 2); }
 
   template <Way way, class Extent>
   Sides<T> at(int64_t i, const ChannelVectors<T>& n, Extent extent) const {
@@ -311,7 +318,7 @@ template <class T>
 struct FromMask {
   const uint8_t* mask;
 
-  void prefetch(int64_t i) const { __builtin_prefetch(mask + i / 4); }
+  void prefetch(int64_t i) const { __builtin_prefetch(mask + i / 4, 0, 2); }
 
   template <Way way, class Extent>
   Sides<T> at(int64_t i, const ChannelVectors<T>& n, Extent extent) const {
@@ -323,11 +330,20 @@ struct FromMask {
   }
 };
 
+// Part I of the vector of float64 that a vector of gradients is, which lies at p. Upper halves come from memory with their
+// conversion; from a register they would have to be moved first.
+template <int I, class S, class T, class Extent>
+inline Lanes wide([[maybe_unused]] const S* p, Vector<T> gradient, Extent) {
+#if defined(__AVX2__)
+  if constexpr (I > 0 && std::is_same_v<S, float> && std::is_same_v<Extent, Whole>) return Lanes::load(p + I * Lanes::kWidth);
+#endif
+  return doubles<I>(gradient);
+}
+
 // Adds what lies below and above to two sums: part I of a vector, which is one or two vectors of float64. A gradient counts as if
 // multiplied by 1 or 0; while it is finite, leaving out what is multiplied by 0 is the same.
 template <Way way, int I, class T>
-inline void add_sides(Lanes& below, Lanes& above, const Sides<T>& sides, Vector<T> gradient) {
-  const Lanes wide = doubles<I>(gradient);
+inline void add_sides(Lanes& below, Lanes& above, const Sides<T>& sides, Lanes wide) {
   if constexpr (way == Way::any) {
     const Vector<T> one = Vector<T>::all(T(1));
     below = below + wide * doubles<I>(kept(sides.below, one));
@@ -364,16 +380,19 @@ struct GradientCall {
   int64_t channels;
 
   struct Element {
-    Vector<T> gradient;
     Sides<T> sides;
+    Lanes wide[kParts];
   };
 
-  // Writes the results for the elements from i on.
+  // Writes the results for the elements from i on. `check` becomes NaN with a gradient that is not finite, if that matters.
   template <Way way, class Extent>
-  Element element(int64_t i, const ChannelVectors<T>& channels, Extent extent) const {
-    const Element e{load(gradients + i, extent), source.template at<way>(i, channels, extent)};
-    Vector<T> result = masked(e.gradient, e.sides.inside);
-    if constexpr (way == Way::any) result = chosen(less(Vector<T>{}, channels.no_range), e.gradient, result);
+  Element element(int64_t i, const ChannelVectors<T>& channels, Extent extent, Vector<T>& check) const {
+    const Vector<T> gradient = load(gradients + i, extent);
+    Element e{source.template at<way>(i, channels, extent), {exactqat::wide<0>(gradients + i, gradient, extent)}};
+    if constexpr (kParts == 2) e.wide[1] = exactqat::wide<1>(gradients + i, gradient, extent);
+    Vector<T> result;
+    if constexpr (way == Way::any) result = chosen(less(Vector<T>{}, channels.no_range), gradient, masked(gradient, e.sides.inside));
+    else result = masked_noting(check, gradient, e.sides.inside);
     if constexpr (way == Way::past && std::is_same_v<Extent, Whole>) stream(backprops + i, result);
     else store(backprops + i, result, extent);
     return e;
@@ -396,10 +415,9 @@ struct GradientCall {
         if ((place += kWidth) == here.n.period) place = 0;
       }
       const auto add = [&](int v, int64_t i, auto extent) __attribute__((always_inline)) {
-        const Element e = here.template element<way>(i, vectors[v], extent);
-        add_sides<way, 0>(lows[v][0], highs[v][0], e.sides, e.gradient);
-        if constexpr (kParts == 2) add_sides<way, 1>(lows[v][1], highs[v][1], e.sides, e.gradient);
-        if constexpr (way != Way::any) check = spoiled(check, e.gradient);
+        const Element e = here.template element<way>(i, vectors[v], extent, check);
+        add_sides<way, 0>(lows[v][0], highs[v][0], e.sides, e.wide[0]);
+        if constexpr (kParts == 2) add_sides<way, 1>(lows[v][1], highs[v][1], e.sides, e.wide[1]);
       };
       int64_t begin = offset + p;
       // Going along eight rows at a time the processor foresees little: it is told the next block, straight on, or, of
@@ -413,7 +431,7 @@ struct GradientCall {
           const int64_t i = begin + v * kWidth;
           if constexpr (way == Way::far || way == Way::past) {
             const int64_t ahead = next + step * further + v * kWidth;
-            __builtin_prefetch(here.gradients + ahead);
+            __builtin_prefetch(here.gradients + ahead, 0, 2);
             here.source.prefetch(ahead);
           }
           // Nor where it will write next; and a store that waits for its line holds up those behind it.
@@ -445,21 +463,30 @@ struct GradientCall {
     constexpr int64_t kSums = kLanes / Lanes::kWidth, kTogether = std::max<int64_t>(1, kSums / kParts);
     const ChannelVectors<T> vectors = n.template at<way>(0);
     Vector<T> check;
-    for (int64_t b = 0; b < blocks; ++b, offset += kBlock) {
-      Lanes lows[kSums], highs[kSums];
+    int64_t b = 0;
+    const auto sum = [&]<int64_t Blocks>() __attribute__((always_inline)) {
+      Lanes lows[Blocks][kSums], highs[Blocks][kSums];
+#pragma GCC unroll 1
+      for (int64_t k = 0; k < Blocks; ++k, offset += kBlock)
 #pragma GCC unroll 4
-      for (int64_t i = offset; i < offset + kBlock; i += kTogether * kWidth)
+        for (int64_t i = offset; i < offset + kBlock; i += kTogether * kWidth)
 #pragma GCC unroll 4
-        for (int64_t v = 0; v < kTogether; ++v) {
-          const Element e = here.template element<way>(i + v * kWidth, vectors, Whole{});
-          add_sides<way, 0>(lows[v * kParts % kSums], highs[v * kParts % kSums], e.sides, e.gradient);
-          if constexpr (kParts == 2)
-            add_sides<way, 1>(lows[(v * kParts + 1) % kSums], highs[(v * kParts + 1) % kSums], e.sides, e.gradient);
-          if constexpr (way != Way::any) check = spoiled(check, e.gradient);
-        }
-      items[2 * b] = folded(lows);
-      items[2 * b + 1] = folded(highs);
-    }
+          for (int64_t v = 0; v < kTogether; ++v) {
+            const Element e = here.template element<way>(i + v * kWidth, vectors, Whole{}, check);
+            add_sides<way, 0>(lows[k][v * kParts % kSums], highs[k][v * kParts % kSums], e.sides, e.wide[0]);
+            if constexpr (kParts == 2)
+              add_sides<way, 1>(lows[k][(v * kParts + 1) % kSums], highs[k][(v * kParts + 1) % kSums], e.sides, e.wide[1]);
+          }
+      if constexpr (Blocks == kFoldedTogether) {
+        fold_together(lows, highs, items + 2 * b);
+      } else {
+        items[2 * b] = folded(lows[0]);
+        items[2 * b + 1] = folded(highs[0]);
+      }
+      b += Blocks;
+    };
+    while (b + kFoldedTogether <= blocks) sum.template operator()<kFoldedTogether>();
+    while (b < blocks) sum.template operator()<1>();
     return !any_nan(check);
   }
 

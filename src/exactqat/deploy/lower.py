@@ -23,6 +23,8 @@ from .graph import Builder, Graph, Quantization, per_tensor, place_codes, same_p
 
 # A factor that no size has, for the axis of the batch: sizes alone do not tell it from others.
 _BATCH = 1_000_003
+# Axes that TFLite-Micro's kernel moves; LiteRT's moves one more.
+TRANSPOSED_AXES = 5
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,28 @@ def on_device(values: np.ndarray, layout: Layout) -> np.ndarray:
     units = tuple(position for position, axis in enumerate(layout.axes) if axis < 0)
     expanded = np.expand_dims(turned, units)
     return expanded if layout.order is None else expanded[..., list(layout.order)]
+
+
+def _together(permutation: Sequence[int]) -> list[list[int]]:
+    """The axes in their new order, neighbours that stay neighbours in one group; the batch stays by itself."""
+    groups: list[list[int]] = []
+    for place, axis in enumerate(permutation):
+        if place > 1 and axis == permutation[place - 1] + 1 and axis > 1:
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    return groups
+
+
+def _apart(axes: Sequence[int], rank: int) -> list[list[int]]:
+    """All axes in order, those between `axes` in one group; the batch, of as many rows as there are, by itself."""
+    groups: list[list[int]] = []
+    for axis in range(rank):
+        if axis > 1 and axis not in axes and axis - 1 not in axes:
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    return groups
 
 
 class Lowering:
@@ -294,6 +318,35 @@ class Lowering:
         return self.builder.constant(name, on_device(codes, layout).astype(quantization.dtype), quantization)
 
     # --- the ways of describing an operator -------------------------------------------------------------------------
+
+    def lower_joined(self, operator: DeviceOperator, step: PlanStep, most: int) -> Stored:
+        """As `lower_described`, for an operator of one operand that leaves most axes as they are: those become one, so
+        that no more than `most` stand there; if that does not do, one axis is changed after the other."""
+        path = step.operands[0]
+        layout = self.layout(path)
+        attributes = self._device_attributes(operator, step, layout)
+        units, target = operator.per_axis_attributes, self.stored_placement(step)
+        name = self.on_grid(self.operand(path, layout), target, f"{step.path}/requantized_0")
+        changed = [
+            axis for axis in range(len(layout.axes)) if any(attributes[key][axis] != units[key] for key in units)
+        ]
+        rounds = [changed] if len(_apart(changed, len(layout.axes))) <= most else [[axis] for axis in changed]
+        for axes in rounds:
+            shape = self.builder.tensor(name).shape
+            groups = _apart(axes, len(shape))
+            sizes = tuple(math.prod(shape[axis] for axis in group) for group in groups)
+            name = self._reshape(name, sizes, f"{name}/as_{'x'.join(map(str, sizes))}")
+            joined = {
+                key: tuple(attributes[key][group[0]] if group[0] in axes else units[key] for group in groups)
+                for key in units
+            }
+            free = self.name(f"{step.path}/joined")
+            name = str(self.builder.operator(operator.kind, (name,), target, name=free, **joined))
+            whole = self.builder.tensor(name).shape
+            shape = tuple(whole[groups.index([axis])] if axis in axes else size for axis, size in enumerate(shape))
+            last = axes is rounds[-1]
+            name = self._reshape(name, shape, step.path if last else f"{name}/as_{'x'.join(map(str, shape))}")
+        return Stored(name, layout)
 
     def _alike(self, operator: DeviceOperator, step: PlanStep) -> Stored:
         """Operands broadcast, or lie alike; axes stand in the attributes."""
@@ -518,7 +571,27 @@ class Lowering:
         return self._reshape(name, sizes(layout.axes), f"{name}/as_{'x'.join(map(str, sizes(layout.axes)))}")
 
     def _transpose(self, name: str, permutation: Sequence[int]) -> str:
-        return str(self.builder.transpose(name, tuple(permutation), name=self.name(f"{name}/transposed")))
+        if len(permutation) <= TRANSPOSED_AXES:
+            return str(self.builder.transpose(name, tuple(permutation), name=self.name(f"{name}/transposed")))
+        shape = self.builder.tensor(name).shape
+        target = tuple(shape[axis] for axis in permutation)
+        # Axes that stay together move as one; if that leaves too many, one of them after the other.
+        moves, order = [list(permutation)], list(range(len(shape)))
+        if len(_together(permutation)) > TRANSPOSED_AXES:
+            moves = []
+            for place, axis in enumerate(permutation):
+                if (now := order.index(axis)) != place:
+                    moves.append([*range(place), now, *range(place, now), *range(now + 1, len(shape))])
+                    order.insert(place, order.pop(now))
+        for move in moves:
+            groups = _together(move)
+            places = sorted(groups)
+            sizes = tuple(math.prod(shape[axis] for axis in group) for group in places)
+            name = self._reshape(name, sizes, f"{name}/as_{'x'.join(map(str, sizes))}")
+            joined = tuple(places.index(group) for group in groups)
+            name = str(self.builder.transpose(name, joined, name=self.name(f"{name}/transposed")))
+            shape = tuple(shape[axis] for axis in move)
+        return self._reshape(name, target, f"{name}/as_{'x'.join(map(str, target))}")
 
     def _reshape(self, name: str, shape: tuple[int, ...], wanted: str) -> str:
         # A second reshape of what was only reshaped takes the place of the first.

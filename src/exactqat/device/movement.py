@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -228,6 +228,13 @@ class StridedSlice(Movement):
     per_axis_attributes = {"begin": 0, "end": None, "steps": 1}
     version = 2
     options = "StridedSliceOptions"
+    # TFLite-Micro's kernel takes no more; LiteRT's takes one more.
+    axes_everywhere: ClassVar[int] = 4
+
+    def lower(self, context: Any, step: Any) -> Any:
+        if len(step.shape) <= self.axes_everywhere:
+            return context.lower_described(self, step)
+        return context.lower_joined(self, step, self.axes_everywhere)
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         (first,) = shapes

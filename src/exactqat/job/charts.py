@@ -35,7 +35,8 @@ METHOD_COLORS = dict(
     zip(("ptq_min_max", "ptq_least_error", "qat_ema", "qat_learned"), PTQ_COLORS + QAT_COLORS, strict=True)
 )
 METHOD_MARKERS = dict(zip(METHOD_COLORS, "v^os", strict=True))
-PRECISION_COLORS = ("#1f5fa8", "#e08a3c", "#146c43")
+PRECISION_COLORS = ("#1f5fa8", "#e08a3c", "#146c43", "#b02a37", "#6fa8dc", "#f2b77c", "#6b7280")
+PRECISION_LINES = ("-", "--", ":", "-.")
 # Characters of a name in a picture, which has to hold the longest.
 DRAWN_LENGTH = 20
 # Inches of 72 units; a phone's page is some 340 units wide. Pictures that fit are never shown at a smaller part of it.
@@ -165,43 +166,143 @@ def accuracy_and_size(results: Results) -> str:
     """Where each network stands."""
     figure, axes = _figure(3.5)
     titled = set()
-    sizes = [results.float_bytes]
+    points = [(float(results.float_bytes), results.float_test_accuracy)]
+    tops: dict[float, tuple[float, str]] = {}
     for outcome in results.outcomes:
         name = outcome.method.name
-        size = findings.packed_bytes(outcome)
-        sizes.append(size)
+        size, accuracy = findings.packed_bytes(outcome), outcome.device_accuracy
+        points.append((size, accuracy))
+        # Networks of as many bits for a weight stand above one another.
+        top, label = tops.get(size, (0.0, outcome.precision.upper()))
+        alike = label == outcome.precision.upper()
+        tops[size] = max(top, accuracy), label if alike else f"W{results.settings.precisions[outcome.precision][0]}"
         axes.plot(
-            size, outcome.device_accuracy, METHOD_MARKERS[name], color=METHOD_COLORS[name], markersize=7,
+            size, accuracy, METHOD_MARKERS[name], color=METHOD_COLORS[name], markersize=7,
             label=None if name in titled else outcome.method.title.removesuffix(" ranges"),
         )  # fmt: skip
         titled.add(name)
-    for number, precision in enumerate(results.settings.precisions):
-        top, size = max((outcome.device_accuracy, findings.packed_bytes(outcome)) for outcome in results.of(precision))
-        axes.annotate(
-            precision.upper(), (size, top), (0, 8 + 12 * (number % 2)), textcoords="offset points", ha="center",
-            color=NOTE, fontsize=10,
-        )  # fmt: skip
-    axes.plot(sizes[0], results.float_test_accuracy, "D", color=FLOAT_COLOR, markersize=7, label="float32")
-    axes.margins(x=0.12, y=0.2)
-    if max(sizes) > 3 * min(sizes):
-        axes.set_xscale("log")
-        ticks = _sizes_between(min(sizes), max(sizes))
-        axes.xaxis.set_major_locator(FixedLocator(ticks))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.xaxis.set_minor_locator(FixedLocator([]))
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _bytes(value)))
-    axes.set_ylim(top=min(axes.get_ylim()[1], 1 + 0.2 * (1 - axes.get_ylim()[0])))
-    axes.yaxis.set_major_formatter(Exactly(percent=True))
-    axes.set_xlabel("bytes of all parameters, packed")
-    axes.set_ylabel("test accuracy")
-    _below(figure, axes, 3)
-    _clean(axes)
+    axes.plot(*points[0], "D", color=FLOAT_COLOR, markersize=7, label="float32")
+    named = [(size, accuracy, name) for size, (accuracy, name) in tops.items()]
+    _size_axes(figure, axes, named, points, "bytes of all parameters, packed", 3)
     return svg(
         figure,
         "Accuracy against size: parameters packed at their own bits, which files of 8-bit containers are not yet.",
     )
+
+
+def widths(results: Results) -> list[str]:
+    """Accuracy of what was delivered, against two sizes."""
+    found = [width for width in findings.widths(results) if width.device_accuracy is not None]
+    pictures = []
+    for size_of, label, caption in (
+        ("packed_parameter_bytes", "bytes of all parameters, packed", "weights packed at their own bits"),
+        ("compressed_file_bytes", "bytes of the compressed .tflite file", "the file compressed, as it is downloaded"),
+    ):
+        figure, axes = _figure(3.5)
+        lines = []
+        for number, bits in enumerate(sorted({width.activation_bits for width in found}, reverse=True)):
+            line = [
+                (float(getattr(width, size_of)), float(width.device_accuracy or 0.0), width.network.upper())
+                for width in found
+                if width.activation_bits == bits
+            ]
+            axes.plot(
+                [size for size, *_ in line], [accuracy for _, accuracy, _ in line], "o-",
+                color=PRECISION_COLORS[number % len(PRECISION_COLORS)], label=f"{bits}-bit activations",
+            )  # fmt: skip
+            lines.append(line)
+        points = [point for line in lines for point in line]
+        accuracy = results.float_test_accuracy
+        axes.axhline(accuracy, color=FLOAT_COLOR, linestyle="--", linewidth=1, label="the float network's")
+        _size_axes(figure, axes, points, [point[:2] for point in points], label, 2, lines)
+        pictures.append(svg(figure, f"Accuracy of the delivered networks on the device, against size: {caption}."))
+    return pictures
+
+
+def _size_axes(
+    figure: Figure,
+    axes: Axes,
+    named: Sequence[tuple[float, float, str]],
+    shown: Sequence[tuple[float, float]],
+    label: str,
+    columns: int,
+    lines: Sequence[Sequence[tuple[float, float, str]]] = (),
+) -> None:
+    """Sizes from left to right, accuracies upwards; names of points, beside what is shown, points and lines."""
+    sizes = [size for size, _ in shown]
+    axes.margins(x=0.12, y=0.22)
+    if max(sizes) > 3 * min(sizes):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(_sizes_between(min(sizes), max(sizes))))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_minor_locator(FixedLocator([]))
+    else:
+        unit = 1024.0 ** np.floor(np.log2(max(sizes)) / 10)
+        low, high = (end / unit for end in axes.get_xlim())
+        ticks = MaxNLocator(4).tick_values(low, high)
+        axes.xaxis.set_major_locator(FixedLocator([tick * unit for tick in ticks if low <= tick <= high]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _bytes(value)))
+    # Accuracies that are all the same are shown beside one another, not enlarged.
+    low, high = axes.get_ylim()
+    if high - low < 0.05:
+        low, high = (low + high) / 2 - 0.025, (low + high) / 2 + 0.025
+    axes.set_ylim(max(low, -0.12 * (high - low)), min(high, 1 + 0.2 * (high - low)))
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.yaxis.set_major_formatter(Exactly(percent=True))
+    axes.set_xlabel(label)
+    axes.set_ylabel("test accuracy")
+    _below(figure, axes, columns)
+    _clean(axes)
+    _labelled(figure, axes, named, shown, lines)
+
+
+def _labelled(
+    figure: Figure,
+    axes: Axes,
+    points: Sequence[tuple[float, float, str]],
+    shown: Sequence[tuple[float, float]],
+    lines: Sequence[Sequence[tuple[float, float, str]]],
+) -> None:
+    """Names points (x, y, name), each where no other name, marker or line is, as near as that can be."""
+    figure.draw_without_rendering()
+    unit = 72 / figure.dpi
+    inside = axes.get_window_extent()
+    taken = []
+    for x, y in shown:
+        across, up = axes.transData.transform((x, y)) * unit
+        taken.append((across - 4, up - 4, across + 4, up + 4))
+    for line in lines:
+        ends = [axes.transData.transform(point[:2]) * unit for point in line]
+        for start, end in zip(ends, ends[1:], strict=False):
+            for share in np.linspace(0, 1, 24):
+                across, up = start + share * (end - start)
+                taken.append((across - 1, up - 1, across + 1, up + 1))
+    for x, y, name in sorted(points, key=lambda point: (point[0], -point[1])):
+        across, up = axes.transData.transform((x, y)) * unit
+        half = 3.4 * len(name)
+        best: tuple[float, tuple[float, float], tuple[float, float, float, float]] | None = None
+        for rows in (1, -1, 2, -2, 3, -3, 4, -4, 5, -5):
+            for aside in (0, half + 6, -half - 6):
+                middle = (across + aside, up + 12 * rows - 1)
+                box = (middle[0] - half, middle[1] - 5, middle[0] + half, middle[1] + 6)
+                hidden = sum(
+                    max(0.0, min(box[2], other[2]) - max(box[0], other[0]))
+                    * max(0.0, min(box[3], other[3]) - max(box[1], other[1]))
+                    for other in taken
+                )
+                outside = max(0.0, inside.y0 * unit - box[1]) + max(0.0, box[3] - inside.y1 * unit)
+                outside += max(0.0, inside.x0 * unit - box[0]) + max(0.0, box[2] - inside.x1 * unit)
+                cost = 0.5 * hidden + 100 * outside + abs(rows) + 0.5 * (aside != 0) + 0.1 * (rows < 0)
+                if best is None or cost < best[0]:
+                    best = (cost, (aside, 12 * rows - 1), box)
+        assert best is not None
+        _, offset, box = best
+        taken.append(box)
+        leader = {"arrowstyle": "-", "color": NOTE, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 4}
+        axes.annotate(
+            name, (x, y), offset, textcoords="offset points", ha="center", va="center", color=INK, fontsize=10,
+            arrowprops=leader if abs(offset[1]) > 14 else None,
+        )  # fmt: skip
 
 
 def _sizes_between(low: float, high: float) -> list[float]:
@@ -294,13 +395,15 @@ def noise(outcomes: Sequence[Outcome]) -> str:
     names = list(dict.fromkeys(name for outcome in outcomes for name in noise_by_layer(outcome)))
     positions = {name: position for position, name in enumerate(names)}
     figure, axes = _figure(1.3 + 0.2 * max(4, len(names)))
-    for outcome, color in zip(outcomes, PRECISION_COLORS, strict=False):
+    for number, outcome in enumerate(outcomes):
+        color = PRECISION_COLORS[number % len(PRECISION_COLORS)]
+        line = PRECISION_LINES[number // len(PRECISION_COLORS) % len(PRECISION_LINES)]
         rows = noise_by_layer(outcome)
         places = [positions[name] for name in rows]
         title = outcome.precision.upper()
         device = [np.nan if row.device_sqnr is None else row.device_sqnr for row in rows.values()]
         trained = [np.nan if row.trained_sqnr is None else row.trained_sqnr for row in rows.values()]
-        axes.plot(device, places, color=color, marker="o", markersize=4, label=f"{title}, device")
+        axes.plot(device, places, color=color, linestyle=line, marker="o", markersize=4, label=f"{title}, device")
         axes.plot(trained, places, color=INK, linestyle="", marker="x", markersize=5)
     axes.plot([], [], color=INK, linestyle="", marker="x", label="in training")
     axes.set_xlabel("signal to noise in dB")

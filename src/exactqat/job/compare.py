@@ -12,7 +12,7 @@ from typing import Any
 
 from . import files
 from .page import cards, escape, page, section, table
-from .text import shortened
+from .text import option_value, shortened
 
 WRITTEN_LENGTH = 120
 # What a chosen network's figures are called in metrics.json, in a table, and whether they are whole numbers.
@@ -118,7 +118,8 @@ def differing_settings(jobs: Sequence[Job]) -> list[list[str]]:
         values = [job.settings.get(name) for job in jobs]
         if any(value != values[0] for value in values):
             option = "--" + shortened(name, 40).replace("_", "-")
-            rows.append([option, *("–" if value is None else shortened(value, WRITTEN_LENGTH) for value in values)])
+            told = ("–" if value is None else shortened(option_value(value), WRITTEN_LENGTH) for value in values)
+            rows.append([option, *told])
     return rows
 
 
@@ -156,11 +157,15 @@ def sentences(jobs: Sequence[Job]) -> list[str]:
             "The jobs have different images, so their accuracies are not of the same test: a difference between them "
             "says nothing about the networks alone"
         ]
-    share = min(max(job.float_accuracy for job in jobs), 1.0)
-    count = jobs[0].test_images
+    return [luck(max(job.float_accuracy for job in jobs), jobs[0].test_images)]
+
+
+def luck(accuracy: float, test_images: int) -> str:
+    """How large a difference of two networks of about that accuracy may be luck."""
+    share, count = min(accuracy, 1.0), test_images
     # Two standard deviations of the difference of two networks that err independently.
-    luck = 200 * math.sqrt(max(2 * share * (1 - share), 1 / count) / count)
-    return [f"With {count:,} test images, differences below {luck:.1f} points may be luck; compare more than one seed"]
+    points = 200 * math.sqrt(max(2 * share * (1 - share), 1 / count) / count)
+    return f"With {count:,} test images, differences below {points:.1f} points may be luck; compare more than one seed"
 
 
 def written(jobs: Sequence[Job]) -> str:

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..qat import WeightedLayer
+from . import compare
 from .data import Dataset
 
 if TYPE_CHECKING:
@@ -116,6 +118,88 @@ def mistakes(results: Results) -> dict[str, Any]:
         for image in found[:MISTAKES_LISTED]
     ]
     return {"images": len(found), "listed": listed}
+
+
+@dataclass(frozen=True)
+class Width:
+    """What the network that was delivered at some bits costs, and what it saves.
+
+    Attributes:
+        network: its precision, or "float32".
+        weight_bits, activation_bits: 32 of the float network.
+        pytorch_accuracy, device_accuracy: on the test images; the float network has none on the device.
+        lost: accuracy below the float network's, on the device; negative where it is above.
+        packed_parameter_bytes: of all parameters, weights at their own bits.
+        file_bytes: of the .tflite file, which holds every weight as int8.
+        compressed_file_bytes: of that file deflated, as it is downloaded.
+        flash_bytes: on a microcontroller.
+    """
+
+    network: str
+    weight_bits: int
+    activation_bits: int
+    pytorch_accuracy: float
+    device_accuracy: float | None
+    lost: float
+    packed_parameter_bytes: int
+    file_bytes: int | None
+    compressed_file_bytes: int | None
+    flash_bytes: int | None
+
+
+def widths(results: Results) -> list[Width]:
+    """The float network, then what was delivered at each precision, the most bits first."""
+    accuracy, size = results.float_test_accuracy, results.float_bytes
+    found = [Width("float32", 32, 32, accuracy, None, 0.0, size, None, None, None)]
+    for precision, (weight_bits, activation_bits) in results.settings.precisions.items():
+        outcome = results.chosen(precision)
+        found.append(
+            Width(
+                precision,
+                weight_bits,
+                activation_bits,
+                outcome.test_accuracy,
+                outcome.device_accuracy,
+                accuracy - outcome.device_accuracy,
+                packed_bytes(outcome),
+                outcome.file_bytes,
+                outcome.compressed_bytes,
+                None if outcome.footprint is None else outcome.footprint.flash_bytes,
+            )
+        )
+    return found
+
+
+WIDTHS_HEADER = (
+    "network", "in PyTorch", "on the device", "points to float", "packed bytes", "file bytes", "compressed"
+)  # fmt: skip
+
+
+WIDTHS_NOTE = (
+    "Of the delivered networks. Packed: all parameters, weights at their own bits. A .tflite file holds every weight "
+    "as int8 whatever its bits, so files and flash stay as large as with 8 bits. What gets smaller is the compressed "
+    "file, as it is downloaded, and what a device takes that unpacks weights itself."
+)
+
+
+def luck(results: Results) -> str:
+    """How large a difference of two networks may be luck."""
+    return compare.luck(results.float_test_accuracy, len(results.dataset.test))
+
+
+def width_rows(results: Results) -> list[list[str]]:
+    """The cells of `widths`, as WIDTHS_HEADER names them."""
+    return [
+        [
+            width.network if width.device_accuracy is None else width.network.upper(),
+            f"{width.pytorch_accuracy:.1%}",
+            "–" if width.device_accuracy is None else f"{width.device_accuracy:.1%}",
+            "–" if width.device_accuracy is None else f"{round(-100 * width.lost, 1) + 0.0:+.1f}",
+            f"{width.packed_parameter_bytes:,}",
+            *("–" if size is None else f"{size:,}" for size in (width.file_bytes, width.compressed_file_bytes)),
+        ]
+        for width in widths(results)
+    ]
 
 
 def packed_bytes(outcome: Outcome) -> int:

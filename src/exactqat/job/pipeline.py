@@ -11,6 +11,7 @@ import platform
 import re
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -38,7 +39,7 @@ from . import checkpoints, files, findings, training
 from .data import Dataset, load
 from .models import named_in, network
 from .processes import ALONE, Processes
-from .text import shell_word
+from .text import option_value, shell_word
 from .weights import Fit, put, restored
 
 # Bits of weights and of activations, if the user names none.
@@ -50,11 +51,11 @@ INTEGERS = {
     "seed": (0, 2**63 - 1),
     "epochs_float": (1, 2**31 - 1),
     "epochs_qat": (1, 2**31 - 1),
-    "weight_bits": (2, 8),
-    "activation_bits": (2, 8),
     "batch_size": (2, 2**31 - 1),
     "image_size": (1, 2**14),
 }
+# Of weights and of activations.
+FEWEST_BITS, MOST_BITS = 2, 8
 # Quantization-aware trainings start from the calibrated float network; this many images at a time are shown to it.
 CALIBRATION_BATCH = 256
 # Images whose values are kept for all layers at once.
@@ -87,7 +88,8 @@ class Settings:
         out: the directory that holds everything the job writes.
         data: as in `data.load`.
         model: as in `models.network`.
-        weight_bits, activation_bits: 2..8; if either is given, this precision alone, the other with 8 unless given too.
+        weight_bits, activation_bits: 2..8, or several, each of weights with each of activations; if either is given,
+            these precisions alone, the other with 8 unless given too. Kept the most bits first, one alone as a number.
         epochs_qat: of each quantization-aware training with fewer than eight bits; see `epochs_of`.
         batch_size: images in a training step, over all processes.
         image_size: height and width to which images are scaled; None leaves them.
@@ -104,23 +106,24 @@ class Settings:
     epochs_qat: int = 80
     data: str = "digits"
     model: str = "small_mobilenet"
-    weight_bits: int | None = None
-    activation_bits: int | None = None
+    weight_bits: int | Sequence[int] | None = None
+    activation_bits: int | Sequence[int] | None = None
     batch_size: int = training.BATCH_SIZE
     image_size: int | None = None
     profile: str = PROFILES[0]
     weights: str | None = None
 
     def __post_init__(self) -> None:
-        optional = ("weight_bits", "activation_bits", "image_size")
+        for name in ("weight_bits", "activation_bits"):
+            object.__setattr__(self, name, _bits(name, getattr(self, name)))
         for name, (low, high) in INTEGERS.items():
             value = getattr(self, name)
-            if value is None and name in optional:
+            if value is None and name == "image_size":
                 continue
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ValueError(f"{name} must be an integer, got {value!r}")
             if not low <= value <= high:
-                allowed = f"from {low} to {high}" if name.endswith("bits") or value > high else f"at least {low}"
+                allowed = f"from {low} to {high}" if value > high else f"at least {low}"
                 raise ValueError(f"{name} must be {allowed}, got {value}")
         for name in ("data", "model", "profile"):
             if not isinstance(getattr(self, name), str):
@@ -131,10 +134,14 @@ class Settings:
 
     @property
     def precisions(self) -> dict[str, tuple[int, int]]:
-        """Bits of weights and activations by name, such as ``{"w4a4": (4, 4)}``."""
-        pairs: tuple[tuple[int, int], ...] = PRECISIONS
+        """Bits of weights and activations by name, such as ``{"w4a4": (4, 4)}``; the most bits first."""
+        pairs: Sequence[tuple[int, int]] = PRECISIONS
         if self.weight_bits is not None or self.activation_bits is not None:
-            pairs = ((self.weight_bits or 8, self.activation_bits or 8),)
+            of_weights, of_activations = (
+                (bits,) if isinstance(bits, int) else bits
+                for bits in (self.weight_bits or MOST_BITS, self.activation_bits or MOST_BITS)
+            )
+            pairs = [(weights, activations) for weights in of_weights for activations in of_activations]
         return {f"w{weights}a{activations}": (weights, activations) for weights, activations in pairs}
 
     def epochs_of(self, bits: tuple[int, int]) -> int:
@@ -144,7 +151,24 @@ class Settings:
 
     def stored(self) -> dict[str, Any]:
         """All of them but the directory, for job.json."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "out"}
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "out"}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _bits(name: str, given: Any) -> int | tuple[int, ...] | None:
+    """How many bits, the most first: one number, several, or None."""
+    if given is None:
+        return None
+    widths = given if isinstance(given, list | tuple) else [given]
+    if not widths:
+        raise ValueError(f"{name} must be an integer or several, got none")
+    for bits in widths:
+        if not isinstance(bits, int) or isinstance(bits, bool):
+            raise ValueError(f"{name} must be an integer or several, got {given!r}")
+        if not FEWEST_BITS <= bits <= MOST_BITS:
+            raise ValueError(f"{name} must be from {FEWEST_BITS} to {MOST_BITS}, got {bits}")
+    several = tuple(sorted(set(widths), reverse=True))
+    return several if len(several) > 1 else several[0]
 
 
 @dataclass
@@ -152,6 +176,7 @@ class Outcome:
     """One quantized network and what was found out about it.
 
     footprint: what it takes on a microcontroller, of those that are delivered.
+    compressed_bytes: of its file, deflated as downloads are.
     fake_quant_differing / fake_quant_values: codes of stored tensors where the trained PyTorch model differs from the
         integers of its profile, and how many were compared.
     """
@@ -168,6 +193,7 @@ class Outcome:
     device_accuracy: float = 0.0
     device_predictions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     file_bytes: int = 0
+    compressed_bytes: int = 0
     report: Report | None = None
     footprint: Footprint | None = None
     fake_quant_differing: int = 0
@@ -335,7 +361,8 @@ def start(
             if stored.get(name) != value:
                 option = "--" + name.replace("_", "-")
                 raise ValueError(
-                    f"{out} holds a job with {option} {stored.get(name)}, it cannot be continued with {option} {value}"
+                    f"{out} holds a job with {option} {option_value(stored.get(name))}, it cannot be continued with "
+                    f"{option} {option_value(value)}"
                 )
         if stored_fingerprint != fingerprint:
             raise ValueError(f"the images in --data {settings.data} are not those with which the job in {out} began")
@@ -679,7 +706,8 @@ def _deploy(outcome: Outcome, dataset: Dataset, path: Path) -> None:
     """Writes the network, runs it on all test images and compares all integers."""
     graph = outcome.graph
     write_tflite(graph, path, f"{outcome.precision} {outcome.method.name}")
-    outcome.file_bytes = path.stat().st_size
+    content = path.read_bytes()
+    outcome.file_bytes, outcome.compressed_bytes = len(content), len(zlib.compress(content, 9))
     codes = input_codes(graph, dataset)
     lowered = lower_with_layouts(outcome.model)
     float_values, trained_values = layer_values(outcome.model, dataset.test.images[:LAYER_IMAGES], lowered=lowered)
@@ -876,6 +904,7 @@ def metrics(results: Results) -> dict[str, Any]:
             }
             for precision in settings.precisions
         },
+        "widths": [asdict(width) for width in findings.widths(results)],
         "values_compared": results.values_compared,
         "values_differing": results.values_differing,
         "guessing": findings.guessing(dataset),
@@ -895,6 +924,7 @@ def _outcome_metrics(outcome: Outcome) -> dict[str, Any]:
         "test_accuracy": outcome.test_accuracy,
         "device_accuracy": outcome.device_accuracy,
         "file_bytes": outcome.file_bytes,
+        "compressed_file_bytes": outcome.compressed_bytes,
         "values_compared": outcome.report.values,
         "values_differing": outcome.report.differing,
         "fake_quant_values": outcome.fake_quant_values,

@@ -20,7 +20,7 @@ from .models import NETWORKS
 from .page import cards, escape, page, section, table, warnings
 from .page import charts as side_by_side
 from .pipeline import Outcome, Results, Settings
-from .text import shell_word, shortened
+from .text import option_value, shell_word, shortened
 
 # Beyond this many classes a table of mistakes replaces the matrix, which nobody could read.
 MATRIX_CLASSES = 20
@@ -98,14 +98,17 @@ def _page(results: Results) -> str:
         *((f"{o.device_accuracy:.1%}", f"{o.precision.upper()} on the device runtime") for o in best),
         (f"{results.values_differing:,}", f"of {results.values_compared:,} integers differ from our simulation"),
     ]
-    precisions = ", ".join(
-        f"{name.upper()} with {2**weights - 1} codes for a weight and {2**activations} for an activation"
-        for name, (weights, activations) in settings.precisions.items()
+    of_weights, of_activations = (
+        sorted(set(bits), reverse=True) for bits in zip(*settings.precisions.values(), strict=True)
+    )
+    precisions = (
+        f"a weight of {_listed(of_weights)} bits one of {_listed([2**bits - 1 for bits in of_weights])} codes, an "
+        f"activation of {_listed(of_activations)} bits one of {_listed([2**bits for bits in of_activations])}"
     )
     name, layer = charts.shown_layer(finest)
     out, defaults = shell_word(settings.out), Settings(settings.out).stored()
     options = "".join(
-        f" --{key.replace('_', '-')} {shell_word(value)}"
+        f" --{key.replace('_', '-')} {shell_word(option_value(value))}"
         for key, value in settings.stored().items()
         if value != defaults[key]
     )
@@ -120,7 +123,7 @@ def _page(results: Results) -> str:
             f"{len(dataset.validation):,} to choose by, {len(dataset.test):,} to test on). "
             "Phones and microcontrollers compute fastest in small integers, not in such real numbers, so the network "
             "was <strong>quantized</strong>: every weight and every stored activation becomes a code on a grid, "
-            f"{precisions}.</p>"
+            f"{precisions} (W4A8: weights of 4 bits, activations of 8).</p>"
             "<ol><li><strong>Post-training quantization</strong> (PTQ) measures ranges of the float network's values "
             "and rounds. It needs no training; with few codes it costs accuracy. Ranges are the extremes of the "
             "training images (min/max), or are narrowed to where rounding and clipping together "
@@ -137,10 +140,15 @@ def _page(results: Results) -> str:
             _result_table(results) + f"<p class='{'good' if equal else 'bad'}'>{escape(closing_sentence(results))}</p>"
             "<p class='note'>★ marks what was delivered, chosen by the lower validation loss. Input and logits always "
             "have 8 bits. Weights and activations of fewer bits travel in 8-bit containers, so their files are not "
-            "smaller; with weights packed, the parameters would take "
-            + ", ".join(f"{findings.packed_bytes(outcome):,} bytes in {outcome.precision.upper()}" for outcome in best)
-            + ". The float32 size counts four bytes per parameter, without a file around it. "
+            "smaller. The float32 size counts four bytes per parameter, without a file around it. "
             f"{_guessing(results)}</p>" + side_by_side(charts.accuracies(results), charts.accuracy_and_size(results)),
+        ),
+        section(
+            "What fewer bits cost, and what they save",
+            _width_table(results)
+            + f"<p class='note'>{escape(findings.WIDTHS_NOTE)} Fewer bits of activations save none of these bytes; "
+            "they are for devices that compute with them. "
+            f"{escape(findings.luck(results))}.</p>" + side_by_side(*charts.widths(results)),
         ),
         section(
             "Does training see what the device computes?",
@@ -264,6 +272,17 @@ def _result_table(results: Results) -> str:
         for row in result_rows(results)
     ]
     return table(header, rows, 2)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """As in a sentence."""
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _width_table(results: Results) -> str:
+    rows = [(False, row) for row in findings.width_rows(results)]
+    return table(findings.WIDTHS_HEADER, rows, 1)
 
 
 def _footprint_table(outcomes: Sequence[Outcome]) -> str:

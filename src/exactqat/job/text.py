@@ -8,7 +8,7 @@ import shlex
 
 from ..display import UNPRINTABLE, printable, shortened
 
-__all__ = ["UNPRINTABLE", "printable", "shell_word", "shortened"]
+__all__ = ["UNPRINTABLE", "option_value", "printable", "shell_word", "shortened"]
 
 
 def shell_word(text: object) -> str:
@@ -24,6 +24,11 @@ def shell_word(text: object) -> str:
         for byte in word.encode("utf-8", "surrogateescape" if _from_bytes(word) else "surrogatepass")
     )
     return f"$'{escaped}'"
+
+
+def option_value(value: object) -> str:
+    """A setting as its option takes it: several are separated by commas."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _from_bytes(word: str) -> bool:

@@ -20,8 +20,9 @@ from .rules import Rule
 
 # A range that is narrower has no usable scale; [0, 1] stands in for it.
 SMALLEST_WIDTH = 2.0**-20
-# From the stand-in, sums on a narrower range would be too fine for the device: steps of the ratio 256.
-_FINE = 2.0**-8
+# From the stand-in, sums on a narrower range could be too fine for the device, whose steps may differ by a factor below
+# 256: of two bits, the fewest there are, the stand-in's are thirds, and those of eight bits 255ths of the sum's range.
+_FINE = 2.0**-1
 
 
 @dataclass(frozen=True)

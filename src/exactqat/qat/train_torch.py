@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ..device import OPERATORS, PROFILES, profile_named
 from ..display import table
@@ -588,7 +589,7 @@ def prepare(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     args, kwargs = _arguments(example_input)
-    if not any(isinstance(given, Tensor) for given in (*args, *kwargs.values())):
+    if not any(isinstance(given, Tensor) for given in tree_leaves((args, kwargs))):
         raise ValueError(
             "example_input must be a tensor, or a tuple or dictionary of the model's arguments with a tensor among "
             f"them, got {type(example_input).__name__}"

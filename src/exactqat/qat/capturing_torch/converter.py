@@ -640,7 +640,7 @@ class Converter:
         if any(not isinstance(size, int) for tensor in leaves(torch.Tensor, value) for size in tensor.shape):
             raise CaptureError(
                 f"{self.place()}: the size of a result depends on the values of a tensor ({self.label()}); give the "
-                "indices as numbers instead of a mask"
+                "indices or counts as numbers instead, such as x[:, [0, 2, 2]]"
             )
         made = tree_map(torch.Tensor, lambda t: Meta(tuple(t.shape), t.dtype), value)
         return list(made) if isinstance(made, (list, tuple)) else made

@@ -12,6 +12,7 @@ import torch
 from .contents import Content, Meta
 from .converter import Converter, handles
 from .errors import MIXES, Refused
+from .expression import Node
 from .schema import IDENTITIES, PERMUTES, RESHAPES, base_name, permutation, slice_bounds
 
 aten = torch.ops.aten
@@ -78,9 +79,50 @@ def _repeat(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 @handles("repeat_interleave.self_int")
 def _repeat_interleave(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     if a.dim is None:
-        raise Refused("")
+        raise Refused(MIXES)
     axis = a.dim % len(a.self.shape)
     return c.gather(a.self, axis, [index // a.repeats for index in range(a.self.shape[axis] * a.repeats)])
+
+
+@handles("unfold")
+def _unfold(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    x, rank = a.self, len(a.self.shape)
+    if not rank:
+        raise Refused("it takes a number apart")
+    axis = a.dimension % rank
+    count = meta.shape[axis]
+    windows = c.gather(x, axis, [start * a.step + place for start in range(count) for place in range(a.size)])
+    windows = c.call(aten.reshape.default, windows, [*x.shape[:axis], count, a.size, *x.shape[axis + 1 :]])
+    return c.call(aten.permute.default, windows, [*range(axis + 1), *range(axis + 2, rank + 1), axis + 1])
+
+
+@handles("col2im")
+def _fold(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    x: Content = a.self
+    height, width = map(int, a.kernel_size)
+    if len(x.shape) != 3:
+        raise Refused(MIXES)
+    spans = [
+        (size + 2 * before - dilation * (window - 1) - 1, stride)
+        for size, before, dilation, window, stride in zip(
+            a.output_size, a.padding, a.dilation, a.kernel_size, a.stride, strict=True
+        )
+    ]
+    rows, columns = (span // stride + 1 for span, stride in spans)
+    channels = x.shape[1] // (height * width)
+    if list(a.stride) == [height, width] and list(a.output_size) == [rows * height, columns * width]:
+        apart = c.call(aten.reshape.default, x, [x.shape[0], channels, height, width, rows, columns])
+        beside = c.call(aten.permute.default, apart, [0, 1, 4, 2, 5, 3])
+        return c.call(aten.reshape.default, beside, list(meta.shape))
+    # Windows that overlap are added up, which a transposed convolution does: every value stays at its own place.
+    places = torch.eye(height * width).reshape(height * width, 1, height, width).repeat(channels, 1, 1, 1)
+    weight = Content(Meta(tuple(places.shape), places.dtype), node=Node("data", (places,)))
+    apart = c.call(aten.reshape.default, x, [*x.shape[:2], rows, columns])
+    beyond = [span % stride for span, stride in spans]
+    return c.call(
+        aten.convolution.default, apart, weight, None, list(a.stride), list(a.padding), list(a.dilation), True, beyond,
+        channels,
+    )  # fmt: skip
 
 
 def _slice_of(c: Converter, x: Content, axis: int, start: int, stop: int, step: int, meta: Meta) -> Content:
