@@ -63,6 +63,8 @@ inline float real(float16 value) { return widened(value); }
 inline float real(bfloat16 value) { return widened(value); }
 inline float real(float value) { return value; }
 inline double real(double value) { return value; }
+inline void round_to(float& to, float value) { to = value; }
+inline void round_to(double& to, double value) { to = value; }
 
 // How much of a vector there is: all of it, or its first n elements. The others are loaded as zeros and never stored.
 struct Whole {};
