@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of 16 bits: what the float32 kernel makes of the same numbers, rounded once; for every number there is, at the
-sizes where loops and pieces end, in both layouts, in place, past the caches, and without float32 copies of tensors.
+"""Tensors of 16 bits: what the float32 kernel makes of the same numbers, rounded once. For every number there is, at
+the sizes where loops and pieces end, in both layouts, in place, past the caches, and without float32 copies of tensors.
 
 The float32 kernels are compared with the reference elsewhere; rounding here is NumPy's.
 """
@@ -8,7 +8,6 @@ The float32 kernels are compared with the reference elsewhere; rounding here is 
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import subprocess
 import sys

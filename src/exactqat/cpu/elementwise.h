@@ -899,7 +899,7 @@ struct Spread {
 
 // Whether runs share loaded parameters even where memory counts: where there are registers for several vectors of them.
 template <class S>
-constexpr bool kAlwaysTogether = sizeof(S) == 2 && Vector<float>::kWidth == 16;
+constexpr bool kAlwaysTogether = kStoresBoth<S> && Vector<float>::kWidth == 16;
 
 // How a loop goes over a result whose elements belong to channels in turn (one for the whole tensor). Runs follow each other
 // without gaps, and all begin with the same channel, so that parameters laid out once fit every run: `head` elements, then runs
@@ -914,7 +914,9 @@ struct Runs {
   // `in_place`: the result takes the place of an operand, which is in the cache then. `unit`: runs begin at multiples of it.
   template <class S>
   Runs(const S* out, int64_t size, int64_t channels, bool in_place, int64_t unit = 1) : size(size), channels(channels) {
-    constexpr int64_t kVector = Vector<Real<S>>::kWidth * int64_t{sizeof(S)}, kVectors = 16, kLong = 4096;
+    // What is stored past the cache at a time, in bytes; of rows that take turns whole lines, or each would go half empty.
+    constexpr int64_t kVector = kAlwaysTogether<S> ? kLine : Vector<Real<S>>::kWidth * int64_t{sizeof(S)};
+    constexpr int64_t kVectors = kAlwaysTogether<S> ? 32 : 16, kLong = 4096;
     past = kMayGoPast<S> && !in_place && size * int64_t{sizeof(S)} >= too_large_for_the_cache() && aligned(out, sizeof(S));
     // Beyond a core's own cache memory is read and written fastest in one go, and then parameters do not matter; but they are
     // several times as many bytes as 16-bit elements.
