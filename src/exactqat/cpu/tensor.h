@@ -19,8 +19,7 @@ template <class T>
 constexpr bool kMayBeHalves = sizeof(T) == 4;
 
 template <class T>
-class Tensor {
- public:
+struct Tensor {
   explicit Tensor(const Array& array) : data_(array.data), dtype_(array.dtype) {}
 
   const void* address() const { return data_; }
@@ -68,8 +67,7 @@ bool halves_go_past_the_cache(const Tensor<T>& out, int64_t size, bool in_place)
 
 // Computes a result of 16 bits piece by piece from N operands of 16 bits, element by element.
 template <class T, size_t N>
-class Pieces {
- public:
+struct Pieces {
   Pieces(const Tensor<T>& out, const std::array<Tensor<T>, N>& operands, int64_t most, bool past)
       : out_(out), operands_(operands), most_((most + kLine) / kLine * kLine), past_(past), room_(int64_t{N} * most_) {}
   ~Pieces() {
