@@ -177,6 +177,28 @@ struct Rows {
     };
     parallel_for(tasks, size, step, Order::backwards);
   }
+
+  // The same for tensors of 16 bits, piece by piece; make(operands, result) makes the pass.
+  template <class T, size_t N, class Make>
+  void each_of_halves(const Tensor<T>& out, const std::array<Tensor<T>, N>& operands, bool in_place, const Make& make) const {
+    const int64_t together = std::clamp<int64_t>(kPieceElements / width, 1, kTogether);
+    const int64_t rows = size / width, rows_per_task = std::max<int64_t>(1, kTask / (width * together)) * together;
+    const bool past = halves_go_past_the_cache(out, size, in_place);
+    parallel_for((rows + rows_per_task) / rows_per_task, size, [&](int64_t task) {
+      Pieces<T, N> pieces(out, operands, together * width, past);
+      const int64_t end = std::min(rows, (task + 1) * rows_per_task);
+      for (int64_t row = task * rows_per_task, count; row < end; row += count) {
+        count = std::min(together, end - row);
+        pieces.make(row * width, count * width, [&](const auto& from, T* to) {
+          const auto pass = make(from, to);
+          if (count == kTogether) return lines<false, kTogether>(row * width, width, width, pass);
+          for (int64_t k = row; k < row + count; ++k) lines<false, 1>(k * width, width, width, pass);
+        });
+      }
+      if (const int64_t rest = size % width; rest != 0 && task == rows / rows_per_task)
+        pieces.make(rows * width, rest, [&](const auto& from, T* to) { lines<false, 1>(rows * width, rest, width, make(from, to)); });
+    }, Order::backwards);
+  }
 };
 
 // The elements of a channel that is not last: `count` planes of `size` elements, `stride` apart.
@@ -189,19 +211,19 @@ struct Planes {
 
 // Small planes are put together in `room`, those of a channel one after the other: pieces of them take longer to be found than to
 // be read. Images come one after the other, so that memory is read in runs.
-template <class T>
-void gather(const Planes<T>& planes, int64_t channels, T* room) {
+template <class S, class T>
+void gather(const Planes<S>& planes, int64_t channels, T* room) {
   constexpr int64_t kWidth = Vector<T>::kWidth;
   const auto copy_image = [=](int64_t n, int64_t whole) __attribute__((always_inline)) {
-    const T* from = planes.plane(n);
+    const S* from = planes.plane(n);
     T* to = room + n * planes.size;
     for (int64_t c = 0; c < channels; ++c, from += planes.size, to += planes.count * planes.size) {
       int64_t k = 0;
       for (; k < whole; k += kWidth) {
         __builtin_prefetch(from + k + planes.stride);
-        Vector<T>::load(from + k).store(to + k);
+        load(from + k, Whole{}).store(to + k);
       }
-      if (k < planes.size) Vector<T>::load(from + k, planes.size - k).store(to + k, planes.size - k);
+      if (k < planes.size) load(from + k, Part{planes.size - k}).store(to + k, planes.size - k);
     }
   };
   // What a whole vector copies beyond the end of a plane lies where the next images' will, which come later; but for the last ones.
@@ -282,31 +304,73 @@ inline int64_t channels_together(int64_t rows) {
   return channels < kLineElements ? channels : channels / kLineElements * kLineElements;
 }
 
+// The same for a tensor of any dtype: some channels' elements, of planes of `size`, in float32 or float64 one channel after the
+// other.
+template <class T>
+void gather(const Tensor<T>& x, int64_t outer, int64_t channels, int64_t size, int64_t channel, int64_t count, T* room) {
+  const auto gathered = [&]<class S>(const S* data) {
+    gather(Planes<S>{data + channel * size, outer, size, channels * size}, count, room);
+  };
+  if constexpr (kMayBeHalves<T>) {
+    if (x.dtype() == DType::float16) return gathered(x.template as<float16>());
+    if (x.dtype() == DType::bfloat16) return gathered(x.template as<bfloat16>());
+  }
+  gathered(x.data());
+}
+
+// Rows [begin, begin + count) of a channel of 16 bits, widened.
+template <class T>
+void widen_rows(const Tensor<T>& x, int64_t channels, int64_t size, int64_t channel, int64_t begin, int64_t count, T* room) {
+  for (int64_t row = begin, take; row < begin + count; row += take, room += take) {
+    const int64_t position = row % size;
+    take = std::min(begin + count - row, size - position);
+    x.read((row / size * channels + channel) * size + position, take, room);
+  }
+}
+
 // Two sums over the rows of each channel that is not last, for several channels at a time. then(first channel, count, first sums,
 // second sums) may go over the same elements again: they are still in the cache.
 template <class T, class Term, class Then>
-void for_each_channel_sums(int64_t outer, int64_t channels, int64_t inner, const T* a, const T* b, Term&& term, Then&& then) {
+void for_each_channel_sums(int64_t outer, int64_t channels, int64_t inner, const Tensor<T>& a, const Tensor<T>& b, Term&& term,
+                           Then&& then) {
   constexpr int64_t kSmall = kBlock, kSmallFarAway = 4 * kBlock;
   const int64_t rows = outer * inner, blocks = (rows + kBlock - 1) / kBlock;
   const int64_t together = channels_together(rows);
   const bool far = far_from_the_core(outer * channels * inner * int64_t{sizeof(T)});
+  const bool same = a.address() == b.address();
+  const int64_t different = same ? 1 : 2;
   parallel_for((channels + together - 1) / together, outer * channels * inner, [&](int64_t task) {
     const int64_t begin = task * together, count = std::min(together, channels - begin), step = 2 * count;
-    const bool gathers = outer > 1 && inner < (far ? kSmallFarAway : kSmall);
+    // Of one channel alone there may be as many elements as in a tensor: what has to be widened is, in pieces.
+    const bool in_pieces = a.in_halves() && (inner >= kSmallFarAway || count == 1);
+    const bool gathers = !in_pieces && outer > 1 && inner < (far ? kSmallFarAway : kSmall);
     const auto items = scratch(blocks * step);
-    const auto room = std::make_unique_for_overwrite<T[]>(gathers ? (a == b ? 1 : 2) * count * rows : 0);
-    const auto planes_of = [&](const T* x) { return Planes<T>{x + begin * inner, outer, inner, channels * inner}; };
-    Planes<T> of_a = planes_of(a), of_b = planes_of(b);
-    int64_t apart = inner;  // from one channel's first element to the next's
-    if (gathers) {
-      gather(of_a, count, room.get());
-      if (a != b) gather(of_b, count, room.get() + count * rows);
-      of_a = {room.get(), 1, rows, 0};
-      of_b = {a == b ? room.get() : room.get() + count * rows, 1, rows, 0};
-      apart = rows;
+    const int64_t room_size = in_pieces ? kPieceElements : gathers || a.in_halves() ? count * rows : 0;
+    const auto room = std::make_unique_for_overwrite<T[]>(different * room_size);
+    T *room_a = room.get(), *room_b = same ? room_a : room_a + room_size;
+    const auto sum = [&](const Planes<T>& of_a, const Planes<T>& of_b, int64_t k, int64_t first_block) {
+      double* to = items.get() + first_block * step + k;
+      plane_sums(of_a, of_b, (begin + k) * kLanes, term, to, to + count, step);
+    };
+    if (in_pieces) {
+      static_assert(kPieceElements % kBlock == 0);
+      for (int64_t k = 0; k < count; ++k)
+        for (int64_t row = 0; row < rows; row += kPieceElements) {
+          const int64_t size = std::min(kPieceElements, rows - row);
+          widen_rows(a, channels, inner, begin + k, row, size, room_a);
+          if (!same) widen_rows(b, channels, inner, begin + k, row, size, room_b);
+          sum({room_a, 1, size, 0}, {room_b, 1, size, 0}, k, row / kBlock);
+        }
+    } else if (room_size != 0) {
+      gather(a, outer, channels, inner, begin, count, room_a);
+      if (!same) gather(b, outer, channels, inner, begin, count, room_b);
+      for (int64_t k = 0; k < count; ++k) sum({room_a + k * rows, 1, rows, 0}, {room_b + k * rows, 1, rows, 0}, k, 0);
+    } else {
+      const auto planes_of = [&](const Tensor<T>& x, int64_t k) {
+        return Planes<T>{x.data() + (begin + k) * inner, outer, inner, channels * inner};
+      };
+      for (int64_t k = 0; k < count; ++k) sum(planes_of(a, k), planes_of(b, k), k, 0);
     }
-    for (int64_t k = 0; k < count; ++k, of_a.first += apart, of_b.first += apart)
-      plane_sums(of_a, of_b, (begin + k) * kLanes, term, items.get() + k, items.get() + count + k, step);
     tree_fold(items.get(), blocks, step);
     then(begin, count, items.get(), items.get() + count);
   });
