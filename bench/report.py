@@ -174,6 +174,9 @@ def print_summary(console: Console, results: dict[str, Any]) -> None:
     if "huge" in results:
         for line in results["huge"]["lines"]:
             console.print(line, highlight=False)
+    for measured in results.get("halves", []):
+        for line in measured["lines"]:
+            console.print(line, highlight=False)
     _print_goals(console, results)
     disturbed = sum("disturbed" in row for row in rows)
     if disturbed:

@@ -2,6 +2,7 @@
 """Times every kernel beside TensorFlow, PyTorch, torch.compile and jax.jit on the layers of seven networks.
 
     python bench/run.py [--quick] [--save] [--readme] [--only KEY ...] [--base REF] [--tensorflow PYTHON] [--huge]
+                        [--halves]
     python bench/run.py --device cuda [--quick] [--save] [--only KEY ...]
 
 First every operation is compared with the reference, bit for bit; if one differs nothing is timed. Then all contestants
@@ -266,6 +267,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="leave out a training step's memory")
     parser.add_argument("--base", metavar="REF", help="also time another commit, built into an environment of its own")
     parser.add_argument("--huge", action="store_true", help="also a tensor of more than 2**31 elements (needs 9.2 GB)")
+    parser.add_argument("--halves", action="store_true", help="also tensors of 16 bits, beside a copy")
     parser.add_argument(
         "--save", action="store_true", help="write bench/results/<machine>.json and a picture beside it"
     )
@@ -289,7 +291,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _only_gpu(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Refuses what has a meaning on the CPU alone, and leaves out what is measured there."""
-    for name in ("threads", "tensorflow", "base", "huge", "readme"):
+    for name in ("threads", "tensorflow", "base", "huge", "halves", "readme"):
         if getattr(options, name):
             parser.error(f"--{name} is for --device cpu, got --device cuda")
     try:
@@ -390,6 +392,10 @@ def collect(options: argparse.Namespace, console: Any) -> dict[str, Any]:
         import huge
 
         results["huge"] = huge.measure(max(options.threads))
+    if options.halves:
+        import halves
+
+        results["halves"] = [halves.measure(threads) for threads in options.threads]
     return results
 
 

@@ -35,6 +35,8 @@ __all__ = ["BITWISE", "FAMILIES", "RESULTS", "BadCall", "Case", "bad_calls", "ca
 #   bitwise      TensorFlow's bits
 #   sum          within 1 ulp of the exact sum, and NaN or infinite where the formula is
 #   accuracy     an error against exact arithmetic that is at most TensorFlow's, or half an ulp of the largest result
+#   elements     an error that is at most that of the roundings of its formula from exact coefficients on, and over all
+#                recorded calls mean and largest errors below TensorFlow's
 #   placeholder  carries nothing on a CPU: the zero or the empty array that TensorFlow's Eigen kernels return
 RESULTS: dict[str, dict[str, str]] = {
     "FakeQuantWithMinMaxArgs": {"outputs": "bitwise"},
@@ -62,7 +64,7 @@ RESULTS: dict[str, dict[str, str]] = {
     },
     **{
         f"FusedBatchNorm{version}": {
-            "y": "accuracy",
+            "y": "elements",
             "batch_mean": "accuracy",
             "batch_variance": "accuracy",
             "reserve_space_1": "accuracy",
@@ -73,7 +75,7 @@ RESULTS: dict[str, dict[str, str]] = {
     },
     **{
         f"FusedBatchNormGrad{version}": {
-            "x_backprop": "accuracy",
+            "x_backprop": "elements",
             "scale_backprop": "accuracy",
             "offset_backprop": "accuracy",
             **dict.fromkeys(

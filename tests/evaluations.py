@@ -21,6 +21,7 @@ __all__ = [
     "convolution",
     "depthwise_evaluated",
     "depthwise_model",
+    "elementwise_bound",
     "fake_quant_model",
     "fake_quant_sums",
     "flush",
@@ -32,6 +33,9 @@ class Evaluated(NamedTuple):
 
     exact: np.ndarray
     rounding: np.ndarray
+    # The same in half units, where what belongs to a channel is exact and only the steps from there on are rounded,
+    # each coefficient among them (docs/decisions/batch-norm.md).
+    elementwise: np.ndarray | None = None
 
 
 def assert_is_plain_rounding(result: np.ndarray, evaluated: Evaluated, what: str) -> None:
@@ -44,6 +48,13 @@ def assert_is_plain_rounding(result: np.ndarray, evaluated: Evaluated, what: str
     bound = evaluated.rounding * np.finfo(result.dtype).eps + np.finfo(result.dtype).tiny
     excess = np.where(comparable, np.abs(result - exact) / bound, 0)
     assert (excess <= 1).all(), f"{what}: {excess.max():.3g} times what rounding can explain"
+
+
+def elementwise_bound(evaluated: Evaluated) -> np.ndarray:
+    """What an element may err by in float32: its roundings, a little for their products, flushed denormals."""
+    assert evaluated.elementwise is not None
+    info = np.finfo(np.float32)
+    return evaluated.elementwise * (float(info.eps) / 2) * (1 + 2.0**-16) + 8 * float(info.tiny)
 
 
 def flush(values: np.ndarray) -> np.ndarray:
@@ -303,8 +314,10 @@ def batch_norm_evaluated(case: Case) -> dict[str, Evaluated]:
     magnitude = np.abs(centered * factor_of_x)
     y = centered * factor_of_x + offset
     rounding = np.abs(factor_of_x) * mean.rounding + magnitude * (relative + 2) + np.abs(y)
+    # x - mean, the factor and their product; the offset with what rounding the mean leaves out; the sum.
+    elementwise = 3 * magnitude + np.abs(offset) + np.abs(factor_of_x * mean.exact) * roundoff + np.abs(y)
     return {
-        "y": Evaluated(back(y), back(rounding)),
+        "y": Evaluated(back(y), back(rounding), back(elementwise)),
         "batch_mean": batch_mean,
         "batch_variance": batch_variance,
         "reserve_space_1": mean,
@@ -326,11 +339,17 @@ def batch_norm_gradient_evaluated(case: Case) -> dict[str, Evaluated]:
         dx = scale * inverse * (dy - sum_of_dy / count - centered * slope * product)
         sums = (count + 20) * (size_of_sum / count + np.abs(centered) * slope * size_of_product)
         rounding = np.abs(scale * inverse) * (20 * np.abs(dy) + sums)
+        # The mean of dy and what it is taken from; x - mean, the slope and their product; the difference; the factor
+        # and the last product.
+        shifted, projected = dy - sum_of_dy / count, centered * slope * product
+        elementwise = np.abs(sum_of_dy / count) + np.abs(shifted) + 3 * np.abs(projected) + np.abs(shifted - projected)
+        elementwise = np.abs(scale * inverse) * elementwise + 2 * np.abs(dx)
     else:
         dx = scale * inverse * dy
         rounding = 8 * np.abs(dx)
+        elementwise = 2 * np.abs(dx)
     return {
-        "x_backprop": Evaluated(back(dx), back(rounding)),
+        "x_backprop": Evaluated(back(dx), back(rounding), back(elementwise)),
         "scale_backprop": Evaluated(product * inverse, (count + 10) * size_of_product * inverse),
         "offset_backprop": Evaluated(sum_of_dy, (count + 1) * size_of_sum),
     }

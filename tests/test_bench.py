@@ -515,6 +515,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatc
         (["--device", "rocm"], "--device: invalid choice: 'rocm'"),
         (["--device", "cuda", "--threads", "2"], "--threads is for --device cpu, got --device cuda"),
         (["--device", "cuda", "--huge"], "--huge is for --device cpu"),
+        (["--device", "cuda", "--halves"], "--halves is for --device cpu"),
     ):
         with pytest.raises(SystemExit):
             run.main(arguments)
@@ -804,6 +805,24 @@ def test_a_huge_tensor_in_small() -> None:
     assert len(found["rows"]) == 3 and all(r["gigabytes_per_second"] > 0 for r in found["rows"].values())
     with pytest.raises(MemoryError, match="needs"):
         huge.measure(1, 2**50)
+
+
+def test_tensors_of_16_bits_in_small() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("ml_dtypes")
+    import halves
+
+    rows = halves.measure(1, 1, 2)["rows"]
+    assert {(row["operation"], row["format"], row["dtype"]) for row in rows} == {
+        (operation.key, data_format, dtype)
+        for operation in OPERATIONS
+        for data_format in operation.formats
+        for dtype in halves.DTYPES
+    }
+    moved = {row["operation"]: row["bytes"] for row in rows if row["dtype"] == "bfloat16"}
+    image = 2 * 2 * 56 * 56 * 64
+    assert moved["args"] == 2 * image and 0 < moved["batch_norm_gradient"] - 3 * image < 4096
+    assert all(row["of_copy"] > 0 for row in rows)
 
 
 def test_a_step_takes_memory() -> None:

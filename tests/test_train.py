@@ -200,6 +200,50 @@ def test_other_types_train_in_float32(dtype: Any) -> None:
     prepared(batch).sum().backward()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "rule",
+    [{"ranges": policy} for policy in ("ema", "learned", "last_batch", "min_max", "percentile")]
+    + [{"fold_batch_norm": True}, {"activation_bits": 16}],
+    ids=lambda rule: str(*rule.values()),
+)
+def test_training_under_autocast(rule: dict[str, Any], dtype: Any) -> None:
+    """Layers compute, and the operators get, tensors of 16 bits; parameters and ranges stay float32."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU6(),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4),
+    )  # fmt: skip
+    batch, labels = torch.randn(8, 3, 8, 8), torch.randint(0, 4, (8,))
+    losses = {}
+    for autocast in (False, True):
+        prepared = qat.prepare(model, batch, [qat.Rule(**rule)])
+        qat.calibrate(prepared, [batch])
+        prepared.train()
+        seen: set[Any] = set()
+        for _, layer in prepared.layers():
+            layer.output_quantizer.register_forward_hook(lambda *call, seen=seen: seen.add(call[-1].dtype))
+        optimizer = torch.optim.SGD(prepared.parameters(), 0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+                loss = torch.nn.functional.cross_entropy(prepared(batch), labels)
+            loss.backward()
+            assert all(p.grad is not None and p.grad.isfinite().all() for p in prepared.parameters())
+            optimizer.step()
+        assert {p.dtype for p in prepared.parameters()} == {torch.float32}
+        assert {b.dtype for b in prepared.buffers() if b.is_floating_point()} == {torch.float32}
+        assert (dtype in seen) == autocast
+        losses[autocast] = loss.item()
+    assert losses[True] == pytest.approx(losses[False], abs=0.02)
+    prepared.eval()
+    qat.freeze(prepared)
+    expected = prepared(batch)
+    with torch.autocast("cpu", dtype=dtype):
+        assert torch.equal(prepared(batch), expected)
+
+
 def test_what_the_user_froze_stays_frozen() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
     model[0].weight.requires_grad_(False)

@@ -54,6 +54,10 @@ struct Numbers {
   }
   int64_t integer(std::string_view name) const { return std::get<int64_t>(find(name)); }
   double real(std::string_view name) const { return std::get<double>(find(name)); }
+  void set(std::string_view name, int64_t value) {
+    for (auto& [key, number] : entries)
+      if (key == name) number = value;
+  }
 
  private:
   const std::variant<int64_t, double>& find(std::string_view name) const {
@@ -80,17 +84,19 @@ bool add_kernel(std::string_view name, Kernel kernel);
 // Runs a float32 kernel on a call some of whose arrays have 16 bits: they are widened before it and rounded after it.
 void run_widened(const Call& call, Kernel kernel);
 
+// The same, a few images at a time, for a kernel whose first result is made image by image from operand `images`: both have the
+// batch first, and the kernel knows it as the number "batch".
+void run_widened_images(const Call& call, Kernel kernel, size_t images);
+
+// Elements [begin, begin + count) of a tensor of 16 bits as float32; and float32 numbers rounded to them, past the cache if asked,
+// which others see after finish_streaming (elementwise.h).
+void widen(const void* from, DType dtype, int64_t begin, int64_t count, float* to);
+void round_into(void* to, DType dtype, int64_t begin, int64_t count, const float* from, bool past);
+
 // Whether some array of the call has 16 bits.
 bool has_halves(const Call& call);
 
 }  // namespace exactqat
-
-// Where processors have no instruction for it, converting whole tensors of 16 bits takes no longer than converting vectors.
-#if defined(__AVX2__) || defined(__ARM_NEON)
-#define EXACTQAT_RUN_HALVES(name, half) name##_of<::exactqat::half, float>(call)
-#else
-#define EXACTQAT_RUN_HALVES(name, half) ::exactqat::run_widened(call, name##_of<float, float>)
-#endif
 
 // Defines a kernel that reads and writes tensors of each dtype as they are, as a template over the dtype S in which the first
 // result is stored and the real type T that it is computed in:
@@ -100,8 +106,8 @@ bool has_halves(const Call& call);
   static void name##_of(const ::exactqat::Call& call);                                                             \
   static const bool name##_is_in_the_table = ::exactqat::add_kernel(#name, [](const ::exactqat::Call& call) {      \
     switch (call.results[0].dtype) {                                                                               \
-      case ::exactqat::DType::float16: return EXACTQAT_RUN_HALVES(name, float16);                                  \
-      case ::exactqat::DType::bfloat16: return EXACTQAT_RUN_HALVES(name, bfloat16);                                \
+      case ::exactqat::DType::float16: return name##_of<::exactqat::float16, float>(call);                         \
+      case ::exactqat::DType::bfloat16: return name##_of<::exactqat::bfloat16, float>(call);                       \
       case ::exactqat::DType::float64: return name##_of<double, double>(call);                                     \
       default: return name##_of<float, float>(call);                                                               \
     }                                                                                                              \
@@ -109,16 +115,25 @@ bool has_halves(const Call& call);
   template <class S, class T>                                                                                      \
   static void name##_of(const ::exactqat::Call& call)
 
+#define EXACTQAT_KERNEL_IN(name, run_halves)                                        \
+  template <class T>                                                                \
+  static void name##_of(const ::exactqat::Call& call);                              \
+  static const bool name##_is_in_the_table =                                        \
+      ::exactqat::add_kernel(#name, [](const ::exactqat::Call& call) {              \
+        constexpr ::exactqat::Kernel kernel = name##_of<float>;                     \
+        if (::exactqat::has_halves(call)) run_halves;                               \
+        else if (call.results[0].dtype == ::exactqat::DType::float32) kernel(call); \
+        else name##_of<double>(call);                                               \
+      });                                                                           \
+  template <class T>                                                                \
+  static void name##_of(const ::exactqat::Call& call)
+
 // Defines a kernel for every dtype as a template over the real type T, and enters it in this module's table:
 //   EXACTQAT_KERNEL(name) { ... call.operands, call.results, call.numbers, T ... }
-#define EXACTQAT_KERNEL(name)                                                                    \
-  template <class T>                                                                             \
-  static void name##_of(const ::exactqat::Call& call);                                           \
-  static const bool name##_is_in_the_table =                                                     \
-      ::exactqat::add_kernel(#name, [](const ::exactqat::Call& call) {                           \
-        if (::exactqat::has_halves(call)) ::exactqat::run_widened(call, name##_of<float>);       \
-        else if (call.results[0].dtype == ::exactqat::DType::float32) name##_of<float>(call);    \
-        else name##_of<double>(call);                                                            \
-      });                                                                                        \
-  template <class T>                                                                             \
-  static void name##_of(const ::exactqat::Call& call)
+#define EXACTQAT_KERNEL(name) EXACTQAT_KERNEL_IN(name, ::exactqat::run_widened(call, kernel))
+
+// The same for a result made image by image from operand `images` (see run_widened_images).
+#define EXACTQAT_IMAGES_KERNEL(name, images) EXACTQAT_KERNEL_IN(name, ::exactqat::run_widened_images(call, kernel, images))
+
+// The same for one that takes tensors of 16 bits as they are where T is float (tensor.h).
+#define EXACTQAT_TENSOR_KERNEL(name) EXACTQAT_KERNEL_IN(name, kernel(call))

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes over an image that compute every element in float64 from parameters of its channel: for channels that are last (dense
-// rows) and for channels whose elements lie in planes. A pass is
+// Passes over an image that compute every element from parameters of its channel, in its own dtype: for channels that are last
+// (dense rows) and for channels whose elements lie in planes. A pass is
 //   struct Pass {
-//     struct Parameters { Lanes ...; };
+//     using Element = T;
+//     struct Parameters { Vector<T> ...; };
 //     Parameters of(int64_t p) const;  // of the channels from place p on
 //     Parameters of_all(int64_t c) const;  // of channel c, in all lanes
 //     void prefetch(int64_t i) const;  // the operands' element i
-//     template <class Extent> Lanes value(const Parameters&, int64_t i, Extent) const;  // of the elements from i on
+//     template <class Extent> Vector<T> value(const Parameters&, int64_t i, Extent) const;  // of the elements from i on
 //   };
 // It works on lines: the elements whose float32 fill a line of the cache.
 #pragma once
@@ -20,7 +21,8 @@
 namespace exactqat {
 
 constexpr int64_t kLineElements = kLine / int64_t{sizeof(float)};
-constexpr int kLineLanes = kLineElements / Lanes::kWidth;
+template <class T>
+constexpr int kLineVectors = kLineElements / Vector<T>::kWidth;
 
 template <class T>
 inline Lanes lanes_at(const T* p, Whole) {
@@ -32,33 +34,7 @@ inline Lanes lanes_at(const T* p, Part part) {
 }
 
 template <class Pass>
-using Line = typename Pass::Parameters[kLineLanes];
-
-// The values of a pass for a line, of which Extent tells how much there is.
-template <class Pass, class Extent>
-inline void values_of(const Pass& pass, const Line<Pass>& q, int64_t i, Extent extent, Lanes (&lanes)[kLineLanes]) {
-  for (int v = 0; v < kLineLanes; ++v)
-    if constexpr (std::is_same_v<Extent, Whole>) {
-      lanes[v] = pass.value(q[v], i + v * Lanes::kWidth, extent);
-    } else if (const int64_t n = std::min(extent.n - v * Lanes::kWidth, Lanes::kWidth); n > 0) {
-      lanes[v] = pass.value(q[v], i + v * Lanes::kWidth, Part{n});
-    }
-}
-
-// Rounded to the vectors of T that make up the line.
-template <class T>
-inline void round_line(const Lanes (&lanes)[kLineLanes], Vector<T> (&rounded)[kLineElements / Vector<T>::kWidth]) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(T) == 4) {
-    const __m512 low = _mm512_castps256_ps512(lanes[0].rounded());
-    rounded[0] = {_mm512_maskz_insertf32x8(0xffff, low, lanes[1].rounded(), 1)};
-    return;
-  }
-#endif
-  T line[kLineElements];
-  for (int v = 0; v < kLineLanes; ++v) lanes[v].store(line + v * Lanes::kWidth);
-  for (int64_t v = 0; v < kLineElements / Vector<T>::kWidth; ++v) rounded[v] = load(line + v * Vector<T>::kWidth, Whole{});
-}
+using Line = typename Pass::Parameters[kLineVectors<typename Pass::Element>];
 
 // Puts a pass's values into a tensor.
 template <class T, class Pass>
@@ -73,27 +49,20 @@ struct Stored {
 
   template <bool Past>
   void line(const Line<Pass>& q, int64_t i, Whole whole) const {
-    Lanes lanes[kLineLanes];
-    values_of(pass, q, i, whole, lanes);
-    if constexpr (sizeof(T) == 4 && Vector<T>::kWidth == kLineElements) {
-      Vector<T> vector[1];
-      round_line(lanes, vector);
-      if constexpr (Past) stream(out + i, vector[0]);
-      else vector[0].store(out + i);
-    } else {
-      for (int v = 0; v < kLineLanes; ++v)
-        if constexpr (Past) stream(out + i + v * Lanes::kWidth, lanes[v]);
-        else lanes[v].store(out + i + v * Lanes::kWidth);
+    for (int v = 0; v < kLineVectors<T>; ++v) {
+      T* to = out + i + v * Vector<T>::kWidth;
+      const Vector<T> values = pass.value(q[v], i + v * Vector<T>::kWidth, whole);
+      if constexpr (Past) stream(to, values);
+      else store(to, values, whole);
     }
   }
 
   template <bool Past>
   void line(const Line<Pass>& q, int64_t i, Part part) const {
-    Lanes lanes[kLineLanes];
-    values_of(pass, q, i, part, lanes);
-    for (int v = 0; v < kLineLanes; ++v)
-      if (const int64_t n = std::min(part.n - v * Lanes::kWidth, Lanes::kWidth); n > 0)
-        lanes[v].store(out + i + v * Lanes::kWidth, n);
+    for (int v = 0; v < kLineVectors<T>; ++v) {
+      const int64_t place = i + v * Vector<T>::kWidth, n = std::min(part.n - v * Vector<T>::kWidth, Vector<T>::kWidth);
+      if (n > 0) store(out + place, pass.value(q[v], place, Part{n}), Part{n});
+    }
   }
 };
 template <class T, class Pass>
@@ -104,7 +73,7 @@ template <bool Past, class T, class Pass>
 inline void fill_plane(T* out, int64_t begin, int64_t size, int64_t ahead, const typename Pass::Parameters& parameters,
                        Pass pass) {
   Line<Pass> q;  // copied: what is behind a reference would be loaded again after every store
-  for (auto& of_lanes : q) of_lanes = parameters;
+  for (auto& of_vector : q) of_vector = parameters;
   const Stored<T, Pass> stored{out, pass};
   int64_t i = begin;
   const int64_t end = begin + size;
@@ -128,7 +97,8 @@ template <bool Past, int Count, class Pass>
 inline void lines(int64_t begin, int64_t length, int64_t stride, Pass pass) {
   const int64_t ahead = Count * stride;  // the next rows: going along several, the processor foresees little
   const auto load = [&](int64_t p, Line<Pass>& q) __attribute__((always_inline)) {
-    for (int v = 0; v < kLineLanes; ++v) q[v] = pass.of(p + v * Lanes::kWidth);
+    constexpr int64_t kWidth = Vector<typename Pass::Element>::kWidth;
+    for (int v = 0; v < kLineVectors<typename Pass::Element>; ++v) q[v] = pass.of(p + v * kWidth);
   };
   int64_t p = 0;
   for (; p + kLineElements <= length; p += kLineElements) {
@@ -172,7 +142,8 @@ struct Rows {
   }
 
   // Parameters for a row, with room for a whole line behind them.
-  LineVector<double> spread(const double* parameters) const {
+  template <class T>
+  LineVector<T> spread(const T* parameters) const {
     return exactqat::spread(parameters, channels, width + kLineElements);
   }
 
@@ -189,16 +160,44 @@ struct Rows {
     const int64_t rows = size / width, rest = size % width;
     const int64_t rows_per_task = std::max<int64_t>(1, kTask / (width * kTogether)) * kTogether;
     const int64_t tasks = std::max<int64_t>(1, (rows + rows_per_task - 1) / rows_per_task);
+    // Lines 4 KiB apart share a place in the first cache: those of four rows of such a length, and what is asked for ahead,
+    // would meet in one or two.
+    constexpr int64_t kPage = 4096, kFewPlaces = 2;
+    const bool collide = kPage / std::gcd(width * int64_t{sizeof(typename Pass::Element)}, kPage) <= kFewPlaces;
     const auto step = [&](int64_t task) {
       int64_t row = task * rows_per_task;
       const int64_t end = std::min(rows, row + rows_per_task);
-      if constexpr (!Past && Lanes::kWidth > 2)  // else there are too few registers to share anything
-        for (; row + kTogether <= end; row += kTogether) lines<false, kTogether>(row * width, width, width, pass);
+      if constexpr (!Past && Lanes::kWidth > 2) {  // else there are too few registers to share anything
+        for (; !collide && row + kTogether <= end; row += kTogether) lines<false, kTogether>(row * width, width, width, pass);
+        for (; collide && row + 2 <= end; row += 2) lines<false, 2>(row * width, width, width, pass);
+      }
       for (; row < end; ++row) lines<Past, 1>(row * width, width, width, pass);
       if (task + 1 == tasks) lines<false, 1>(rows * width, rest, width, pass);
       if (Past) finish_streaming();
     };
     parallel_for(tasks, size, step, Order::backwards);
+  }
+
+  // The same for tensors of 16 bits, piece by piece; make(operands, result) makes the pass.
+  template <class T, size_t N, class Make>
+  void each_of_halves(const Tensor<T>& out, const std::array<Tensor<T>, N>& operands, bool in_place, const Make& make) const {
+    const int64_t together = std::clamp<int64_t>(kPieceElements / width, 1, kTogether);
+    const int64_t rows = size / width, rows_per_task = std::max<int64_t>(1, kTask / (width * together)) * together;
+    const bool past = halves_go_past_the_cache(out, size, in_place);
+    parallel_for((rows + rows_per_task) / rows_per_task, size, [&](int64_t task) {
+      Pieces<T, N> pieces(out, operands, together * width, past);
+      const int64_t end = std::min(rows, (task + 1) * rows_per_task);
+      for (int64_t row = task * rows_per_task, count; row < end; row += count) {
+        count = std::min(together, end - row);
+        pieces.make(row * width, count * width, [&](const auto& from, T* to) {
+          const auto pass = make(from, to);
+          if (count == kTogether) return lines<false, kTogether>(row * width, width, width, pass);
+          for (int64_t k = row; k < row + count; ++k) lines<false, 1>(k * width, width, width, pass);
+        });
+      }
+      if (const int64_t rest = size % width; rest != 0 && task == rows / rows_per_task)
+        pieces.make(rows * width, rest, [&](const auto& from, T* to) { lines<false, 1>(rows * width, rest, width, make(from, to)); });
+    }, Order::backwards);
   }
 };
 
@@ -212,19 +211,19 @@ struct Planes {
 
 // Small planes are put together in `room`, those of a channel one after the other: pieces of them take longer to be found than to
 // be read. Images come one after the other, so that memory is read in runs.
-template <class T>
-void gather(const Planes<T>& planes, int64_t channels, T* room) {
+template <class S, class T>
+void gather(const Planes<S>& planes, int64_t channels, T* room) {
   constexpr int64_t kWidth = Vector<T>::kWidth;
   const auto copy_image = [=](int64_t n, int64_t whole) __attribute__((always_inline)) {
-    const T* from = planes.plane(n);
+    const S* from = planes.plane(n);
     T* to = room + n * planes.size;
     for (int64_t c = 0; c < channels; ++c, from += planes.size, to += planes.count * planes.size) {
       int64_t k = 0;
       for (; k < whole; k += kWidth) {
         __builtin_prefetch(from + k + planes.stride);
-        Vector<T>::load(from + k).store(to + k);
+        load(from + k, Whole{}).store(to + k);
       }
-      if (k < planes.size) Vector<T>::load(from + k, planes.size - k).store(to + k, planes.size - k);
+      if (k < planes.size) load(from + k, Part{planes.size - k}).store(to + k, planes.size - k);
     }
   };
   // What a whole vector copies beyond the end of a plane lies where the next images' will, which come later; but for the last ones.
@@ -287,11 +286,11 @@ void plane_sums(const Planes<T>& a, const Planes<T>& b, int64_t p, Term term, do
         if (position == a.size) position = 0, ++plane;
         const int64_t take = std::min(count - filled, a.size - position);
         std::copy_n(a.plane(plane) + position, take, block_a + filled);
-        std::copy_n(b.plane(plane) + position, take, block_b + filled);
+        if (b.first != a.first) std::copy_n(b.plane(plane) + position, take, block_b + filled);
         filled += take;
         position += take;
       }
-      x = block_a, y = block_b;
+      x = block_a, y = b.first != a.first ? block_b : block_a;
     }
     sum(x, y, count, block);
   }
@@ -300,35 +299,78 @@ void plane_sums(const Planes<T>& a, const Planes<T>& b, int64_t p, Term term, do
 // How many channels of so many rows are gone over before the same elements are needed again: few enough to be found in the cache,
 // and whole lines of each image if they are many.
 inline int64_t channels_together(int64_t rows) {
-  constexpr int64_t kNear = 65536, kMost = 64;
+  constexpr int64_t kNear = 16384, kMost = 64;
   const int64_t channels = std::clamp<int64_t>(kNear / rows, 1, kMost);
   return channels < kLineElements ? channels : channels / kLineElements * kLineElements;
+}
+
+// The same for a tensor of any dtype: some channels' elements, of planes of `size`, in float32 or float64 one channel after the
+// other.
+template <class T>
+void gather(const Tensor<T>& x, int64_t outer, int64_t channels, int64_t size, int64_t channel, int64_t count, T* room) {
+  const auto gathered = [&]<class S>(const S* data) {
+    gather(Planes<S>{data + channel * size, outer, size, channels * size}, count, room);
+  };
+  if constexpr (kMayBeHalves<T>) {
+    if (x.dtype() == DType::float16) return gathered(x.template as<float16>());
+    if (x.dtype() == DType::bfloat16) return gathered(x.template as<bfloat16>());
+  }
+  gathered(x.data());
+}
+
+// Rows [begin, begin + count) of a channel of 16 bits, widened.
+template <class T>
+void widen_rows(const Tensor<T>& x, int64_t channels, int64_t size, int64_t channel, int64_t begin, int64_t count, T* room) {
+  for (int64_t row = begin, take; row < begin + count; row += take, room += take) {
+    const int64_t position = row % size;
+    take = std::min(begin + count - row, size - position);
+    x.read((row / size * channels + channel) * size + position, take, room);
+  }
 }
 
 // Two sums over the rows of each channel that is not last, for several channels at a time. then(first channel, count, first sums,
 // second sums) may go over the same elements again: they are still in the cache.
 template <class T, class Term, class Then>
-void for_each_channel_sums(int64_t outer, int64_t channels, int64_t inner, const T* a, const T* b, Term&& term, Then&& then) {
-  constexpr int64_t kSmall = 4 * kBlock;
+void for_each_channel_sums(int64_t outer, int64_t channels, int64_t inner, const Tensor<T>& a, const Tensor<T>& b, Term&& term,
+                           Then&& then) {
+  constexpr int64_t kSmall = kBlock, kSmallFarAway = 4 * kBlock;
   const int64_t rows = outer * inner, blocks = (rows + kBlock - 1) / kBlock;
   const int64_t together = channels_together(rows);
+  const bool far = far_from_the_core(outer * channels * inner * int64_t{sizeof(T)});
+  const bool same = a.address() == b.address();
+  const int64_t different = same ? 1 : 2;
   parallel_for((channels + together - 1) / together, outer * channels * inner, [&](int64_t task) {
     const int64_t begin = task * together, count = std::min(together, channels - begin), step = 2 * count;
-    const bool gathers = inner < kSmall && outer > 1;
+    // Of one channel alone there may be as many elements as in a tensor: what has to be widened is, in pieces.
+    const bool in_pieces = a.in_halves() && (inner >= kSmallFarAway || count == 1);
+    const bool gathers = !in_pieces && outer > 1 && inner < (far ? kSmallFarAway : kSmall);
     const auto items = scratch(blocks * step);
-    const auto room = std::make_unique_for_overwrite<T[]>(gathers ? (a == b ? 1 : 2) * count * rows : 0);
-    const auto planes_of = [&](const T* x) { return Planes<T>{x + begin * inner, outer, inner, channels * inner}; };
-    Planes<T> of_a = planes_of(a), of_b = planes_of(b);
-    int64_t apart = inner;  // from one channel's first element to the next's
-    if (gathers) {
-      gather(of_a, count, room.get());
-      if (a != b) gather(of_b, count, room.get() + count * rows);
-      of_a = {room.get(), 1, rows, 0};
-      of_b = {a == b ? room.get() : room.get() + count * rows, 1, rows, 0};
-      apart = rows;
+    const int64_t room_size = in_pieces ? kPieceElements : gathers || a.in_halves() ? count * rows : 0;
+    const auto room = std::make_unique_for_overwrite<T[]>(different * room_size);
+    T *room_a = room.get(), *room_b = same ? room_a : room_a + room_size;
+    const auto sum = [&](const Planes<T>& of_a, const Planes<T>& of_b, int64_t k, int64_t first_block) {
+      double* to = items.get() + first_block * step + k;
+      plane_sums(of_a, of_b, (begin + k) * kLanes, term, to, to + count, step);
+    };
+    if (in_pieces) {
+      static_assert(kPieceElements % kBlock == 0);
+      for (int64_t k = 0; k < count; ++k)
+        for (int64_t row = 0; row < rows; row += kPieceElements) {
+          const int64_t size = std::min(kPieceElements, rows - row);
+          widen_rows(a, channels, inner, begin + k, row, size, room_a);
+          if (!same) widen_rows(b, channels, inner, begin + k, row, size, room_b);
+          sum({room_a, 1, size, 0}, {room_b, 1, size, 0}, k, row / kBlock);
+        }
+    } else if (room_size != 0) {
+      gather(a, outer, channels, inner, begin, count, room_a);
+      if (!same) gather(b, outer, channels, inner, begin, count, room_b);
+      for (int64_t k = 0; k < count; ++k) sum({room_a + k * rows, 1, rows, 0}, {room_b + k * rows, 1, rows, 0}, k, 0);
+    } else {
+      const auto planes_of = [&](const Tensor<T>& x, int64_t k) {
+        return Planes<T>{x.data() + (begin + k) * inner, outer, inner, channels * inner};
+      };
+      for (int64_t k = 0; k < count; ++k) sum(planes_of(a, k), planes_of(b, k), k, 0);
     }
-    for (int64_t k = 0; k < count; ++k, of_a.first += apart, of_b.first += apart)
-      plane_sums(of_a, of_b, (begin + k) * kLanes, term, items.get() + k, items.get() + count + k, step);
     tree_fold(items.get(), blocks, step);
     then(begin, count, items.get(), items.get() + count);
   });

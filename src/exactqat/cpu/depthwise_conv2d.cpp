@@ -136,7 +136,7 @@ void sum_planes(const Geometry& g, const T* operand, int64_t operand_height, int
 
 }  // namespace
 
-EXACTQAT_KERNEL(depthwise_conv2d_native) {
+EXACTQAT_IMAGES_KERNEL(depthwise_conv2d_native, 0) {
   FlushDenormals flush;
   const Geometry g(call.numbers);
   const T *input = call.operands[0].as<T>(), *filter = call.operands[1].as<T>();
@@ -165,7 +165,7 @@ EXACTQAT_KERNEL(depthwise_conv2d_native) {
   });
 }
 
-EXACTQAT_KERNEL(depthwise_conv2d_native_backprop_input) {
+EXACTQAT_IMAGES_KERNEL(depthwise_conv2d_native_backprop_input, 1) {
   FlushDenormals flush;
   const Geometry g(call.numbers);
   const T *filter = call.operands[0].as<T>(), *gradient = call.operands[1].as<T>();

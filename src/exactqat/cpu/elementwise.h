@@ -63,6 +63,8 @@ inline float real(float16 value) { return widened(value); }
 inline float real(bfloat16 value) { return widened(value); }
 inline float real(float value) { return value; }
 inline double real(double value) { return value; }
+inline void round_to(float& to, float value) { to = value; }
+inline void round_to(double& to, double value) { to = value; }
 
 // How much of a vector there is: all of it, or its first n elements. The others are loaded as zeros and never stored.
 struct Whole {};
@@ -202,13 +204,17 @@ inline Vector<float> widened(__m256i halves, bfloat16) {
   return {_mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, halves), 16))};
 }
 inline Vector<float> widened(__m256i halves, float16) { return {_mm512_maskz_cvtph_ps(0xffff, halves)}; }
+// To be cut off behind the high words.
+inline __m512i rounded_up(Vector<float> a) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+  const __m512i half = _mm512_mask_blend_epi32(odd, _mm512_set1_epi32(0x7fff), _mm512_set1_epi32(0x8000));
+  return _mm512_add_epi32(bits, half);
+}
 inline __m256i rounded(Vector<float> a, bfloat16) {
-  const __m512i bits = _mm512_castps_si512(a.v), high = _mm512_maskz_srli_epi32(0xffff, bits, 16);
-  const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
-  const __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  const __m512i up = _mm512_maskz_srli_epi32(0xffff, sum, 16);
   const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
-  return _mm512_maskz_cvtepi32_epi16(0xffff, _mm512_mask_or_epi32(up, nan, high, _mm512_set1_epi32(0x40)));
+  const __m512i quiet = _mm512_mask_or_epi32(rounded_up(a), nan, _mm512_castps_si512(a.v), _mm512_set1_epi32(0x400000));
+  return _mm512_maskz_cvtepi32_epi16(0xffff, _mm512_maskz_srli_epi32(0xffff, quiet, 16));
 }
 inline __m256i rounded(Vector<float> a, float16) { return _mm512_maskz_cvtps_ph(0xffff, a.v, 0); }
 
@@ -240,6 +246,22 @@ template <class S>
   requires(sizeof(S) == 2)
 inline void store(S* p, Vector<float> a, Part part) {
   _mm256_mask_storeu_epi16(p, __mmask16((1u << part.n) - 1), rounded(a, S{}));
+}
+
+// Two vectors next to each other, in fewer steps than one by one; false, and nothing stored, where one holds NaN.
+template <bool Past>
+inline bool store_both(bfloat16* p, Vector<float> a, Vector<float> b) {
+  if (_mm512_cmp_ps_mask(a.v, b.v, _CMP_UNORD_Q)) return false;
+  alignas(64) static constexpr uint16_t kHighWords[] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                        33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  const __m512i both = _mm512_permutex2var_epi16(rounded_up(a), _mm512_load_si512(kHighWords), rounded_up(b));
+  if constexpr (Past) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(both));
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(p) + 1, _mm512_maskz_extracti64x4_epi64(0xff, both, 1));
+  } else {
+    _mm512_storeu_si512(p, both);
+  }
+  return true;
 }
 
 inline void stream(float* p, Vector<float> a) { _mm512_stream_ps(p, a.v); }
@@ -350,12 +372,15 @@ inline Vector<float> widened(__m128i halves, bfloat16) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16))};
 }
 inline Vector<float> widened(__m128i halves, float16) { return {_mm256_cvtph_ps(halves)}; }
+// To be cut off behind the high words.
+inline __m256i rounded_up(Vector<float> a) {
+  const __m256i bits = _mm256_castps_si256(a.v), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  return _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+}
 inline __m128i rounded(Vector<float> a, bfloat16) {
-  const __m256i bits = _mm256_castps_si256(a.v), high = _mm256_srli_epi32(bits, 16);
-  const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
-  const __m256i up = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
-  const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
-  const __m256i words = _mm256_blendv_epi8(up, quiet, _mm256_castps_si256(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q)));
+  const __m256i quiet = _mm256_or_si256(_mm256_castps_si256(a.v), _mm256_set1_epi32(0x400000));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q));
+  const __m256i words = _mm256_srli_epi32(_mm256_blendv_epi8(rounded_up(a), quiet, nan), 16);
   return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
 inline __m128i rounded(Vector<float> a, float16) { return _mm256_cvtps_ph(a.v, 0); }
@@ -392,6 +417,21 @@ inline void store(S* p, Vector<float> a, Part part) {
   S halves[8];
   store(halves, a, Whole{});
   std::copy_n(halves, part.n, p);
+}
+
+// Two vectors next to each other, in fewer steps than one by one; false, and nothing stored, where one holds NaN.
+template <bool Past>
+inline bool store_both(bfloat16* p, Vector<float> a, Vector<float> b) {
+  if (_mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_UNORD_Q))) return false;
+  const __m256i words = _mm256_packus_epi32(_mm256_srli_epi32(rounded_up(a), 16), _mm256_srli_epi32(rounded_up(b), 16));
+  const __m256i both = _mm256_permute4x64_epi64(words, 0xd8);
+  if constexpr (Past) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(both));
+    _mm_stream_si128(reinterpret_cast<__m128i*>(p) + 1, _mm256_extracti128_si256(both, 1));
+  } else {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), both);
+  }
+  return true;
 }
 
 inline void stream(float* p, Vector<float> a) { _mm256_stream_ps(p, a.v); }
@@ -826,15 +866,33 @@ inline std::shared_ptr<double[]> scratch(int64_t count) {
 
 inline bool aligned(const void* p, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % uintptr_t(bytes) == 0; }
 
+// Where two vectors are best stored together.
+#if defined(__AVX2__)
+template <class S>
+constexpr bool kStoresBoth = std::is_same_v<S, bfloat16>;
+#else
+template <class S>
+constexpr bool kStoresBoth = false;
+template <bool Past>
+bool store_both(bfloat16*, Vector<float>, Vector<float>);
+#endif
+
 // Puts step(i, extent) into out[i] and what follows it, for [begin, end). Steps are copied and hold what they need by value: what
 // is behind a reference would be loaded again after every store.
 template <bool Past, class S, class Step>
 inline void fill_run(S* out, int64_t begin, int64_t end, Step step) {
   constexpr int64_t kWidth = Vector<Real<S>>::kWidth;
+  const auto put = [=](int64_t i, Vector<Real<S>> vector) __attribute__((always_inline)) {
+    if constexpr (Past) stream(out + i, vector);
+    else store(out + i, vector, Whole{});
+  };
   int64_t i = begin;
-  for (; i + kWidth <= end; i += kWidth)
-    if constexpr (Past) stream(out + i, step(i, Whole{}));
-    else store(out + i, step(i, Whole{}), Whole{});
+  if constexpr (kStoresBoth<S>)
+    for (; i + 2 * kWidth <= end; i += 2 * kWidth) {
+      const auto first = step(i, Whole{}), second = step(i + kWidth, Whole{});
+      if (!store_both<Past>(out + i, first, second)) put(i, first), put(i + kWidth, second);
+    }
+  for (; i + kWidth <= end; i += kWidth) put(i, step(i, Whole{}));
   if (i < end) store(out + i, step(i, Part{end - i}), Part{end - i});
 }
 
@@ -857,7 +915,7 @@ LineVector<T> spread(const T* parameters, int64_t channels, int64_t size, int64_
 // The same for `Rows` runs of `length` elements next to each other, the first of which begins at out[begin]. Parameters are loaded
 // once for all of them: step(i, at(p), extent) for the element at place p of a run. Several vectors of a run are taken together
 // because stores to the same line should follow each other.
-template <int Rows, class S, class At, class Step>
+template <bool Past, int Rows, class S, class At, class Step>
 inline void fill_rows(S* out, int64_t begin, int64_t length, At at, Step step) {
   constexpr int64_t kWidth = Vector<Real<S>>::kWidth;
   const auto vectors = [=]<int Vectors>(int64_t p) __attribute__((always_inline)) {
@@ -868,7 +926,14 @@ inline void fill_rows(S* out, int64_t begin, int64_t length, At at, Step step) {
 #pragma GCC unroll 4
       for (int v = 0; v < Vectors; ++v) {
         const int64_t i = begin + row * length + p + v * kWidth;
-        store(out + i, step(i, parameters[v], Whole{}), Whole{});
+        const auto vector = step(i, parameters[v], Whole{});
+        if constexpr (kStoresBoth<S> && Vectors > 1) {
+          const auto next = step(i + kWidth, parameters[++v], Whole{});
+          if (store_both<Past>(out + i, vector, next)) continue;
+          store(out + i + kWidth, next, Whole{});
+        }
+        if constexpr (Past) stream(out + i, vector);
+        else store(out + i, vector, Whole{});
       }
   };
   int64_t p = 0;
@@ -892,6 +957,10 @@ struct Spread {
   const T* data = nullptr;
 };
 
+// Whether runs share loaded parameters even where memory counts: where there are registers for several vectors of them.
+template <class S>
+constexpr bool kAlwaysTogether = kStoresBoth<S> && Vector<float>::kWidth == 16;
+
 // How a loop goes over a result whose elements belong to channels in turn (one for the whole tensor). Runs follow each other
 // without gaps, and all begin with the same channel, so that parameters laid out once fit every run: `head` elements, then runs
 // of `length`. Where a result goes past the cache the head is what lies before the first aligned vector.
@@ -905,10 +974,13 @@ struct Runs {
   // `in_place`: the result takes the place of an operand, which is in the cache then. `unit`: runs begin at multiples of it.
   template <class S>
   Runs(const S* out, int64_t size, int64_t channels, bool in_place, int64_t unit = 1) : size(size), channels(channels) {
-    constexpr int64_t kVector = Vector<Real<S>>::kWidth * int64_t{sizeof(S)}, kVectors = 16, kLong = 4096;
+    // What is stored past the cache at a time, in bytes; of rows that take turns whole lines, or each would go half empty.
+    constexpr int64_t kVector = kAlwaysTogether<S> ? kLine : Vector<Real<S>>::kWidth * int64_t{sizeof(S)};
+    constexpr int64_t kVectors = kAlwaysTogether<S> ? 32 : 16, kLong = 4096;
     past = kMayGoPast<S> && !in_place && size * int64_t{sizeof(S)} >= too_large_for_the_cache() && aligned(out, sizeof(S));
-    // Beyond a core's own cache memory is read and written fastest in one go, and then parameters do not matter.
-    together = channels > 1 && size * int64_t{sizeof(S)} < int64_t{2} << 20;
+    // Beyond a core's own cache memory is read and written fastest in one go, and then parameters do not matter; but they are
+    // several times as many bytes as 16-bit elements.
+    together = channels > 1 && (kAlwaysTogether<S> || size * int64_t{sizeof(S)} < int64_t{2} << 20);
     length = channels == 1 ? kTask : std::lcm(channels, kVectors);
     // So many parameters are slower than odd rows.
     if (channels > 1 && length > kLong && length > channels && unit == 1) past = false, length = channels;
@@ -946,9 +1018,9 @@ struct Runs {
       const int64_t end = std::min(runs, (task + 1) * runs_per_task);
       const auto rows = [&]<bool Past>() {
         int64_t run = task * runs_per_task;
-        if constexpr (!Past && !std::is_same_v<decltype(at(0)), std::nullptr_t>)
+        if constexpr ((!Past || kAlwaysTogether<S>) && !std::is_same_v<decltype(at(0)), std::nullptr_t>)
           for (; together && run + kTogether <= end; run += kTogether)
-            fill_rows<kTogether>(out, head + run * length, length, at, step);
+            fill_rows<Past, kTogether>(out, head + run * length, length, at, step);
         for (; run < end; ++run) alone.template operator()<Past>(head + run * length, length, 0);
         if (rest != 0 && task == runs / runs_per_task) alone.template operator()<Past>(head + runs * length, rest, 0);
       };

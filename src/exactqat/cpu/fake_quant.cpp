@@ -624,39 +624,41 @@ EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_vars_per_channel_gradient_from_m
 namespace {
 
 // The transposed gradient, chosen(x's side) from three cotangents; `side(i, c)` is -1 below, 1 above, 0 inside and 2 elsewhere.
-template <class T, class Side>
+template <class S, class T, class Side>
 void transpose(const Call& call, const NudgedChannels<T>& n, int64_t channels, Side&& side) {
-  const T *to_inputs = call.operands[0].as<T>(), *to_min = call.operands[1].as<T>(), *to_max = call.operands[2].as<T>();
-  T* gradients = call.results[0].as<T>();
+  const S* to_inputs = call.operands[0].as<S>();
+  const T *to_min = call.operands[1].as<T>(), *to_max = call.operands[2].as<T>();
+  S* gradients = call.results[0].as<S>();
   const int64_t rows = channels ? call.operands[0].size() / channels : 0;
   for_each_run(rows, channels, [&](int64_t offset, int64_t, int64_t count) {
     for (int64_t k = 0; k < count; ++k) {
       const int64_t c = k % channels;
       const int where = n.no_range[c] ? 0 : side(offset + k, c);
-      gradients[offset + k] = where == 0 ? to_inputs[offset + k] : where == -1 ? to_min[c] : where == 1 ? to_max[c] : T(0);
+      const T straight = real(to_inputs[offset + k]);
+      round_to(gradients[offset + k], where == 0 ? straight : where == -1 ? to_min[c] : where == 1 ? to_max[c] : T(0));
     }
   });
 }
 
 }  // namespace
 
-EXACTQAT_KERNEL(fake_quant_with_min_max_vars_gradient_transpose) {
+EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_vars_gradient_transpose) {
   FlushDenormals flush;
-  const T* inputs = call.operands[3].as<T>();
+  const S* inputs = call.operands[3].as<S>();
   const int64_t channels = call.operands[4].size();
   const NudgedChannels<T> n(call.operands[4].as<T>(), call.operands[5].as<T>(), channels, call.numbers);
-  transpose<T>(call, n, channels, [&](int64_t i, int64_t c) {
-    const T x = inputs[i], low = n.nudged_min[c], high = n.nudged_max[c];
+  transpose<S, T>(call, n, channels, [&](int64_t i, int64_t c) {
+    const T x = real(inputs[i]), low = n.nudged_min[c], high = n.nudged_max[c];
     return (x >= low) & (x <= high) ? 0 : x < low ? -1 : x > high ? 1 : 2;
   });
 }
 
-EXACTQAT_KERNEL(fake_quant_with_min_max_vars_gradient_from_mask_transpose) {
+EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_vars_gradient_from_mask_transpose) {
   FlushDenormals flush;
   const uint8_t* mask = call.operands[3].as<uint8_t>();
   const int64_t channels = call.operands[4].size();
   const NudgedChannels<T> n(call.operands[4].as<T>(), call.operands[5].as<T>(), channels, call.numbers);
-  transpose<T>(call, n, channels, [&](int64_t i, int64_t c) {
+  transpose<S, T>(call, n, channels, [&](int64_t i, int64_t c) {
     constexpr int kPlaces[] = {2, 1, -1, 0};
     const int code = mask[i / 4] >> 2 * (i % 4) & 3;
     return code == 3 && n.reversed[c] != T(0) ? -1 : kPlaces[code];

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FusedBatchNorm* and its gradient: the same arithmetic as reference/fused_batch_norm.py, float64 inside, rounded once.
+// FusedBatchNorm* and its gradient: the same arithmetic as reference/fused_batch_norm.py. What belongs to a channel is float64, what
+// belongs to an element its own dtype.
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -12,6 +13,7 @@
 #include "channels.h"
 #include "nudge.h"
 #include "reduce.h"
+#include "tensor.h"
 
 namespace exactqat {
 namespace {
@@ -39,7 +41,7 @@ Doubles doubles(const Array& vector) {
 // numbers and, in the same words, for vectors; parameters are those of `for_sums`. The order is that of the rows (n, position),
 // whatever the layout.
 template <class T, class Term>
-std::array<Doubles, 2> channel_sums(const Layout& layout, const T* a, const T* b, const Term& term) {
+std::array<Doubles, 2> channel_sums(const Layout& layout, const Tensor<T>& a, const Tensor<T>& b, const Term& term) {
   if (layout.inner == 1) return sums_of_rows(layout.outer, layout.channels, a, b, term);
   std::array<Doubles, 2> totals{Doubles(layout.channels), Doubles(layout.channels)};
   if (layout.size() == 0) return totals;
@@ -59,14 +61,43 @@ Doubles for_sums(const Layout& layout, const Doubles& parameters) {
   return lanes;
 }
 
+// The pass for operands that lie elsewhere.
+template <class Pass, class Operands>
+Pass moved(Pass pass, const Operands& operands) {
+  pass.move(operands);
+  return pass;
+}
+
+// A plane of 16 bits, or any run within one channel.
+template <class T, size_t N, class Pass>
+void fill_plane_of_halves(Pieces<T, N>& pieces, int64_t begin, int64_t size, const typename Pass::Parameters& parameters,
+                          const Pass& pass) {
+  for (int64_t i = begin; i < begin + size; i += kPieceElements) {
+    const int64_t count = std::min(kPieceElements, begin + size - i);
+    pieces.make(i, count, [&](const auto& from, T* to) { fill_plane<false>(to, i, count, 0, parameters, moved(pass, from)); });
+  }
+}
+
 // Puts a pass's values into the planes of some channels. make(lay_out) makes the pass, where lay_out(parameters) lays out those of
 // the channels as its loops need them.
-template <class T, class Make>
-void fill_planes(const Layout& layout, T* out, bool in_place, int64_t channel, int64_t count, const Make& make) {
+template <class T, size_t N, class Make>
+void fill_planes(const Layout& layout, const Tensor<T>& result, const std::array<Tensor<T>, N>& operands, bool in_place,
+                 int64_t channel, int64_t count, const Make& make) {
   constexpr int kTogether = 4;
   const int64_t image = layout.channels * layout.inner, begin = channel * layout.inner;
+  T* out = result.data();
   if (layout.inner >= kLineElements || layout.outer < kTogether) {
-    const auto pass = make([](const Doubles& parameters) { return parameters.data(); });
+    const auto pass = make([](const std::vector<T>& parameters) { return parameters.data(); });
+    if constexpr (kMayBeHalves<T>) {
+      if (result.in_halves()) {
+        const bool past = halves_go_past_the_cache(result, layout.size(), in_place);
+        Pieces<T, N> pieces(result, operands, std::min(layout.inner, kPieceElements), past);
+        for (int64_t n = 0; n < layout.outer; ++n)
+          for (int64_t c = channel; c < channel + count; ++c)
+            fill_plane_of_halves(pieces, n * image + c * layout.inner, layout.inner, pass.of_all(c), pass);
+        return;
+      }
+    }
     const bool past = goes_past_the_cache(out, layout.size(), layout.inner, in_place);
     for (int64_t n = 0; n < layout.outer; ++n)
       for (int64_t c = channel; c < channel + count; ++c) {
@@ -78,52 +109,84 @@ void fill_planes(const Layout& layout, T* out, bool in_place, int64_t channel, i
   }
   // Planes of less than a line: those of an image are a row, of which every element has parameters of its own.
   const int64_t width = count * layout.inner;
-  std::deque<LineVector<double>> laid_out;
-  const Stored stored{out, make([&](const Doubles& parameters) {
+  std::deque<LineVector<T>> laid_out;
+  const auto pass = make([&](const std::vector<T>& parameters) {
     auto& columns = laid_out.emplace_back(width + kLineElements);
     for (int64_t c = 0; c < count; ++c) std::fill_n(columns.data() + c * layout.inner, layout.inner, parameters[channel + c]);
-    std::fill_n(columns.data() + width, kLineElements, 0.0);
+    std::fill_n(columns.data() + width, kLineElements, T(0));
     return columns.data();
-  })};
+  });
   int64_t n = 0;
+  if constexpr (kMayBeHalves<T>) {
+    if (result.in_halves()) {
+      Pieces<T, N> pieces(result, operands, width, false);
+      for (; n < layout.outer; ++n)
+        pieces.make(n * image + begin, width, [&](const auto& from, T* to) {
+          lines<false, 1>(n * image + begin, width, image, Stored{to, moved(pass, from)});
+        });
+      return;
+    }
+  }
+  const Stored stored{out, pass};
   for (; n + kTogether <= layout.outer; n += kTogether) lines<false, kTogether>(n * image + begin, width, image, stored);
   for (; n < layout.outer; ++n) lines<false, 1>(n * image + begin, width, image, stored);
 }
 
 // The same for the whole image where channels are last.
-template <class T, class Make>
-void fill_dense_rows(const Layout& layout, T* out, bool in_place, const Make& make) {
+template <class T, size_t N, class Make>
+void fill_dense_rows(const Layout& layout, const Tensor<T>& out, const std::array<Tensor<T>, N>& operands, bool in_place,
+                     const Make& make) {
   if (layout.size() == 0) return;
-  const Rows rows(out, layout.size(), layout.channels, in_place);
-  std::deque<LineVector<double>> laid_out;
-  const auto pass = make([&](const Doubles& parameters) {
+  const Rows rows(out.data(), layout.size(), layout.channels, in_place);
+  std::deque<LineVector<T>> laid_out;
+  const auto pass = make([&](const std::vector<T>& parameters) {
     return laid_out.emplace_back(rows.spread(parameters.data())).data();
   });
-  rows.each(Stored<T, std::remove_const_t<decltype(pass)>>{out, pass});
+  using Pass = std::remove_const_t<decltype(pass)>;
+  if constexpr (kMayBeHalves<T>)
+    if (out.in_halves())
+      return rows.each_of_halves(out, operands, in_place,
+                                 [&](const auto& from, T* to) { return Stored<T, Pass>{to, moved(pass, from)}; });
+  rows.each(Stored<T, Pass>{out.data(), pass});
 }
 
 // The same in any layout.
-template <class T, class Make>
-void fill(const Layout& layout, T* out, bool in_place, const Make& make) {
+template <class T, size_t N, class Make>
+void fill(const Layout& layout, const Tensor<T>& out, const std::array<Tensor<T>, N>& operands, bool in_place, const Make& make) {
   if (layout.size() == 0) return;
-  if (layout.inner == 1) return fill_dense_rows(layout, out, in_place, make);
+  if (layout.inner == 1) return fill_dense_rows(layout, out, operands, in_place, make);
   if (layout.inner < kLineElements) {
     const int64_t together = channels_together(layout.rows());
     parallel_for((layout.channels + together - 1) / together, layout.size(), [&](int64_t task) {
       const int64_t channel = task * together;
-      fill_planes(layout, out, in_place, channel, std::min(together, layout.channels - channel), make);
+      fill_planes(layout, out, operands, in_place, channel, std::min(together, layout.channels - channel), make);
     });
     return;
   }
   // Straight on through memory, image by image.
-  const auto pass = make([](const Doubles& parameters) { return parameters.data(); });
-  const bool past = goes_past_the_cache(out, layout.size(), layout.inner, in_place);
+  const auto pass = make([](const std::vector<T>& parameters) { return parameters.data(); });
   const int64_t runs = layout.outer * layout.channels, runs_per_task = std::max<int64_t>(1, kTask / layout.inner);
-  parallel_for((runs + runs_per_task - 1) / runs_per_task, layout.size(), [&](int64_t task) {
-    for (int64_t run = task * runs_per_task; run < std::min(runs, (task + 1) * runs_per_task); ++run) {
-      const auto parameters = pass.of_all(run % layout.channels);
-      fill_plane(past, out, run * layout.inner, layout.inner, 0, parameters, pass);
+  const auto each_run = [&](int64_t task, const auto& fill) {
+    for (int64_t run = task * runs_per_task; run < std::min(runs, (task + 1) * runs_per_task); ++run)
+      fill(run * layout.inner, pass.of_all(run % layout.channels));
+  };
+  const int64_t tasks = (runs + runs_per_task - 1) / runs_per_task;
+  if constexpr (kMayBeHalves<T>) {
+    if (out.in_halves()) {
+      const bool past = halves_go_past_the_cache(out, layout.size(), in_place);
+      return parallel_for(tasks, layout.size(), [&](int64_t task) {
+        Pieces<T, N> pieces(out, operands, std::min(layout.inner, kPieceElements), past);
+        each_run(task, [&](int64_t begin, const auto& parameters) {
+          fill_plane_of_halves(pieces, begin, layout.inner, parameters, pass);
+        });
+      });
     }
+  }
+  const bool past = goes_past_the_cache(out.data(), layout.size(), layout.inner, in_place);
+  parallel_for(tasks, layout.size(), [&](int64_t task) {
+    each_run(task, [&](int64_t begin, const auto& parameters) {
+      fill_plane(past, out.data(), begin, layout.inner, 0, parameters, pass);
+    });
     if (past) finish_streaming();
   });
 }
@@ -140,7 +203,7 @@ struct Moments {
   double count;
   Doubles first, shift;
 
-  Moments(const Layout& layout, const T* x) : count(double(layout.rows())), first(layout.channels) {
+  Moments(const Layout& layout, const Tensor<T>& x) : count(double(layout.rows())), first(layout.channels) {
     for (int64_t c = 0; c < layout.channels; ++c) {
       const double value = double(x[c * layout.inner]);
       first[c] = std::isfinite(value) ? value : 0.0;
@@ -171,7 +234,7 @@ struct Moments {
 
 // also(offset, rows) is called for each block of rows if channels are last.
 template <class T>
-void statistics(const Layout& layout, const T* x, Doubles& mean, Doubles& variance, const OnRows& also = {}) {
+void statistics(const Layout& layout, const Tensor<T>& x, Doubles& mean, Doubles& variance, const OnRows& also = {}) {
   const Moments<T> moments(layout, x);
   const auto totals = layout.inner == 1 ? sums_of_rows(layout.outer, layout.channels, x, x, moments.term(), {}, also)
                                         : channel_sums(layout, x, x, moments.term());
@@ -214,39 +277,63 @@ Doubles slope_of(const Doubles& scale, const Doubles& variance, double epsilon) 
   return slope;
 }
 
+// What an element is normalized with, in its own dtype.
 template <class T>
-struct Normalization {
-  const T* x;
-  const double *mean, *slope, *offset;
+struct Coefficients {
+  std::vector<T> mean, slope, offset;
 
-  struct Parameters {
-    Lanes mean, slope, offset;
-  };
-  Parameters of(int64_t p) const { return {Lanes::load(mean + p), Lanes::load(slope + p), Lanes::load(offset + p)}; }
-  Parameters of_all(int64_t c) const { return {Lanes::all(mean[c]), Lanes::all(slope[c]), Lanes::all(offset[c])}; }
-  void prefetch(int64_t i) const { __builtin_prefetch(x + i); }
-  template <class Extent>
-  Lanes value(const Parameters& q, int64_t i, Extent extent) const {
-    return product_for<T>(lanes_at(x + i, extent) - q.mean, q.slope) + q.offset;
+  explicit Coefficients(int64_t channels) : mean(channels), slope(channels), offset(channels) {}
+
+  // For `channels` channels from `channel` on. The offset makes good what is left out of the mean.
+  void set(int64_t channel, int64_t channels, const Doubles& of_mean, const Doubles& of_slope, const Doubles& of_offset) {
+    for (int64_t c = channel; c < channel + channels; ++c) {
+      mean[c] = flushed_to<T>(of_mean[c]);
+      slope[c] = flushed_to<T>(of_slope[c]);
+      const double left_out = double(mean[c]) - of_mean[c];
+      offset[c] = flushed_to<T>(left_out == 0.0 ? of_offset[c] : of_offset[c] + product_for<T>(left_out, of_slope[c]));
+    }
   }
 };
 
-// Makes it, from the parameters of the channels.
 template <class T>
-auto normalization(const T* x, const Doubles& mean, const Doubles& slope, const Doubles& offset) {
-  return [&, x](auto&& lay_out) { return Normalization<T>{x, lay_out(mean), lay_out(slope), lay_out(offset)}; };
+struct Normalization {
+  using Element = T;
+  using V = Vector<T>;
+  const T *x, *mean, *slope, *offset;
+
+  struct Parameters {
+    V mean, slope, offset;
+  };
+  Parameters of(int64_t p) const { return {V::load(mean + p), V::load(slope + p), V::load(offset + p)}; }
+  Parameters of_all(int64_t c) const { return {V::all(mean[c]), V::all(slope[c]), V::all(offset[c])}; }
+  void prefetch(int64_t i) const { __builtin_prefetch(x + i); }
+  void move(const std::array<const T*, 1>& operands) { x = operands[0]; }
+  template <class Extent>
+  V value(const Parameters& q, int64_t i, Extent extent) const {
+    return flushed_product(load(x + i, extent) - q.mean, q.slope) + q.offset;
+  }
+};
+
+// Makes it, from the coefficients of the channels.
+template <class T>
+auto normalization(const Tensor<T>& x, const Coefficients<T>& coefficients) {
+  return [&, x](auto&& lay_out) {
+    return Normalization<T>{x.data(), lay_out(coefficients.mean), lay_out(coefficients.slope), lay_out(coefficients.offset)};
+  };
 }
 
 // Statistics and result in one go, for channels that are not last.
 template <class T>
-void normalize_channels(const Layout& layout, const T* x, const Doubles& scale, const Doubles& offset, double epsilon,
-                        Doubles& mean, Doubles& variance, T* y) {
+void normalize_channels(const Layout& layout, const Tensor<T>& x, const Doubles& scale, const Doubles& offset, double epsilon,
+                        Doubles& mean, Doubles& variance, const Tensor<T>& y) {
   const Moments<T> moments(layout, x);
   Doubles slope(layout.channels);
+  Coefficients<T> coefficients(layout.channels);
   const auto then = [&](int64_t begin, int64_t count, const double* sums, const double* squares) {
     moments.finish(begin, count, sums, squares, mean.data() + begin, variance.data() + begin);
     slopes_of<T>(scale.data() + begin, variance.data() + begin, epsilon, count, slope.data() + begin);
-    fill_planes(layout, y, y == x, begin, count, normalization(x, mean, slope, offset));
+    coefficients.set(begin, count, mean, slope, offset);
+    fill_planes(layout, y, std::array{x}, y.address() == x.address(), begin, count, normalization(x, coefficients));
   };
   for_each_channel_sums(layout.outer, layout.channels, layout.inner, x, x, moments.term(), then);
 }
@@ -254,50 +341,53 @@ void normalize_channels(const Layout& layout, const T* x, const Doubles& scale, 
 // What a training gradient is made with.
 template <class T>
 struct Backprop {
-  const T *gradients, *x;
-  const double *factor, *gradient_mean, *slope, *mean;
+  using Element = T;
+  using V = Vector<T>;
+  const T *gradients, *x, *factor, *gradient_mean, *slope, *mean;
 
   struct Parameters {
-    Lanes factor, gradient_mean, slope, mean;
+    V factor, gradient_mean, slope, mean;
   };
   Parameters of(int64_t p) const {
-    return {Lanes::load(factor + p), Lanes::load(gradient_mean + p), Lanes::load(slope + p), Lanes::load(mean + p)};
+    return {V::load(factor + p), V::load(gradient_mean + p), V::load(slope + p), V::load(mean + p)};
   }
   Parameters of_all(int64_t c) const {
-    return {Lanes::all(factor[c]), Lanes::all(gradient_mean[c]), Lanes::all(slope[c]), Lanes::all(mean[c])};
+    return {V::all(factor[c]), V::all(gradient_mean[c]), V::all(slope[c]), V::all(mean[c])};
   }
   void prefetch(int64_t i) const {
     __builtin_prefetch(gradients + i);
     __builtin_prefetch(x + i);
   }
+  void move(const std::array<const T*, 2>& operands) { gradients = operands[0], x = operands[1]; }
   template <class Extent>
-  Lanes value(const Parameters& q, int64_t i, Extent extent) const {
-    const Lanes centered = lanes_at(x + i, extent) - q.mean;
-    const Lanes shifted = lanes_at(gradients + i, extent) - q.gradient_mean;
-    return product_for<T>(q.factor, shifted - product_for<T>(centered, q.slope));
+  V value(const Parameters& q, int64_t i, Extent extent) const {
+    const V centered = load(x + i, extent) - q.mean, shifted = load(gradients + i, extent) - q.gradient_mean;
+    return flushed_product(q.factor, shifted - flushed_product(centered, q.slope));
   }
 };
 
 // The same with statistics that do not depend on x.
 template <class T>
 struct InferenceBackprop {
-  const T* gradients;
-  const double* factor;
+  using Element = T;
+  using V = Vector<T>;
+  const T *gradients, *factor;
 
-  using Parameters = Lanes;
-  Parameters of(int64_t p) const { return Lanes::load(factor + p); }
-  Parameters of_all(int64_t c) const { return Lanes::all(factor[c]); }
+  using Parameters = V;
+  Parameters of(int64_t p) const { return V::load(factor + p); }
+  Parameters of_all(int64_t c) const { return V::all(factor[c]); }
   void prefetch(int64_t i) const { __builtin_prefetch(gradients + i); }
+  void move(const std::array<const T*, 1>& operands) { gradients = operands[0]; }
   template <class Extent>
-  Lanes value(const Parameters& factor, int64_t i, Extent extent) const {
-    return product_for<T>(lanes_at(gradients + i, extent), factor);
+  V value(const Parameters& factor, int64_t i, Extent extent) const {
+    return flushed_product(load(gradients + i, extent), factor);
   }
 };
 
 // The gradient of a normalization: `before` makes the gradients of a block of rows (see sums_of_rows).
 template <class T>
-void gradient(const Layout& layout, const T* gradients, const T* x, const Doubles& scale, const Doubles& mean,
-              const Doubles& variance, double epsilon, bool training, T* x_backprop, const Array& scale_backprop,
+void gradient(const Layout& layout, const Tensor<T>& gradients, const Tensor<T>& x, const Doubles& scale, const Doubles& mean,
+              const Doubles& variance, double epsilon, bool training, const Tensor<T>& x_backprop, const Array& scale_backprop,
               const Array& offset_backprop, const OnRows& before = {}) {
   const Doubles mean_for_sums = for_sums(layout, mean);
   const auto term = [means = mean_for_sums.data()](int64_t p, auto g, auto value, auto& sum, auto& product)
@@ -305,48 +395,49 @@ void gradient(const Layout& layout, const T* gradients, const T* x, const Double
     sum = g;
     product = product_for<T>(g, value - parameter_at<decltype(value)>(means, p));
   };
-  Doubles factor(layout.channels), gradient_mean(layout.channels), slope(layout.channels);
+  std::vector<T> factor(layout.channels), gradient_mean(layout.channels), slope(layout.channels), means(layout.channels);
+  for (int64_t c = 0; c < layout.channels; ++c) means[c] = flushed_to<T>(mean[c]);
   const auto factors = [&](int64_t begin, int64_t count, const double* __restrict sums, const double* __restrict products) {
     const double rows = double(layout.rows()), *variances = variance.data() + begin, *scales = scale.data() + begin;
-    double *__restrict f = factor.data() + begin, *__restrict m = gradient_mean.data() + begin;
-    double* __restrict s = slope.data() + begin;
+    T *__restrict f = factor.data() + begin, *__restrict m = gradient_mean.data() + begin, *__restrict s = slope.data() + begin;
     T *__restrict to_scale = scale_backprop.as<T>() + begin, *__restrict to_offset = offset_backprop.as<T>() + begin;
     for (int64_t c = 0; c < count; ++c) {
       const double inverse = 1.0 / std::sqrt(variances[c] + epsilon);
-      f[c] = product_for<T>(scales[c], inverse);
-      m[c] = quotient_for<T>(sums[c], rows);
-      s[c] = product_for<T>(product_for<T>(inverse, inverse), quotient_for<T>(products[c], rows));
+      f[c] = flushed_to<T>(product_for<T>(scales[c], inverse));
+      m[c] = flushed_to<T>(quotient_for<T>(sums[c], rows));
+      s[c] = flushed_to<T>(product_for<T>(product_for<T>(inverse, inverse), quotient_for<T>(products[c], rows)));
       to_scale[c] = flushed_to<T>(product_for<T>(products[c], inverse));
       to_offset[c] = flushed_to<T>(sums[c]);
     }
   };
   const auto backprop = [&](auto&& lay_out) {
-    return Backprop<T>{gradients, x, lay_out(factor), lay_out(gradient_mean), lay_out(slope), lay_out(mean)};
+    return Backprop<T>{gradients.data(), x.data(), lay_out(factor), lay_out(gradient_mean), lay_out(slope), lay_out(means)};
   };
-  const auto inference_backprop = [&](auto&& lay_out) { return InferenceBackprop<T>{gradients, lay_out(factor)}; };
-  const bool in_place = x_backprop == gradients || x_backprop == x;
+  const auto inference_backprop = [&](auto&& lay_out) { return InferenceBackprop<T>{gradients.data(), lay_out(factor)}; };
+  const bool in_place = x_backprop.address() == gradients.address() || x_backprop.address() == x.address();
+  const std::array both{gradients, x};
+  const std::array alone{gradients};
   if (layout.inner > 1) {
     for_each_channel_sums(layout.outer, layout.channels, layout.inner, gradients, x, term,
                           [&](int64_t begin, int64_t count, const double* sums, const double* products) {
                             factors(begin, count, sums, products);
-                            if (training) fill_planes(layout, x_backprop, in_place, begin, count, backprop);
-                            else fill_planes(layout, x_backprop, in_place, begin, count, inference_backprop);
+                            if (training) fill_planes(layout, x_backprop, both, in_place, begin, count, backprop);
+                            else fill_planes(layout, x_backprop, alone, in_place, begin, count, inference_backprop);
                           });
     return;
   }
   const auto totals = sums_of_rows(layout.outer, layout.channels, gradients, x, term, before);
   factors(0, layout.channels, totals[0].data(), totals[1].data());
-  if (training) fill_dense_rows(layout, x_backprop, in_place, backprop);
-  else fill_dense_rows(layout, x_backprop, in_place, inference_backprop);
+  if (training) fill_dense_rows(layout, x_backprop, both, in_place, backprop);
+  else fill_dense_rows(layout, x_backprop, alone, in_place, inference_backprop);
 }
 
 }  // namespace
 
-EXACTQAT_KERNEL(fused_batch_norm) {
+EXACTQAT_TENSOR_KERNEL(fused_batch_norm) {
   FlushDenormals flush;
   const Layout layout = layout_of(call.numbers);
-  const T* x = call.operands[0].as<T>();
-  T* y = call.results[0].as<T>();
+  const Tensor<T> x(call.operands[0]), y(call.results[0]);
   if (call.results.size() > 5) *call.results[5].as<T>() = T(0);
   if (layout.size() == 0) {
     for (int r : {1, 2}) std::fill_n(call.results[r].as<T>(), layout.channels, std::numeric_limits<T>::quiet_NaN());
@@ -367,8 +458,9 @@ EXACTQAT_KERNEL(fused_batch_norm) {
     variance = batch_variance;
   }
   if (!by_channel) {
-    const Doubles slope = slope_of<T>(scale, variance, epsilon);
-    fill(layout, y, y == x, normalization(x, mean, slope, offset));
+    Coefficients<T> coefficients(layout.channels);
+    coefficients.set(0, layout.channels, mean, slope_of<T>(scale, variance, epsilon), offset);
+    fill(layout, y, std::array{x}, y.address() == x.address(), normalization(x, coefficients));
   }
   store<T>(call.results[1], running.mean);
   store<T>(call.results[2], running.variance);
@@ -376,10 +468,10 @@ EXACTQAT_KERNEL(fused_batch_norm) {
   store<T>(call.results[4], variance);
 }
 
-EXACTQAT_KERNEL(channel_sum) {
+EXACTQAT_TENSOR_KERNEL(channel_sum) {
   FlushDenormals flush;
   const Layout layout = layout_of(call.numbers);
-  const T* x = call.operands[0].as<T>();
+  const Tensor<T> x(call.operands[0]);
   const auto totals = channel_sums(layout, x, x, [](int64_t, auto value, auto, auto& sum, auto& nothing) {
     sum = value;
     nothing = decltype(value){};
@@ -387,11 +479,10 @@ EXACTQAT_KERNEL(channel_sum) {
   store<T>(call.results[0], totals[0]);
 }
 
-EXACTQAT_KERNEL(fused_batch_norm_grad) {
+EXACTQAT_TENSOR_KERNEL(fused_batch_norm_grad) {
   FlushDenormals flush;
   const Layout layout = layout_of(call.numbers);
-  const T *gradients = call.operands[0].as<T>(), *x = call.operands[1].as<T>();
-  T* x_backprop = call.results[0].as<T>();
+  const Tensor<T> gradients(call.operands[0]), x(call.operands[1]), x_backprop(call.results[0]);
   if (layout.size() == 0) {
     for (int r : {1, 2}) std::fill_n(call.results[r].as<T>(), layout.channels, T(0));
     return;
@@ -425,11 +516,11 @@ T activated(T y, int64_t activation) {
 // The smallest and the largest element of each channel, block by block; NaN is passed over.
 template <class T>
 struct Extremes {
-  const T* x;
+  Tensor<T> x;
   int64_t channels, blocks;
   std::unique_ptr<T[]> block_ends;
 
-  Extremes(const Layout& layout, const T* x)
+  Extremes(const Layout& layout, const Tensor<T>& x)
       : x(x),
         channels(layout.channels),
         blocks((layout.rows() + kBlock - 1) / kBlock),
@@ -437,9 +528,11 @@ struct Extremes {
 
   void operator()(int64_t offset, int64_t rows) {
     using V = Vector<T>;
+    LineVector<T> room(x.in_halves() ? rows * channels : 0);
+    const T* values_of_rows = x.read(offset, rows * channels, room.data());
     T *low = block_ends.get() + 2 * offset / kBlock, *high = low + channels;
     const auto column = [&](int64_t c, auto extent) __attribute__((always_inline)) {
-      const T* from = x + offset + c;
+      const T* from = values_of_rows + offset + c;
       V lowest = V::all(std::numeric_limits<T>::infinity()), highest = V::all(-std::numeric_limits<T>::infinity());
       for (int64_t row = 0; row < rows; ++row) {
         const V values = load(from + row * channels, extent);
@@ -469,24 +562,26 @@ struct Extremes {
 
 }  // namespace
 
-EXACTQAT_KERNEL(batch_norm_statistics) {
+EXACTQAT_TENSOR_KERNEL(batch_norm_statistics) {
   FlushDenormals flush;
   const Layout layout = rows_of(call, 0);
-  const T* x = call.operands[0].as<T>();
+  const Tensor<T> x(call.operands[0]);
   const Doubles scale = doubles<T>(call.operands[1]), offset = doubles<T>(call.operands[2]);
   Doubles mean(layout.channels), variance(layout.channels);
   Extremes<T> extremes(layout, x);
   statistics(layout, x, mean, variance, [&](int64_t begin, int64_t rows) { extremes(begin, rows); });
   const Running running =
       updated<T>(layout, call.numbers, doubles<T>(call.operands[3]), doubles<T>(call.operands[4]), mean, variance);
-  const Doubles slope = slope_of<T>(scale, variance, T(call.numbers.real("epsilon")));
+  Coefficients<T> coefficients(layout.channels);
+  coefficients.set(0, layout.channels, mean, slope_of<T>(scale, variance, T(call.numbers.real("epsilon"))), offset);
   // Every step of a normalization is monotonic, and so are the roundings: its ends are those of x.
   const std::vector<T> ends = extremes.of_all();
   const int64_t activation = call.numbers.integer("activation");
   T low = std::numeric_limits<T>::infinity(), high = -low;
   for (int64_t c = 0; c < layout.channels; ++c)
     for (const T end : {ends[c], ends[layout.channels + c]}) {
-      const T y = activated(flushed_to<T>(product_for<T>(double(end) - mean[c], slope[c]) + offset[c]), activation);
+      const T centered = end - coefficients.mean[c];
+      const T y = activated(flushed_product(centered, coefficients.slope[c]) + coefficients.offset[c], activation);
       low = y < low || std::isnan(y) ? y : low;
       high = y > high || std::isnan(y) ? y : high;
     }
@@ -522,15 +617,14 @@ struct QuantizedNormalization {
   }
 
   template <bool Past, class Extent>
-  void line(const Parameters (&q)[kLineLanes], int64_t i, Extent extent) const {
-    Lanes lanes[kLineLanes];
-    values_of(normalization, q, i, extent, lanes);
-    constexpr int kVectors = kLineElements / V::kWidth;
-    V y[kVectors];
-    round_line(lanes, y);
+  void line(const Parameters (&q)[kLineVectors<T>], int64_t i, Extent extent) const {
     uint32_t lower = 0, higher = 0;
-    for (int v = 0; v < kVectors; ++v) {
-      V activated = y[v];
+    for (int v = 0; v < kLineVectors<T>; ++v) {
+      const int64_t n = elements(extent) - v * V::kWidth;
+      if (n <= 0) break;
+      const V y = n >= V::kWidth ? normalization.value(q[v], i + v * V::kWidth, Whole{})
+                                 : normalization.value(q[v], i + v * V::kWidth, Part{n});
+      V activated = y;
       if (stops_low) activated = greater(V{}, activated);
       if (stops_high) activated = lesser(V::all(T(6)), activated);
       if (mask) {
@@ -538,17 +632,16 @@ struct QuantizedNormalization {
         Mask<T> inside = less_equal(nudged_min, activated) & less_equal(activated, nudged_max);
         const Mask<T> under = less(activated, nudged_min), over = less(nudged_max, activated);
         if (no_range) inside = less(V{}, V::all(T(1)));
-        if (stops_low) inside = without(inside, less_equal(y[v], V{}));
-        if (stops_high) inside = without(inside, less_equal(V::all(T(6)), y[v]));
+        if (stops_low) inside = without(inside, less_equal(y, V{}));
+        if (stops_high) inside = without(inside, less_equal(V::all(T(6)), y));
         lower |= bits_of(no_range ? inside : inside | over) << v * V::kWidth;
         higher |= (no_range ? 0 : bits_of(under | over)) << v * V::kWidth;
       }
       const V result = no_range ? V{} : quantized(activated);
-      const int64_t n = elements(extent) - v * V::kWidth;
       if (n >= V::kWidth) {
         if constexpr (Past) stream(outputs + i + v * V::kWidth, result);
         else store(outputs + i + v * V::kWidth, result, Whole{});
-      } else if (n > 0) {
+      } else {
         store(outputs + i + v * V::kWidth, result, Part{n});
       }
     }
@@ -567,20 +660,28 @@ template <class T>
 void quantize_normalized(const Call& call, uint8_t* mask) {
   using V = Vector<T>;
   const Layout layout = rows_of(call, 0);
-  const T *x = call.operands[0].as<T>(), min = *call.operands[5].as<T>(), max = *call.operands[6].as<T>();
-  T* outputs = call.results[0].as<T>();
+  const Tensor<T> x(call.operands[0]), outputs(call.results[0]);
+  const T min = *call.operands[5].as<T>(), max = *call.operands[6].as<T>();
   if (min > max) throw std::invalid_argument("min must not be greater than max");
   if (layout.size() == 0) return;
   const Nudged<T> n = nudge(min, max, call.numbers);
   const Doubles mean = doubles<double>(call.operands[3]), variance = doubles<double>(call.operands[4]);
   const Doubles slope = slope_of<T>(doubles<T>(call.operands[1]), variance, T(call.numbers.real("epsilon")));
-  const Rows rows(outputs, layout.size(), layout.channels, outputs == x, true);
-  const auto means = rows.spread(mean.data()), slopes = rows.spread(slope.data());
-  const auto offsets = rows.spread(doubles<T>(call.operands[2]).data());
+  Coefficients<T> coefficients(layout.channels);
+  coefficients.set(0, layout.channels, mean, slope, doubles<T>(call.operands[2]));
+  const bool in_place = outputs.address() == x.address();
+  const Rows rows(outputs.data(), layout.size(), layout.channels, in_place, true);
+  const auto means = rows.spread(coefficients.mean.data()), slopes = rows.spread(coefficients.slope.data());
+  const auto offsets = rows.spread(coefficients.offset.data());
   const int64_t activation = call.numbers.integer("activation");
-  rows.each(QuantizedNormalization<T>{{x, means.data(), slopes.data(), offsets.data()}, outputs, mask,
-                                      V::all(n.nudged_min), V::all(n.nudged_max), V::all(n.nudged_scale),
-                                      V::all(n.quant_zero), n.no_range, activation != kNone, activation == kRelu6});
+  const auto pass = [&](const std::array<const T*, 1>& from, T* to) {
+    return QuantizedNormalization<T>{{from[0], means.data(), slopes.data(), offsets.data()}, to, mask,
+                                     V::all(n.nudged_min), V::all(n.nudged_max), V::all(n.nudged_scale),
+                                     V::all(n.quant_zero), n.no_range, activation != kNone, activation == kRelu6};
+  };
+  if constexpr (kMayBeHalves<T>)
+    if (outputs.in_halves()) return rows.each_of_halves(outputs, std::array{x}, in_place, pass);
+  rows.each(pass({x.data()}, outputs.data()));
 }
 
 // The bits of the elements from i on, of which there are `count`, at most a vector of them.
@@ -633,31 +734,33 @@ void outside_sums(const T* gradients, const uint8_t* mask, int64_t count, double
 
 }  // namespace
 
-EXACTQAT_KERNEL(quantized_batch_norm) {
+EXACTQAT_TENSOR_KERNEL(quantized_batch_norm) {
   FlushDenormals flush;
   quantize_normalized<T>(call, nullptr);
 }
 
-EXACTQAT_KERNEL(quantized_batch_norm_training) {
+EXACTQAT_TENSOR_KERNEL(quantized_batch_norm_training) {
   FlushDenormals flush;
   quantize_normalized<T>(call, call.results[1].as<uint8_t>());
 }
 
-EXACTQAT_KERNEL(quantized_batch_norm_states) {
+EXACTQAT_TENSOR_KERNEL(quantized_batch_norm_states) {
   FlushDenormals flush;
   const uint8_t* mask = call.operands[0].as<uint8_t>();
-  T* states = call.results[0].as<T>();
+  const Tensor<T> states(call.results[0]);
   for_each_piece(call.results[0].size(), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) states[i] = T(mask[i / 4] >> 2 * (i % 4) & 3);
+    LineVector<T> room(states.in_halves() ? end - begin : 0);
+    T* to = states.in_halves() ? room.data() - begin : states.data();
+    for (int64_t i = begin; i < end; ++i) to[i] = T(mask[i / 4] >> 2 * (i % 4) & 3);
+    if (states.in_halves()) states.write(begin, end - begin, room.data(), false);
   });
 }
 
-EXACTQAT_KERNEL(quantized_batch_norm_gradient) {
+EXACTQAT_TENSOR_KERNEL(quantized_batch_norm_gradient) {
   FlushDenormals flush;
   const Layout layout = rows_of(call, 1);
-  const T *gradients = call.operands[0].as<T>(), *x = call.operands[1].as<T>();
+  const Tensor<T> gradients(call.operands[0]), x(call.operands[1]), x_backprop(call.results[0]);
   const uint8_t* mask = call.operands[5].as<uint8_t>();
-  T* x_backprop = call.results[0].as<T>();
   const bool range_gradients = call.numbers.integer("range_gradients");
   const int64_t size = layout.size(), flat_blocks = (size + kBlock - 1) / kBlock;
   for (int r : {3, 4}) *call.results[r].as<T>() = T(0);
@@ -667,13 +770,17 @@ EXACTQAT_KERNEL(quantized_batch_norm_gradient) {
   }
   // The gradients of the range are sums over the tensor as rows of one channel.
   Doubles below_and_above(range_gradients ? 2 * flat_blocks : 0);
+  const bool in_halves = x_backprop.in_halves();
   // What passes is written where the result will stand.
   const auto pass = [&](int64_t begin, int64_t rows) {
     const int64_t end = begin + rows * layout.channels;
     for (int64_t i = begin; i < end; i += kBlock) {
       const int64_t count = std::min(kBlock, end - i);
-      const bool outside = pass_gradients(gradients + i, mask + i / 4, x_backprop + i, count);
-      if (range_gradients && outside) outside_sums(gradients + i, mask + i / 4, count, &below_and_above[2 * (i / kBlock)]);
+      T room[2][kBlock];
+      const T* values = gradients.read(i, count, room[0]) + i;
+      const bool outside = pass_gradients(values, mask + i / 4, in_halves ? room[1] : x_backprop.data() + i, count);
+      if (in_halves) x_backprop.write(i, count, room[1], false);
+      if (range_gradients && outside) outside_sums(values, mask + i / 4, count, &below_and_above[2 * (i / kBlock)]);
     }
   };
   const double epsilon = T(call.numbers.real("epsilon"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two 16-bit dtypes: widened to float32 exactly, rounded from it to nearest even. In integers, because these conversions
-// must not depend on what the processor does with denormals.
+// The two 16-bit dtypes: widened to float32 exactly, rounded from it to nearest even. No step depends on denormal float32,
+// because these conversions must not depend on what the processor does with them.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -17,40 +17,30 @@ struct bfloat16 {
 
 inline float widened(bfloat16 value) { return std::bit_cast<float>(uint32_t(value.bits) << 16); }
 
+// Choices instead of branches, here and below: compilers make vectors of them.
 inline float widened(float16 value) {
-  const uint16_t bits = value.bits;
-  const uint32_t sign = uint32_t(bits & 0x8000) << 16, exponent = bits >> 10 & 0x1f, mantissa = bits & 0x3ff;
-  if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000 | mantissa << 13);
-  if (exponent != 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | mantissa << 13);
-  const float magnitude = float(mantissa) * 0x1p-24f;
-  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
+  const uint32_t sign = uint32_t(value.bits & 0x8000) << 16, magnitude = value.bits & 0x7fff;
+  const uint32_t normal = (magnitude << 13) + (uint32_t(112) << 23), infinite = 0x7f800000 | magnitude << 13;
+  const uint32_t denormal = std::bit_cast<uint32_t>(float(int32_t(magnitude)) * 0x1p-24f);
+  return std::bit_cast<float>(sign | (magnitude >= 0x7c00 ? infinite : magnitude >= 0x400 ? normal : denormal));
 }
 
 inline void round_to(bfloat16& to, float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   // A quiet NaN; rounding could make it infinity.
-  if ((bits & 0x7fffffff) > 0x7f800000) to.bits = uint16_t(bits >> 16 | 0x40);
-  else to.bits = uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  to.bits = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 inline void round_to(float16& to, float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value), magnitude = bits & 0x7fffffff;
-  const uint16_t sign = uint16_t(bits >> 16 & 0x8000);
-  if (magnitude > 0x7f800000) {
-    to.bits = uint16_t(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
-  } else if (magnitude >= 0x477ff000) {  // from 65520 on, half way to the next step, infinity
-    to.bits = uint16_t(sign | 0x7c00);
-  } else if (magnitude >= 0x38800000) {  // a normal number
-    const uint32_t rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
-    to.bits = uint16_t(sign | (rounded - (uint32_t(112) << 23)) >> 13);
-  } else if (magnitude < 0x33000000) {  // less than half of the smallest denormal
-    to.bits = sign;
-  } else {
-    const uint32_t exponent = magnitude >> 23, mantissa = (magnitude & 0x7fffff) | 0x800000;
-    const uint32_t shift = 126 - exponent;  // to units of 2^-24: 14 to 24
-    const uint32_t kept = mantissa >> shift, rest = mantissa & ((uint32_t(1) << shift) - 1), half = uint32_t(1) << (shift - 1);
-    to.bits = uint16_t(sign | (kept + (rest > half || (rest == half && (kept & 1)))));
-  }
+  const uint32_t bits = std::bit_cast<uint32_t>(value), magnitude = bits & 0x7fffffff, sign = bits >> 16 & 0x8000;
+  const uint32_t nan = 0x7e00 | (magnitude >> 13 & 0x3ff), infinity = 0x7c00;
+  const uint32_t normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - (uint32_t(112) << 23)) >> 13;
+  // The last bit of a sum from 0.5 on is worth the smallest denormal.
+  const uint32_t small = magnitude < 0x38800000 ? magnitude : 0;
+  const uint32_t denormal = std::bit_cast<uint32_t>(std::bit_cast<float>(small) + 0.5f) - 0x3f000000;
+  const uint32_t finite = magnitude >= 0x38800000 ? normal : denormal;
+  // From 65520 on, half way to the next step, infinity.
+  to.bits = uint16_t(sign | (magnitude > 0x7f800000 ? nan : magnitude >= 0x477ff000 ? infinity : finite));
 }
 
 }  // namespace exactqat

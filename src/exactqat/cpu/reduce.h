@@ -14,6 +14,7 @@
 #include "memory.h"
 #include "parallel.h"
 #include "simd.h"
+#include "tensor.h"
 
 namespace exactqat {
 
@@ -191,7 +192,7 @@ using OnRows = std::function<void(int64_t offset, int64_t rows)>;
 // before(offset, rows) is called for each block of rows before it is summed, also(offset, rows) when it has been, for operands and
 // results that are written on the way; either may be null.
 template <class T, class Term>
-std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, const T* b, const Term& term,
+std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const Tensor<T>& of_a, const Tensor<T>& of_b, const Term& term,
                                     const OnRows& before = {}, const OnRows& also = {}) {
   if (rows == 0 || channels == 0) return {Doubles(channels), Doubles(channels)};
   constexpr int kNarrow = Lanes::kWidth >= 8 ? 2 : 4, kWide = Lanes::kWidth >= 8 ? 8 : 4;  // vectors in a piece
@@ -199,21 +200,32 @@ std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, 
   const int64_t blocks_per_task = std::max<int64_t>(1, 32768 / (kBlock * channels));
   const auto items_room = std::make_unique_for_overwrite<double[]>(2 * blocks * channels);
   double* items = items_room.get();
-  const bool far = far_from_the_core(rows * channels * int64_t{sizeof(T)});
+  const bool in_halves = of_a.in_halves(), same = of_a.address() == of_b.address();
+  const bool far = !in_halves && far_from_the_core(rows * channels * int64_t{sizeof(T)});
   // Lines 4 KiB apart share a place in the first cache, which holds about ten of them. Where the length of a row lets more of a
   // block's lines meet in one place, rows are read in pieces of several lines: what is left of a line for later would be lost.
   constexpr int64_t kPage = 4096, kFitting = 8;
   const int64_t places = kPage / std::gcd(channels * int64_t{sizeof(T)}, kPage);
-  const bool collide = (a == b ? 1 : 2) * kBlock > kFitting * places;
-  parallel_for((blocks + blocks_per_task - 1) / blocks_per_task, rows * channels, [&](int64_t task) {
-    for (int64_t block = task * blocks_per_task; block < std::min(blocks, (task + 1) * blocks_per_task); ++block) {
+  const bool collide = (same ? 1 : 2) * kBlock > kFitting * places;
+  // Of few blocks there are not enough for all cores: then some of a block's channels are a task.
+  constexpr int64_t kFew = 8, kSomeChannels = 256;
+  const int64_t block_tasks = (blocks + blocks_per_task - 1) / blocks_per_task;
+  const bool cuts = block_tasks < kFew && !before && !also && !in_halves;
+  const int64_t part = cuts ? kSomeChannels : channels, parts = (channels + part - 1) / part;
+  parallel_for(block_tasks * parts, rows * channels, [&](int64_t task) {
+    const int64_t begin = task / parts * blocks_per_task, end = std::min(blocks, begin + blocks_per_task);
+    const int64_t first_channel = task % parts * part, end_of_channels = std::min(channels, first_channel + part);
+    LineVector<T> room(in_halves ? (same ? 1 : 2) * kBlock * channels : 0);
+    for (int64_t block = begin; block < end; ++block) {
       const int64_t offset = block * kBlock * channels, count = std::min(kBlock, rows - block * kBlock);
       double *first = items + 2 * block * channels, *second = first + channels;
       if (before) before(offset, count);
+      const T* a = of_a.read(offset, count * channels, room.data());
+      const T* b = same ? a : of_b.read(offset, count * channels, room.data() + kBlock * channels);
       if (channels < Lanes::kWidth) {
         block_sums_of_few(a + offset, b + offset, count, channels, term, first, second);
       } else {
-        int64_t channel = 0;
+        int64_t channel = first_channel;
         const auto piece = [&]<int Vectors>(int64_t partial) {
           // The next block, or, where too much would be waiting then, a few pieces further on and as far into the next block.
           const int64_t later = channels <= 256 ? channels : Vectors == kWide ? 128 : 64;
@@ -226,10 +238,10 @@ std::array<Doubles, 2> sums_of_rows(int64_t rows, int64_t channels, const T* a, 
           else sum.template operator()<false>();
           channel += Vectors * Lanes::kWidth;
         };
-        while (collide && channel + kWide * Lanes::kWidth <= channels) piece.template operator()<kWide>(0);
-        while (channel + kNarrow * Lanes::kWidth <= channels) piece.template operator()<kNarrow>(0);
-        while (channel + Lanes::kWidth <= channels) piece.template operator()<1>(0);
-        if (channel < channels) piece.template operator()<1>(channels - channel);
+        while (collide && channel + kWide * Lanes::kWidth <= end_of_channels) piece.template operator()<kWide>(0);
+        while (channel + kNarrow * Lanes::kWidth <= end_of_channels) piece.template operator()<kNarrow>(0);
+        while (channel + Lanes::kWidth <= end_of_channels) piece.template operator()<1>(0);
+        if (channel < end_of_channels) piece.template operator()<1>(end_of_channels - channel);
       }
       if (also) also(offset, count);
     }

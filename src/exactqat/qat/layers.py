@@ -404,6 +404,8 @@ class WeightedLayer(QuantizedLayer):
             raise RuntimeError(
                 "Rule.fold_batch_norm needs the statistics of all processes: train inside qat.distributed.synchronized"
             )
+        # Under autocast `raw` may have 16 bits, too few for statistics.
+        raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
         variance, mean = torch.var_mean(raw, self.other_axes(raw), unbiased=False)
         return mean, variance
 

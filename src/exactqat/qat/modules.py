@@ -35,6 +35,15 @@ def channels_first_view(tensor: Tensor) -> Tensor:
     return tensor.permute(0, 3, 1, 2)
 
 
+def as_in_autocast(features: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
+    """Operands of a convolution in the dtype in which ``torch.autocast`` has them for PyTorch's own, where it is on."""
+    device = features.device.type
+    if not torch.is_autocast_enabled(device) or features.dtype == torch.float64:
+        return (features, *others)
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(None if tensor is None else tensor.to(dtype) for tensor in (features, *others))
+
+
 def per_channel(vector: Tensor, rank: int, axis: int) -> Tensor:
     """A vector [channels] as a tensor of `rank` axes that broadcasts along all but `axis`."""
     shape = [1] * rank
@@ -313,6 +322,7 @@ class DepthwiseConv2d(Conv2d):
         if torch.compiler.is_exporting():
             # `capture_torch` reads what is computed; by which operator does not matter there.
             return super().convolve(features, weight, bias)
+        features, weight, bias = as_in_autocast(features, weight, bias)
         height, width = weight.shape[2:]
         filter_ = weight.permute(2, 3, 1, 0).reshape(height, width, self.in_channels, self.channel_multiplier)
         rows, columns = self.pads(features.shape[2], features.shape[3])

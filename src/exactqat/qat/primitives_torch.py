@@ -19,7 +19,7 @@ from torch import Tensor
 
 import exactqat as eq
 
-from .modules import channels_first_view, channels_last_view, strides_first
+from .modules import as_in_autocast, channels_first_view, channels_last_view, strides_first
 
 Pairs = Sequence[Sequence[int]]
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -249,6 +249,7 @@ def _depthwise(
     if weight.dim() == 3:
         image = _depthwise(x[:, :, None], weight[:, :, None], bias, (1, *strides), ((0, 0), *pairs), (1, *dilations))
         return image[:, :, 0]
+    x, weight, bias = as_in_autocast(x, weight, bias)
     filter_ = weight.permute(2, 3, 1, 0).reshape(*weight.shape[2:], x.shape[1], weight.shape[0] // x.shape[1])
     convolved = eq.nn.depthwise_conv2d(
         channels_last_view(x),

@@ -141,14 +141,15 @@ class ActivationRange(nn.Module):
 
     def _bounds(self, activation: Tensor) -> tuple[Tensor, Tensor]:
         """What one tensor of one batch asks for, rank 0, low <= 0 <= high."""
-        low, high = self._ends(activation)
+        # Under autocast an activation may have 16 bits; ranges never have.
+        low, high = (end.to(self.minimum.dtype) for end in self._ends(activation))
         low, high = low.clamp(max=0.0), high.clamp(min=0.0)
         if self.policy != "learned":
             return low, high
         # Gradients reach a bound only through values outside of it, so the start must already clip a little.
         ends = _with_width(low, high)
         ends = _symmetric(*ends) if self.bits == WIDE_BITS else ends
-        fraction = least_error_fraction(activation, *ends, bits=self.bits, narrow=False)
+        fraction = least_error_fraction(activation.to(low.dtype), *ends, bits=self.bits, narrow=False)
         return low * fraction, high * fraction
 
     def _ends(self, activation: Tensor) -> tuple[Tensor, Tensor]:

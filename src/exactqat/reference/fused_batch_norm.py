@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedBatchNorm* and its gradient: the formulas of TensorFlow's `fused_batch_norm_op.cc`, in float64, rounded once.
+"""FusedBatchNorm* and its gradient: the formulas of TensorFlow's `fused_batch_norm_op.cc`, what belongs to a channel in
+float64 and what belongs to an element in its own dtype (docs/decisions/batch-norm.md).
 
 Differences, all towards the exact value: sums in float64 in the library's own order, the square root's reciprocal as
-IEEE operations, the variance from values shifted by the channel's first one so that one pass over memory is enough.
+IEEE operations, the variance from values shifted by the channel's first one so that one pass over memory is enough,
+a channel's coefficients rounded once, and what rounding its mean leaves out made good by its offset.
 """
 
 import numpy as np
@@ -14,14 +16,12 @@ from exactqat.reference.summation import tree_sum
 
 
 def _rows(x, outer, channels, inner):
-    """`[outer, channels, inner]` as float64 rows `[outer * inner, channels]`."""
-    return (
-        flush(x).astype(np.float64).reshape(outer, channels, inner).transpose(0, 2, 1).reshape(outer * inner, channels)
-    )
+    """`[outer, channels, inner]` as rows `[outer * inner, channels]`."""
+    return flush(x).reshape(outer, channels, inner).transpose(0, 2, 1).reshape(outer * inner, channels)
 
 
 def _unrows(rows, x, outer, channels, inner):
-    return narrow(rows, x.dtype).reshape(outer, inner, channels).transpose(0, 2, 1).reshape(x.shape)
+    return rows.reshape(outer, inner, channels).transpose(0, 2, 1).reshape(x.shape)
 
 
 def _double(*vectors):
@@ -36,7 +36,7 @@ def _count(rows):
 
 def _statistics(rows):
     """Mean and biased variance of each column."""
-    xp, count = namespace(rows), _count(rows)
+    xp, count, rows = namespace(rows), _count(rows), rows.astype(np.float64)
     first = xp.where(xp.isfinite(rows[0]), rows[0], 0.0)
     shifted = subtract(rows, first)
     total = tree_sum(shifted)
@@ -64,8 +64,13 @@ def _attribute(value, dtype):
 
 
 def _normalized(rows, scale, offset, mean, variance, epsilon):
-    factor_of_x = multiply(divide(1.0, namespace(variance).sqrt(add(variance, epsilon))), scale)
-    return add(multiply(subtract(rows, mean), factor_of_x), offset)
+    xp, slope = namespace(variance), multiply(divide(1.0, namespace(variance).sqrt(add(variance, epsilon))), scale)
+    rounded = narrow(mean, rows.dtype)
+    left_out = subtract(rounded.astype(np.float64), mean)
+    # Where nothing is left out nothing is added, not even nothing times infinity.
+    offset = xp.where(left_out == 0, offset, add(offset, multiply(left_out, slope)))
+    slope, offset = narrow(slope, rows.dtype), narrow(offset, rows.dtype)
+    return add(multiply(subtract(rows, rounded), slope), offset)
 
 
 def fused_batch_norm(
@@ -89,7 +94,7 @@ def fused_batch_norm(
 
 
 def channel_sum(x, *, outer, channels, inner):
-    return narrow(tree_sum(_rows(x, outer, channels, inner)), x.dtype)
+    return narrow(tree_sum(_rows(x, outer, channels, inner).astype(np.float64)), x.dtype)
 
 
 def fused_batch_norm_grad(
@@ -102,17 +107,19 @@ def fused_batch_norm_grad(
     gradients, rows = _rows(y_backprop, outer, channels, inner), _rows(x, outer, channels, inner)
     scale, mean, variance = _double(scale, reserve_space_1, reserve_space_2)
     inverse = divide(1.0, namespace(variance).sqrt(add(variance, _attribute(epsilon, x.dtype))))
-    centered = subtract(rows, mean)
-    offset_backprop = tree_sum(gradients)
-    product = tree_sum(multiply(gradients, centered))
+    exact_gradients = gradients.astype(np.float64)
+    offset_backprop = tree_sum(exact_gradients)
+    product = tree_sum(multiply(exact_gradients, subtract(rows.astype(np.float64), mean)))
     factor = multiply(scale, inverse)
     if is_training:
         count = _count(rows)
         gradient_mean = divide(offset_backprop, count)
         slope = multiply(multiply(inverse, inverse), divide(product, count))
-        x_backprop = multiply(factor, subtract(subtract(gradients, gradient_mean), multiply(centered, slope)))
+        mean, factor, gradient_mean, slope = (narrow(v, x.dtype) for v in (mean, factor, gradient_mean, slope))
+        shifted, centered = subtract(gradients, gradient_mean), subtract(rows, mean)
+        x_backprop = multiply(factor, subtract(shifted, multiply(centered, slope)))
     else:
-        x_backprop = multiply(gradients, factor)
+        x_backprop = multiply(gradients, narrow(factor, x.dtype))
     return (
         _unrows(x_backprop, x, outer, channels, inner),
         narrow(multiply(product, inverse), x.dtype),
@@ -141,7 +148,7 @@ def batch_norm_statistics(x, scale, offset, mean, variance, *, epsilon, exponent
     batch_mean, batch_variance = _statistics(rows)
     running = _updated(mean, variance, batch_mean, batch_variance, _count(rows), exponential_avg_factor, real)
     y = _normalized(rows, scale, offset, batch_mean, batch_variance, _attribute(epsilon, real))
-    activated, _ = _activated(narrow(y, x.dtype), activation)
+    activated, _ = _activated(y, activation)
     vectors = [narrow(v, x.dtype) for v in running]
     return *vectors, batch_mean, batch_variance, activated.min(), activated.max()
 
@@ -160,7 +167,7 @@ def quantized_batch_norm_training(
     rows = _rows(x, x.size // channels if channels else 0, channels, 1)
     scale, offset, mean, variance = _double(scale, offset, mean, variance)
     y = _normalized(rows, scale, offset, mean, variance, _attribute(epsilon, x.dtype))
-    activated, passes = _activated(narrow(y, x.dtype), activation)
+    activated, passes = _activated(y, activation)
     quantization = {"num_bits": num_bits, "narrow_range": narrow_range}
     outputs = fake_quant.fake_quant_with_min_max_vars(activated, min, max, **quantization)
     outputs = xp.where(min > max, np.nan, outputs).astype(x.dtype)  # where nobody can be told

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedBatchNorm* and its gradient: the same arithmetic as reference/fused_batch_norm.py, float64 inside, rounded once.
+"""FusedBatchNorm* and its gradient: the same arithmetic as reference/fused_batch_norm.py.
 
-Each operator is the sums over the rows of every channel (reduce.py), one small kernel that turns them into the result's
-vectors and into float64 coefficients, and one pass over the image with these. FLUSH marks float64 operands: what is
-made of float32 ones here never comes near the denormals of float64.
+Each operator is the sums over the rows of every channel (reduce.py), one small kernel that turns them, in float64, into
+the result's vectors and into coefficients, and one pass over the image with these, in its own dtype. FLUSH marks
+float64 operands: what is made in float64 of float32 ones never comes near the denormals of float64.
 """
 
 import triton
 import triton.language as tl
 
 from exactqat.operators.op import TensorSpec
-from exactqat.triton.arithmetic import flush, narrow, widened
+from exactqat.triton.arithmetic import add, flush, multiply, narrow, subtract, widened
 from exactqat.triton.launch import Launch, Plan, bits_of, launch, plan, real, tile, tiles
 from exactqat.triton.reduce import (
     BLOCK,
@@ -75,6 +75,12 @@ def _exactly(v):
 
 
 @triton.jit
+def _rounded(v, FLUSH: tl.constexpr):
+    """A float64 number of a channel in the dtype that its elements are computed in."""
+    return narrow(v, tl.float64 if FLUSH else tl.float32)
+
+
+@triton.jit
 def _vector(pointer, channel, known):
     return _exactly(tl.load(pointer + channel, known, other=0.0))
 
@@ -124,7 +130,7 @@ def _normalization(
     reserve_space_1_ptr,
     reserve_space_2_ptr,
     reserve_space_3_ptr,  # [] if V3
-    coefficients_ptr,  # [3, channels] float64: mean, factor, offset
+    coefficients_ptr,  # [3, channels]: mean, factor, offset
     count,
     rows,
     channels,
@@ -175,9 +181,14 @@ def _normalization(
         epsilon_exactly = real(epsilon, REAL).to(tl.float64)
         factor = kept(1.0 / tl.sqrt(kept(variance + epsilon_exactly, FLUSH)), FLUSH)
         factor = kept(factor * _vector(scale_ptr, channel, known), FLUSH)
-        tl.store(coefficients_ptr + channel, mean, known)
-        tl.store(coefficients_ptr + channels + channel, factor, known)
-        tl.store(coefficients_ptr + 2 * channels + channel, _vector(offset_ptr, channel, known), known)
+        rounded = _rounded(mean, FLUSH)
+        left_out = kept(rounded.to(tl.float64) - mean, FLUSH)
+        offset = _vector(offset_ptr, channel, known)
+        # Where nothing is left out nothing is added, not even nothing times infinity.
+        offset = tl.where(left_out == 0.0, offset, kept(offset + kept(left_out * factor, FLUSH), FLUSH))
+        tl.store(coefficients_ptr + channel, rounded, known)
+        tl.store(coefficients_ptr + channels + channel, _rounded(factor, FLUSH), known)
+        tl.store(coefficients_ptr + 2 * channels + channel, _rounded(offset, FLUSH), known)
         tl.store(batch_mean_ptr + channel, narrow(running_mean, REAL), known)
         tl.store(batch_variance_ptr + channel, narrow(running_variance, REAL), known)
         tl.store(reserve_space_1_ptr + channel, narrow(mean, REAL), known)
@@ -185,22 +196,14 @@ def _normalization(
 
 
 @triton.jit
-def _stored(pointer, value, mask, FLUSH: tl.constexpr):
-    """A float64 value rounded once to at least float32, then to what the array holds."""
-    rounded = narrow(value, tl.float64 if FLUSH else tl.float32)
-    tl.store(pointer, rounded.to(pointer.dtype.element_ty), mask)
-
-
-@triton.jit
 def _normalize(
     x_ptr,  # [rows, columns]
-    coefficients_ptr,  # [3, channels] float64: mean, factor, offset
+    coefficients_ptr,  # [3, channels]: mean, factor, offset
     y_ptr,  # [rows, columns]
     rows,
     columns,
     column_blocks,
     channels,
-    FLUSH: tl.constexpr,
     PARAMETERS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
@@ -209,9 +212,9 @@ def _normalize(
     mean = tl.load(coefficients_ptr + index, known, other=0.0)
     factor = tl.load(coefficients_ptr + channels + index, known, other=0.0)
     shift = tl.load(coefficients_ptr + 2 * channels + index, known, other=0.0)
-    x = _exactly(tl.load(x_ptr + offset, mask, other=0.0))
-    y = kept(kept(kept(x - mean, FLUSH) * factor, FLUSH) + shift, FLUSH)
-    _stored(y_ptr + offset, y, mask, FLUSH)
+    x = flush(widened(tl.load(x_ptr + offset, mask, other=0.0)))
+    y = add(multiply(subtract(x, mean), factor), shift)
+    tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -250,7 +253,7 @@ def _gradient_coefficients(
     items_ptr,  # [count, 2, channels] unless EMPTY
     scale_backprop_ptr,  # [channels]
     offset_backprop_ptr,
-    coefficients_ptr,  # [4, channels] float64: factor, gradient_mean, mean, slope
+    coefficients_ptr,  # [4, channels]: factor, gradient_mean, mean, slope
     count,
     rows,
     channels,
@@ -275,10 +278,11 @@ def _gradient_coefficients(
         inverse = kept(1.0 / tl.sqrt(kept(variance + real(epsilon, REAL).to(tl.float64), FLUSH)), FLUSH)
         factor = kept(_vector(scale_ptr, channel, known) * inverse, FLUSH)
         slope = kept(kept(inverse * inverse, FLUSH) * kept(products / items, FLUSH), FLUSH)
-        tl.store(coefficients_ptr + channel, factor, known)
-        tl.store(coefficients_ptr + channels + channel, kept(sums / items, FLUSH), known)
-        tl.store(coefficients_ptr + 2 * channels + channel, _vector(mean_ptr, channel, known), known)
-        tl.store(coefficients_ptr + 3 * channels + channel, slope, known)
+        mean = _vector(mean_ptr, channel, known)
+        tl.store(coefficients_ptr + channel, _rounded(factor, FLUSH), known)
+        tl.store(coefficients_ptr + channels + channel, _rounded(kept(sums / items, FLUSH), FLUSH), known)
+        tl.store(coefficients_ptr + 2 * channels + channel, _rounded(mean, FLUSH), known)
+        tl.store(coefficients_ptr + 3 * channels + channel, _rounded(slope, FLUSH), known)
         tl.store(scale_backprop_ptr + channel, narrow(kept(products * inverse, FLUSH), REAL), known)
         tl.store(offset_backprop_ptr + channel, narrow(sums, REAL), known)
 
@@ -287,28 +291,27 @@ def _gradient_coefficients(
 def _x_backprop(
     y_backprop_ptr,  # [rows, columns]
     x_ptr,  # read if TRAINING
-    coefficients_ptr,  # [4, channels] float64: factor, gradient_mean, mean, slope
+    coefficients_ptr,  # [4, channels]: factor, gradient_mean, mean, slope
     x_backprop_ptr,  # [rows, columns]
     rows,
     columns,
     column_blocks,
     channels,
     TRAINING: tl.constexpr,
-    FLUSH: tl.constexpr,
     PARAMETERS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
     offset, mask, index, known = tile(rows, columns, column_blocks, channels, PARAMETERS, BLOCK_ROWS, BLOCK_COLUMNS)
     factor = tl.load(coefficients_ptr + index, known, other=0.0)
-    gradients = _exactly(tl.load(y_backprop_ptr + offset, mask, other=0.0))
+    gradients = flush(widened(tl.load(y_backprop_ptr + offset, mask, other=0.0)))
     if TRAINING:
         gradient_mean = tl.load(coefficients_ptr + channels + index, known, other=0.0)
         mean = tl.load(coefficients_ptr + 2 * channels + index, known, other=0.0)
         slope = tl.load(coefficients_ptr + 3 * channels + index, known, other=0.0)
-        centered = kept(_exactly(tl.load(x_ptr + offset, mask, other=0.0)) - mean, FLUSH)
-        gradients = kept(kept(gradients - gradient_mean, FLUSH) - kept(centered * slope, FLUSH), FLUSH)
-    _stored(x_backprop_ptr + offset, kept(factor * gradients, FLUSH), mask, FLUSH)
+        centered = subtract(flush(widened(tl.load(x_ptr + offset, mask, other=0.0))), mean)
+        gradients = subtract(subtract(gradients, gradient_mean), multiply(centered, slope))
+    tl.store(x_backprop_ptr + offset, multiply(factor, gradients).to(x_backprop_ptr.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -372,10 +375,10 @@ class _Shape:
         if self.empty:
             return ()
         cut = tiles(self.outer, self.channels, self.inner)
-        return (launch(kernel, cut.programs, arrays, cut.numbers, FLUSH=self.flush, **constexprs, **cut.constexprs),)
+        return (launch(kernel, cut.programs, arrays, cut.numbers, **constexprs, **cut.constexprs),)
 
     def coefficients(self, how_many: int) -> TensorSpec:
-        return TensorSpec((how_many, self.channels), "float64")
+        return TensorSpec((how_many, self.channels), "float64" if self.flush else "float32")
 
 
 @plan
