@@ -6,6 +6,8 @@ RESULTS of tests/cases.py says what is promised of which output; tests/evaluatio
 
 from __future__ import annotations
 
+import platform
+
 import goldens
 import numpy as np
 import pytest
@@ -76,6 +78,13 @@ def test_elements_err_less_than_tensorflows(op: str, output: str, training: bool
     assert np.mean([e.max() for e in ours]) < np.mean([e.max() for e in theirs])
 
 
+def as_recorded(operand: np.ndarray) -> np.ndarray:
+    """Which of two zeros `np.unique` keeps depends on how a processor's NumPy sorts; x86 recorded."""
+    if platform.machine() in ("x86_64", "AMD64") or operand.dtype.kind not in "fc":
+        return operand
+    return np.where(operand == 0, np.abs(operand), operand)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_goldens_were_recorded_from_these_cases(family: str) -> None:
     recorded = goldens.load(family).cases
@@ -85,7 +94,7 @@ def test_goldens_were_recorded_from_these_cases(family: str) -> None:
         case = generated[name]
         assert list(golden.operands) == list(case.operands), name
         for operand, array in golden.operands.items():
-            assert_same_bits(case.operands[operand], array, what=f"operand {operand} of {name}")
+            assert_same_bits(as_recorded(case.operands[operand]), as_recorded(array), what=f"operand {operand} of {name}")
         assert list(golden.attributes) == list(case.attributes), name
         for attribute, value in golden.attributes.items():
             given = case.attributes[attribute]
