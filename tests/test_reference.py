@@ -94,7 +94,8 @@ def test_goldens_were_recorded_from_these_cases(family: str) -> None:
         case = generated[name]
         assert list(golden.operands) == list(case.operands), name
         for operand, array in golden.operands.items():
-            assert_same_bits(as_recorded(case.operands[operand]), as_recorded(array), what=f"operand {operand} of {name}")
+            given = as_recorded(case.operands[operand])
+            assert_same_bits(given, as_recorded(array), what=f"operand {operand} of {name}")
         assert list(golden.attributes) == list(case.attributes), name
         for attribute, value in golden.attributes.items():
             given = case.attributes[attribute]

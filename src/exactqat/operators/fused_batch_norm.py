@@ -175,7 +175,8 @@ def fused_batch_norm_v3(
     """Batch normalization: `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` for each channel.
 
     In training, mean and variance are those of the batch (the variance that normalizes is the biased one); otherwise
-    they are the arguments. Everything is computed in float64 and rounded once.
+    they are the arguments. Statistics are computed in float64; see
+    docs/decisions/batch-norm.md.
 
     Args:
         x: a float tensor, 4-D or 5-D images.
