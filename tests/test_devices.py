@@ -38,6 +38,7 @@ from exactqat.deploy import (
     write_tflite,
 )
 from exactqat.deploy.tflite import tflite_bytes
+from exactqat.deploy.trial import RuntimeRefusal
 from exactqat.device import OPERATORS, PROFILES
 
 needs_micro = pytest.mark.skipif("micro" not in profiles_here(), reason="needs exactqat[micro]")
@@ -132,12 +133,15 @@ def test_the_arena_is_the_smallest_that_does(name: str, graphs: dict[str, Graph]
 
 
 @needs_micro
-def test_what_tflite_micro_lacks_is_named() -> None:
+def test_what_tflite_micro_lacks_is_named(tmp_path: Path) -> None:
     builder = Builder()
     x = builder.input("x", (1, 8), per_tensor(0.05, 0))
     graph = builder.graph([builder.operator("GELU", [x], per_tensor(0.05, 0), name="y", approximate=False)])
     found = footprint(graph)
     assert found.arena_bytes is None and "GELU" in found.why_not
+    codes = np.zeros((2, 8), np.int8)
+    with pytest.raises(RuntimeRefusal, match="TFLite-Micro does not take the file: .*GELU"):
+        verify(graph, write_tflite(graph, tmp_path / "model.tflite"), codes, profile="micro")
 
 
 def test_without_tflite_micro_the_arena_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

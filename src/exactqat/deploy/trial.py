@@ -26,17 +26,19 @@ class RuntimeRefusal(RuntimeError):
     """The runtime does not take a file: an operator that it lacks, or has for other shapes only, or damage."""
 
 
-def try_in_a_child(function: Callable[..., Any], *arguments: Any) -> None:
-    """Calls a function of a module in another process. What it returns or raises is not told here.
+def try_in_a_child(function: Callable[..., Any], *arguments: Any) -> str:
+    """Calls a function of a module in another process. What it returns or raises is not told here, but what it said on
+    its standard error is.
 
     Raises:
         RuntimeRefusal: it was the end of the process.
     """
     given = pickle.dumps(sys.path) + pickle.dumps((function, arguments))
     child = subprocess.run([sys.executable, "-P", "-c", _PROGRAM], input=given, capture_output=True)
+    said = child.stderr.decode(errors="replace").strip()
     if child.returncode < 0:
         name = signal.Signals(-child.returncode).name
         raise RuntimeRefusal(f"the runtime died of it ({name}), so it is damaged")
     if child.returncode > 0:
-        last = child.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise RuntimeRefusal(f"the runtime could not be tried in another process: {''.join(last)}")
+        raise RuntimeRefusal(f"the runtime could not be tried in another process: {''.join(said.splitlines()[-1:])}")
+    return said
