@@ -245,7 +245,9 @@ def steps(given: Task, compiled: bool = False) -> dict[str, Step]:
         except ImportError:
             print(f"{name}: left out, this PyTorch has no torch.ao.quantization")
     for name in COMPILED if compiled else ():
-        entries[f"{name}, compiled"] = step(torch.compile(CONTESTANTS[name](given).train(), fullgraph=True), given)  # type: ignore[arg-type]
+        # Where sizes change between networks of the same code, PyTorch would go on with sizes that it does not know.
+        compiled_model = torch.compile(CONTESTANTS[name](given).train(), fullgraph=True, dynamic=False)
+        entries[f"{name}, compiled"] = step(compiled_model, given)  # type: ignore[arg-type]
     return entries
 
 

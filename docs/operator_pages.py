@@ -37,6 +37,7 @@ PROMISES = {
     "bitwise": "TensorFlow's bits",
     "sum": "within 1 ulp of the exact sum",
     "accuracy": "at least as close to the exact value as TensorFlow",
+    "elements": "within its own few float32 roundings",
     "placeholder": "carries nothing on a CPU",
 }
 TAKES = {"bool": "bool", "int": "integer", "float": "number", "integers": "sequence of integers"}

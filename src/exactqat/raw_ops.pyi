@@ -1374,7 +1374,8 @@ def FusedBatchNormV3(
     """Batch normalization: `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` for each channel.
 
     In training, mean and variance are those of the batch (the variance that normalizes is the biased one); otherwise
-    they are the arguments. Everything is computed in float64 and rounded once.
+    they are the arguments. Statistics are computed in float64; see
+    docs/decisions/batch-norm.md.
 
     Args:
         x: a float tensor, 4-D or 5-D images.
@@ -1417,7 +1418,8 @@ def FusedBatchNormV3(
     """Batch normalization: `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` for each channel.
 
     In training, mean and variance are those of the batch (the variance that normalizes is the biased one); otherwise
-    they are the arguments. Everything is computed in float64 and rounded once.
+    they are the arguments. Statistics are computed in float64; see
+    docs/decisions/batch-norm.md.
 
     Args:
         x: a float tensor, 4-D or 5-D images.
@@ -1459,7 +1461,8 @@ def FusedBatchNormV3(
     """Batch normalization: `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` for each channel.
 
     In training, mean and variance are those of the batch (the variance that normalizes is the biased one); otherwise
-    they are the arguments. Everything is computed in float64 and rounded once.
+    they are the arguments. Statistics are computed in float64; see
+    docs/decisions/batch-norm.md.
 
     Args:
         x: a float tensor, 4-D or 5-D images.
@@ -1501,7 +1504,8 @@ def FusedBatchNormV3(
     """Batch normalization: `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` for each channel.
 
     In training, mean and variance are those of the batch (the variance that normalizes is the biased one); otherwise
-    they are the arguments. Everything is computed in float64 and rounded once.
+    they are the arguments. Statistics are computed in float64; see
+    docs/decisions/batch-norm.md.
 
     Args:
         x: a float tensor, 4-D or 5-D images.

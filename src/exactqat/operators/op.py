@@ -465,6 +465,8 @@ class Operator:
 
 def integer(value: Any) -> Any:
     """`value` as an int if it is one of any kind, else None; JAX's symbolic sizes stay what they are."""
+    if isinstance(value, int):  # before anything that torch.compile cannot ask of a number that it holds symbolically
+        return int(value)
     if hasattr(value, "dimension_as_value"):
         return value
     try:

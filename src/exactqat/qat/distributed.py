@@ -133,8 +133,8 @@ class _SumOverReplicas(torch.autograd.Function):
 class CrossReplicaBatchNorm2d(FusedBatchNorm2d):
     """A `FusedBatchNorm2d` whose training statistics are those of all processes' batches together.
 
-    The same sums and the same float64 formulas as in one process: only the order of adding the shares differs, so
-    results agree to the last bits of float64 before the one rounding to float32.
+    The same sums and the same formulas as in one process: only the order of adding the shares differs, so what
+    belongs to a channel agrees to the last bits of float64 before it is rounded.
     """
 
     def forward(self, features: Tensor) -> Tensor:
@@ -217,30 +217,26 @@ class _Normalize(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, scale: Tensor, offset: Tensor, epsilon: float
     ) -> tuple[Tensor, Tensor, Tensor, float]:
-        wide = x.double()
-        mean, variance, count = _statistics(wide)
-        normalized = eq.raw_ops.FusedBatchNormV3(
-            x=wide,
-            scale=scale.double(),
-            offset=offset.double(),
-            mean=mean,
-            variance=variance,
-            epsilon=epsilon,
-            is_training=False,
-        )
-        ctx.save_for_backward(x, scale, mean, variance)
+        mean, variance, count = _statistics(x.double())
+        # As the operator computes elements (docs/decisions/batch-norm.md).
+        slope = scale.double() / (variance + epsilon).sqrt()
+        rounded = mean.to(x.dtype)
+        shift = offset.double() + (rounded.double() - mean) * slope
+        y = (x - rounded) * slope.to(x.dtype) + shift.to(x.dtype)
+        ctx.save_for_backward(x, scale, rounded, variance.to(x.dtype))
         ctx.count, ctx.epsilon = count, epsilon
         ctx.mark_non_differentiable(mean, variance)
-        return normalized.y.to(x.dtype), mean, variance, count
+        return y, mean, variance, count
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, None]:
-        x, scale, mean, variance = ctx.saved_tensors
-        wide, wide_gradient, wide_scale = x.double(), gradient.contiguous().double(), scale.double()
+        x, scale, rounded, variance = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        mean, variance, wide_scale = rounded.double(), variance.double(), scale.double()
         local = eq.raw_ops.FusedBatchNormGradV3(
-            y_backprop=wide_gradient,
-            x=wide,
+            y_backprop=gradient.double(),
+            x=x.double(),
             scale=wide_scale,
             reserve_space_1=mean,
             reserve_space_2=variance,
@@ -252,11 +248,12 @@ class _Normalize(torch.autograd.Function):
         # the gradient of x needs their sums.
         sums = torch.stack([local.scale_backprop, local.offset_backprop])
         dist.all_reduce(sums)
-        inverse = (variance + ctx.epsilon).rsqrt()
-        slope, shift = sums[0] / ctx.count, sums[1] / ctx.count
-        x_backprop = wide_scale * inverse * (wide_gradient - shift - (wide - mean) * inverse * slope)
+        inverse = 1 / (variance + ctx.epsilon).sqrt()
+        factor, slope, shift = (
+            v.to(x.dtype) for v in (wide_scale * inverse, inverse * sums[0] / ctx.count, sums[1] / ctx.count)
+        )
         return (
-            x_backprop.to(x.dtype),
+            factor * ((gradient - shift) - (x - rounded) * slope),
             local.scale_backprop.to(scale.dtype),
             local.offset_backprop.to(scale.dtype),
             None,
