@@ -73,6 +73,17 @@ def test_one_graph_with_the_same_bits(ranges: str, backend: str) -> None:
             assert torch.equal(value, compiled.state_dict()[name]), name
 
 
+def test_layers_of_several_sizes_one_after_the_other() -> None:
+    torch.compiler.reset()
+    for size in (8, 12):
+        layers = nn.Sequential(qat.DepthwiseConv2d(3, 3, stride=2), qat.FusedBatchNorm2d(3)).train()
+        images = torch.rand(4, 3, size, size)
+        # From the second size on the compiler hands sizes over that are not plain integers.
+        torch.compile(layers, backend="eager", fullgraph=True)(images).sum().backward()
+        layers.eval()
+        assert torch.equal(torch.compile(layers, backend="eager", fullgraph=True)(images), layers(images))
+
+
 def test_the_frozen_phase_stays_outside() -> None:
     plain, compiled = prepared(ranges="ema"), prepared(ranges="ema")
     for each in (plain, compiled):

@@ -89,7 +89,7 @@ void run_widened(const Call& call, Kernel kernel);
 void run_widened_images(const Call& call, Kernel kernel, size_t images);
 
 // Elements [begin, begin + count) of a tensor of 16 bits as float32; and float32 numbers rounded to them, past the cache if asked,
-// which others see after finish_streaming (elementwise.h).
+// which others see after finish_streaming (simd.h).
 void widen(const void* from, DType dtype, int64_t begin, int64_t count, float* to);
 void round_into(void* to, DType dtype, int64_t begin, int64_t count, const float* from, bool past);
 
@@ -101,13 +101,20 @@ bool has_halves(const Call& call);
 // Defines a kernel that reads and writes tensors of each dtype as they are, as a template over the dtype S in which the first
 // result is stored and the real type T that it is computed in:
 //   EXACTQAT_STORAGE_KERNEL(name) { ... call.operands, call.results, call.numbers, S, T ... }
+// Without vectors in the source 16 bits are not worth loops of their own: those that there are for float32 serve.
+#if defined(__AVX2__) || defined(EXACTQAT_NEON)
+#define EXACTQAT_RUN_STORED_IN(half, name) name##_of<half, float>(call)
+#else
+#define EXACTQAT_RUN_STORED_IN(half, name) ::exactqat::run_widened(call, name##_of<float, float>)
+#endif
+
 #define EXACTQAT_STORAGE_KERNEL(name)                                                                              \
   template <class S, class T>                                                                                      \
   static void name##_of(const ::exactqat::Call& call);                                                             \
   static const bool name##_is_in_the_table = ::exactqat::add_kernel(#name, [](const ::exactqat::Call& call) {      \
     switch (call.results[0].dtype) {                                                                               \
-      case ::exactqat::DType::float16: return name##_of<::exactqat::float16, float>(call);                         \
-      case ::exactqat::DType::bfloat16: return name##_of<::exactqat::bfloat16, float>(call);                       \
+      case ::exactqat::DType::float16: return EXACTQAT_RUN_STORED_IN(::exactqat::float16, name);                   \
+      case ::exactqat::DType::bfloat16: return EXACTQAT_RUN_STORED_IN(::exactqat::bfloat16, name);                 \
       case ::exactqat::DType::float64: return name##_of<double, double>(call);                                     \
       default: return name##_of<float, float>(call);                                                               \
     }                                                                                                              \

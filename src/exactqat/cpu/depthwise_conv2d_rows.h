@@ -498,7 +498,7 @@ void sum_images(const Geometry& g, int64_t height, const T* output, int64_t size
     std::vector<Row<T>> rows = make(image, height * k / bands, height * (k + 1) / bands);
     for (Row<T>& row : rows) row.stream = streamed;
     sum_pieces(pieces_of(rows, large), begin, std::min(channels, begin + piece));
-    if (streamed) end_of_stream();
+    if (streamed) finish_streaming();
   });
 }
 

@@ -264,8 +264,6 @@ inline bool store_both(bfloat16* p, Vector<float> a, Vector<float> b) {
   return true;
 }
 
-inline void stream(float* p, Vector<float> a) { _mm512_stream_ps(p, a.v); }
-inline void stream(double* p, Vector<double> a) { _mm512_stream_pd(p, a.v); }
 template <class S>
   requires(sizeof(S) == 2)
 inline void stream(S* p, Vector<float> a) {
@@ -434,8 +432,6 @@ inline bool store_both(bfloat16* p, Vector<float> a, Vector<float> b) {
   return true;
 }
 
-inline void stream(float* p, Vector<float> a) { _mm256_stream_ps(p, a.v); }
-inline void stream(double* p, Vector<double> a) { _mm256_stream_pd(p, a.v); }
 template <class S>
   requires(sizeof(S) == 2)
 inline void stream(S* p, Vector<float> a) {
@@ -847,13 +843,6 @@ inline Vector<T> masked_noting(Vector<T>& check, Vector<T> gradient, Mask<T> kee
   return masked(gradient, keep);
 }
 #endif
-
-// Streamed stores are seen by others only after this.
-inline void finish_streaming() {
-#if defined(__SSE2__)
-  _mm_sfence();
-#endif
-}
 
 // Memory for what a kernel computes on the way, not written yet. Large ones come from the kept blocks (memory.h): their pages are
 // there already.

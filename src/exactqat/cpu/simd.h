@@ -53,9 +53,6 @@ struct Vector<double> {
   static Vector all(double value) { return {_mm512_set1_pd(value)}; }
   void store(double* p) const { _mm512_storeu_pd(p, v); }
   void store(double* p, int64_t n) const { _mm512_mask_storeu_pd(p, __mmask8((1u << n) - 1), v); }
-  __m256 rounded() const { return _mm512_maskz_cvtpd_ps(0xff, v); }
-  void store(float* p) const { _mm256_storeu_ps(p, rounded()); }
-  void store(float* p, int64_t n) const { _mm256_mask_storeu_ps(p, __mmask8((1u << n) - 1), rounded()); }
   static Vector fused_multiply_add(Vector a, Vector b, Vector c) { return {_mm512_fmadd_pd(a.v, b.v, c.v)}; }
   friend Vector operator+(Vector a, Vector b) { return {_mm512_add_pd(a.v, b.v)}; }
   friend Vector operator-(Vector a, Vector b) { return {_mm512_sub_pd(a.v, b.v)}; }
@@ -96,11 +93,6 @@ struct Vector<double> {
   static Vector all(double value) { return {_mm256_set1_pd(value)}; }
   void store(double* p) const { _mm256_storeu_pd(p, v); }
   void store(double* p, int64_t n) const { _mm256_maskstore_pd(p, mask(n), v); }
-  __m128 rounded() const { return _mm256_cvtpd_ps(v); }
-  void store(float* p) const { _mm_storeu_ps(p, rounded()); }
-  void store(float* p, int64_t n) const {
-    _mm_maskstore_ps(p, _mm_cmpgt_epi32(_mm_set1_epi32(int(n)), _mm_setr_epi32(0, 1, 2, 3)), rounded());
-  }
   static Vector fused_multiply_add(Vector a, Vector b, Vector c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
   friend Vector operator+(Vector a, Vector b) { return {_mm256_add_pd(a.v, b.v)}; }
   friend Vector operator-(Vector a, Vector b) { return {_mm256_sub_pd(a.v, b.v)}; }
@@ -159,18 +151,6 @@ struct Vector<double> {
   void store(double* p, int64_t n) const {
     if (n > 0) vst1q_lane_f64(p, v, 0);
     if (n > 1) vst1q_lane_f64(p + 1, v, 1);
-  }
-  // As flushed_to<float>: what rounds up to the smallest normal number becomes a little more than that first.
-  float32x2_t rounded() const {
-    const uint64x2_t bits = vreinterpretq_u64_f64(v), leading = vandq_u64(bits, vdupq_n_u64(kLeadingBits));
-    const uint64x2_t rounds_up = vceqq_u64(leading, vdupq_n_u64(kRoundsUpToSmallest));
-    return vcvt_f32_f64(vreinterpretq_f64_u64(vaddq_u64(bits, vandq_u64(rounds_up, vdupq_n_u64(kLastLeadingBit)))));
-  }
-  void store(float* p) const { vst1_f32(p, rounded()); }
-  void store(float* p, int64_t n) const {
-    const float32x2_t r = rounded();
-    if (n > 0) vst1_lane_f32(p, r, 0);
-    if (n > 1) vst1_lane_f32(p + 1, r, 1);
   }
   static Vector fused_multiply_add(Vector a, Vector b, Vector c) { return {vfmaq_f64(c.v, a.v, b.v)}; }
   friend Vector operator+(Vector a, Vector b) { return {vaddq_f64(a.v, b.v)}; }
@@ -287,19 +267,8 @@ inline void stream(T* p, Vector<T> vector) {
 #endif
 }
 
-// Rounded to float32 on the way.
-inline void stream(float* p, Vector<double> vector) {
-#if defined(__AVX512F__)
-  _mm256_stream_ps(p, vector.rounded());
-#elif defined(__AVX2__)
-  _mm_stream_ps(p, vector.rounded());
-#else
-  vector.store(p);
-#endif
-}
-
-// What was streamed is written before anything that follows.
-inline void end_of_stream() {
+// Others see what was streamed only after this.
+inline void finish_streaming() {
 #if defined(__SSE2__)
   _mm_sfence();
 #endif

@@ -175,8 +175,8 @@ def fused_batch_norm_v3(
     """Batch normalization: `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` for each channel.
 
     In training, mean and variance are those of the batch (the variance that normalizes is the biased one); otherwise
-    they are the arguments. Statistics are computed in float64; see
-    docs/decisions/batch-norm.md.
+    they are the arguments. Statistics are computed in float64, elements in the dtype of `x` (float32 if that has 16
+    bits) from coefficients that are rounded once; see docs/decisions/batch-norm.md.
 
     Args:
         x: a float tensor, 4-D or 5-D images.

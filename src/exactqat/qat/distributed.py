@@ -218,12 +218,13 @@ class _Normalize(torch.autograd.Function):
         ctx: Any, x: Tensor, scale: Tensor, offset: Tensor, epsilon: float
     ) -> tuple[Tensor, Tensor, Tensor, float]:
         mean, variance, count = _statistics(x.double())
-        # As the operator computes elements (docs/decisions/batch-norm.md).
+        # As the operator computes elements (docs/decisions/batch-norm.md): those of 16 bits in float32, rounded once.
+        real = torch.promote_types(x.dtype, torch.float32)
         slope = scale.double() / (variance + epsilon).sqrt()
-        rounded = mean.to(x.dtype)
+        rounded = mean.to(real)
         shift = offset.double() + (rounded.double() - mean) * slope
-        y = (x - rounded) * slope.to(x.dtype) + shift.to(x.dtype)
-        ctx.save_for_backward(x, scale, rounded, variance.to(x.dtype))
+        y = ((x.to(real) - rounded) * slope.to(real) + shift.to(real)).to(x.dtype)
+        ctx.save_for_backward(x, scale, rounded, variance.to(real))
         ctx.count, ctx.epsilon = count, epsilon
         ctx.mark_non_differentiable(mean, variance)
         return y, mean, variance, count
@@ -250,10 +251,10 @@ class _Normalize(torch.autograd.Function):
         dist.all_reduce(sums)
         inverse = 1 / (variance + ctx.epsilon).sqrt()
         factor, slope, shift = (
-            v.to(x.dtype) for v in (wide_scale * inverse, inverse * sums[0] / ctx.count, sums[1] / ctx.count)
+            v.to(rounded.dtype) for v in (wide_scale * inverse, inverse * sums[0] / ctx.count, sums[1] / ctx.count)
         )
         return (
-            factor * ((gradient - shift) - (x - rounded) * slope),
+            (factor * ((gradient.to(rounded.dtype) - shift) - (x.to(rounded.dtype) - rounded) * slope)).to(x.dtype),
             local.scale_backprop.to(scale.dtype),
             local.offset_backprop.to(scale.dtype),
             None,
