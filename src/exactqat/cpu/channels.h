@@ -124,20 +124,22 @@ inline bool goes_past_the_cache(const T* out, int64_t size, int64_t length, bool
          length % kLineElements == 0;
 }
 
-// Rows of channels. Several rows share what is loaded of the parameters, unless results go past the cache: then memory is so slow
-// that only going straight on counts. Rows of few channels are put together to longer ones that are whole lines, and not so few
-// that beginning a row counts.
+// Rows of channels. Several rows share what is loaded of the parameters while all tensors of a pass stay in the last cache. Beyond it
+// memory is so slow that only going straight on counts, unless each row has pages of its own, which the processor foresees one by
+// one. Rows of few channels are put together to longer ones that are whole lines, and not so few that beginning a row counts.
 struct Rows {
-  static constexpr int64_t kLong = 256, kLongest = 1024, kTogether = 4;
+  static constexpr int64_t kLong = 256, kLongest = 1024, kTogether = 4, kPage = 4096;
   int64_t size, channels, width;
-  bool past;
+  bool past, together;
 
-  // `whole_lines`: every line begins at a multiple of its length, however many parameters that takes.
+  // `tensors`: how many of this size a pass reads and writes. `whole_lines`: every line begins at a multiple of its length, however
+  // many parameters that takes.
   template <class T>
-  Rows(const T* out, int64_t size, int64_t channels, bool in_place, bool whole_lines = false)
+  Rows(const T* out, int64_t size, int64_t channels, int64_t tensors, bool in_place, bool whole_lines = false)
       : size(size), channels(channels) {
     const int64_t whole = std::lcm(channels, kLineElements);
     width = whole_lines || whole <= kLongest ? whole * std::max<int64_t>(1, kLong / whole) : channels;
+    together = tensors * size * int64_t{sizeof(T)} < too_large_for_the_cache() || width * int64_t{sizeof(T)} >= kPage;
     past = goes_past_the_cache(out, size, width, in_place);
   }
 
@@ -162,14 +164,15 @@ struct Rows {
     const int64_t tasks = std::max<int64_t>(1, (rows + rows_per_task - 1) / rows_per_task);
     // Lines 4 KiB apart share a place in the first cache: those of four rows of such a length, and what is asked for ahead,
     // would meet in one or two.
-    constexpr int64_t kPage = 4096, kFewPlaces = 2;
+    constexpr int64_t kFewPlaces = 2;
     const bool collide = kPage / std::gcd(width * int64_t{sizeof(typename Pass::Element)}, kPage) <= kFewPlaces;
     const auto step = [&](int64_t task) {
       int64_t row = task * rows_per_task;
       const int64_t end = std::min(rows, row + rows_per_task);
       if constexpr (!Past && Lanes::kWidth > 2) {  // else there are too few registers to share anything
-        for (; !collide && row + kTogether <= end; row += kTogether) lines<false, kTogether>(row * width, width, width, pass);
-        for (; collide && row + 2 <= end; row += 2) lines<false, 2>(row * width, width, width, pass);
+        for (; together && !collide && row + kTogether <= end; row += kTogether)
+          lines<false, kTogether>(row * width, width, width, pass);
+        for (; together && collide && row + 2 <= end; row += 2) lines<false, 2>(row * width, width, width, pass);
       }
       for (; row < end; ++row) lines<Past, 1>(row * width, width, width, pass);
       if (task + 1 == tasks) lines<false, 1>(rows * width, rest, width, pass);

@@ -137,7 +137,7 @@ template <class T, size_t N, class Make>
 void fill_dense_rows(const Layout& layout, const Tensor<T>& out, const std::array<Tensor<T>, N>& operands, bool in_place,
                      const Make& make) {
   if (layout.size() == 0) return;
-  const Rows rows(out.data(), layout.size(), layout.channels, in_place);
+  const Rows rows(out.data(), layout.size(), layout.channels, N + 1, in_place);
   std::deque<LineVector<T>> laid_out;
   const auto pass = make([&](const std::vector<T>& parameters) {
     return laid_out.emplace_back(rows.spread(parameters.data())).data();
@@ -670,7 +670,7 @@ void quantize_normalized(const Call& call, uint8_t* mask) {
   Coefficients<T> coefficients(layout.channels);
   coefficients.set(0, layout.channels, mean, slope, doubles<T>(call.operands[2]));
   const bool in_place = outputs.address() == x.address();
-  const Rows rows(outputs.data(), layout.size(), layout.channels, in_place, true);
+  const Rows rows(outputs.data(), layout.size(), layout.channels, 2, in_place, true);
   const auto means = rows.spread(coefficients.mean.data()), slopes = rows.spread(coefficients.slope.data());
   const auto offsets = rows.spread(coefficients.offset.data());
   const int64_t activation = call.numbers.integer("activation");
