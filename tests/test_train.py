@@ -636,3 +636,47 @@ def test_a_dead_branch_of_few_bits_goes_through(
             with tempfile.TemporaryDirectory() as folder:
                 path = deploy.write_tflite(lowered, Path(folder) / "model.tflite")
                 assert deploy.verify(lowered, path, codes, profile).differing == 0
+
+
+class Vanishing(nn.Module):
+    """A residual block as in MobileNetV2 of values as small as `width`, each layer of the branch smaller by `gain`."""
+
+    def __init__(self, width: float, gain: float, nonnegative: bool) -> None:
+        super().__init__()
+        self.first, self.expand, self.project = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 8, 1), nn.Conv2d(8, 4, 1)
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.activation = nn.ReLU() if nonnegative else nn.Identity()
+        with torch.no_grad():
+            self.first.weight.mul_(width)
+            self.first.bias.mul_(width)
+            for layer in (self.expand, self.depthwise, self.project):
+                layer.weight.mul_(gain)
+                layer.bias.zero_()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.first(images)
+        branch = self.project(torch.relu(self.depthwise(torch.relu(self.expand(features)))))
+        return features + self.activation(branch)
+
+
+@pytest.mark.parametrize("nonnegative", [False, True])
+@pytest.mark.parametrize(
+    ("width", "gain", "bits"),
+    [(1e-6, 1.0, (4, 4)), (1e-6, 1.0, (4, 8)), (1e-5, 0.1, (3, 2)), (1e-5, 1.0, (2, 8)), (1e-4, 0.01, (8, 8))],
+)
+def test_a_block_that_nobody_trained_goes_through(
+    width: float, gain: float, bits: tuple[int, int], nonnegative: bool
+) -> None:
+    deploy = pytest.importorskip("exactqat.deploy")
+    pytest.importorskip("ai_edge_litert")
+    torch.manual_seed(0)
+    images = torch.randn(4, 3, 8, 8)
+    rule = qat.Rule(weight_bits=bits[0], activation_bits=bits[1])
+    prepared = qat.prepare(Vanishing(width, gain, nonnegative).train(), images, [rule])
+    qat.calibrate(prepared, [images])
+    qat.freeze(prepared)
+    graph = deploy.lower(prepared)
+    codes = np.random.default_rng(0).integers(-128, 128, (8, 8, 8, 3)).astype(np.int8)
+    with tempfile.TemporaryDirectory() as folder:
+        path = deploy.write_tflite(graph, Path(folder) / "model.tflite")
+        assert deploy.verify(graph, path, codes).differing == 0

@@ -23,6 +23,8 @@ SMALLEST_WIDTH = 2.0**-20
 # From the stand-in, sums on a narrower range could be too fine for the device, whose steps may differ by a factor below
 # 256: of two bits, the fewest there are, the stand-in's are thirds, and those of eight bits 255ths of the sum's range.
 _FINE = 2.0**-1
+# A branch on a narrower range could be too fine for the layer that makes it, whose own operand may be on the stand-in.
+_FINEST_BRANCH = 2.0**-10
 
 
 @dataclass(frozen=True)
@@ -241,18 +243,28 @@ class Numbers:
 
 
 def branch_range(
-    branch: tuple[Any, Any], total: tuple[Any, Any], nonnegative: bool, where: Callable[[Any, Any, Any], Any]
+    branch: tuple[Any, Any],
+    total: tuple[Any, Any],
+    grids: tuple[Grid, Grid],
+    where: Callable[[Any, Any, Any], Any],
 ) -> tuple[Any, Any]:
     """The range (min, max) of a branch that was always zero, or nearly: one as fine as that of the sum that reads it.
 
-    Every other range stays what it is. `where`: the framework's; `nonnegative`: the branch has no values below zero.
+    Where the sum itself is next to nothing, as in deep networks that nobody has trained, the branch's is wider: as wide
+    as `_FINEST_BRANCH`, or as the sum can read. Every other range stays what it is. `grids`: those of branch and sum;
+    `where`: the framework's.
     """
     (low, high), (total_low, total_high) = branch, total
     width = total_high - total_low
-    dead = (high - low < SMALLEST_WIDTH) & (width >= SMALLEST_WIDTH) & (width <= _FINE)
-    if nonnegative:
-        return low, where(dead, width, high)
-    return where(dead, total_low, low), where(dead, total_high, high)
+    alive = width >= SMALLEST_WIDTH
+    dead = (high - low < SMALLEST_WIDTH) & alive & (width <= _FINE)
+    steps = [2**grid.bits - 1 for grid in grids]
+    most = max(1, 128 * steps[0] // steps[1])  # half of what the device's steps may differ by
+    wider = _FINEST_BRANCH / where(alive, width, SMALLEST_WIDTH)
+    wider = where(wider < 1, 1.0, where(wider > most, 1.0 * most, wider))
+    if grids[0].nonnegative:
+        return low, where(dead, width * wider, high)
+    return where(dead, total_low * wider, low), where(dead, total_high * wider, high)
 
 
 __all__ = [

@@ -168,7 +168,7 @@ class Functional:
         for branch, total in self.plan.branches:
             if any(end is None for end in (*at(branch), *at(total))):
                 continue
-            ends = branch_range(at(branch), at(total), self.grids[branch].nonnegative, self.primitives.where)
+            ends = branch_range(at(branch), at(total), (self.grids[branch], self.grids[total]), self.primitives.where)
             for end, value in zip(_ENDS, ends, strict=True):
                 (trained if end in trained.get(branch, {}) else kept)[branch][end] = value
         return kept, trained

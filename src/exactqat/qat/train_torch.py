@@ -506,7 +506,8 @@ def freeze(model: PreparedModel) -> None:
         for branch, total in model.plan.branches:
             found = [cast(QuantizedLayer, model._steps[name]).output_quantizer.range for name in (branch, total)]
             own, whole = ((each.minimum, each.maximum) for each in found)
-            low, high = branch_range(own, whole, model.plan.grids[branch].nonnegative, torch.where)
+            grids = (model.plan.grids[branch], model.plan.grids[total])
+            low, high = branch_range(own, whole, grids, torch.where)
             found[0].minimum.copy_(low)
             found[0].maximum.copy_(high)
     model._set_frozen(True)
