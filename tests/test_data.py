@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -193,7 +194,10 @@ def test_arrays_that_cannot_be_used(tmp_path: Path) -> None:
         ({"x": x[0], "y": y[:6]}, r"x must be \[n, height, width\].*got shape \[6, 5\]"),
         ({"x": x[..., None].repeat(7, 3), "y": y}, r"with 1 to 4 channels, got shape \[12, 6, 5, 7\]"),
         ({"x": x, "y": y * 0}, "only class '0'"),
-        ({"x": x, "y": np.array([{}] * 12)}, "cannot be read as an .npz file"),
+        (
+            {"x": x, "y": np.array([{}] * 12)},
+            r"cannot be read as an \.npz file: y holds Python objects; save .*astype",
+        ),
         ({"x": x[:0], "y": y[:0]}, "x is empty"),
         ({"x_train": x, "y_train": y, "x_test": x, "y_test": y + 1}, "'test' holds class '2', which the training part"),
         ({"x_train": x, "y_train": y, "x_test": x[:, 1:], "y_test": y}, "the parts differ in the shape"),
@@ -205,6 +209,10 @@ def test_arrays_that_cannot_be_used(tmp_path: Path) -> None:
     for content in (b"", b"PK\x03\x04 and nothing else", Path(saved(tmp_path, x=x, y=y)).read_bytes()[:300]):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"damaged\.npz cannot be read as an \.npz file"):
+            data.load(str(path))
+    for content in (b"x,y\n1,2\n", pickle.dumps({"x": 1}), b"\xff\xd8\xff a photo"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"npz file: it is no archive of arrays such as numpy.savez writes$"):
             data.load(str(path))
     with pytest.raises(ValueError, match=r"none\.npz cannot be read"):
         data.load(str(tmp_path / "none.npz"))

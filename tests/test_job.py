@@ -193,6 +193,35 @@ def test_ticks_are_what_they_say() -> None:
     assert plain.format_ticks([0.0, 1e-5]) == ["0.00000", "0.00001"]
 
 
+def test_no_axis_of_accuracies_has_a_tick_beyond_all_right() -> None:
+    assert charts._accuracies_between(0.4, 1.12)[-1] < 1.0 + 1e-6
+    assert charts._accuracies_between(0.95, 1.0)[-1] == pytest.approx(1.0)
+    assert charts._accuracies_between(-0.1, 1.1)[0] == 0.0
+
+
+def test_no_name_lies_on_the_dashed_line_of_the_float_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        SimpleNamespace(
+            network=network, activation_bits=8 if network == "w8a8" else 4, device_accuracy=accuracy,
+            packed_parameter_bytes=size, compressed_file_bytes=size,
+        )
+        for network, size, accuracy in (("w8a8", 9408, 0.986), ("w4a4", 5412, 0.9805), ("w3a4", 4413, 0.972))
+    ]  # fmt: skip
+    drawn = []
+    monkeypatch.setattr(charts.findings, "widths", lambda _: found)
+    monkeypatch.setattr(charts, "svg", lambda figure, _: drawn.append(figure) or "")
+    with charts.drawing():
+        charts.widths(SimpleNamespace(float_test_accuracy=0.989))  # type: ignore[arg-type]
+        for figure in drawn:
+            figure.draw_without_rendering()
+            (axes,) = figure.axes
+            _, height = axes.transData.transform((9408, 0.989))
+            assert len(axes.texts) == 3
+            for name in axes.texts:
+                box = name.get_window_extent()
+                assert not box.y0 < height < box.y1, name.get_text()
+
+
 def test_a_log_has_one_line_for_each_epoch(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     out, done = finished
     lines = [line for line in done.stdout.splitlines() if ": epoch 1 of 1, loss " in line]
@@ -472,6 +501,19 @@ def test_bits_outside_of_what_is_allowed_are_refused(
         errors = capsys.readouterr().err
         assert end.value.code == 2 and message in errors and option in errors
         assert not (tmp_path / "job").exists()
+
+
+def test_a_file_is_no_directory_for_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("kept")
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr(sys, "argv", ["exactqat", "train", "--out", str(tmp_path / "file")])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    errors = capsys.readouterr().err
+    assert end.value.code == 2 and f"{tmp_path / 'file'} is a file; a job needs a directory" in errors
+    assert "Errno" not in errors and (tmp_path / "file").read_text() == "kept"
 
 
 def test_one_job_for_several_widths(

@@ -214,6 +214,8 @@ def widths(results: Results) -> list[str]:
         points = [point for line in lines for point in line]
         accuracy = results.float_test_accuracy
         axes.axhline(accuracy, color=FLOAT_COLOR, linestyle="--", linewidth=1, label="the float network's")
+        sizes = [size for size, *_ in points]
+        lines.append([(0.85 * min(sizes), accuracy, ""), (1.15 * max(sizes), accuracy, "")])  # beyond the margins
         _size_axes(figure, axes, points, [point[:2] for point in points], label, 2, lines)
         pictures.append(svg(figure, f"Accuracy of the delivered networks on the device, against size: {caption}."))
     return pictures
@@ -247,7 +249,7 @@ def _size_axes(
     if high - low < 0.05:
         low, high = (low + high) / 2 - 0.025, (low + high) / 2 + 0.025
     axes.set_ylim(max(low, -0.12 * (high - low)), min(high, 1 + 0.2 * (high - low)))
-    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.yaxis.set_major_locator(FixedLocator(_accuracies_between(*axes.get_ylim())))
     axes.yaxis.set_major_formatter(Exactly(percent=True))
     axes.set_xlabel(label)
     axes.set_ylabel("test accuracy")
@@ -303,6 +305,11 @@ def _labelled(
             name, (x, y), offset, textcoords="offset points", ha="center", va="center", color=INK, fontsize=10,
             arrowprops=leader if abs(offset[1]) > 14 else None,
         )  # fmt: skip
+
+
+def _accuracies_between(low: float, high: float) -> list[float]:
+    """Ticks of an axis that leaves room for names beyond what an accuracy can be."""
+    return [tick for tick in MaxNLocator(6).tick_values(low, high) if max(low, 0.0) <= tick <= min(high, 1.0) + 1e-9]
 
 
 def _sizes_between(low: float, high: float) -> list[float]:

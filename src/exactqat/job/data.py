@@ -115,12 +115,15 @@ def from_npz(path: Path, image_size: int | None = None) -> Dataset:
     wanted = {f"{axis}{ending}" for endings in names.values() for ending in endings for axis in "xy"}
     try:
         check_file(path)
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
+        with path.open("rb") as file:
+            start = file.read(6)
+        if start == b"\x93NUMPY":
             raise ValueError("it holds a single array, not an archive of x and y")
-        with archive:
+        if start and not start.startswith(b"PK"):  # np.load would take it for a pickle, and say how to run its code
+            raise ValueError("it is no archive of arrays such as numpy.savez writes")
+        with np.load(path, allow_pickle=False) as archive:
             held = sorted(archive.files)
-            arrays = {key: archive[key] for key in held if key in wanted}
+            arrays = {key: _array(archive, key) for key in held if key in wanted}
     except Exception as error:  # noqa: BLE001 - archives and headers of arrays that are damaged raise nearly anything
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise ValueError(f"{path} cannot be read as an .npz file: {reason}") from error
@@ -149,6 +152,15 @@ def from_npz(path: Path, image_size: int | None = None) -> Dataset:
         skipped += [f"{where}, image {position}: holds NaN or infinity" for position in np.nonzero(~finite)[0]]
         parts[part] = (_fitted(images[finite], image_size), y[finite])
     return _dataset(path.name, parts, _range_of([images for images, _ in parts.values()]), skipped)
+
+
+def _array(archive: np.lib.npyio.NpzFile, key: str) -> Any:
+    try:
+        return archive[key]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise ValueError(f"{key} holds Python objects; save numbers or strings, such as {key}.astype(str)") from error
 
 
 def from_folder(path: Path, image_size: int | None = None) -> Dataset:

@@ -124,11 +124,17 @@ def locked(directory: Path, writes: bool = True) -> Iterator[None]:
 
 
 def entries(out: Path) -> list[str]:
-    """The names in a directory that a job uses for itself, whoever wrote them, in the order of ENTRIES."""
+    """The names in a directory that a job uses for itself, whoever wrote them, in the order of ENTRIES.
+
+    Raises:
+        NotADirectoryError: something else than a directory stands there.
+    """
     try:
         names = os.listdir(out)
     except FileNotFoundError:
         return []
+    except NotADirectoryError as error:
+        raise NotADirectoryError(f"{out} is a file; a job needs a directory of its own") from error
     return [name for pattern in ENTRIES for name in sorted(names) if re.fullmatch(pattern, name)]
 
 
