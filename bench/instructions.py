@@ -35,7 +35,8 @@ ROWS, CHANNELS = 128, 64
 
 def program(folder: Path, isa: str) -> Path:
     """The kernels' objects and a main function, linked."""
-    objects = sorted((folder / "cmake" / "CMakeFiles" / f"_{isa}.dir" / "src" / "exactqat" / "cpu").glob("*.o"))
+    built = [folder / "cmake" / "CMakeFiles" / f"{part}.dir" for part in (f"_{isa}", "any_processor")]
+    objects = sorted(path for part in built for path in (part / "src" / "exactqat" / "cpu").glob("*.o"))
     of_kernels = [str(path) for path in objects if path.name.split(".")[0] not in ("bind", "xla")]
     if not of_kernels:
         sys.exit(f"{folder} holds no built kernels: python tests/run_arm64.py --isa {isa} builds them")

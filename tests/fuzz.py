@@ -738,8 +738,10 @@ def check(call: Call) -> tuple[bool, int]:
 
 def _with_out(call: Call, dense: dict[str, np.ndarray], out: list[np.ndarray]) -> Any:
     operands = dict(call.operands)
-    # Numbers have no memory to write over, and an array in their place may change what other dtypes become.
-    if call.out != "given" and isinstance(operands[call.out], np.ndarray):
+    # Numbers have no memory to write over; an array in their place, or one of another dtype, may change what other
+    # dtypes become.
+    given = operands.get(call.out)
+    if isinstance(given, np.ndarray) and given.dtype.newbyteorder("=") == dense[call.out].dtype:
         operands[call.out] = out[0] = dense[call.out].copy()
     results = call.op(**operands, **call.attributes, out=tuple(out))
     returned = results if isinstance(results, tuple) else (results,)
