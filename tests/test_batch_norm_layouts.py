@@ -2,8 +2,8 @@
 """Channels first or last, in memory of their own or in that of an operand: batch normalization has one set of bits.
 
 The order of sums does not depend on the layout, but the loops do: planes smaller than a line of the cache, small ones
-that are gathered, large ones; rows of which many meet in the same places of a cache; images that are near the core,
-far from it, and results that go past the cache.
+that are gathered or read image by image, large ones; rows of which many meet in the same places of a cache; images that
+are near the core, far from it, and results that go past the cache.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ SHAPES = [
     (2, 384, 7, 7),
     (40, 480, 14, 14),
     (17, 1280, 7, 7),
+    (87, 999, 7, 7),
+    (263, 1030, 4, 4),
+    (23, 530, 9, 11),
+    (4, 1301, 15, 17),
     (37, 150, 28, 28),
     (5, 70, 112, 111),
 ]

@@ -117,10 +117,11 @@ inline void lines(int64_t begin, int64_t length, int64_t stride, Pass pass) {
   for (int row = 0; row < Count; ++row) pass.template line<false>(q, begin + row * stride + p, Part{length - p});
 }
 
-// Whether a result in runs of `length` elements that are whole lines goes past the cache.
+// Whether a result in runs of `length` elements that are whole lines goes past the cache. `tensors`: how many of this size a pass
+// reads and writes.
 template <class T>
-inline bool goes_past_the_cache(const T* out, int64_t size, int64_t length, bool in_place) {
-  return kMayGoPast<T> && !in_place && size * int64_t{sizeof(T)} >= too_large_for_the_cache() && aligned(out, kLine) &&
+inline bool goes_past_the_cache(const T* out, int64_t size, int64_t length, int64_t tensors, bool in_place) {
+  return kMayGoPast<T> && !in_place && too_large_for_the_cache(tensors, size * int64_t{sizeof(T)}) && aligned(out, kLine) &&
          length % kLineElements == 0;
 }
 
@@ -132,15 +133,15 @@ struct Rows {
   int64_t size, channels, width;
   bool past, together;
 
-  // `tensors`: how many of this size a pass reads and writes. `whole_lines`: every line begins at a multiple of its length, however
-  // many parameters that takes.
+  // `tensors`: see goes_past_the_cache. `whole_lines`: every line begins at a multiple of its length, however many parameters that
+  // takes.
   template <class T>
   Rows(const T* out, int64_t size, int64_t channels, int64_t tensors, bool in_place, bool whole_lines = false)
       : size(size), channels(channels) {
     const int64_t whole = std::lcm(channels, kLineElements);
     width = whole_lines || whole <= kLongest ? whole * std::max<int64_t>(1, kLong / whole) : channels;
     together = tensors * size * int64_t{sizeof(T)} < too_large_for_the_cache() || width * int64_t{sizeof(T)} >= kPage;
-    past = goes_past_the_cache(out, size, width, in_place);
+    past = goes_past_the_cache(out, size, width, tensors, in_place);
   }
 
   // Parameters for a row, with room for a whole line behind them.
@@ -235,40 +236,44 @@ void gather(const Planes<S>& planes, int64_t channels, T* room) {
   for (int64_t n = last; n < planes.count; ++n) copy_image(n, planes.size / kWidth * kWidth);
 }
 
-// Two sums over each block of 64 rows of a channel; see channel_sums. The parameters of the channel begin at p.
+// Two sums over a block of up to 64 rows of one channel; see channel_sums. The parameters of the channel begin at p.
+template <class T, class Term>
+[[gnu::always_inline]] inline void plane_block_sums(const T* x, const T* y, int64_t count, int64_t p, const Term& term,
+                                                    double* first_item, double* second_item) {
+  constexpr int64_t kParts = kLanes / Lanes::kWidth;
+  static constexpr double kPlaces[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7};
+  Lanes first[kParts], second[kParts];
+  const auto add = [&](int64_t i, int64_t part, auto extent) __attribute__((always_inline)) {
+    Lanes plus_first, plus_second;
+    term(p + part * Lanes::kWidth, lanes_at(x + i, extent), lanes_at(y + i, extent), plus_first, plus_second);
+    first[part] = first[part] + plus_first;
+    second[part] = second[part] + plus_second;
+  };
+  if (count == kBlock) {
+#pragma GCC unroll 32
+    for (int64_t i = 0; i < kBlock; i += Lanes::kWidth) add(i, i / Lanes::kWidth % kParts, Whole{});
+  } else {
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes)
+      for (int64_t part = 0; part < kParts; ++part) add(i + part * Lanes::kWidth, part, Whole{});
+    for (int64_t part = 0; part * Lanes::kWidth < count - i; ++part) {
+      const int64_t rest = std::min(count - i - part * Lanes::kWidth, Lanes::kWidth);
+      const Lanes before[2] = {first[part], second[part]};
+      add(i + part * Lanes::kWidth, part, Part{rest});
+      const auto there = less(Lanes::load(kPlaces), Lanes::all(double(rest)));
+      first[part] = chosen(there, first[part], before[0]);
+      second[part] = chosen(there, second[part], before[1]);
+    }
+  }
+  *first_item = folded(first);
+  *second_item = folded(second);
+}
+
+// The same over each block of the rows of a channel.
 template <class T, class Term>
 void plane_sums(const Planes<T>& a, const Planes<T>& b, int64_t p, Term term, double* first_items, double* second_items,
                 int64_t step) {
-  constexpr int64_t kParts = kLanes / Lanes::kWidth;
-  static constexpr double kPlaces[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7};
   const int64_t rows = a.count * a.size, blocks = (rows + kBlock - 1) / kBlock;
-  const auto sum = [=](const T* x, const T* y, int64_t count, int64_t block) __attribute__((always_inline)) {
-    Lanes first[kParts], second[kParts];
-    const auto add = [&](int64_t i, int64_t part, auto extent) __attribute__((always_inline)) {
-      Lanes plus_first, plus_second;
-      term(p + part * Lanes::kWidth, lanes_at(x + i, extent), lanes_at(y + i, extent), plus_first, plus_second);
-      first[part] = first[part] + plus_first;
-      second[part] = second[part] + plus_second;
-    };
-    if (count == kBlock) {
-#pragma GCC unroll 32
-      for (int64_t i = 0; i < kBlock; i += Lanes::kWidth) add(i, i / Lanes::kWidth % kParts, Whole{});
-    } else {
-      int64_t i = 0;
-      for (; i + kLanes <= count; i += kLanes)
-        for (int64_t part = 0; part < kParts; ++part) add(i + part * Lanes::kWidth, part, Whole{});
-      for (int64_t part = 0; part * Lanes::kWidth < count - i; ++part) {
-        const int64_t rest = std::min(count - i - part * Lanes::kWidth, Lanes::kWidth);
-        const Lanes before[2] = {first[part], second[part]};
-        add(i + part * Lanes::kWidth, part, Part{rest});
-        const auto there = less(Lanes::load(kPlaces), Lanes::all(double(rest)));
-        first[part] = chosen(there, first[part], before[0]);
-        second[part] = chosen(there, second[part], before[1]);
-      }
-    }
-    first_items[block * step] = folded(first);
-    second_items[block * step] = folded(second);
-  };
   // The same place in the next plane: where it is far away, the processor does not foresee it.
   const auto prefetch_next = [](const T* from, int64_t plane, const Planes<T>& planes) __attribute__((always_inline)) {
     if (plane + 1 == planes.count) return;
@@ -295,7 +300,44 @@ void plane_sums(const Planes<T>& a, const Planes<T>& b, int64_t p, Term term, do
       }
       x = block_a, y = b.first != a.first ? block_b : block_a;
     }
-    sum(x, y, count, block);
+    plane_block_sums(x, y, count, p, term, first_items + block * step, second_items + block * step);
+  }
+}
+
+// The same for the planes of several channels, `count` images of them that are read straight on. The rows of a block that goes on in
+// the next image wait for it.
+template <class T, class Term>
+void image_sums(const T* a, const T* b, int64_t count, int64_t channels, int64_t size, int64_t stride, int64_t p, Term term,
+                double* items) {
+  const int64_t rows = count * size, step = 2 * channels;
+  const bool same = a == b;
+  const auto room = std::make_unique_for_overwrite<T[]>((same ? 1 : 2) * channels * kBlock);
+  T *waiting_a = room.get(), *waiting_b = same ? waiting_a : waiting_a + channels * kBlock;
+  const auto copy = [](const T* from, int64_t n, T* to) __attribute__((always_inline)) {
+    constexpr int64_t kWidth = Vector<T>::kWidth;
+    int64_t i = 0;
+    for (; i + kWidth <= n; i += kWidth) load(from + i, Whole{}).store(to + i);
+    if (i < n) load(from + i, Part{n - i}).store(to + i, n - i);
+  };
+  for (int64_t n = 0; n < count; ++n) {
+    const int64_t first_row = n * size, end = first_row + size;
+    for (int64_t c = 0; c < channels; ++c) {
+      const T *plane_a = a + n * stride + c * size, *plane_b = b + n * stride + c * size;
+      T *of_a = waiting_a + c * kBlock, *of_b = waiting_b + c * kBlock;
+      for (int64_t row = first_row, next; row < end; row = next) {
+        const int64_t block = row / kBlock, begin = block * kBlock, rows_of_block = std::min(kBlock, rows - begin);
+        next = std::min(begin + rows_of_block, end);
+        const T *x = plane_a + (row - first_row), *y = plane_b + (row - first_row);
+        if (next - row < rows_of_block) {
+          copy(x, next - row, of_a + (row - begin));
+          if (!same) copy(y, next - row, of_b + (row - begin));
+          if (next < begin + rows_of_block) break;
+          x = of_a, y = of_b;
+        }
+        double* item = items + block * step + c;
+        plane_block_sums(x, y, rows_of_block, p + c * kLanes, term, item, item + channels);
+      }
+    }
   }
 }
 
@@ -331,14 +373,32 @@ void widen_rows(const Tensor<T>& x, int64_t channels, int64_t size, int64_t chan
   }
 }
 
+// Whether small planes of so large a tensor are read straight on, image by image: those of one channel lie too far from each other
+// to be foreseen, and there would be no room for many channels' at a time. Planes of less than a block, all of which have to wait for
+// the next image, only where nothing would be found again in the last cache.
+template <class T>
+bool sums_go_straight_on(int64_t outer, int64_t channels, int64_t inner, const Tensor<T>& a) {
+  const int64_t bytes = outer * channels * inner * int64_t{sizeof(T)};
+  return !a.in_halves() && outer > 1 && kLineElements <= inner && inner < 4 * kBlock &&
+         (inner < kBlock ? bytes >= too_large_for_the_cache() : far_from_the_core(bytes));
+}
+
+// How many channels are summed together then: enough for long runs, few enough for several tasks.
+inline int64_t channels_of_a_run(int64_t channels, int64_t inner) {
+  constexpr int64_t kRun = 8192, kAtLeast = 4;
+  const int64_t tasks = (channels * inner + kRun * kAtLeast - 1) / (kRun * kAtLeast) * kAtLeast;
+  return (channels + tasks - 1) / tasks;
+}
+
 // Two sums over the rows of each channel that is not last, for several channels at a time. then(first channel, count, first sums,
-// second sums) may go over the same elements again: they are still in the cache.
+// second sums) may go over the same elements again: they are still in the cache, unless sums go straight on.
 template <class T, class Term, class Then>
 void for_each_channel_sums(int64_t outer, int64_t channels, int64_t inner, const Tensor<T>& a, const Tensor<T>& b, Term&& term,
                            Then&& then) {
   constexpr int64_t kSmall = kBlock, kSmallFarAway = 4 * kBlock;
   const int64_t rows = outer * inner, blocks = (rows + kBlock - 1) / kBlock;
-  const int64_t together = channels_together(rows);
+  const bool straight = sums_go_straight_on(outer, channels, inner, a);
+  const int64_t together = straight ? channels_of_a_run(channels, inner) : channels_together(rows);
   const bool far = far_from_the_core(outer * channels * inner * int64_t{sizeof(T)});
   const bool same = a.address() == b.address();
   const int64_t different = same ? 1 : 2;
@@ -346,7 +406,7 @@ void for_each_channel_sums(int64_t outer, int64_t channels, int64_t inner, const
     const int64_t begin = task * together, count = std::min(together, channels - begin), step = 2 * count;
     // Of one channel alone there may be as many elements as in a tensor: what has to be widened is, in pieces.
     const bool in_pieces = a.in_halves() && (inner >= kSmallFarAway || count == 1);
-    const bool gathers = !in_pieces && outer > 1 && inner < (far ? kSmallFarAway : kSmall);
+    const bool gathers = !straight && !in_pieces && outer > 1 && inner < (far ? kSmallFarAway : kSmall);
     const auto items = scratch(blocks * step);
     const int64_t room_size = in_pieces ? kPieceElements : gathers || a.in_halves() ? count * rows : 0;
     const auto room = std::make_unique_for_overwrite<T[]>(different * room_size);
@@ -355,7 +415,10 @@ void for_each_channel_sums(int64_t outer, int64_t channels, int64_t inner, const
       double* to = items.get() + first_block * step + k;
       plane_sums(of_a, of_b, (begin + k) * kLanes, term, to, to + count, step);
     };
-    if (in_pieces) {
+    if (straight) {
+      const int64_t offset = begin * inner;
+      image_sums(a.data() + offset, b.data() + offset, outer, count, inner, channels * inner, begin * kLanes, term, items.get());
+    } else if (in_pieces) {
       static_assert(kPieceElements % kBlock == 0);
       for (int64_t k = 0; k < count; ++k)
         for (int64_t row = 0; row < rows; row += kPieceElements) {

@@ -584,7 +584,7 @@ void gradient_of_channels(const Call& call, const Source& source, int operand_of
   constexpr int64_t kVector = Vector<T>::kWidth * int64_t{sizeof(S)};
   const int64_t bytes = size * int64_t{sizeof(S)};
   const bool far = 16 * bytes >= too_large_for_the_cache();
-  const bool past = !in_place && bytes >= too_large_for_the_cache() && aligned(backprops, kVector) &&
+  const bool past = !in_place && too_large_for_the_cache(3, bytes) && aligned(backprops, kVector) &&
                     kLanes * channels * int64_t{sizeof(S)} % kVector == 0;
   using Call = GradientCall<S, T, Source>;
   typename Call::Items quick = &Call::template items_of<Way::near>;

@@ -98,7 +98,7 @@ void fill_planes(const Layout& layout, const Tensor<T>& result, const std::array
         return;
       }
     }
-    const bool past = goes_past_the_cache(out, layout.size(), layout.inner, in_place);
+    const bool past = goes_past_the_cache(out, layout.size(), layout.inner, N + 1, in_place);
     for (int64_t n = 0; n < layout.outer; ++n)
       for (int64_t c = channel; c < channel + count; ++c) {
         const int64_t plane = n * image + c * layout.inner, ahead = n + 1 < layout.outer ? image : 0;
@@ -182,7 +182,7 @@ void fill(const Layout& layout, const Tensor<T>& out, const std::array<Tensor<T>
       });
     }
   }
-  const bool past = goes_past_the_cache(out.data(), layout.size(), layout.inner, in_place);
+  const bool past = goes_past_the_cache(out.data(), layout.size(), layout.inner, N + 1, in_place);
   parallel_for(tasks, layout.size(), [&](int64_t task) {
     each_run(task, [&](int64_t begin, const auto& parameters) {
       fill_plane(past, out.data(), begin, layout.inner, 0, parameters, pass);
@@ -329,13 +329,15 @@ void normalize_channels(const Layout& layout, const Tensor<T>& x, const Doubles&
   const Moments<T> moments(layout, x);
   Doubles slope(layout.channels);
   Coefficients<T> coefficients(layout.channels);
+  const bool straight = sums_go_straight_on(layout.outer, layout.channels, layout.inner, x), in_place = y.address() == x.address();
   const auto then = [&](int64_t begin, int64_t count, const double* sums, const double* squares) {
     moments.finish(begin, count, sums, squares, mean.data() + begin, variance.data() + begin);
     slopes_of<T>(scale.data() + begin, variance.data() + begin, epsilon, count, slope.data() + begin);
     coefficients.set(begin, count, mean, slope, offset);
-    fill_planes(layout, y, std::array{x}, y.address() == x.address(), begin, count, normalization(x, coefficients));
+    if (!straight) fill_planes(layout, y, std::array{x}, in_place, begin, count, normalization(x, coefficients));
   };
   for_each_channel_sums(layout.outer, layout.channels, layout.inner, x, x, moments.term(), then);
+  if (straight) fill(layout, y, std::array{x}, in_place, normalization(x, coefficients));
 }
 
 // What a training gradient is made with.
@@ -418,18 +420,21 @@ void gradient(const Layout& layout, const Tensor<T>& gradients, const Tensor<T>&
   const std::array both{gradients, x};
   const std::array alone{gradients};
   if (layout.inner > 1) {
+    const bool straight = sums_go_straight_on(layout.outer, layout.channels, layout.inner, x);
     for_each_channel_sums(layout.outer, layout.channels, layout.inner, gradients, x, term,
                           [&](int64_t begin, int64_t count, const double* sums, const double* products) {
                             factors(begin, count, sums, products);
+                            if (straight) return;
                             if (training) fill_planes(layout, x_backprop, both, in_place, begin, count, backprop);
                             else fill_planes(layout, x_backprop, alone, in_place, begin, count, inference_backprop);
                           });
-    return;
+    if (!straight) return;
+  } else {
+    const auto totals = sums_of_rows(layout.outer, layout.channels, gradients, x, term, before);
+    factors(0, layout.channels, totals[0].data(), totals[1].data());
   }
-  const auto totals = sums_of_rows(layout.outer, layout.channels, gradients, x, term, before);
-  factors(0, layout.channels, totals[0].data(), totals[1].data());
-  if (training) fill_dense_rows(layout, x_backprop, both, in_place, backprop);
-  else fill_dense_rows(layout, x_backprop, alone, in_place, inference_backprop);
+  if (training) fill(layout, x_backprop, both, in_place, backprop);
+  else fill(layout, x_backprop, alone, in_place, inference_backprop);
 }
 
 }  // namespace
