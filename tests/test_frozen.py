@@ -190,7 +190,7 @@ def test_roundings_have_the_declarations_bits() -> None:
                 (frozen_torch._rounding_twice, multiply_fixed_point(sums, *fixed_point(factor))),
                 (frozen_torch._rounding_once, round_half_away(sums * factor)),
             ):
-                steps = frozen_torch._in_blocks(rounding(factor, given, 1, lowest), given).clamp(lowest, 255)
+                steps = frozen_torch._in_blocks(rounding(factor, given, 1, lowest), given, lowest, 255, False)
                 assert np.array_equal(steps.numpy(), np.clip(expected, lowest, 255)), (low, high, lowest)
 
 

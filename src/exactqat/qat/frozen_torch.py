@@ -321,9 +321,8 @@ class Device:
                 widened = _array(scale).astype(np.float64)
                 factor = np.float64(input_scale) * widened / np.float64(result.scale)
                 round_ = _rounding_once if rounding == "float64" else _rounding_twice
-                steps = _in_blocks(round_(factor, sums.detach(), axis, result.lowest), sums.detach()).clamp_(
-                    result.lowest, result.highest
-                )
+                rounded = round_(factor, sums.detach(), axis, result.lowest)
+                steps = _in_blocks(rounded, sums.detach(), result.lowest, result.highest, not differentiated)
         if not differentiated:
             return OnGrid(steps, result.scale)
         return OnGrid(straight_through(scaled, steps, result.low, result.high), result.scale)
@@ -688,7 +687,8 @@ def _rounding_twice(factor: np.ndarray, sums: Tensor, axis: int, lowest: float) 
     above = nudge + 0.5
 
     def rounded_from_zero(block: Tensor) -> Tensor:
-        return (block.double() * along).add_(above).floor_()
+        # One rounding or two, there is nothing to round.
+        return torch.addcmul(above, block.double(), along).floor_()
 
     if lowest >= 0:
         # Whichever way it goes below 0: 0 it will be.
@@ -716,14 +716,17 @@ def _rounding_twice_in_int64(
     return rounded
 
 
-def _in_blocks(function: Callable[[Tensor], Tensor], sums: Tensor) -> Tensor:
-    """In float32, a few rows at a time: what lies between in float64 then stays in the core's own cache."""
-    result = torch.empty_like(sums, dtype=torch.float32)
-    rows = (
-        max(_CACHED_VALUES * sums.shape[0] // max(sums.numel(), 1), 1) if sums.device.type == "cpu" else sums.shape[0]
-    )
-    for start in range(0, sums.shape[0], max(rows, 1)):
-        result[start : start + rows] = function(sums[start : start + rows])
+def _in_blocks(
+    function: Callable[[Tensor], Tensor], sums: Tensor, lowest: float, highest: float, in_place: bool
+) -> Tensor:
+    """In float32 and clamped, a few rows at a time: what lies between in float64 then stays in the cores' own caches."""
+    result = sums if in_place and sums.dtype == torch.float32 else torch.empty_like(sums, dtype=torch.float32)
+    # PyTorch shares out a block among its threads, always in the same way.
+    together = _CACHED_VALUES * torch.get_num_threads() if sums.device.type == "cpu" else sums.numel()
+    rows = max(together * sums.shape[0] // max(sums.numel(), 1), 1)
+    for start in range(0, sums.shape[0], rows):
+        block = result[start : start + rows]
+        block.copy_(function(sums[start : start + rows])).clamp_(lowest, highest)
     return result
 
 
