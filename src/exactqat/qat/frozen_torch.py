@@ -719,7 +719,7 @@ def _rounding_twice_in_int64(
 def _in_blocks(
     function: Callable[[Tensor], Tensor], sums: Tensor, lowest: float, highest: float, in_place: bool
 ) -> Tensor:
-    """In float32 and clamped, a few rows at a time: what lies between in float64 then stays in the cores' own caches."""
+    """In float32 and clamped, a few rows at a time: what lies between in float64 stays in the cores' own caches."""
     result = sums if in_place and sums.dtype == torch.float32 else torch.empty_like(sums, dtype=torch.float32)
     # PyTorch shares out a block among its threads, always in the same way.
     together = _CACHED_VALUES * torch.get_num_threads() if sums.device.type == "cpu" else sums.numel()
