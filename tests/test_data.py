@@ -160,6 +160,24 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
         data.load("faces")
 
 
+def test_parts_are_no_classes(tmp_path: Path) -> None:
+    for name in ("Train", "TEST"):
+        folder(tmp_path / "capitals" / name)
+    dataset = data.load(str(tmp_path / "capitals"))
+    assert dataset.class_names == ("cat", "dog")
+    folder(tmp_path / "capitals" / "train")
+    with pytest.raises(ValueError, match="capitals holds Train and train, which are the same part"):
+        data.load(str(tmp_path / "capitals"))
+    for parts in (("train",), ("train", "val"), ("Training", "valid")):
+        path = tmp_path / "-".join(parts)
+        for name in parts:
+            folder(path / name)
+        with pytest.raises(ValueError, match=f"holds {' and '.join(parts)}, but no folder test: without one"):
+            data.load(str(path))
+    # Vehicles.
+    assert data.load(str(folder(tmp_path / "vehicles", ("bus", "train")))).class_names == ("bus", "train")
+
+
 def saved(path: Path, **arrays: Any) -> str:
     np.savez(path / "data.npz", **arrays)
     return str(path / "data.npz")

@@ -166,8 +166,9 @@ def _array(archive: np.lib.npyio.NpzFile, key: str) -> Any:
 def from_folder(path: Path, image_size: int | None = None) -> Dataset:
     """One folder of images for each class, named like the class, read with Pillow.
 
-    With subfolders ``train`` and ``test``, and ``val`` if there is one, each of those holds the class folders;
-    otherwise the images are divided here, always in the same way. Names that begin with a dot are no part of the data.
+    With subfolders ``train`` and ``test``, and ``val`` if there is one (in capitals too), each of those holds the class
+    folders; otherwise the images are divided here, always in the same way. Names that begin with a dot are no part of
+    the data.
 
     Raises:
         ValueError: a class without a usable image, fewer than two classes, images of different sizes without
@@ -176,10 +177,18 @@ def from_folder(path: Path, image_size: int | None = None) -> Dataset:
     folders = _subfolders(path)
     divided: dict[str, Path] = {}
     for part, names in PART_NAMES.items():
-        for name in names:
-            if name in folders:
-                divided[part] = folders[name]
+        held = [folder for name, folder in folders.items() if name.lower() in names]
+        if len(held) == 1:
+            divided[part] = held[0]
+        elif held:
+            raise ValueError(f"{path} holds {' and '.join(folder.name for folder in held)}, which are the same part")
     if not {"train", "test"} <= set(divided):
+        # Else a network would learn to tell the parts apart.
+        if "train" in divided and len(divided) == len(folders):
+            raise ValueError(
+                f"{path} holds {' and '.join(folders)}, but no folder test: without one, put the class folders "
+                f"themselves into {path}, and they are divided here"
+            )
         divided = {"": path}
     skipped: list[str] = []
     collected = {part: _read_classes(folder, image_size, skipped) for part, folder in divided.items()}
