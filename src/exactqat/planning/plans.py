@@ -158,6 +158,10 @@ class PlanInput:
     batch_axis: int = 0
 
 
+# What the cells of a `Row` are.
+ROW_HEADER = ("layer", "operator", "activation", "shape", "bits of weights", "bits of result")
+
+
 class Row(NamedTuple):
     """A stored tensor as people read it; None where there is none. A shape's None is the batch."""
 
@@ -167,8 +171,6 @@ class Row(NamedTuple):
     shape: tuple[int | None, ...]
     weight_bits: int | None
     bits: int | None
-
-    HEADER = ("layer", "operator", "activation", "shape", "bits of weights", "bits of result")
 
     def cells(self) -> tuple[object, ...]:
         """For `display.table`."""
@@ -233,7 +235,8 @@ class Plan:
     def rows(self) -> list[Row]:
         """What is stored, in order of execution, to be shown."""
         rows = []
-        for each in (*self.inputs, *self.steps):
+        stored: list[PlanInput | PlanStep] = [*self.inputs, *self.steps]
+        for each in stored:
             shape = tuple(None if at == each.batch_axis else size for at, size in enumerate(each.shape))
             bits = self.grids[each.grid].bits
             if isinstance(each, PlanInput):

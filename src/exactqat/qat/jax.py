@@ -30,7 +30,7 @@ import numpy as np
 from ..device import PROFILES
 from ..display import table
 from ..planning import UnsupportedOperator, plan
-from ..planning.plans import Row
+from ..planning.plans import ROW_HEADER
 from ..planning.rules import Rule, UnusedRuleWarning
 from . import primitives_jax
 from .capture_jax import CaptureError, capture, named_leaves
@@ -206,7 +206,7 @@ class Prepared:
         return f"Prepared({count} stored tensors, {layers} layers with weights{self.plan.precisions()})"
 
     def _repr_html_(self) -> str:
-        return table(repr(self), Row.HEADER, [row.cells() for row in self.plan.rows()], 4)
+        return table(repr(self), ROW_HEADER, [row.cells() for row in self.plan.rows()], 4)
 
     # --- how trees and arrays by name belong together ---------------------------------------------------------------
 

@@ -26,7 +26,7 @@ import numpy as np
 from ..device import PROFILES
 from ..display import listed, shortened, table
 from ..planning import UnsupportedOperator, plan
-from ..planning.plans import Numbers, Plan, Row
+from ..planning.plans import ROW_HEADER, Numbers, Plan
 from ..planning.rules import Rule, UnusedRuleWarning
 from . import primitives_keras
 from .capture_keras import CaptureError, InTraining, capture, variable_names
@@ -335,7 +335,7 @@ class PreparedModel(keras.Model):
         return f"PreparedModel({count} stored tensors, {len(weighted)} layers with weights{precisions}, {phase})"
 
     def _repr_html_(self) -> str:
-        return table(repr(self), Row.HEADER, [row.cells() for row in self.plan.rows()], 4)
+        return table(repr(self), ROW_HEADER, [row.cells() for row in self.plan.rows()], 4)
 
     def summary(
         self,
