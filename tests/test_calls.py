@@ -130,7 +130,11 @@ def test_errors_stay_what_they_are(framework: str) -> None:
             (lambda: per_channel(x, low, high, bits=8), TypeError, "has no argument 'bits'"),
             (lambda: per_channel(x, low, high, inputs=x), TypeError, "got argument 'inputs' twice"),
             (lambda: per_channel(x, low), TypeError, "misses the required argument 'max'"),
-            (lambda: per_channel(x, low, None), TypeError, "misses the required argument 'max'"),
+            (
+                lambda: per_channel(x, low, None),
+                TypeError,
+                "max must be a NumPy, PyTorch, JAX or TensorFlow array or a number, got None",
+            ),
             (lambda: per_channel(x, low, high, 8, False, None, 3), TypeError, "takes at most 6 arguments, got 7"),
             (
                 lambda: per_channel(x, low, "high"),

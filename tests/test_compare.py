@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -98,14 +100,36 @@ def test_what_is_no_finished_job_is_refused(jobs: Path, call: Call) -> None:
     (jobs / "empty").mkdir()
     for arguments, message in (
         (["one"], "compare takes two directories or more"),
-        (["one", "nowhere"], "nowhere holds no job.json, so no job"),
-        (["one", "empty"], "empty holds no job.json"),
-        (["one", "two/metrics.json"], "holds no job.json"),
+        (["one", "nowhere"], "nowhere is not there"),
+        (["one", "empty"], "empty holds no job.json, so no job"),
+        (["one", "one/job.json"], "one/job.json is a file, and no job's directory"),
     ):
         status, output, errors = call(*arguments)
         assert status == 2 and message in errors and not output
     (jobs / "two" / "metrics.json").rename(jobs / "two" / "moved.json")
     assert "two holds an unfinished job, which has no figures to compare" in call("one", "two")[2]
+
+
+@pytest.mark.parametrize("columns", ["0", "00", "", "1", "7", "40", "-3", "abc", "²", "99999999999999999999"])
+def test_any_number_of_columns_shows_all(jobs: Path, columns: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"COLUMNS": columns}
+    command = [sys.executable, "-m", "exactqat.cli", "compare", "one", "two"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert "93.5%" in done.stdout and "differences below" in done.stdout and not done.stderr
+    lines = done.stdout.splitlines()
+    assert columns != "40" or not any(line.endswith(" ") for line in lines)
+    # A paragraph for each row only where there is a width to keep.
+    assert any(line.startswith("│ W4A4 ") for line in lines) == (columns not in ("1", "7", "40"))
+
+
+def test_terminals_without_unicode_show_plain_signs(jobs: Path) -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "160"}
+    command = [sys.executable, "-m", "exactqat.cli", "compare", "one", "two"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    rows = [line for line in done.stdout.splitlines() if line.startswith(("|", "+"))]
+    assert "\\u" not in done.stdout and {len(row) for row in rows[-6:]} == {len(rows[-1])}
+    assert re.search(r"\| float32 \| one +\| .* - \|", done.stdout)
+    assert cli._in_their_place(UnicodeEncodeError("ascii", "a★…–é\udc80", 1, 6, "")) == (r"*...-\xe9\udc80", 6)
 
 
 WILD = [None, True, -1, 2.5, float("nan"), float("inf"), 10**30, "x", [], {}, [[1]], {"a": 1}]

@@ -149,15 +149,33 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     (path / "bird" / "a.txt").write_text("tweet")
     with pytest.raises(ValueError, match=r"class 'bird' has no image .*none of its 1 files can be read.*a\.txt"):
         data.load(str(path))
-    with pytest.raises(ValueError, match="at least two classes, it holds only class 'cat'"):
-        data.load(str(folder(tmp_path / "cats", ("cat",))))
-    with pytest.raises(ValueError, match="class 'cat' has 2 images to divide, at least 3 are needed"):
-        data.load(str(folder(tmp_path / "few", count=2)))
+    with pytest.raises(ValueError, match=r"/here/cats must hold at least two classes, it holds only class 'cat'"):
+        data.load(str(folder(tmp_path / "here" / "cats", ("cat",))))
+    with pytest.raises(ValueError, match=r"/here/few: class 'cat' has 2 images to divide, at least 3 are needed"):
+        data.load(str(folder(tmp_path / "here" / "few", count=2)))
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="must hold one folder of images for each class, it holds no folder"):
         data.load(str(tmp_path / "empty"))
     with pytest.raises(ValueError, match="one folder of images for each class, got 'faces'"):
         data.load("faces")
+
+
+def test_parts_are_no_classes(tmp_path: Path) -> None:
+    for name in ("Train", "TEST"):
+        folder(tmp_path / "capitals" / name)
+    dataset = data.load(str(tmp_path / "capitals"))
+    assert dataset.class_names == ("cat", "dog")
+    folder(tmp_path / "capitals" / "train")
+    with pytest.raises(ValueError, match="capitals holds Train and train, which are the same part"):
+        data.load(str(tmp_path / "capitals"))
+    for parts in (("train",), ("train", "val"), ("Training", "valid")):
+        path = tmp_path / "-".join(parts)
+        for name in parts:
+            folder(path / name)
+        with pytest.raises(ValueError, match=f"holds {' and '.join(parts)}, but no folder test: without one"):
+            data.load(str(path))
+    # Vehicles.
+    assert data.load(str(folder(tmp_path / "vehicles", ("bus", "train")))).class_names == ("bus", "train")
 
 
 def saved(path: Path, **arrays: Any) -> str:

@@ -208,7 +208,7 @@ def test_the_header_holds_the_network(tmp_path: Path) -> None:
     text = write_c_array(graph, tmp_path / "net.h", codes, "net", "a */ b \\").read_text()
     (tmp_path / "main.cpp").write_text(PROGRAM)
     (tmp_path / "main.c").write_text('#include "net.h"\nint main(void) { return sizeof net_data != NET_SIZE; }\n')
-    options = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-variable"]
+    options = ["-Wall", "-Wextra", "-pedantic", "-Werror", "-Wno-unused-variable"]
     subprocess.run(["g++", "-std=c++17", *options, "main.cpp", "-o", "program"], cwd=tmp_path, check=True)
     subprocess.run(["gcc", "-std=c99", *options, "main.c", "-o", "plain"], cwd=tmp_path, check=True)
     subprocess.run([tmp_path / "plain"], check=True)
@@ -220,7 +220,7 @@ def test_the_header_holds_the_network(tmp_path: Path) -> None:
     assert bytes.fromhex(data) == tflite_bytes(graph, "a */ b \\")
     expected = [*codes.ravel().tolist(), *simulate(graph, codes, "micro")["y"].ravel().tolist()]
     assert [int(word) for word in recorded] == expected
-    assert max(map(len, text.splitlines())) <= 120
+    assert max(map(len, text.splitlines())) <= 120 and "for these inputs TFLite-Micro answers with" in text
     # Without an example it records one of its own.
     assert f"net_recorded_input_0[{6 * 6 * 2}]" in c_array(graph, name="net")
 

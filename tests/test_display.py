@@ -119,3 +119,22 @@ def test_a_prepared_model_shows_activations_and_bits() -> None:
     qat.freeze(model)
     shown = model._repr_html_()
     assert "no data seen yet" not in shown and " .. " in shown and ", frozen" in repr(model)
+
+
+def test_a_prepared_function_shows_activations_and_bits() -> None:
+    jax = pytest.importorskip("jax")
+    from exactqat import qat
+
+    def model(params: dict[str, np.ndarray], x: np.ndarray) -> object:
+        return jax.nn.softmax(jax.nn.relu(x @ params["<b>first"]) @ params["last"])
+
+    params = {"<b>first": np.ones((6, 5), np.float32), "last": np.ones((5, 4), np.float32)}
+    rules = [qat.Rule("last", weight_bits=8, activation_bits=8), qat.Rule("*", weight_bits=4, activation_bits=4)]
+    prepared = qat.jax.prepare(model, params, np.ones((2, 6), np.float32), rules=rules)
+    assert repr(prepared).endswith("2 layers with weights, 1 W4A4, 1 W8A8)") and len(repr(prepared)) < 120
+    page = prepared._repr_html_()
+    header, first, second, *others = cells(page)
+    assert (
+        header[0] == "layer" and first[1] == "input" and second[1:] == ["FULLY_CONNECTED", "RELU", "batchx5", "4", "4"]
+    )
+    assert "<b>first" not in page and others[-1][1].endswith("not on the device") and others[-1][4:] == ["–", "–"]

@@ -126,6 +126,14 @@ def test_arguments_that_are_not_there() -> None:
     for call, text in (
         (lambda: eq.fake_quant_with_min_max_args(), "misses the required argument 'inputs'"),
         (
+            lambda: eq.fake_quant_with_min_max_args(None),
+            "inputs must be a NumPy, PyTorch, JAX or TensorFlow array or a number, got None",
+        ),
+        (
+            lambda: eq.raw_ops.DepthwiseConv2dNative(input=x, filter=x, strides=None, padding="SAME"),
+            "strides must be a static sequence of integers, got NoneType None",
+        ),
+        (
             lambda: eq.fake_quant_with_min_max_args(x, bits=8),
             "has no argument 'bits'; its arguments are inputs, min, max",
         ),

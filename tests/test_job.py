@@ -260,7 +260,7 @@ def test_forty_columns_are_enough(finished: tuple[Path, subprocess.CompletedProc
     assert "W8A8 on the runtime " in shown and max(map(len, words)) <= 40 and not re.search("[│┃]", shown)
     assert "\nstem.0 CONV_2D\n  values " in shown
     refused = on_a_terminal(40, ["verify", "nowhere"])
-    assert "error: no checkpoint.pt with a\n" in refused and max(map(len, refused.splitlines())) <= 40
+    assert "error: nowhere is not there; run\n" in refused and max(map(len, refused.splitlines())) <= 40
     page = on_a_terminal(40, ["train", "--help"])
     assert max(map(len, page.splitlines())) <= 40 and "**" not in page
     assert "  --weights <path>\n        Weights to begin float" in page
@@ -298,13 +298,13 @@ def test_errors_in_pipes_are_lines() -> None:
     for arguments, message in (
         (["train", "--out", "x", "--weight-bits", "9"], "Error: Invalid value for '--weight-bits': "),
         (["train"], "Error: Missing option '--out'."),
-        (["verify", "nowhere/" + "x" * 200], "error: no checkpoint.pt with a model.tflite beside it in a folder such "),
+        (["verify", "nowhere/" + "x" * 200], "error: nowhere/xxx"),
     ):
         done = subprocess.run([*RUN, *arguments], capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 2
         assert any(line.startswith(message) for line in done.stderr.splitlines())
         assert not re.search("[│╭]", done.stderr)
-    assert "x" * 200 + "/w8a8; run `exactqat train` first\n" in done.stderr
+    assert "x" * 200 + " is not there; run `exactqat train` first\n" in done.stderr
 
 
 def test_help_on_benchmarks_needs_no_checkout(
@@ -393,7 +393,10 @@ def test_eight_bits_take_a_quarter_of_the_epochs(tmp_path: Path) -> None:
         (["train", "--out", "x", "--device", "cuda:97"], "--device cuda:97 is not there: PyTorch"),
         (["verify", "nowhere"], "run `exactqat train` first"),
         (["export", "nowhere"], "run `exactqat train` first"),
-        (["report", "nowhere"], "run `exactqat train` first"),
+        (["report", "nowhere"], "nowhere is not there; run `exactqat train` first"),
+        (["verify", "."], "no checkpoint.pt with a model.tflite beside it in a folder such as w8a8; run"),
+        (["export", "."], "no checkpoint.pt in a folder such as w8a8; run `exactqat train` first"),
+        (["report", "."], "holds no job.json; run `exactqat train` first"),
     ],
 )
 def test_errors_are_one_clear_message(arguments: list[str], message: str, tmp_path: Path) -> None:

@@ -281,6 +281,7 @@ with pytest.raises(NotImplementedError, match="freeze"):
 words = []
 line.summary(print_fn=words.append)
 assert any("FULLY_CONNECTED" in word for word in words) and "2 stored tensors" in words[0]
+assert "1 W8A8" in words[0] and "<td style='text-align:left'>FULLY_CONNECTED</td>" in line._repr_html_()
 assert np.array_equal(predict(keras.models.clone_model(learned), x).shape, (16, 4))
 learned.trainable = True
 learned.compile("adam", "mse", metrics=["mae"])

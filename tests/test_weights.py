@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -114,9 +115,17 @@ def spoiled(name: str, change: Callable[[Any], Any]) -> bytes:
     return saved(state)
 
 
-def npz() -> bytes:
+def npz(save: Callable[..., None] = np.savez) -> bytes:
     buffer = io.BytesIO()
-    np.savez(buffer, weight=np.zeros(3))
+    save(buffer, weight=np.zeros(3))
+    return buffer.getvalue()
+
+
+def program() -> bytes:
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)), buffer)
     return buffer.getvalue()
 
 
@@ -134,7 +143,9 @@ HOSTILE = [
     (lambda canary: saved({"other.weight": torch.zeros(3)}), "holds no weights of this network: its tensors are other"),
     (lambda canary: saved({"stem.0.weight": torch.zeros(3)}), "its tensors are stem.0.weight float32 [3]; the"),
     (lambda canary: saved(network().state_dict())[:-500], "cannot be read as weights"),
-    (lambda canary: npz(), "cannot be read as weights"),
+    (lambda canary: npz(), "it is an archive, but none that torch.save writes"),
+    (lambda canary: npz(np.savez_compressed), "it is an archive, but none that torch.save writes"),
+    (lambda canary: program(), "it is a TorchScript program; save its state_dict() "),
     (lambda canary: b"PK\x03\x04", "cannot be read as weights"),
     (lambda canary: (2**63).to_bytes(8, "little") + b"{}", "neither"),
     (lambda canary: spoiled("stem.0.weight", lambda w: w * float("nan")), "stem.0.weight holds NaN or infinity"),

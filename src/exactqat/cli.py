@@ -4,6 +4,7 @@
 Annotations are evaluated here: typer reads them inside `_application`, where its import lives.
 """
 
+import codecs
 import contextlib
 import inspect
 import io
@@ -22,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+    from rich.status import Status
     from rich.text import Text
 
     from .job.pipeline import Results
@@ -71,6 +73,7 @@ def main() -> None:
 
 def _open_streams() -> None:
     """A program may be started without them, and a name that cannot be encoded must not end it."""
+    codecs.register_error("exactqat", _in_their_place)
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -80,7 +83,31 @@ def _open_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="exactqat")
+    _check_columns()
+
+
+# What is printed for signs of our own where they cannot be; names are escaped.
+IN_THEIR_PLACE = {"–": "-", "★": "*", "…": "..."}
+
+
+def _in_their_place(error: UnicodeError) -> tuple[str, int]:
+    """A handler of encoding errors."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    signs = error.object[error.start : error.end]
+    return "".join(
+        IN_THEIR_PLACE.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs
+    ), error.end
+
+
+def _check_columns() -> None:
+    """COLUMNS may hold anything; rich takes it at its word, and prints nothing at all in 0 columns."""
+    given = os.environ.get("COLUMNS", "")
+    if re.fullmatch(r"0*[1-9][0-9]{0,4}", given, re.ASCII):
+        os.environ["COLUMNS"] = str(max(NARROWEST, int(given)))
+    else:
+        os.environ.pop("COLUMNS", None)
 
 
 def _to_nobody(stream: IO[str]) -> None:
@@ -114,8 +141,8 @@ def _line(*parts: str | tuple[str, str]) -> "Text":
     return Text.assemble(*((printable(text), style) for text, style in styled))
 
 
-# Columns from which boxes are drawn, and from which a bar has room.
-FRAMED, WIDE = 70, 90
+# Columns that any output takes, from which boxes are drawn, and from which a bar has room.
+NARROWEST, FRAMED, WIDE = 20, 70, 90
 
 
 def _is_terminal(stream: IO[str]) -> bool:
@@ -132,7 +159,7 @@ def _in_terminal(console: "Console") -> bool:
 
 
 def _columns() -> int:
-    return max(20, shutil.get_terminal_size().columns)
+    return max(NARROWEST, shutil.get_terminal_size().columns)
 
 
 def _say(console: "Console", *parts: str | tuple[str, str], whole: bool = False) -> None:
@@ -200,13 +227,13 @@ def _show_table(
         line = Text(" ").join(_line(cell) for cell in cells[:texts])
         line.stylize(style)
         console.print(line, overflow="fold")
-        line = Text(" ")
+        line = Text()
         for label, cell in zip(header[texts:], cells[texts:], strict=True):
-            pair = Text.assemble(" ", (label, "dim"), " ", _line(cell))
-            if line.cell_len + pair.cell_len > console.width:
+            pair = Text.assemble("  ", (label, "dim"), " ", _line(cell))
+            if line.cell_len + pair.cell_len > console.width and line:
                 console.print(line, overflow="fold")
-                line = Text(" ")
-            line.append_text(pair).append(" ")
+                line = Text()
+            line.append_text(pair)
         console.print(line, overflow="fold")
 
 
@@ -588,6 +615,11 @@ def _bars(console: "Console", disable: bool) -> "Progress":
     )
 
 
+def _status(console: "Console", text: str) -> "Status":
+    """What is done, beside a sign that turns; on a terminal only."""
+    return console.status(_line(text), spinner="dots" if console.encoding.startswith("utf") else "line")
+
+
 def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet: bool, device: str = "cpu") -> int:
     import torch
 
@@ -688,7 +720,7 @@ def _report(directory: Path, model: str | None = None) -> None:
     with (
         contextlib.ExitStack() as hold,
         _native_messages_kept_back(),
-        console.status(_line("reading")) as status,
+        _status(console, "reading") as status,
     ):
         progress = pipeline.Progress(begin=lambda text: status.update(_line(text)))
         results = pipeline.finished(directory, progress, model=model, hold=hold)
@@ -814,7 +846,7 @@ def _verify_npu(directory: Path, accelerator: str, model: str | None = None) -> 
 
     console = _console()
     accelerator = accelerator or DEFAULT_ACCELERATOR
-    with _native_messages_kept_back(), console.status(_line("compiling with Vela")):
+    with _native_messages_kept_back(), _status(console, "compiling with Vela"):
         found = pipeline.npu_directory(directory, accelerator, model)
     rows: list[TableRow] = []
     for precision, footprint in found.items():

@@ -2,7 +2,7 @@
 """A network as a C header for TFLite-Micro, with everything the first program on the board needs.
 
 The model itself, the size of its arena, the operators that it takes, how its inputs and outputs are quantized, and one
-recorded input with the codes that every device must answer: so the program can check itself before a sensor is there.
+recorded input with the codes that TFLite-Micro must answer: so the program can check itself before a sensor is there.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def c_array(
     """The text of a C header that holds the network.
 
     Args:
-        x: codes [1, ...] of one example (or one such array per input name), to be recorded with the codes that the
-            network makes of it. Random codes if none are given.
+        x: codes [1, ...] of one example (or one such array per input name), to be recorded with the codes that
+            TFLite-Micro makes of it. Random codes if none are given.
         name: what every name in the header begins with.
         description: goes into the file, in the model and in the comment on top.
         found: the network's footprint, if it is known.
@@ -84,7 +84,7 @@ def c_array(
         "#endif",
         *_array(f"static const unsigned char {name}_data", np.frombuffer(content, np.uint8)),
         "",
-        "// One recorded example: for these inputs every device answers with these outputs.",
+        "// One recorded example: for these inputs TFLite-Micro answers with these outputs; LiteRT may differ.",
         *_recorded(name, "input", [inputs[each] for each in graph.inputs]),
         *_recorded(name, "output", [outputs[each] for each in graph.outputs]),
         "",

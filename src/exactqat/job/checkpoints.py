@@ -87,6 +87,11 @@ def _check_archive(content: bytes) -> None:
     """PyTorch's reader skips checksums, and unpacks whatever was packed to fill all memory."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = archive.infolist()
+        parts = {member.filename.partition("/")[2] for member in members}
+        if {"constants.pkl", "data.pkl"} <= parts:
+            raise ValueError("it is a TorchScript program; save its state_dict() with torch.save")
+        if not {"data.pkl", "version"} <= parts:
+            raise ValueError("it is an archive, but none that torch.save writes")
         packed = [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]
         if packed:
             raise ValueError(f"its part {packed[0]} is compressed")

@@ -51,9 +51,10 @@ def read(directory: Path) -> Job:
     """The finished job in a directory.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError, NotADirectoryError: there is none.
         ValueError: it is unfinished, or its files are damaged; the message says which.
     """
+    files.check_there(directory)
     if not (directory / "job.json").exists():
         raise FileNotFoundError(f"{directory} holds no job.json, so no job; `exactqat train` writes one")
     job = files.read_json(directory / "job.json")

@@ -151,7 +151,7 @@ def from_npz(path: Path, image_size: int | None = None) -> Dataset:
         finite = np.isfinite(images).all((1, 2, 3))
         skipped += [f"{where}, image {position}: holds NaN or infinity" for position in np.nonzero(~finite)[0]]
         parts[part] = (_fitted(images[finite], image_size), y[finite])
-    return _dataset(path.name, parts, _range_of([images for images, _ in parts.values()]), skipped)
+    return _dataset(path.name, parts, _range_of([images for images, _ in parts.values()]), skipped, str(path))
 
 
 def _array(archive: np.lib.npyio.NpzFile, key: str) -> Any:
@@ -166,8 +166,9 @@ def _array(archive: np.lib.npyio.NpzFile, key: str) -> Any:
 def from_folder(path: Path, image_size: int | None = None) -> Dataset:
     """One folder of images for each class, named like the class, read with Pillow.
 
-    With subfolders ``train`` and ``test``, and ``val`` if there is one, each of those holds the class folders;
-    otherwise the images are divided here, always in the same way. Names that begin with a dot are no part of the data.
+    With subfolders ``train`` and ``test``, and ``val`` if there is one (in capitals too), each of those holds the class
+    folders; otherwise the images are divided here, always in the same way. Names that begin with a dot are no part of
+    the data.
 
     Raises:
         ValueError: a class without a usable image, fewer than two classes, images of different sizes without
@@ -176,10 +177,18 @@ def from_folder(path: Path, image_size: int | None = None) -> Dataset:
     folders = _subfolders(path)
     divided: dict[str, Path] = {}
     for part, names in PART_NAMES.items():
-        for name in names:
-            if name in folders:
-                divided[part] = folders[name]
+        held = [folder for name, folder in folders.items() if name.lower() in names]
+        if len(held) == 1:
+            divided[part] = held[0]
+        elif held:
+            raise ValueError(f"{path} holds {' and '.join(folder.name for folder in held)}, which are the same part")
     if not {"train", "test"} <= set(divided):
+        # Else a network would learn to tell the parts apart.
+        if "train" in divided and len(divided) == len(folders):
+            raise ValueError(
+                f"{path} holds {' and '.join(folders)}, but no folder test: without one, put the class folders "
+                f"themselves into {path}, and they are divided here"
+            )
         divided = {"": path}
     skipped: list[str] = []
     collected = {part: _read_classes(folder, image_size, skipped) for part, folder in divided.items()}
@@ -196,7 +205,7 @@ def from_folder(path: Path, image_size: int | None = None) -> Dataset:
     parts = {
         part: (images, np.array(labels)) for (part, (_, labels)), images in zip(collected.items(), stacked, strict=True)
     }
-    return _dataset(path.name, parts, (0.0, 1.0), skipped)
+    return _dataset(path.name, parts, (0.0, 1.0), skipped, str(path))
 
 
 def from_pairs(pairs: Iterable[tuple[Any, Any]], name: str = "data", image_size: int | None = None) -> Dataset:
@@ -367,39 +376,45 @@ def _dataset(
     parts: dict[str, tuple[np.ndarray, np.ndarray]],
     value_range: tuple[float, float],
     skipped: Sequence[str] = (),
+    where: str = "",
 ) -> Dataset:
-    """Puts the parts together; one part called "" is divided into three, and a missing validation part is taken off."""
+    """Puts the parts together; one part called "" is divided into three, and a missing validation part is taken off.
+
+    Args:
+        where: the data lie, for messages; its name if that says enough.
+    """
+    where = where or name
     whole = next(iter(parts.values()))
     # Strings in their order, integers in theirs.
     labels = np.unique(whole[1])
     class_names = tuple(str(label) for label in labels)
     if len(labels) < 2:
         only = f"only class '{class_names[0]}'" if len(labels) else "none"
-        raise ValueError(f"{name} must hold at least two classes, it holds {only}")
+        raise ValueError(f"{where} must hold at least two classes, it holds {only}")
     shapes = {part: images.shape[1:] for part, (images, _) in parts.items()}
     if len(set(shapes.values())) > 1:
-        raise ValueError(f"{name}: the parts differ in the shape of their images: {shapes}")
+        raise ValueError(f"{where}: the parts differ in the shape of their images: {shapes}")
     codes = {}
     for part, (_, y) in parts.items():
         strangers = np.setdiff1d(y, labels)
         if len(strangers):
-            raise ValueError(f"{name}: part '{part}' holds class '{strangers[0]}', which the training part lacks")
+            raise ValueError(f"{where}: part '{part}' holds class '{strangers[0]}', which the training part lacks")
         codes[part] = np.searchsorted(labels, y).astype(np.int64)
     splits = {
         part: Split(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(codes[part]))
         for part, (images, _) in parts.items()
     }
     if "" in splits:
-        rest, test = _divided(name, splits.pop(""), TEST_SHARE, class_names, least=3)
-        train, validation = _divided(name, rest, VALIDATION_SHARE / (1 - TEST_SHARE), class_names, least=2)
+        rest, test = _divided(where, splits.pop(""), TEST_SHARE, class_names, least=3)
+        train, validation = _divided(where, rest, VALIDATION_SHARE / (1 - TEST_SHARE), class_names, least=2)
         splits = {"train": train, "validation": validation, "test": test}
     elif "validation" not in splits:
-        train, validation = _divided(name, splits["train"], VALIDATION_SHARE, class_names, least=2)
+        train, validation = _divided(where, splits["train"], VALIDATION_SHARE, class_names, least=2)
         splits |= {"train": train, "validation": validation}
     return Dataset(name, class_names, value_range, **splits, skipped=tuple(skipped))
 
 
-def _divided(name: str, split: Split, share: float, class_names: tuple[str, ...], least: int) -> tuple[Split, Split]:
+def _divided(where: str, split: Split, share: float, class_names: tuple[str, ...], least: int) -> tuple[Split, Split]:
     """A larger and a smaller part, always the same; every class has its share, at least one image, in the smaller."""
     generator = np.random.default_rng(SPLIT_SEED)
     labels = split.labels.numpy()
@@ -408,7 +423,7 @@ def _divided(name: str, split: Split, share: float, class_names: tuple[str, ...]
         members = generator.permutation(np.nonzero(labels == code)[0])
         if len(members) < least:
             raise ValueError(
-                f"{name}: class '{class_name}' has {len(members)} images to divide, at least {least} are needed"
+                f"{where}: class '{class_name}' has {len(members)} images to divide, at least {least} are needed"
             )
         taken.append(members[: max(1, round(share * len(members)))])
     smaller = np.sort(np.concatenate(taken))

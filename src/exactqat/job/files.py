@@ -123,6 +123,19 @@ def locked(directory: Path, writes: bool = True) -> Iterator[None]:
         os.close(descriptor)
 
 
+def check_there(out: Path) -> None:
+    """Refuses what is no directory, before a job is looked for in it.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        NotADirectoryError: something else than a directory stands there.
+    """
+    if not out.exists():
+        raise FileNotFoundError(f"{out} is not there; run `exactqat train` first")
+    if not out.is_dir():
+        raise NotADirectoryError(f"{out} is a file, and no job's directory")
+
+
 def entries(out: Path) -> list[str]:
     """The names in a directory that a job uses for itself, whoever wrote them, in the order of ENTRIES.
 

@@ -383,6 +383,7 @@ def start(
 
 def _read_job(out: Path) -> tuple[dict[str, Any], str, Fit | None]:
     """Settings, fingerprint of the images, and what fitted of the weights."""
+    files.check_there(out)
     path = out / "job.json"
     if not path.exists():
         raise FileNotFoundError(f"{out} holds no job.json; run `exactqat train` first")
@@ -771,8 +772,9 @@ def _delivered(out: Path, *names: str) -> list[Path]:
     """The folders below `out` that hold all of these files, finest precision first.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError, NotADirectoryError: there is none.
     """
+    files.check_there(out)
     folders = [
         out / name
         for name in files.entries(out)

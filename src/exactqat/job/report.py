@@ -309,7 +309,7 @@ def _footprint_table(outcomes: Sequence[Outcome]) -> str:
         "The arena is the memory for all tensors: the smallest in which TFLite-Micro's interpreter ran the network "
         "here, with pointers of eight bytes; a microcontroller's have four, and it takes somewhat less. "
         "<code>exactqat export DIR --c-array</code> writes the network as a C header, with a recorded input and what "
-        "every device answers to it."
+        "TFLite-Micro answers to it."
     )
     reasons = "".join(f"<p class='note'>{escape(reason)}.</p>" for reason in missing)
     return f"<div class='prose'>{table(header, rows, 2)}</div>{reasons}<p class='note'>{note}</p>"

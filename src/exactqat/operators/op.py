@@ -342,9 +342,12 @@ class Operator:
         for key in self.parameters:
             value = values.get(key)
             if value is None:  # TensorFlow 1 documented None as "the default" for attributes
-                if key not in self.defaults:
+                if key in self.defaults:
+                    value = self.defaults[key]
+                elif key not in values:
                     raise TypeError(f"{self.name}() misses the required argument {key!r}")
-                value = self.defaults[key]
+                elif key not in self.attributes:
+                    raise TypeError(f"{self.name}: {key} must be {_ARRAY}, got None")
             if key in self.attributes:
                 attributes[key] = self.attribute(key, value)
             else:
@@ -504,6 +507,7 @@ def written(value: Any) -> str:
     return next(short for short in shorter if struct.unpack("f", struct.pack("f", float(short)))[0] == number)
 
 
+_ARRAY = "a NumPy, PyTorch, JAX or TensorFlow array or a number"
 _WANTED = {
     "bool": "a bool",
     "int": "a static integer",
@@ -618,10 +622,7 @@ def frontend_for(declared: Operator, operands: list[Any]) -> types.ModuleType:
                         f"`call` method of a keras.layers.Layer"
                     )
                 if not isinstance(item, numbers.Number) and not is_array_like(item):
-                    raise TypeError(
-                        f"{declared.name}: {name} must be a NumPy, PyTorch, JAX or TensorFlow array or a number, "
-                        f"got {type(item).__name__}"
-                    )
+                    raise TypeError(f"{declared.name}: {name} must be {_ARRAY}, got {type(item).__name__}")
             elif found in (None, "numpy"):
                 found, first = framework, name
             elif framework not in (found, "numpy"):

@@ -7,10 +7,11 @@ user's order; where they lie on the device is decided when the plan is lowered. 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -157,6 +158,30 @@ class PlanInput:
     batch_axis: int = 0
 
 
+# What the cells of a `Row` are.
+ROW_HEADER = ("layer", "operator", "activation", "shape", "bits of weights", "bits of result")
+
+
+class Row(NamedTuple):
+    """A stored tensor as people read it; None where there is none. A shape's None is the batch."""
+
+    path: str
+    kind: str
+    activation: str | None
+    shape: tuple[int | None, ...]
+    weight_bits: int | None
+    bits: int | None
+
+    def cells(self) -> tuple[object, ...]:
+        """For `display.table`."""
+        shape = "x".join("batch" if size is None else str(size) for size in self.shape)
+        return self.path, self.kind, self.activation, shape, self.weight_bits, self.bits
+
+
+def _off_device(step: PlanStep) -> bool:
+    return step.outside or not step.kind
+
+
 @dataclass(frozen=True)
 class Plan:
     """All that is decided before training.
@@ -206,6 +231,27 @@ class Plan:
             if self.is_stored(operand)
         ]
         return tuple((branch, total) for branch, total in pairs if branch != total and branch not in given)
+
+    def rows(self) -> list[Row]:
+        """What is stored, in order of execution, to be shown."""
+        rows = []
+        stored: list[PlanInput | PlanStep] = [*self.inputs, *self.steps]
+        for each in stored:
+            shape = tuple(None if at == each.batch_axis else size for at, size in enumerate(each.shape))
+            bits = self.grids[each.grid].bits
+            if isinstance(each, PlanInput):
+                rows.append(Row(each.path, "input", None, shape, None, bits))
+                continue
+            activation = None if each.activation == "NONE" else each.activation
+            weight_bits = None if each.weights is None else each.weights.rule.weight_bits
+            kind = f"{each.kind or 'in training only'}{', not on the device' if each.outside else ''}"
+            rows.append(Row(each.path, kind, activation, shape, weight_bits, None if _off_device(each) else bits))
+        return rows
+
+    def precisions(self, most: int = 3) -> str:
+        """How many layers have weights and results of how many bits, such as ", 5 W4A4, 1 W8A8"."""
+        counts = Counter((row.weight_bits, row.bits) for row in self.rows() if row.weight_bits is not None)
+        return "".join(f", {count} W{weight}A{result}" for (weight, result), count in counts.most_common(most))
 
     @cached_property
     def _by_path(self) -> dict[str, PlanStep | PlanInput]:

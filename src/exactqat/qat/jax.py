@@ -28,7 +28,9 @@ except ImportError as error:
 import numpy as np
 
 from ..device import PROFILES
+from ..display import table
 from ..planning import UnsupportedOperator, plan
+from ..planning.plans import ROW_HEADER
 from ..planning.rules import Rule, UnusedRuleWarning
 from . import primitives_jax
 from .capture_jax import CaptureError, capture, named_leaves
@@ -200,8 +202,11 @@ class Prepared:
         return lower(self.trained(params, state))
 
     def __repr__(self) -> str:
-        count = len(self._functional.stored_paths())
-        return f"Prepared({count} stored tensors, {len(self._functional.weight_owner)} layers with weights)"
+        count, layers = len(self._functional.stored_paths()), len(self._functional.weight_owner)
+        return f"Prepared({count} stored tensors, {layers} layers with weights{self.plan.precisions()})"
+
+    def _repr_html_(self) -> str:
+        return table(repr(self), ROW_HEADER, [row.cells() for row in self.plan.rows()], 4)
 
     # --- how trees and arrays by name belong together ---------------------------------------------------------------
 

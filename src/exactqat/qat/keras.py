@@ -24,9 +24,9 @@ except ImportError as error:
 import numpy as np
 
 from ..device import PROFILES
-from ..display import listed, shortened
+from ..display import listed, shortened, table
 from ..planning import UnsupportedOperator, plan
-from ..planning.plans import Numbers, Plan, PlanInput, PlanStep
+from ..planning.plans import ROW_HEADER, Numbers, Plan
 from ..planning.rules import Rule, UnusedRuleWarning
 from . import primitives_keras
 from .capture_keras import CaptureError, InTraining, capture, variable_names
@@ -331,7 +331,11 @@ class PreparedModel(keras.Model):
         weighted = [step for step in self.plan.steps if step.weights is not None]
         phase = "frozen" if self.frozen else "not frozen"
         count = len(self.plan.inputs) + len(self.plan.steps)
-        return f"PreparedModel({count} stored tensors, {len(weighted)} layers with weights, {phase})"
+        precisions = self.plan.precisions()
+        return f"PreparedModel({count} stored tensors, {len(weighted)} layers with weights{precisions}, {phase})"
+
+    def _repr_html_(self) -> str:
+        return table(repr(self), ROW_HEADER, [row.cells() for row in self.plan.rows()], 4)
 
     def summary(
         self,
@@ -344,17 +348,10 @@ class PreparedModel(keras.Model):
     ) -> None:
         """What the device runs, a line for each tensor that it stores. Only `print_fn` matters; there are no layers."""
         rows: list[tuple[str, ...]] = [("stored tensor", "operator", "shape", "bits of weights", "bits of result")]
-        stored: list[PlanInput | PlanStep] = [*self.plan.inputs, *self.plan.steps]
-        for each in stored:
-            shape = str(tuple(None if at == each.batch_axis else size for at, size in enumerate(each.shape)))
-            kind, weight_bits = "input", ""
-            if isinstance(each, PlanStep):
-                kind = each.kind or "in training only"
-                kind += f" {each.activation}" if each.activation != "NONE" else ""
-                weight_bits = str(each.weights.rule.weight_bits) if each.weights is not None else ""
-            off_device = isinstance(each, PlanStep) and (each.outside or not each.kind)
-            result_bits = "" if off_device else str(self.plan.grids[each.grid].bits)
-            rows.append((shortened(each.path), kind, shape, weight_bits, result_bits))
+        for row in self.plan.rows():
+            kind = f"{row.kind} {row.activation}" if row.activation else row.kind
+            bits = ("" if each is None else str(each) for each in (row.weight_bits, row.bits))
+            rows.append((shortened(row.path), kind, str(row.shape), *bits))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [repr(self)]
         lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
