@@ -114,6 +114,11 @@ PLAIN["DepthwiseConv2dNativeBackpropFilter"] = {
     **_WINDOW,
 }
 
+# Attributes without a default.
+REQUIRED = ("input_sizes", "filter_sizes", "strides", "padding")
+REQUIRED_OF_ONE = ("QuantizeAndDequantizeV3", "num_bits")
+# Ranges of several values without an axis end TensorFlow's process.
+DEADLY_DEFAULT = ("QuantizeAndDequantizeV3", "axis")
 DTYPES = ("float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
@@ -162,6 +167,7 @@ def _of_attribute(v: Any) -> Iterator[tuple[str, Callable[[ToArray], Any]]]:
         yield "text", lambda to: str(v)
         yield "int", lambda to: int(v)
         yield "array", lambda to: to(np.array(v))
+        yield "numpy_bool", lambda to: np.bool_(v)
     elif isinstance(v, int):
         for form in (float, np.float32, np.float64, np.int64, np.int8, fractions.Fraction, decimal.Decimal, np.array):
             yield form.__name__, lambda to, form=form: form(v)
@@ -171,6 +177,12 @@ def _of_attribute(v: Any) -> Iterator[tuple[str, Callable[[ToArray], Any]]]:
         yield "half", lambda to: v + 0.5
         yield "text", lambda to: str(v)
         yield "bytes", lambda to: str(v).encode()
+        yield "uint8", lambda to: np.uint8(abs(v))
+        yield "int32", lambda to: np.int32(v)
+        yield "complex", lambda to: complex(v)
+        if v in (0, 1):
+            yield "bool", lambda to: bool(v)
+            yield "numpy_bool", lambda to: np.bool_(v)
     elif isinstance(v, float):
         for form in (np.float32, np.float64, np.float16, fractions.Fraction, *((int, np.int64) if v == int(v) else ())):
             yield form.__name__, lambda to, form=form: form(v)
@@ -192,6 +204,10 @@ def _of_attribute(v: Any) -> Iterator[tuple[str, Callable[[ToArray], Any]]]:
         yield "numpy", lambda to: np.array(v)
         yield "numpy_of_floats", lambda to: np.array(v, np.float32)
         yield "texts", lambda to: [str(x) for x in v]
+        yield "generator", lambda to: (x for x in v)
+        yield "array", lambda to: to(np.array(v))
+        if all(x in (0, 1) for x in v):
+            yield "bools", lambda to: [bool(x) for x in v]
 
 
 def manners(op: str) -> Iterator[Manner]:
@@ -203,6 +219,10 @@ def manners(op: str) -> Iterator[Manner]:
         else:
             for form, make in _of_attribute(value):
                 yield Manner(op, argument, form, PLAIN[op], make)
+            without = {name: PLAIN[op][name] for name in PLAIN[op] if name != argument}
+            required = argument in REQUIRED or (op, argument) == REQUIRED_OF_ONE
+            if (op, argument) != DEADLY_DEFAULT:
+                yield Manner(op, argument, "none", PLAIN[op] if required else without, lambda to: None)
 
 
 def arguments(manner: Manner, to_array: ToArray) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def _eager(op: Operator, attributes: Attributes, over: int | None, *arrays: Any)
         results = _compiled(op, attributes, over, *arrays)
         results[0].block_until_ready()  # a kernel's refusal arrives with the results
         return results
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # by where the kernel ran: here, or on another thread
         raise op.refusal(error, arrays, dict(attributes)) from None
 
 
