@@ -271,7 +271,8 @@ def _fake_quant(source: Source, op: Operator, attributes: dict[str, Any]) -> Sha
 
 
 def _fake_quant_rows(source: Source, op: Operator, attributes: dict[str, Any]) -> Shapes:
-    return dict.fromkeys(op.operands, shape_of_rank(source, source.integer(1, 6)))
+    shape = shape_of_rank(source, source.integer(1, 6))
+    return {name: shape[:1] if name == "magnitudes" else shape for name in op.operands}
 
 
 def _quantize_and_dequantize(source: Source, op: Operator, attributes: dict[str, Any]) -> Shapes:

@@ -25,7 +25,9 @@ def operands_of(shape: tuple[int, ...], dtype: str) -> list[np.ndarray]:
         inputs[3].reshape(-1)[-1] = np.nan
         inputs[4].reshape(-1)[0] = -np.inf
         gradients.reshape(-1)[:3] = np.nan, np.inf, 1e-42
-    return [gradients, inputs]
+    magnitudes = np.abs(random.standard_normal(shape[0])).astype(dtype)
+    magnitudes[1:6] = [0.0, 1e-42, np.nan, np.inf, -1.0][: len(magnitudes[1:6])]
+    return [gradients, inputs, magnitudes]
 
 
 @pytest.mark.parametrize("device", ON_CPU)
@@ -34,11 +36,18 @@ def operands_of(shape: tuple[int, ...], dtype: str) -> list[np.ndarray]:
 def test_kernels_equal_the_reference(shape: tuple[int, ...], dtype: str, device: str) -> None:
     operands = operands_of(shape, dtype)
     for attributes in ({"num_bits": 8, "narrow_range": True}, {"num_bits": 4, "narrow_range": False}):
-        for name, arrays in (("fake_quant_rows", operands[1:]), ("fake_quant_rows_gradient", operands)):
+        for name, arrays in (
+            ("fake_quant_rows", operands[1:2]),
+            ("fake_quant_rows_gradient", operands[:2]),
+            ("fake_quant_rows_within", operands[1:]),
+            ("fake_quant_rows_within_gradient", operands),
+        ):
             op = OPERATORS[name]
             expected = reference.call(op, dict(zip(op.operands, arrays, strict=True)), attributes)
-            (result,) = DEVICES[device](op, *op.bind(tuple(arrays), attributes))
-            assert_same_bits(result, expected, what=f"{name} on {device}")
+            expected = expected if isinstance(expected, tuple) else (expected,)
+            results = DEVICES[device](op, *op.bind(tuple(arrays), attributes))
+            for part, result, wanted in zip(op.results, results, expected, strict=True):
+                assert_same_bits(result, wanted, what=f"{part} of {name} on {device}")
 
 
 @pytest.mark.parametrize("narrow_range", [False, True])
@@ -64,3 +73,33 @@ def test_equals_the_operators_with_a_range(narrow_range: bool) -> None:
         eps=1e-2,
         atol=1e-4,
     )
+
+
+@pytest.mark.parametrize("narrow_range", [False, True])
+def test_within_equals_the_operators_with_a_range(narrow_range: bool) -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.randn(40, 5, 3, 9, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    gradient = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    magnitudes = torch.linspace(0, 3, 40).requires_grad_()
+    outputs = fake_quant_rows.fake_quant_rows_within(weight, magnitudes, 8, narrow_range)
+    wanted = eq.quantization.fake_quant_with_min_max_vars_per_channel(
+        weight.movedim(0, -1), -magnitudes, magnitudes, num_bits=8, narrow_range=narrow_range
+    ).movedim(-1, 0)
+    assert_same_bits(outputs.detach().numpy(), wanted.detach().numpy(), what="outputs")
+    operands = (weight, magnitudes)
+    first = [torch.autograd.grad(each, operands, gradient, create_graph=True) for each in (outputs, wanted)]
+    for given, expected in zip(*first, strict=True):
+        assert_same_bits(given.detach().numpy(), expected.detach().numpy(), what="gradient")
+
+
+def test_the_gradient_of_within_has_one() -> None:
+    torch = pytest.importorskip("torch")
+    weight, gradient = torch.randn(2, 6, 4, 2, generator=torch.Generator().manual_seed(0)).double()
+    magnitudes = torch.linspace(0, 1.5, 6).double().requires_grad_()
+    weight.requires_grad_()
+
+    def gradients(given):
+        outputs = fake_quant_rows.fake_quant_rows_within(weight, magnitudes)
+        return torch.autograd.grad(outputs, (weight, magnitudes), given, create_graph=True)
+
+    assert torch.autograd.gradcheck(gradients, [gradient.requires_grad_()])

@@ -33,7 +33,7 @@ def compare(device: str, dtype: str, call: Call) -> list[np.ndarray]:
     """Runs a call, whose operands are float32, in 16 bits and in float32."""
     name, operands, attributes = call
     op, half = OPERATORS[name], DTYPES[dtype]
-    wide = WIDE | {"min_cotangent", "max_cotangent"}
+    wide = WIDE | {"magnitudes", "min_cotangent", "max_cotangent"}
     with np.errstate(all="ignore"):
         rounded = [
             a.astype(half) if a.dtype == np.float32 and n not in wide else a
@@ -72,6 +72,9 @@ def elementwise(g: np.ndarray, x: np.ndarray) -> Iterator[Call]:
     yield f"{fake}vars_gradient_from_mask_transpose", [g, low, high, mask, low, high], {}
     yield "fake_quant_rows", [x], {}
     yield "fake_quant_rows_gradient", [g, x], {}
+    magnitudes = np.linspace(0, 2, len(x), dtype=np.float32)
+    yield "fake_quant_rows_within", [x, magnitudes], {}
+    yield "fake_quant_rows_within_gradient", [g, x, magnitudes], {}
     dequantize = "quantize_and_dequantize_v"
     yield f"{dequantize}2", [x, -one, one], {"range_given": True}
     yield f"{dequantize}2", [x, -one, one], {"range_given": False}

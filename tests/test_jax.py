@@ -209,6 +209,7 @@ MAPPED = {  # a function, operands with a batch in front, and which subsets of t
         set(),
     ),
     "rows": (OPERATORS["fake_quant_rows"], [IMAGES], "all"),
+    "rows within": (OPERATORS["fake_quant_rows_within"], [IMAGES, VECTORS[:, : IMAGES.shape[1]]], "all"),
     "no members": (eq.fake_quant_with_min_max_vars_per_channel, [IMAGES[:0], -VECTORS[:0], VECTORS[:0]], "all"),
 }
 

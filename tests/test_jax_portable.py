@@ -91,6 +91,8 @@ def test_operators_that_tensorflow_does_not_have() -> None:
         ("channel_sum", [x], {}),
         ("fake_quant_rows", [x], {}),
         ("fake_quant_rows_gradient", [dy, x], {}),
+        ("fake_quant_rows_within", [x, vector], {}),
+        ("fake_quant_rows_within_gradient", [dy, x, vector], {}),
         ("fake_quant_with_min_max_vars_per_channel_training", [x, low, high], {}),
         ("fake_quant_with_min_max_vars_gradient_transpose", [dy, low, high, x, low, high], {}),
         ("batch_norm_statistics", [x, vector, -vector, low, vector], {"activation": "RELU6"}),

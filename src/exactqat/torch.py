@@ -78,7 +78,8 @@ def _spec(tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(tuple(tensor.shape), _NAMES.get(tensor.dtype) or _name(tensor.dtype))
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is nothing but numbers in memory."""
     return torch._C._dispatch_keys(tensor).raw_repr() & ~_PLAIN == 0
 
 
@@ -154,7 +155,7 @@ def _register(op: Operator) -> Any:
         if results is not None:
             return results
         tensors, attributes = split(arguments)
-        tensors = tuple([tensor if _is_plain(tensor) else _resolved(tensor) for tensor in tensors])
+        tensors = tuple([tensor if is_plain(tensor) else _resolved(tensor) for tensor in tensors])
         for name, tensor in zip(op.operands, tensors, strict=True):
             _check_memory(op, name, tensor)
         dense = [tensor.contiguous() for tensor in tensors]
@@ -223,7 +224,9 @@ def _register_gradient(op: Operator, overload: Any) -> None:
                 operands[i] = tensor
             assert op.vjp is not None
             attributes = dict(zip(names, ctx.attributes, strict=True))
-            answer = op.vjp(gradients[: op.gradient_count], operands, saved[len(present) :], attributes)
+            # Dense, so that the kernel can be called at once.
+            arriving = [gradient.contiguous() for gradient in gradients[: op.gradient_count]]
+            answer = op.vjp(arriving, operands, saved[len(present) :], attributes)
             return *answer, *no_gradients
 
     Differentiable.__name__ = Differentiable.__qualname__ = op.name
@@ -412,7 +415,7 @@ def _into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[Any, ...]
     if _in_forward_mode() and any(tangent is not None for tangent in _unpack((*tensors, *out))[1]):
         raise ValueError(f"{op.name}: out cannot be used in forward mode with tensors that have tangents")
     names = (*op.operands, *[f"out for {name}" for name in op.results])
-    plain = [(name, tensor) for name, tensor in zip(names, (*tensors, *out), strict=True) if _is_plain(tensor)]
+    plain = [(name, tensor) for name, tensor in zip(names, (*tensors, *out), strict=True) if is_plain(tensor)]
     for name, tensor in plain:
         _check_memory(op, name, tensor)
     if len(plain) < len(names) or any(mode() for mode in _MODES):
@@ -503,6 +506,11 @@ def _tensors(op: Operator, operands: list[Any]) -> list[torch.Tensor]:
                 raise unreadable(op, name, error) from None
         tensors.append(value)
     return tensors
+
+
+def fused(name: str) -> Operator:
+    """An operator that does several steps of training in one pass, on the CPU."""
+    return OPERATORS[name]
 
 
 def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:

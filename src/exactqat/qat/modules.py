@@ -17,12 +17,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import exactqat as eq
-import exactqat.torch  # noqa: F401 (torch.ops.exactqat)
+from exactqat.torch import fused
 
 from ..planning.rules import Rule
 from .ranges import ActivationRange, WeightRange, fake_quantize, grid_steps
 
 Pair = int | tuple[int, int]
+
+_fake_quant_rows = fused("fake_quant_rows")
+_fake_quant_rows_within = fused("fake_quant_rows_within")
+_batch_norm_statistics = fused("batch_norm_statistics")
+_quantized_batch_norm = fused("quantized_batch_norm")
 
 
 def channels_last_view(tensor: Tensor) -> Tensor:
@@ -180,7 +185,11 @@ class WeightFakeQuantize(nn.Module):
             # Every dense weight has its output channels outermost: nothing is turned over, as the general way does.
             rows = weight.permute(0, 2, 3, 1) if weight.dim() == 4 else weight
             dense = weight if weight.is_contiguous() else rows.contiguous()
-            quantized = torch.ops.exactqat.fake_quant_rows(dense, self.bits, self.rule.narrow_range)
+            if self.range.learned:
+                magnitudes = self.range.magnitudes()
+                quantized = _fake_quant_rows_within(dense, magnitudes, self.bits, self.rule.narrow_range)
+            else:
+                quantized = _fake_quant_rows(dense, self.bits, self.rule.narrow_range)
             return quantized if dense is weight or dense.dim() != 4 else channels_first_view(quantized)
         channels_last = self._channels_last(weight).contiguous()
         low, high = self.range(channels_last)
@@ -188,7 +197,8 @@ class WeightFakeQuantize(nn.Module):
         return quantized.movedim(-1, self.channel_axis) if weight.dim() else quantized
 
     def _by_rows(self, weight: Tensor) -> bool:
-        """Whether one operator on the CPU knows the range: each channel's largest magnitude."""
+        """Whether there is an operator on the CPU: for ranges that are symmetric around zero, learned or each channel's
+        largest magnitude."""
         range_ = self.range
         return (
             self.channel_axis == 0
@@ -198,7 +208,7 @@ class WeightFakeQuantize(nn.Module):
             and weight.numel() > 0
             and type(range_) is WeightRange
             and self.bits == self.rule.weight_bits
-            and not (range_.learned or range_._forward_hooks or range_._forward_pre_hooks)
+            and not (range_._forward_hooks or range_._forward_pre_hooks)
             and self.rule.symmetric
             and self.rule.per_channel
         )
@@ -416,15 +426,15 @@ class FusedBatchNorm(nn.Module):
         image = features.dim() == 4 and channel_axis == 1
         x = channels_last_view(features) if image else features.movedim(channel_axis, -1).contiguous()
         with torch.no_grad():
-            new_mean, new_variance, precise_mean, precise_variance, low, high = (
-                torch.ops.exactqat.batch_norm_statistics(x, scale, offset, mean, variance, self.eps, factor, activation)
+            new_mean, new_variance, precise_mean, precise_variance, low, high = _batch_norm_statistics(
+                x, scale, offset, mean, variance, self.eps, factor, activation
             )
             mean.copy_(new_mean)
             variance.copy_(new_variance)
         if quantizer.observes:
-            quantizer.range.observe(torch.stack((low, high)))
+            quantizer.range.observe_ends(low, high)
         minimum, maximum = quantizer.range()
-        outputs = torch.ops.exactqat.quantized_batch_norm(
+        outputs = _quantized_batch_norm(
             x,
             scale,
             offset,

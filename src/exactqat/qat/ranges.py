@@ -11,12 +11,14 @@ bits is symmetric, because the zero point of int16 is 0.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 import exactqat as eq
+from exactqat.torch import is_plain
 
 from ..planning.plans import SMALLEST_WIDTH
 from ..planning.rules import Rule
@@ -115,7 +117,31 @@ class ActivationRange(nn.Module):
         """Takes one batch into account; a fixed range stays as it is."""
         if self.policy == "fixed":
             return
-        low, high = self._bounds(activation)
+        low, high = self._ends(activation)
+        if self.policy == "learned":
+            # Gradients reach a bound only through values outside of it, so the start must already clip a little.
+            low, high = self._within_zero(low, high)
+            ends = _with_width(low, high)
+            ends = _symmetric(*ends) if self.bits == WIDE_BITS else ends
+            fraction = least_error_fraction(activation.to(low.dtype), *ends, bits=self.bits, narrow=False)
+            low, high = low * fraction, high * fraction
+        self.observe_ends(low, high)
+
+    def observe_ends(self, low: Tensor, high: Tensor) -> None:
+        """`observe` by what a batch asks for, rank 0 and without gradients, where no policy has to see more of it."""
+        if self.writers == 1 and self._is_at_hand() and is_plain(low):
+            # A few numbers: a small layer takes less time than PyTorch's operators on them.
+            ends = 0.0 if self.nonnegative else min(low.item(), 0.0), max(high.item(), 0.0)
+            moved = self._moved(*ends, self.minimum.item(), self.maximum.item(), self.batches.item(), min, max)
+            self.minimum.fill_(moved[0])
+            self.maximum.fill_(moved[1])
+            self.batches.add_(1)
+        else:
+            self._observe_tensors(low, high)
+
+    @torch.no_grad()
+    def _observe_tensors(self, low: Tensor, high: Tensor) -> None:
+        low, high = self._within_zero(low, high)
         complete = True
         if self.writers > 1:
             self._shown.append((low, high))
@@ -124,33 +150,46 @@ class ActivationRange(nn.Module):
             complete = len(self._shown) == self.writers
             if complete:
                 self._shown.clear()
-        if self.policy == "min_max":
-            low, high = torch.minimum(low, self.minimum), torch.maximum(high, self.maximum)
-        elif self.policy != "last_batch":
-            # The first batch sets the range; the average then runs over all batches until the decay takes over. Nothing
-            # is read from a tensor here: that would end a compiled graph, and wait for a GPU.
-            count = self.batches.to(self.minimum.dtype)
-            keep = (count / (count + 1)).clamp(max=self.decay)
-            low, high = torch.lerp(low, self.minimum, keep), torch.lerp(high, self.maximum, keep)
+        # Nothing is read from a tensor here: that would end a compiled graph, and wait for a GPU.
+        known = (end.double() for end in (low, high, self.minimum, self.maximum, self.batches))
+        low, high = (end.to(low.dtype) for end in self._moved(*known, torch.minimum, torch.maximum))
         if not complete:  # what some writers show opens a range, and moves none
             seen = self.batches > 0
             low, high = torch.where(seen, self.minimum, low), torch.where(seen, self.maximum, high)
         self.minimum.copy_(low)
         self.maximum.copy_(high)
-        self.batches += int(complete)
+        self.batches.add_(int(complete))
 
-    def _bounds(self, activation: Tensor) -> tuple[Tensor, Tensor]:
-        """What one tensor of one batch asks for, rank 0, low <= 0 <= high."""
-        # Under autocast an activation may have 16 bits; ranges never have.
-        low, high = (end.to(self.minimum.dtype) for end in self._ends(activation))
-        low, high = low.clamp(max=0.0), high.clamp(min=0.0)
-        if self.policy != "learned":
+    def _moved(
+        self,
+        low: Any,
+        high: Any,
+        minimum: Any,
+        maximum: Any,
+        batches: Any,
+        smaller: Callable[[Any, Any], Any],
+        larger: Callable[[Any, Any], Any],
+    ) -> tuple[Any, Any]:
+        """The range after one more batch: of numbers or of tensors, in float64, so that both give the same bits."""
+        if self.policy == "min_max":
+            return smaller(low, minimum), larger(high, maximum)
+        if self.policy == "last_batch":
             return low, high
-        # Gradients reach a bound only through values outside of it, so the start must already clip a little.
-        ends = _with_width(low, high)
-        ends = _symmetric(*ends) if self.bits == WIDE_BITS else ends
-        fraction = least_error_fraction(activation.to(low.dtype), *ends, bits=self.bits, narrow=False)
-        return low * fraction, high * fraction
+        # The first batch sets the range; the average then runs over all batches until the decay takes over.
+        keep = smaller(batches / (batches + 1), batches * 0 + self.decay)
+        return low + (minimum - low) * keep, high + (maximum - high) * keep
+
+    def _within_zero(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """What one tensor of one batch asks for, rank 0, low <= 0 <= high."""
+        # Under autocast an activation may have 16 bits; ranges never have. Behind a ReLU nothing is below zero.
+        low, high = (end.to(self.minimum.dtype) for end in (low, high))
+        return (torch.zeros_like(low) if self.nonnegative else low.clamp(max=0.0)), high.clamp(min=0.0)
+
+    def _is_at_hand(self) -> bool:
+        """Whether its numbers can be read for next to nothing."""
+        if torch.compiler.is_compiling():
+            return False
+        return self.minimum.is_cpu and is_plain(self.minimum) and is_plain(self.maximum)
 
     def _ends(self, activation: Tensor) -> tuple[Tensor, Tensor]:
         """Where the values of a tensor begin and end, rank 0; under "percentile" without those beyond it."""
@@ -167,18 +206,25 @@ class ActivationRange(nn.Module):
         return count + 1 - math.ceil(self.percentile / 100 * count)
 
     def forward(self) -> tuple[Tensor, Tensor]:
+        at_hand = self._is_at_hand()
         if self.policy != "fixed" and not self._shown:
             if torch.compiler.is_compiling():  # where no value decides what is called
                 torch._assert_async(self.batches > 0, NO_DATA)
-            elif self.batches == 0:
+            elif self.batches.item() == 0 if at_hand else self.batches == 0:
                 raise RuntimeError(NO_DATA)
         if self.policy == "learned":
             # An optimizer's step may cross zero, where the gradient would end for good. `.data`: a version counter must
             # not move, another forward of the same step may have saved this tensor (with these very values) for its
             # backward.
-            self.minimum.data.clamp_(max=0.0)
-            self.maximum.data.clamp_(min=0.0)
-        low, high = _with_width(self.minimum, self.maximum)
+            if not at_hand or self.minimum.item() > 0:
+                self.minimum.data.clamp_(max=0.0)
+            if not at_hand or self.maximum.item() < 0:
+                self.maximum.data.clamp_(min=0.0)
+        # Copies of what the next batch may move: an operator may keep them for its backward pass.
+        if at_hand and self.maximum.item() - self.minimum.item() > 2 * SMALLEST_WIDTH:
+            low, high = (end if end.requires_grad else end.clone() for end in (self.minimum, self.maximum))
+        else:
+            low, high = _with_width(self.minimum, self.maximum)
         return _symmetric(low, high) if self.bits == WIDE_BITS else (low, high)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -234,12 +280,18 @@ class WeightRange(nn.Module):
             return -magnitude, magnitude
         return columns.amin(0).clamp(max=0.0), columns.amax(0).clamp(min=0.0)
 
+    def magnitudes(self) -> Tensor:
+        """The upper bounds of learned ranges that are symmetric."""
+        self.maximum.data.clamp_(min=0.0)
+        return self.maximum
+
     def forward(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         if not self.learned:
             return self._extremes(weight)
-        self.maximum.data.clamp_(min=0.0)
         if self.rule.symmetric:
-            return -self.maximum, self.maximum
+            magnitudes = self.magnitudes()
+            return -magnitudes, magnitudes
+        self.maximum.data.clamp_(min=0.0)
         self.minimum.data.clamp_(max=0.0)
         return self.minimum, self.maximum
 
