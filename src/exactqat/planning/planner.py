@@ -22,13 +22,19 @@ class SharedGrid:
     """The grid of one or several tensors while planning goes on: grids that must be one are joined."""
 
     def __init__(
-        self, name: str, rule: Rule, nonnegative: bool = False, fixed: tuple[float, int] | None = None
+        self,
+        name: str,
+        rule: Rule,
+        nonnegative: bool = False,
+        fixed: tuple[float, int] | None = None,
+        of_inputs: bool = False,
     ) -> None:
         self.name = name
         self.rule = rule
         self.nonnegative = nonnegative
         self.writers = 1
         self.fixed = fixed
+        self.of_inputs = of_inputs
         self._joined: SharedGrid | None = None
 
     def root(self) -> SharedGrid:
@@ -42,6 +48,7 @@ class SharedGrid:
         if first is second:
             return
         first.nonnegative = first.nonnegative and second.nonnegative
+        first.of_inputs = first.of_inputs and second.of_inputs
         first.writers += second.writers
         second._joined = first
 
@@ -59,7 +66,7 @@ class SharedGrid:
         return all(getattr(grid.rule, name) == getattr(rule, name) for name in names)
 
     def finished(self) -> Grid:
-        return Grid(self.name, self.rule, self.nonnegative, self.writers, self.fixed)
+        return Grid(self.name, self.rule, self.nonnegative, self.writers, self.fixed, self.of_inputs)
 
 
 @dataclass(eq=False)
@@ -234,7 +241,7 @@ class Planner:
                 f"the input '{path}' holds {value.dtype}; the device takes real numbers, look up indices outside of it"
             )
             self.problems.add("input", what, Place())
-        grid = SharedGrid(path, self.rule(path))
+        grid = SharedGrid(path, self.rule(path), of_inputs=True)
         channels = self._asked_channels(name, len(value.shape))
         self.stored[name] = Stored(path, value.shape, value.batch_axis, grid, channels)
         return PlanInput(path, path, value.shape, value.batch_axis)

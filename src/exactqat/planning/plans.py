@@ -38,6 +38,7 @@ class Grid:
         nonnegative: no tensor on it has values below zero.
         writers: how many steps store tensors of their own on it.
         fixed: (scale, zero point) where the device fixes the grid (of 8 bits, or of 16 under such a rule), or None.
+        of_inputs: nothing is stored on it but what the network is given.
     """
 
     name: str
@@ -45,6 +46,13 @@ class Grid:
     nonnegative: bool = False
     writers: int = 1
     fixed: tuple[float, int] | None = None
+    of_inputs: bool = False
+
+    @property
+    def trained(self) -> bool:
+        """Whether its range is learned by gradients, for which that of an input is not asked
+        (docs/decisions/input-ranges.md)."""
+        return self.rule.ranges == "learned" and not self.of_inputs
 
     @property
     def bits(self) -> int:

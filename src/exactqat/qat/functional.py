@@ -918,7 +918,7 @@ def _codes(values: np.ndarray, scale: np.float32, zero_point: int) -> np.ndarray
 
 
 def _is_learned(grid: Grid, end: str) -> bool:
-    return grid.rule.ranges == "learned" and not (end == "minimum" and grid.nonnegative)
+    return grid.trained and not (end == "minimum" and grid.nonnegative)
 
 
 def _weights_of(path: str) -> str:

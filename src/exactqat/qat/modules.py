@@ -95,11 +95,11 @@ class FakeQuantize(nn.Module):
     `observing` is set by calibration only. `quantizing` is off while calibrating. `frozen` fixes the range for good.
     """
 
-    def __init__(self, rule: Rule, nonnegative: bool = False) -> None:
+    def __init__(self, rule: Rule, nonnegative: bool = False, trained: bool = True) -> None:
         super().__init__()
         self.rule = rule
         self.bits = rule.activation_bits
-        self.range = ActivationRange(rule, nonnegative)
+        self.range = ActivationRange(rule, nonnegative, trained)
         self.observing = False
         self.quantizing = True
         self.frozen = False

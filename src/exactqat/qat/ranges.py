@@ -72,19 +72,20 @@ class ActivationRange(nn.Module):
     """The range of one stored tensor. Calling it gives ``(min, max)``, both rank 0, min <= 0 <= max; with 16 bits these
     are the ends of the symmetric grid that holds the range.
 
-    State: ``minimum``, ``maximum`` (parameters under ``"learned"``, buffers otherwise) and ``batches``, the number of
-    batches seen, so that a range without data is noticed.
+    State: ``minimum``, ``maximum`` (parameters where they are trained, else buffers) and ``batches``, the number of batches
+    seen, so that a range without data is noticed.
     """
 
     minimum: Tensor
     maximum: Tensor
     batches: Tensor
 
-    def __init__(self, rule: Rule, nonnegative: bool = False) -> None:
+    def __init__(self, rule: Rule, nonnegative: bool = False, trained: bool = True) -> None:
         """
         Args:
             rule: decides policy, bits and decay.
             nonnegative: the tensor has no values below zero (it comes from a ReLU): the minimum stays 0.
+            trained: False leaves a range that is learned as calibration has found it.
         """
         super().__init__()
         self.policy = rule.ranges
@@ -97,7 +98,7 @@ class ActivationRange(nn.Module):
         self._shown: list[tuple[Tensor, Tensor]] = []
         low, high = rule.fixed_range if rule.fixed_range is not None else (0.0, 0.0)
         self.register_buffer("batches", torch.tensor(0))
-        if self.policy == "learned":
+        if self.policy == "learned" and trained:
             self.maximum = nn.Parameter(torch.tensor(float(high)))
             if nonnegative:
                 self.register_buffer("minimum", torch.tensor(0.0))
@@ -132,9 +133,10 @@ class ActivationRange(nn.Module):
         if self.writers == 1 and self._is_at_hand() and is_plain(low):
             # A few numbers: a small layer takes less time than PyTorch's operators on them.
             ends = 0.0 if self.nonnegative else min(low.item(), 0.0), max(high.item(), 0.0)
-            moved = self._moved(*ends, self.minimum.item(), self.maximum.item(), self.batches.item(), min, max)
-            self.minimum.fill_(moved[0])
-            self.maximum.fill_(moved[1])
+            known = self.minimum.item(), self.maximum.item(), self.batches.item()
+            low_end, high_end = self._moved(min, max, *ends, *known)
+            self.minimum.fill_(low_end)
+            self.maximum.fill_(high_end)
             self.batches.add_(1)
         else:
             self._observe_tensors(low, high)
@@ -151,8 +153,8 @@ class ActivationRange(nn.Module):
             if complete:
                 self._shown.clear()
         # Nothing is read from a tensor here: that would end a compiled graph, and wait for a GPU.
-        known = (end.double() for end in (low, high, self.minimum, self.maximum, self.batches))
-        low, high = (end.to(low.dtype) for end in self._moved(*known, torch.minimum, torch.maximum))
+        known = [end.double() for end in (low, high, self.minimum, self.maximum, self.batches)]
+        low, high = (end.to(self.minimum.dtype) for end in self._moved(torch.minimum, torch.maximum, *known))
         if not complete:  # what some writers show opens a range, and moves none
             seen = self.batches > 0
             low, high = torch.where(seen, self.minimum, low), torch.where(seen, self.maximum, high)
@@ -162,13 +164,13 @@ class ActivationRange(nn.Module):
 
     def _moved(
         self,
+        smaller: Callable[[Any, Any], Any],
+        larger: Callable[[Any, Any], Any],
         low: Any,
         high: Any,
         minimum: Any,
         maximum: Any,
         batches: Any,
-        smaller: Callable[[Any, Any], Any],
-        larger: Callable[[Any, Any], Any],
     ) -> tuple[Any, Any]:
         """The range after one more batch: of numbers or of tensors, in float64, so that both give the same bits."""
         if self.policy == "min_max":

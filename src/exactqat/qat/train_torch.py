@@ -490,7 +490,7 @@ def _quantizer(grid: Grid) -> FakeQuantize:
     rule = grid.rule
     if grid.fixed is not None:
         rule = replace(rule, ranges="fixed", fixed_range=grid.fixed_range, activation_bits=grid.bits)
-    quantizer = FakeQuantize(rule, grid.nonnegative)
+    quantizer = FakeQuantize(rule, grid.nonnegative, grid.trained)
     quantizer.range.writers = 0
     return quantizer
 
