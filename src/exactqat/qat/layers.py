@@ -450,17 +450,13 @@ class WeightedLayer(QuantizedLayer):
         if self.frozen:
             return self.store(self.compute_frozen(given))
         weight = self.weight_quantizer(self.stored_weight())
-        if self.folded and self.batch_norm is not None:
-            return self.store(self.compute_folded(given, weight, self.batch_norm))
+        batch_norm = self.batch_norm
+        if self.folded and batch_norm is not None:
+            return self.store(self.compute_folded(given, weight, batch_norm))
         computed = self.compute(given, weight, self.bias())
-        if (
-            self.batch_norm is not None
-            and self.bounds is None
-            and self.batch_norm.can_forward_quantized(computed, self.output_quantizer)
-        ):
-            return self.batch_norm.forward_quantized(
-                computed, self.activation, self.output_quantizer, self.channel_axis
-            )
+        quantizer = self.output_quantizer
+        if batch_norm is not None and self.bounds is None and batch_norm.can_forward_quantized(computed, quantizer):
+            return batch_norm.forward_quantized(computed, self.activation, quantizer, self.channel_axis)
         return self.store(self.normalize(computed))
 
 

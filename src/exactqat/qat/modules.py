@@ -183,14 +183,14 @@ class WeightFakeQuantize(nn.Module):
             return weight
         if self._by_rows(weight):
             # Every dense weight has its output channels outermost: nothing is turned over, as the general way does.
-            rows = weight.permute(0, 2, 3, 1) if weight.dim() == 4 else weight
-            dense = weight if weight.is_contiguous() else rows.contiguous()
+            rows = weight.dim() == 4 and not weight.is_contiguous()
+            dense = weight.permute(0, 2, 3, 1).contiguous() if rows else weight.contiguous()
             if self.range.learned:
                 magnitudes = self.range.magnitudes()
                 quantized = _fake_quant_rows_within(dense, magnitudes, self.bits, self.rule.narrow_range)
             else:
                 quantized = _fake_quant_rows(dense, self.bits, self.rule.narrow_range)
-            return quantized if dense is weight or dense.dim() != 4 else channels_first_view(quantized)
+            return channels_first_view(quantized) if rows else quantized
         channels_last = self._channels_last(weight).contiguous()
         low, high = self.range(channels_last)
         quantized = fake_quantize(channels_last, low, high, self.bits, self.rule.narrow_range)
@@ -431,9 +431,10 @@ class FusedBatchNorm(nn.Module):
             )
             mean.copy_(new_mean)
             variance.copy_(new_variance)
+        range_ = quantizer.range
         if quantizer.observes:
-            quantizer.range.observe_ends(low, high)
-        minimum, maximum = quantizer.range()
+            range_.observe_ends(low, high)
+        minimum, maximum = range_.at_this_moment()
         outputs = _quantized_batch_norm(
             x,
             scale,
@@ -465,11 +466,9 @@ class FusedBatchNorm(nn.Module):
             and not quantizer.observing
             # Percentiles are not those of the ends.
             and not (quantizer.observes and range_.policy == "percentile")
-            and not any(
-                hooks
-                for module in (self, quantizer)
-                for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
-            )
+            and not (self._forward_hooks or self._forward_pre_hooks or self._backward_hooks)
+            and not (quantizer._forward_hooks or quantizer._forward_pre_hooks or quantizer._backward_hooks)
+            and not (range_._forward_hooks or range_._forward_pre_hooks)
         )
 
     def factor_and_offset(self) -> tuple[Tensor, Tensor]:

@@ -72,8 +72,8 @@ class ActivationRange(nn.Module):
     """The range of one stored tensor. Calling it gives ``(min, max)``, both rank 0, min <= 0 <= max; with 16 bits these
     are the ends of the symmetric grid that holds the range.
 
-    State: ``minimum``, ``maximum`` (parameters where they are trained, else buffers) and ``batches``, the number of batches
-    seen, so that a range without data is noticed.
+    State: ``minimum``, ``maximum`` (parameters where they are trained, else buffers) and ``batches``, the number
+    of batches seen, so that a range without data is noticed.
     """
 
     minimum: Tensor
@@ -130,14 +130,14 @@ class ActivationRange(nn.Module):
 
     def observe_ends(self, low: Tensor, high: Tensor) -> None:
         """`observe` by what a batch asks for, rank 0 and without gradients, where no policy has to see more of it."""
-        if self.writers == 1 and self._is_at_hand() and is_plain(low):
+        minimum, maximum, batches = self.minimum, self.maximum, self.batches
+        if self.writers == 1 and _are_at_hand(minimum, maximum) and is_plain(low):
             # A few numbers: a small layer takes less time than PyTorch's operators on them.
             ends = 0.0 if self.nonnegative else min(low.item(), 0.0), max(high.item(), 0.0)
-            known = self.minimum.item(), self.maximum.item(), self.batches.item()
-            low_end, high_end = self._moved(min, max, *ends, *known)
-            self.minimum.fill_(low_end)
-            self.maximum.fill_(high_end)
-            self.batches.add_(1)
+            low_end, high_end = self._moved(min, max, *ends, minimum.item(), maximum.item(), batches.item())
+            minimum.fill_(low_end)
+            maximum.fill_(high_end)
+            batches.add_(1)
         else:
             self._observe_tensors(low, high)
 
@@ -187,12 +187,6 @@ class ActivationRange(nn.Module):
         low, high = (end.to(self.minimum.dtype) for end in (low, high))
         return (torch.zeros_like(low) if self.nonnegative else low.clamp(max=0.0)), high.clamp(min=0.0)
 
-    def _is_at_hand(self) -> bool:
-        """Whether its numbers can be read for next to nothing."""
-        if torch.compiler.is_compiling():
-            return False
-        return self.minimum.is_cpu and is_plain(self.minimum) and is_plain(self.maximum)
-
     def _ends(self, activation: Tensor) -> tuple[Tensor, Tensor]:
         """Where the values of a tensor begin and end, rank 0; under "percentile" without those beyond it."""
         if self.policy != "percentile":
@@ -208,26 +202,33 @@ class ActivationRange(nn.Module):
         return count + 1 - math.ceil(self.percentile / 100 * count)
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        at_hand = self._is_at_hand()
+        # Copies of what the next batch may move: an operator may keep them for its backward pass.
+        low, high = (
+            end.clone() if end is kept and not end.requires_grad else end
+            for end, kept in zip(self.at_this_moment(), (self.minimum, self.maximum), strict=True)
+        )
+        return low, high
+
+    def at_this_moment(self) -> tuple[Tensor, Tensor]:
+        """What a call gives, for those who keep neither: the next batch may move them."""
+        minimum, maximum = self.minimum, self.maximum
+        at_hand = _are_at_hand(minimum, maximum)
         if self.policy != "fixed" and not self._shown:
             if torch.compiler.is_compiling():  # where no value decides what is called
                 torch._assert_async(self.batches > 0, NO_DATA)
-            elif self.batches.item() == 0 if at_hand else self.batches == 0:
+            elif self.batches.item() == 0:
                 raise RuntimeError(NO_DATA)
         if self.policy == "learned":
             # An optimizer's step may cross zero, where the gradient would end for good. `.data`: a version counter must
             # not move, another forward of the same step may have saved this tensor (with these very values) for its
             # backward.
-            if not at_hand or self.minimum.item() > 0:
-                self.minimum.data.clamp_(max=0.0)
-            if not at_hand or self.maximum.item() < 0:
-                self.maximum.data.clamp_(min=0.0)
-        # Copies of what the next batch may move: an operator may keep them for its backward pass.
-        if at_hand and self.maximum.item() - self.minimum.item() > 2 * SMALLEST_WIDTH:
-            low, high = (end if end.requires_grad else end.clone() for end in (self.minimum, self.maximum))
-        else:
-            low, high = _with_width(self.minimum, self.maximum)
-        return _symmetric(low, high) if self.bits == WIDE_BITS else (low, high)
+            if not at_hand or minimum.item() > 0:
+                minimum.data.clamp_(max=0.0)
+            if not at_hand or maximum.item() < 0:
+                maximum.data.clamp_(min=0.0)
+        if not (at_hand and maximum.item() - minimum.item() > 2 * SMALLEST_WIDTH):
+            minimum, maximum = _with_width(minimum, maximum)
+        return _symmetric(minimum, maximum) if self.bits == WIDE_BITS else (minimum, maximum)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         low, high = state_dict.get(prefix + "minimum"), state_dict.get(prefix + "maximum")
@@ -237,6 +238,11 @@ class ActivationRange(nn.Module):
 
     def extra_repr(self) -> str:
         return f"policy={self.policy}, min={float(self.minimum):.6g}, max={float(self.maximum):.6g}"
+
+
+def _are_at_hand(minimum: Tensor, maximum: Tensor) -> bool:
+    """Whether numbers can be read for next to nothing."""
+    return not torch.compiler.is_compiling() and minimum.is_cpu and is_plain(minimum) and is_plain(maximum)
 
 
 def _with_width(minimum: Tensor, maximum: Tensor) -> tuple[Tensor, Tensor]:
