@@ -4,11 +4,11 @@
     python bench/step.py [--networks mobilenet_v2 dscnn] [--repeats 10] [--threads 2] [--compile] [--memory] [--save]
                          [--tfmot PYTHON] [--device cpu]
 
-A step is forward, cross entropy, backward and SGD, on random images in channels_last. Of two steps in a turn the second
-counts. All contestants run the same network on the same number of images; `torch float` is built of torch.nn's modules, with as many zeros on both sides
-where ours has TensorFlow's padding: the same sizes and the same work. `exactqat float` is built of this library's
-convolutions and batch norm. In favor of torch.ao (eager mode) ReLU6 is ReLU, which it can fuse, and sums stay
-unquantized, as it does not see them.
+A step is forward, cross entropy, backward and SGD, on random images in channels_last; of two steps in a turn the second
+counts. All contestants run the same network on the same number of images; `torch float` is built of torch.nn's modules,
+with as many zeros on both sides where ours has TensorFlow's padding: the same sizes and the same work. `exactqat float`
+is built of this library's convolutions and batch norm. In favor of torch.ao (eager mode) ReLU6 is ReLU, which it can
+fuse, and sums stay unquantized, as it does not see them.
 
 tfmot lives in an environment of its own, given by the path of its Python:
 
