@@ -8,6 +8,7 @@ from exactqat.operators import (
     fused_batch_norm,
     in_tensorflow,
     quantize_and_dequantize,
+    rounded_sums,
 )
 from exactqat.operators.op import OPERATORS, Operator
 
@@ -20,4 +21,5 @@ __all__ = [
     "fused_batch_norm",
     "in_tensorflow",
     "quantize_and_dequantize",
+    "rounded_sums",
 ]

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from exactqat.torch import fused, is_plain
+
 from ..deploy.graph import Graph
 from ..deploy.lower import LoweredStep, Lowering, lower_step, on_device
 from ..deploy.simulate import simulate_operator
@@ -31,6 +33,8 @@ from ..planning.plans import Numbers, Plan, PlanStep
 from . import primitives_torch
 from .layers import Outside, QuantizedInput, QuantizedLayer, TrainingOnly, WeightedLayer
 from .modules import FakeQuantize, per_channel
+
+_round_sums = fused("rounded_sums")
 
 # Below, float32 holds every sum of whole numbers. A little less, as the bounds are themselves summed in float32.
 _EXACT = 2.0**24 * (1 - 2.0**-12)
@@ -320,9 +324,8 @@ class Device:
             with torch.no_grad():
                 widened = _array(scale).astype(np.float64)
                 factor = np.float64(input_scale) * widened / np.float64(result.scale)
-                round_ = _rounding_once if rounding == "float64" else _rounding_twice
-                rounded = round_(factor, sums.detach(), axis, result.lowest)
-                steps = _in_blocks(rounded, sums.detach(), result.lowest, result.highest, not differentiated)
+                round_ = _rounded_once if rounding == "float64" else _rounded_twice
+                steps = round_(factor, sums.detach(), axis, result, not differentiated)
         if not differentiated:
             return OnGrid(steps, result.scale)
         return OnGrid(straight_through(scaled, steps, result.low, result.high), result.scale)
@@ -650,8 +653,10 @@ def _accumulated(layer: WeightedLayer, steps: Tensor, codes: Tensor, bias: Tenso
     return sums + per_channel(bias.double(), sums.dim(), layer.channel_axis % sums.dim())
 
 
-def _rounding_once(factor: np.ndarray, sums: Tensor, axis: int, lowest: float) -> Callable[[Tensor], Tensor]:
+def _rounded_once(factor: np.ndarray, sums: Tensor, axis: int, result: _Result, in_place: bool) -> Tensor:
     """`device.weighted.ROUNDINGS`: float64."""
+    if _is_at_hand(sums):
+        return _rounded_on_cpu(factor, np.zeros_like(factor), sums, axis, result, in_place, True)
     along = _along(factor, sums, axis)
     half = torch.full((), 0.5, dtype=torch.float64, device=sums.device)
 
@@ -661,40 +666,53 @@ def _rounding_once(factor: np.ndarray, sums: Tensor, axis: int, lowest: float) -
         # The nearest integer towards 0; `trunc` takes many times as long.
         return scaled.abs().floor_().mul_(scaled.sign_())
 
-    return rounded
+    return _in_blocks(rounded, sums, result, in_place)
 
 
-def _rounding_twice(factor: np.ndarray, sums: Tensor, axis: int, lowest: float) -> Callable[[Tensor], Tensor]:
+def _rounded_twice(factor: np.ndarray, sums: Tensor, axis: int, result: _Result, in_place: bool) -> Tensor:
     """`device.weighted.ROUNDINGS`: fixed_point.
 
     The doubled high product is rounded half up, what is shifted out behind it half away from zero. For shifts s > 0
     both together are floor(x + 1/2 + 2**-(s + 1)) of the exact product x, with the last term subtracted where x is
     negative. float64 holds all of that for results below 2**9 while the shift is small; larger ones are clamped.
-
-    Args:
-        lowest: what results are clamped to later.
     """
     significand, exponent = fixed_point(factor)
     if exponent.min(initial=0) < -_LARGEST_EXACT_SHIFT or exponent.max(initial=0) > 0:
-        return _rounding_twice_in_int64(significand, exponent, sums, axis)
-    along = _along(np.ldexp(significand.astype(np.float64), exponent - 31), sums, axis)
-    nudge = _along(np.where(exponent < 0, np.ldexp(1.0, exponent - 1), 0.0), sums, axis)
+        return _in_blocks(_rounding_twice_in_int64(significand, exponent, sums, axis), sums, result, in_place)
+    product = np.ldexp(significand.astype(np.float64), exponent - 31)
+    sign = np.where(exponent < 0, np.ldexp(1.0, exponent - 1), 0.0)
+    if _is_at_hand(sums):
+        return _rounded_on_cpu(product, sign, sums, axis, result, in_place, False)
+    along, nudge = _along(product, sums, axis), _along(sign, sums, axis)
 
     def rounded(block: Tensor) -> Tensor:
         scaled = block.double() * along
         return scaled.add_(_with_sign(nudge, scaled)).add_(0.5).floor_()
 
-    above = nudge + 0.5
+    return _in_blocks(rounded, sums, result, in_place)
 
-    def rounded_from_zero(block: Tensor) -> Tensor:
-        # One rounding or two, there is nothing to round.
-        return torch.addcmul(above, block.double(), along).floor_()
 
-    if lowest >= 0:
-        # Whichever way it goes below 0: 0 it will be.
-        return rounded_from_zero
+def _is_at_hand(sums: Tensor) -> bool:
+    """Whether the kernel takes them."""
+    return sums.is_cpu and sums.dtype == torch.float32 and is_plain(sums)
 
-    return rounded
+
+def _rounded_on_cpu(
+    factor: np.ndarray,
+    nudge: np.ndarray,
+    sums: Tensor,
+    axis: int,
+    result: _Result,
+    in_place: bool,
+    away_from_zero: bool,
+) -> Tensor:
+    """All of it in one pass."""
+    moved = sums.movedim(axis, -1)
+    dense = moved.contiguous()
+    vectors = [torch.from_numpy(np.array(np.broadcast_to(each, dense.shape[-1:]))) for each in (factor, nudge)]
+    steps = dense if in_place else torch.empty_like(dense)
+    _round_sums(dense, *vectors, result.lowest, result.highest, away_from_zero, out=steps)
+    return steps.movedim(-1, axis)
 
 
 def _with_sign(magnitude: Tensor, of: Tensor) -> Tensor:
@@ -716,9 +734,7 @@ def _rounding_twice_in_int64(
     return rounded
 
 
-def _in_blocks(
-    function: Callable[[Tensor], Tensor], sums: Tensor, lowest: float, highest: float, in_place: bool
-) -> Tensor:
+def _in_blocks(function: Callable[[Tensor], Tensor], sums: Tensor, end: _Result, in_place: bool) -> Tensor:
     """In float32 and clamped, a few rows at a time: what lies between in float64 stays in the cores' own caches."""
     result = sums if in_place and sums.dtype == torch.float32 else torch.empty_like(sums, dtype=torch.float32)
     # PyTorch shares out a block among its threads, always in the same way.
@@ -726,7 +742,7 @@ def _in_blocks(
     rows = max(together * sums.shape[0] // max(sums.numel(), 1), 1)
     for start in range(0, sums.shape[0], rows):
         block = result[start : start + rows]
-        block.copy_(function(sums[start : start + rows])).clamp_(lowest, highest)
+        block.copy_(function(sums[start : start + rows])).clamp_(end.lowest, end.highest)
     return result
 
 

@@ -8,12 +8,26 @@ import numpy as np
 
 from exactqat.operators import OPERATORS, Operator
 from exactqat.operators.op import Lowering, TensorSpec
-from exactqat.reference import depthwise_conv2d, fake_quant, fake_quant_rows, fused_batch_norm, quantize_and_dequantize
+from exactqat.reference import (
+    depthwise_conv2d,
+    fake_quant,
+    fake_quant_rows,
+    fused_batch_norm,
+    quantize_and_dequantize,
+    rounded_sums,
+)
 from exactqat.reference.arrays import namespace
 
 KERNELS = {
     name: function
-    for family in (depthwise_conv2d, fake_quant, fake_quant_rows, fused_batch_norm, quantize_and_dequantize)
+    for family in (
+        depthwise_conv2d,
+        fake_quant,
+        fake_quant_rows,
+        fused_batch_norm,
+        quantize_and_dequantize,
+        rounded_sums,
+    )
     for name, function in vars(family).items()
     if getattr(function, "__module__", None) == family.__name__ and not name.startswith("_")
 }
