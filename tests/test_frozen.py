@@ -184,14 +184,17 @@ def test_roundings_have_the_declarations_bits() -> None:
         sums[::3] = np.rint(rng.integers(-300, 300, sums[::3].shape) / 2 / factor)
         sums = np.clip(sums, -(2**31) + 1, 2**31 - 1)
         sums[0] = 0
-        given = torch.from_numpy(sums).double()
-        for lowest in (-255.0, 0.0):
-            for rounding, expected in (
-                (frozen_torch._rounding_twice, multiply_fixed_point(sums, *fixed_point(factor))),
-                (frozen_torch._rounding_once, round_half_away(sums * factor)),
-            ):
-                steps = frozen_torch._in_blocks(rounding(factor, given, 1, lowest), given, lowest, 255, False)
-                assert np.array_equal(steps.numpy(), np.clip(expected, lowest, 255)), (low, high, lowest)
+        # PyTorch's operators, and the kernel, which takes what float32 holds.
+        for dtype, held in ((torch.float64, sums), (torch.float32, np.clip(sums, -(2**24), 2**24))):
+            given = torch.from_numpy(held).to(dtype)
+            for lowest in (-255.0, 0.0):
+                end = frozen_torch._Result(np.float32(1), lowest, 255.0, lowest, 255.0)
+                for rounded, expected in (
+                    (frozen_torch._rounded_twice, multiply_fixed_point(held, *fixed_point(factor))),
+                    (frozen_torch._rounded_once, round_half_away(held * factor)),
+                ):
+                    steps = rounded(factor, given, 1, end, False)
+                    assert np.array_equal(steps.numpy(), np.clip(expected, lowest, 255)), (low, high, lowest, dtype)
 
 
 def test_the_profile_decides() -> None:
