@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
+from bits import assert_same_bits  # noqa: E402
 from torch import nn  # noqa: E402
 
 from exactqat import qat  # noqa: E402
@@ -207,6 +208,47 @@ def test_learned_weight_ranges_are_trained_through_prepare() -> None:
     assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients.values())
     assert sum(float(gradient.abs().sum()) for gradient in gradients.values()) > 0
     assert len(model.range_parameters()) + len(model.other_parameters()) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize(("bits", "trained"), [(4, True), (8, False), (16, False)])
+def test_in_8_bits_no_gradient_goes_to_the_data(bits: int, trained: bool) -> None:
+    model = qat.prepare(Residual(), images(), [qat.Rule(activation_bits=bits, ranges="learned")])
+    qat.calibrate(model, [images()])
+    model.train()
+    seen = model.step("input")(images())
+    assert seen.requires_grad == trained
+    names = {name for name, _ in model.named_parameters()}
+    assert ("quantization.input.output_quantizer.range.maximum" in names) == trained
+    assert {"quantization.input.output_quantizer.range.maximum", *names} <= set(model.state_dict())
+    # It starts where all learned ranges do.
+    assert 0 < float(model.step("input").output_quantizer.range.maximum) <= float(images().max())
+
+
+@pytest.mark.parametrize("ranges", ["ema", "last_batch", "min_max", "percentile"])
+@pytest.mark.parametrize("nonnegative", [False, True])
+def test_ranges_move_by_numbers_as_by_tensors(ranges: str, nonnegative: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [torch.randn(50, generator=torch.Generator().manual_seed(n)) * (n + 1) - 0.3 for n in range(30)]
+    batches += [torch.full((50,), value) for value in (0.0, 1e-42, 3e38, torch.inf, -torch.inf, torch.nan)]
+    found = []
+    for at_hand in (True, False):
+        if not at_hand:
+            monkeypatch.setattr("exactqat.qat.ranges._are_at_hand", lambda *ends: False)
+        followed = ActivationRange(qat.Rule(ranges=ranges, ema_decay=0.8), nonnegative)
+        ends = []
+        for batch in batches:
+            followed.observe(batch)
+            ends += [*followed(), followed.minimum.clone(), followed.maximum.clone()]
+        found.append(torch.stack(ends).numpy())
+        assert int(followed.batches) == len(batches)
+    assert_same_bits(found[0], found[1], what=ranges)
+
+
+@pytest.mark.parametrize("ranges", ["ema", "learned"])
+def test_one_backward_behind_two_forwards(ranges: str) -> None:
+    """As with two views of a batch: the second forward moves what the first has used."""
+    model = prepared(Residual(), images(), qat.Rule(ranges=ranges)).train()
+    (model(images()).sum() + model(2 * images()).square().sum()).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_a_range_of_an_activation_that_is_always_zero_is_zero_to_one() -> None:

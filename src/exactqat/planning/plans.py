@@ -28,6 +28,10 @@ _FINE = 2.0**-1
 _FINEST_BRANCH = 2.0**-10
 
 
+# With so many an end of a range that lies a little off costs no input anything.
+ENOUGH_BITS_FOR_INPUTS = 8
+
+
 @dataclass(frozen=True)
 class Grid:
     """The grid of one or several stored tensors.
@@ -50,9 +54,9 @@ class Grid:
 
     @property
     def trained(self) -> bool:
-        """Whether its range is learned by gradients, for which that of an input is not asked
+        """Whether its range is learned by gradients; that of an input of 8 bits is not worth one
         (docs/decisions/input-ranges.md)."""
-        return self.rule.ranges == "learned" and not self.of_inputs
+        return self.rule.ranges == "learned" and not (self.of_inputs and self.bits >= ENOUGH_BITS_FOR_INPUTS)
 
     @property
     def bits(self) -> int:

@@ -33,9 +33,9 @@ class Rule:
         ranges: how activation ranges come about. ``"ema"``: moving average of each batch's extremes. ``"last_batch"``:
             the extremes of the last batch. ``"percentile"``: moving average of each batch's `percentile`, which leaves
             outliers out. ``"min_max"``: extremes of all calibration data. ``"learned"``: parameters trained through the
-            operators' min/max gradients (then the weights' ranges are learned too), but for an input's, which stays as
-            calibration has found it. ``"fixed"``: `fixed_range`. Unless learned, a weight's range follows its largest
-            magnitude.
+            operators' min/max gradients (then the weights' ranges are learned too); that of an input in 8 bits and more
+            stays as calibration has found it. ``"fixed"``: `fixed_range`. Unless learned, a weight's range follows its
+            largest magnitude.
         fixed_range: ``(min, max)`` in the activation's unit, with ``min <= 0 <= max`` and ``min < max``; for
             ``"fixed"`` only.
         ema_decay: in (0, 1); how much of the old range stays after each batch, for moving averages. The first batch
