@@ -66,8 +66,9 @@ check: $(VENV)/.installed
 docs: $(VENV)/.documented
 	$(BIN)/python docs/build.py
 
+# What the documentation needs beside the package, which is there; by its path it would be compiled once more.
 $(VENV)/.documented: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt '.[docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'exactqat[docs]'
 	touch $@
 
 wheels: $(VENV)-release/.installed

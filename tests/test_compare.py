@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -84,6 +85,21 @@ def test_other_images_are_told(jobs: Path, call: Call) -> None:
     assert "The jobs have different images" in call("one", "two")[1]
 
 
+def test_three_and_more_jobs_and_options_anywhere(jobs: Path, call: Call) -> None:
+    shutil.copytree("two", "three")
+    shutil.copytree("two", "four")
+    status, output, _ = call("one", "two", "--html", "page.html", "three", "four")
+    assert status == 0 and output.count("+3.5") == 3
+    assert call("one", "two", "three", "--htlm", "page.html")[0] == 2
+
+
+@pytest.mark.parametrize("command", ["train", "report", "export", "verify", "compare"])
+def test_help_names_no_type_of_python(command: str) -> None:
+    arguments = [sys.executable, "-m", "exactqat.cli", command, "--help"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=60)
+    assert "Usage: " in done.stdout and not re.search(r"list\[|Path\b|None|typing|Any", done.stdout)
+
+
 def test_names_are_escaped(jobs: Path, call: Call) -> None:
     name = "<b>$x$ [red] \x1b[31m"
     (jobs / "two").rename(jobs / name)
@@ -99,7 +115,7 @@ def test_names_are_escaped(jobs: Path, call: Call) -> None:
 def test_what_is_no_finished_job_is_refused(jobs: Path, call: Call) -> None:
     (jobs / "empty").mkdir()
     for arguments, message in (
-        (["one"], "compare takes two directories or more"),
+        (["one"], "Missing argument 'DIR...'"),
         (["one", "nowhere"], "nowhere is not there"),
         (["one", "empty"], "empty holds no job.json, so no job"),
         (["one", "one/job.json"], "one/job.json is a file, and no job's directory"),

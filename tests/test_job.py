@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import fcntl
 import io
+import itertools
 import json
 import os
 import pty
@@ -28,6 +29,7 @@ pytest.importorskip("ai_edge_litert")
 pytest.importorskip("matplotlib")
 pytest.importorskip("typer")
 
+from matplotlib.figure import Figure  # noqa: E402
 from PIL import Image  # noqa: E402
 from sklearn.datasets import load_digits  # noqa: E402
 
@@ -220,6 +222,41 @@ def test_no_name_lies_on_the_dashed_line_of_the_float_network(monkeypatch: pytes
             for name in axes.texts:
                 box = name.get_window_extent()
                 assert not box.y0 < height < box.y1, name.get_text()
+
+
+def check_ticks_are_apart(figure: Figure) -> None:
+    """No label of a horizontal axis touches the next one."""
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        low, high = sorted(axes.get_xlim())
+        labels = [
+            label
+            for tick, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+            if low <= tick <= high and label.get_text()
+        ]
+        assert len(labels) >= 2
+        boxes = [label.get_window_extent() for label in labels]
+        for before, after in itertools.pairwise(boxes):
+            assert before.x1 + 3 < after.x0, [label.get_text() for label in labels]
+
+
+@pytest.mark.parametrize("lowest", [0.0, 0.1, 0.258, 0.333, 0.45, 0.5, 0.62, 0.7, 0.81, 0.9, 0.93, 0.955, 0.99, 1.0])
+def test_ticks_below_the_bars_are_apart(lowest: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(charts, "svg", lambda figure, _: drawn.append(figure) or "")
+    for highest in {lowest, (2 * lowest + 1) / 3, (lowest + 1) / 2, 1.0}:
+        outcomes = [
+            SimpleNamespace(method=method, device_accuracy=lowest + (highest - lowest) * place / 3)
+            for place, method in enumerate(pipeline.METHODS)
+        ]
+        results = SimpleNamespace(
+            float_test_accuracy=highest,
+            settings=SimpleNamespace(precisions=["w8a8", "w4a16"]),
+            of=lambda precision, outcomes=outcomes: outcomes,
+        )
+        with charts.drawing():
+            charts.accuracies(results)  # type: ignore[arg-type]
+            check_ticks_are_apart(drawn[-1])
 
 
 def test_a_log_has_one_line_for_each_epoch(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:

@@ -471,11 +471,12 @@ def _application() -> Any:
         if differing:
             raise IntegersDiffer
 
-    @application.command()
+    # The third directory and those after it are extra arguments: help on a list of them would name Python's type.
+    @application.command(context_settings={"allow_extra_args": True})
     def compare(
-        directories: Annotated[
-            list[Path], typer.Argument(metavar="DIR", help="Directories of finished jobs, two or more.")
-        ],
+        context: typer.Context,
+        first: Annotated[Path, typer.Argument(metavar="DIR", help="A directory of a finished job.")],
+        second: Annotated[Path, typer.Argument(metavar="DIR...", help="One or more to set beside it.")],
         html: Annotated[
             Path | None, typer.Option(metavar="FILE", help="Write a page too; a file that is there is not replaced.")
         ] = None,
@@ -483,7 +484,7 @@ def _application() -> Any:
         """Show finished jobs side by side: the settings in which they differ, and their delivered networks. Reads
         metrics.json, and neither data nor networks."""
         with _failures(errors):
-            _compare(directories, html)
+            _compare([first, second, *map(Path, context.args)], html)
 
     @application.command(
         # Everything, --help too, is bench/'s.
@@ -746,8 +747,6 @@ def _export(directory: Path, model: str | None = None, headers: bool = False) ->
 def _compare(directories: Sequence[Path], html: Path | None) -> None:
     from .job import compare, files
 
-    if len(directories) < 2:
-        raise ValueError("compare takes two directories or more")
     if html is not None and (html.exists() or html.is_symlink()):
         raise ValueError(f"{html} is there already, and is not replaced")
     console = _console()

@@ -126,7 +126,8 @@ def accuracies(results: Results) -> str:
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
     axes.set_xlim(floor, floor + (max(max(heights), floor + 0.05) - floor) * 1.05)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    # Whole percents, and few: names at the left may leave little room.
+    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(Exactly(percent=True))
     axes.set_xlabel("test accuracy" + (f" (the axis starts at {floor:.0%})" if floor else ""))
     _below(figure, axes)
