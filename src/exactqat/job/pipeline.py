@@ -68,7 +68,7 @@ class Method:
 
     name: str
     title: str
-    ranges: str
+    ranges: qat.RangePolicy
     trained: bool
 
 
@@ -265,7 +265,9 @@ def total_steps(settings: Settings, dataset: Dataset) -> int:
     return training.steps_per_epoch(dataset.train, settings.batch_size) * epochs
 
 
-def make_rules(bits: tuple[int, int], ranges: str, value_range: tuple[float, float], last: str) -> list[qat.Rule]:
+def make_rules(
+    bits: tuple[int, int], ranges: qat.RangePolicy, value_range: tuple[float, float], last: str
+) -> list[qat.Rule]:
     """Input and logits stay at 8 bits: the input is the data itself, and the logits' order is the answer.
 
     Args:

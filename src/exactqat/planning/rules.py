@@ -7,8 +7,11 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Literal, get_args
 
-RANGE_POLICIES = ("ema", "last_batch", "percentile", "min_max", "learned", "fixed")
+# How a range comes about; see `Rule`.
+RangePolicy = Literal["ema", "last_batch", "percentile", "min_max", "learned", "fixed"]
+RANGE_POLICIES = get_args(RangePolicy)
 
 
 class UnusedRuleWarning(UserWarning):
@@ -58,7 +61,7 @@ class Rule:
     per_channel: bool = True
     symmetric: bool = True
     narrow_range: bool = True
-    ranges: str = "ema"
+    ranges: RangePolicy = "ema"
     fixed_range: tuple[float, float] | None = None
     ema_decay: float = 0.99
     percentile: float = 99.99

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..planning import UnsupportedOperator
+    from ..planning.rules import RangePolicy as RangePolicy
     from ..planning.rules import Rule, UnusedRuleWarning
     from .layers import QuantizedInput, QuantizedLayer, WeightedLayer
     from .modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
@@ -22,7 +23,7 @@ _ROOMS = {
     ".layers": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
     ".modules": ("Conv2d", "DepthwiseConv2d", "FakeQuantize", "FusedBatchNorm2d", "WeightFakeQuantize"),
     "..planning": ("UnsupportedOperator",),
-    "..planning.rules": ("Rule", "UnusedRuleWarning"),
+    "..planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
     ".ranges": ("ActivationRange", "WeightRange"),
     ".train_torch": ("PreparedModel", "calibrate", "freeze", "prepare"),
 }

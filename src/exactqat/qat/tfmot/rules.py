@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...planning.rules import Rule
+from ...planning.rules import RangePolicy, Rule
 from .quantizers import AllValuesQuantizer, FixedQuantizer, LastValueQuantizer, MovingAverageQuantizer, Quantizer
 
 # What MovingAverageQuantizer takes.
@@ -99,7 +99,11 @@ def _with_results(rule: Rule, quantizer: Any, where: str) -> Rule:
             f"{where}: activations on the device have a zero point; give symmetric=False, num_bits=16, whose range is "
             "symmetric, or FixedQuantizer with the range that is wanted"
         )
-    ranges = {LastValueQuantizer: "last_batch", MovingAverageQuantizer: "ema", AllValuesQuantizer: "min_max"}
+    ranges: dict[type, RangePolicy] = {
+        LastValueQuantizer: "last_batch",
+        MovingAverageQuantizer: "ema",
+        AllValuesQuantizer: "min_max",
+    }
     return replace(
         rule, activation_bits=quantizer.num_bits, ranges=ranges[type(quantizer)], fixed_range=None, ema_decay=DECAY
     )
