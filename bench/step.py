@@ -2,7 +2,7 @@
 """Times a whole training step, float and quantization-aware, beside torch.ao's and tfmot's; all take turns.
 
     python bench/step.py [--networks mobilenet_v2 dscnn] [--repeats 10] [--threads 2] [--compile] [--memory] [--save]
-                         [--tfmot PYTHON] [--device cpu]
+                         [--contestants "torch float" ...] [--tfmot PYTHON] [--device cpu]
 
 A step is forward, cross entropy, backward and SGD, on random images in channels_last; of two steps in a turn the second
 counts. All contestants run the same network on the same number of images; `torch float` is built of torch.nn's modules,
@@ -236,10 +236,13 @@ def step(model: nn.Module, given: Task) -> Step:
     return run
 
 
-def steps(given: Task, compiled: bool = False) -> dict[str, Step]:
-    """The step of every contestant in this process; compiled: of those in COMPILED by torch.compile, too."""
+def steps(given: Task, compiled: bool = False, names: Sequence[str] | None = None) -> dict[str, Step]:
+    """The step of every contestant in this process, or of those named; compiled: of those in COMPILED by torch.compile,
+    too."""
     entries = {}
     for name, build in CONTESTANTS.items():
+        if names is not None and name not in names:
+            continue
         try:
             entries[name] = step(build(given), given)
         except ImportError:
@@ -495,6 +498,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--networks", nargs="+", choices=TASKS, default=["mobilenet_v2", "dscnn"])
     parser.add_argument("--repeats", type=int, default=10, help="timed steps of each contestant, after untimed ones")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, help="these alone; others in the process cost")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; not yet tried on a GPU")
     parser.add_argument("--tfmot", metavar="PYTHON", help="the Python of an environment with tfmot, timed in turns too")
     parser.add_argument("--compile", action="store_true", help="time steps under torch.compile too (it takes minutes)")
@@ -521,7 +525,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for network in options.networks:
         given = task(network, device)
         size = f"{network}, images {'x'.join(map(str, given.images.shape))}"
-        entries = {name: timed(call) for name, call in steps(given, options.compile).items()}
+        entries = {name: timed(call) for name, call in steps(given, options.compile, options.contestants).items()}
         if options.tfmot:
             with tensorflow_steps(options.tfmot, network, given, options.threads) as (found, ask):
                 versions |= found

@@ -22,6 +22,7 @@ SITE = BUILD / "site"
 # the sanitizer reserves more than that for itself; requests for terabytes are refused by MAX_ALLOCATION instead.
 COMMANDS = (
     ("-m", "pytest", "-p", "no:cacheprovider", "tests/test_kernels.py", "tests/test_determinism.py"),
+    ("-m", "pytest", "-p", "no:cacheprovider", "tests/test_fake_quant_rows.py", "tests/test_rounded_sums.py"),
     (
         "-c",
         "import resource, sys; sys.path.insert(0, 'tests'); resource.setrlimit = lambda *limits: None\n"
