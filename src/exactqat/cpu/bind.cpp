@@ -259,6 +259,17 @@ bool read_dltensor(const nb::dlpack::dltensor& tensor, Argument& argument, Key& 
   return usual;  // the caller holds the tensor
 }
 
+// An item of a list; null if another thread has made the list shorter meanwhile.
+nb::object list_item(PyObject* list, Py_ssize_t i) {
+#if defined(Py_GIL_DISABLED)
+  PyObject* item = PyList_GetItemRef(list, i);
+  if (item == nullptr) PyErr_Clear();
+  return nb::steal(item);
+#else
+  return nb::borrow(PyList_GetItem(list, i));
+#endif
+}
+
 bool read_attribute(PyObject* object, Key& key) {
   if (object == Py_None) return key.add('n'), true;
   if (PyBool_Check(object)) return key.add(object == Py_True ? 't' : 'f'), true;
@@ -279,8 +290,8 @@ bool read_attribute(PyObject* object, Key& key) {
   const Py_ssize_t count = is_tuple ? PyTuple_Size(object) : PyList_Size(object);
   key.add('('), key.add(count);
   for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* item = is_tuple ? PyTuple_GetItem(object, i) : PyList_GetItem(object, i);
-    if (!PyLong_CheckExact(item) || !read_attribute(item, key)) return false;
+    const nb::object item = is_tuple ? nb::borrow(PyTuple_GetItem(object, i)) : list_item(object, i);
+    if (!item || !PyLong_CheckExact(item.ptr()) || !read_attribute(item.ptr(), key)) return false;
   }
   return true;
 }
@@ -297,6 +308,30 @@ struct Known {
   nb::tuple attributes;
 };
 
+// What is remembered of calls, for all threads: the lock is the interpreter's where it has one, else the table's own.
+template <class Value>
+class Table {
+ public:
+  // A copy, so that it stays when another thread empties the table; something false if there is none.
+  Value find(std::string_view key) {
+    nb::ft_lock_guard lock(mutex_);
+    const auto found = values_.find(key);
+    return found == values_.end() ? Value() : found->second;
+  }
+
+  void keep(std::string_view key, const Value& value) {
+    Values dropped;  // ends without the lock: the end of an object may call into Python
+    nb::ft_lock_guard lock(mutex_);
+    if (values_.size() >= kMostKnown) values_.swap(dropped);
+    values_.try_emplace(std::string(key), value);
+  }
+
+ private:
+  using Values = std::unordered_map<std::string, Value, Hash, std::equal_to<>>;
+  nb::ft_mutex mutex_;
+  Values values_;
+};
+
 struct Shortcut {
   std::vector<std::pair<nb::object, int>> parameters;  // names, interned, and the number of the operand, -1 for attributes
   nb::tuple types;       // of arrays, exactly
@@ -311,8 +346,8 @@ struct Shortcut {
   nb::object is_inference, written;            // of arrays given for results; None without autograd
   std::vector<bool> reusable;                  // operands whose place the first result may take
   size_t operands = 0;
-  std::unordered_map<std::string, std::shared_ptr<const Known>, Hash, std::equal_to<>> known;
-  std::unordered_map<std::string, nb::tuple, Hash, std::equal_to<>> attributes;  // checked, of differentiated calls
+  Table<std::shared_ptr<const Known>> known;
+  Table<nb::object> attributes;  // a tuple of them, checked, of differentiated calls
 };
 
 bool is_true(nb::object answer) {
@@ -392,10 +427,10 @@ std::shared_ptr<const Known> learn(Shortcut& s, const Key& key, nb::tuple args, 
   }));
   if (!learnt) throw nb::python_error();
   auto [plan, results, attributes] = nb::cast<std::tuple<nb::object, nb::list, nb::tuple>>(learnt);
-  auto fresh = std::make_shared<Known>(Known{plan, nb::inst_ptr<Plan>(plan), {}, attributes});
+  const auto fresh = std::make_shared<Known>(Known{plan, nb::inst_ptr<Plan>(plan), {}, attributes});
   for (nb::handle result : results) fresh->results.push_back(nb::borrow(result));
-  if (s.known.size() >= kMostKnown) s.known.clear();
-  return s.known[std::string(key.view())] = fresh;
+  s.known.keep(key.view(), fresh);
+  return fresh;
 }
 
 nb::object pack(const Shortcut& s, nb::object* results, size_t count) {
@@ -435,7 +470,7 @@ bool is_differentiable(const Shortcut& s, const Argument* arguments) {
   return true;
 }
 
-nb::object call_differentiable(const Shortcut& s, nb::tuple attributes, const Argument* arguments) {
+nb::object call_differentiable(const Shortcut& s, nb::handle attributes, const Argument* arguments) {
   PyObject* all[kMostArrays];
   size_t count = 0;
   for (; count < s.operands; ++count) all[count] = arguments[count].object;
@@ -521,19 +556,18 @@ nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs, nb::object
   const bool differentiated = wants_gradient(s, arguments);
   if (differentiated) {
     if (!out.is_none() || !is_differentiable(s, arguments)) return nb::none();
-    if (auto found = s.attributes.find(key.view()); found != s.attributes.end())
-      return call_differentiable(s, found->second, arguments);
+    if (const nb::object attributes = s.attributes.find(key.view()); attributes) return call_differentiable(s, attributes, arguments);
   }
   for (size_t i = 0; i < s.operands; ++i)
     if (!read_operand(s, arguments[i], key)) return nb::none();
   if (!key.fits) return nb::none();
-  std::shared_ptr<const Known> known;
-  if (auto found = s.known.find(key.view()); found != s.known.end()) known = found->second;
-  else if (freeze(args, kwargs)) return run_shortcut(s, args, kwargs, out);
-  else known = learn(s, key, args, kwargs);
+  std::shared_ptr<const Known> known = s.known.find(key.view());
+  if (!known) {
+    if (freeze(args, kwargs)) return run_shortcut(s, args, kwargs, out);
+    known = learn(s, key, args, kwargs);
+  }
   if (differentiated) {
-    if (s.attributes.size() >= kMostKnown) s.attributes.clear();
-    s.attributes.emplace(key.view().substr(0, of_attributes), known->attributes);
+    s.attributes.keep(key.view().substr(0, of_attributes), known->attributes);
     return call_differentiable(s, known->attributes, arguments);
   }
 
@@ -578,26 +612,26 @@ nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs, nb::object
   return pack(s, results, count);
 }
 
-Shortcut make_shortcut(const std::vector<std::pair<std::string, bool>>& parameters, nb::tuple types, nb::tuple numbers,
-                       nb::object learn, nb::object wrap, nb::tuple unusual, nb::object exchange, nb::object to_dlpack,
-                       nb::object is_negated, nb::object offset, nb::object storage, nb::object bytes, nb::object like,
-                       nb::object is_grad_enabled, nb::object differentiable, nb::object is_inference, nb::object written,
-                       const std::vector<std::string>& reuses) {
+Shortcut* make_shortcut(const std::vector<std::pair<std::string, bool>>& parameters, nb::tuple types, nb::tuple numbers,
+                        nb::object learn, nb::object wrap, nb::tuple unusual, nb::object exchange, nb::object to_dlpack,
+                        nb::object is_negated, nb::object offset, nb::object storage, nb::object bytes, nb::object like,
+                        nb::object is_grad_enabled, nb::object differentiable, nb::object is_inference, nb::object written,
+                        const std::vector<std::string>& reuses) {
   const ExchangeInterface* interface = nullptr;
   if (!exchange.is_none()) {
     interface = static_cast<const ExchangeInterface*>(PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api"));
     if (interface == nullptr) throw nb::python_error();
     if (interface->version.major != 1 || interface->describe == nullptr) interface = nullptr;
   }
-  Shortcut s{{},     types,   numbers, learn, wrap,            unusual,        interface,    to_dlpack, is_negated,
-             offset, storage, bytes,   like,  is_grad_enabled, differentiable, is_inference, written,   {},
-             0,      {},      {}};
-  for (const auto& [name, is_operand] : parameters) {
-    if (is_operand) s.reusable.push_back(std::find(reuses.begin(), reuses.end(), name) != reuses.end());
-    s.parameters.emplace_back(nb::steal(PyUnicode_InternFromString(name.c_str())), is_operand ? int(s.operands++) : -1);
-  }
   if (parameters.size() > kMostArrays) throw std::invalid_argument("an operator has too many parameters");
-  return s;
+  auto s = std::unique_ptr<Shortcut>(new Shortcut{
+      {}, types, numbers, learn, wrap, unusual, interface, to_dlpack, is_negated, offset, storage, bytes, like, is_grad_enabled,
+      differentiable, is_inference, written, {}, 0, {}, {}});
+  for (const auto& [name, is_operand] : parameters) {
+    if (is_operand) s->reusable.push_back(std::find(reuses.begin(), reuses.end(), name) != reuses.end());
+    s->parameters.emplace_back(nb::steal(PyUnicode_InternFromString(name.c_str())), is_operand ? int(s->operands++) : -1);
+  }
+  return s.release();
 }
 
 // A Block as Python sees it: writable bytes, alive as long as an array lies in them.
@@ -616,7 +650,7 @@ NB_MODULE(EXACTQAT_MODULE, module) {
   nb::set_leak_warnings(false);  // plans stay remembered until the process ends
   prepare_for_forks();
   nb::class_<Plan>(module, "Plan").def("__call__", &run);
-  module.def("shortcut", &make_shortcut, nb::arg("parameters"), nb::arg("types"), nb::arg("numbers"), nb::arg("learn"),
+  module.def("shortcut", &make_shortcut, nb::rv_policy::take_ownership, nb::arg("parameters"), nb::arg("types"), nb::arg("numbers"), nb::arg("learn"),
              nb::arg("wrap"), nb::arg("unusual"), nb::arg("exchange").none(), nb::arg("to_dlpack").none(),
              nb::arg("is_negated").none(), nb::arg("offset").none(), nb::arg("storage").none(), nb::arg("bytes").none(),
              nb::arg("like").none(), nb::arg("is_grad_enabled").none(), nb::arg("differentiable").none(),
