@@ -275,15 +275,15 @@ def test_statistics() -> None:
 
 def test_a_turn_is_a_median_of_warm_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    durations = iter([0.9e-3, 0.1e-3, 0.2e-3, 0.6e-3])
+    durations = iter([0.9e-3, 0.3e-3, 0.1e-3, 0.2e-3, 0.8e-3])
 
     def call() -> None:
         nonlocal now
         now += next(durations)
 
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
-    # The first call does not count; then the millisecond is over.
-    assert timing.turn(call) == pytest.approx(0.1e-3)
+    # The calls of the first millisecond do not count, those of the second do.
+    assert timing.turn(call) == pytest.approx(0.2e-3)
     durations = iter([0.5])
     assert timing.turn(call) == pytest.approx(0.5)  # a long one does
 
