@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many threads that call operators at once, while plans are learned, overflow and are forgotten, lists change and the number
-of threads does: each gets the bits that one thread gets. Made for interpreters without a global lock, and true with one.
+"""Many threads that call operators at once, while plans are learned, overflow and are forgotten, and while lists and
+the number of threads change: each gets the bits that one thread gets. For interpreters without a global lock above all.
 
 EXACTQAT_STRESS_SECONDS=600 python -m pytest tests/test_threads.py runs each for ten minutes.
 """
@@ -256,7 +256,8 @@ FREE = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 @pytest.mark.skipif(not FREE, reason="this interpreter always has its lock")
 def test_the_lock_stays_off() -> None:
-    code = "import sys, numpy, exactqat as eq; eq.fake_quant_with_min_max_args(numpy.ones(3)); print(sys._is_gil_enabled())"
+    call = "exactqat.fake_quant_with_min_max_args(numpy.ones(3))"
+    code = f"import sys, numpy, exactqat; {call}; print(sys._is_gil_enabled())"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHON_GIL"}
     for module in cpu.INSTRUCTION_SETS:
         done = subprocess.run(
