@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # Every case of every kernel on every instruction set against the reference, the reference against TensorFlow's results,
-# odd shapes, signatures and names, and the door for XLA.
+# odd shapes, signatures and names, many threads, and the door for XLA.
 TESTS = (
     "test_arithmetic.py",
     "test_batch_norm_layouts.py",
@@ -27,6 +27,7 @@ TESTS = (
     "test_past_the_cache.py",
     "test_reference.py",
     "test_signatures.py",
+    "test_threads.py",
     "test_xla.py",
 )
 SOME = {

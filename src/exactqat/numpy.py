@@ -28,8 +28,9 @@ _DTYPES: dict[str, np.dtype] = {name: np.dtype(name) for name in ("float32", "fl
 def _name(dtype: np.dtype) -> str:
     name = _NAMES.get(dtype)
     if name is None:
-        name = _NAMES[dtype] = dtype.name
+        name = dtype.name
         _DTYPES.setdefault(name, dtype.newbyteorder("="))  # bfloat16 has no name in NumPy until somebody brings it
+        _NAMES[dtype] = name  # afterwards: another thread that finds it makes arrays of that dtype
     return name
 
 

@@ -31,6 +31,12 @@ void* xla_handler();
 
 namespace {
 
+// Attributes' names. Made when the module is loaded: threads that wait for the first use of a static object in a function do not let
+// go of the interpreter, which the one that makes it may need.
+struct {
+  PyObject *requires_grad, *is_cpu, *data_ptr;
+} names;
+
 struct Plan {
   Kernel kernel;
   std::unique_ptr<int64_t[]> extents;  // of all arrays
@@ -449,8 +455,7 @@ bool says(PyObject* array, PyObject* attribute) {
 }
 
 bool requires_grad(PyObject* array) {
-  static PyObject* name = PyUnicode_InternFromString("requires_grad");
-  return says(array, name);
+  return says(array, names.requires_grad);
 }
 
 // Whether autograd wants to know of the call.
@@ -463,10 +468,9 @@ bool wants_gradient(const Shortcut& s, const Argument* arguments) {
 
 // Whether it can be called with them at once.
 bool is_differentiable(const Shortcut& s, const Argument* arguments) {
-  static PyObject* name = PyUnicode_InternFromString("is_cpu");
   if (s.differentiable.is_none()) return false;
   for (size_t i = 0; i < s.operands; ++i)
-    if (!arguments[i].is_array || !says(arguments[i].object, name)) return false;  // numbers become tensors in Python
+    if (!arguments[i].is_array || !says(arguments[i].object, names.is_cpu)) return false;  // numbers become tensors in Python
   return true;
 }
 
@@ -533,7 +537,6 @@ bool freeze(nb::tuple& args, nb::dict& kwargs) {
 }
 
 nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs, nb::object out) {
-  static PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
   for (nb::handle function : s.unusual)
     if (is_true(call(function.ptr()))) return nb::none();
   Argument arguments[kMostArrays], made[kMostArrays];
@@ -603,7 +606,7 @@ nb::object run_shortcut(Shortcut& s, nb::tuple args, nb::dict kwargs, nb::object
     } else {
       const nb::object address = nb::steal(in_python([&] {
         PyObject* self = results[i].ptr();
-        return PyObject_VectorcallMethod(data_ptr, &self, 1, nullptr);
+        return PyObject_VectorcallMethod(names.data_ptr, &self, 1, nullptr);
       }));
       data = reinterpret_cast<void*>(nb::cast<uintptr_t>(address));
     }
@@ -649,6 +652,7 @@ NB_MODULE(EXACTQAT_MODULE, module) {
   using namespace exactqat;
   nb::set_leak_warnings(false);  // plans stay remembered until the process ends
   prepare_for_forks();
+  names = {PyUnicode_InternFromString("requires_grad"), PyUnicode_InternFromString("is_cpu"), PyUnicode_InternFromString("data_ptr")};
   nb::class_<Plan>(module, "Plan").def("__call__", &run);
   module.def("shortcut", &make_shortcut, nb::rv_policy::take_ownership, nb::arg("parameters"), nb::arg("types"), nb::arg("numbers"), nb::arg("learn"),
              nb::arg("wrap"), nb::arg("unusual"), nb::arg("exchange").none(), nb::arg("to_dlpack").none(),

@@ -348,8 +348,9 @@ bool run_on_openmp(Job&) { return false; }
 
 int thread_count() {
   int count = configured.load(std::memory_order_relaxed);
-  if (count == 0) configured = count = asked_for();
-  return count;
+  if (count != 0) return count;
+  const int asked = asked_for();
+  return configured.compare_exchange_strong(count, asked) ? asked : count;  // another thread may have set it meanwhile
 }
 
 void set_thread_count(int count) { configured = std::max(1, count); }
