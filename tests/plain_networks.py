@@ -1376,3 +1376,27 @@ class TiedWeights(nn.Module):
         z = torch.relu(self.encode(torch.flatten(x, 1)))
         z = torch.relu(self.b(torch.relu(self.a(z))))
         return F.linear(z, self.encode.weight.t()).view_as(x)
+
+
+@network((8, 1, 40))
+class TemporalShift(nn.Module):
+    """TSM: a part of the channels comes from the next frame, a part from the one before, zeros at the ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.mix, self.fc = nn.Conv1d(1, 16, 9, 4), nn.Conv1d(16, 16, 3, padding=1), nn.Linear(16, 4)
+
+    @staticmethod
+    def shift(x: torch.Tensor, frames: int, fold: int) -> torch.Tensor:
+        x = x.view(-1, frames, *x.shape[1:])
+        out = torch.zeros_like(x)
+        out[:, :-1, :fold] = x[:, 1:, :fold]
+        out[:, 1:, fold : 2 * fold] = x[:, :-1, fold : 2 * fold]
+        out[:, :, 2 * fold :] = x[:, :, 2 * fold :]
+        return out.flatten(0, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        frames = x.shape[1]
+        y = F.relu(self.stem(x.flatten(0, 1)))
+        y = y + F.relu(self.mix(self.shift(y, frames, 2)))
+        return self.fc(y.mean(-1)).unflatten(0, (-1, frames)).mean(1)

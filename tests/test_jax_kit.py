@@ -97,6 +97,15 @@ def test_biases_and_norms_of_plain_functions_become_part_of_the_layer() -> None:
     assert last.weights is not None and last.weights.bias is not None
 
 
+def test_constants_of_zeros_beside_small_values(tmp_path: Path) -> None:
+    params = {"place": np.zeros((1, 5, 6), np.float32), **weights(head=(6, 2))}
+    x = numbers(4, 5, 6)
+    prepared = prepare(lambda p, x: (0.001 * x + p["place"]) @ p["head"], params, x)
+    tuned, state = prepared.init()
+    tuned, state = prepared.calibrate(tuned, state, [x])
+    assert_exact(prepared, tuned, prepared.freeze(state), (x,), tmp_path)
+
+
 def test_layers_tell_what_they_are() -> None:
     params = {**weights(kernel=(3, 3, 4, 6)), "norm": norm(6)}
     prepared = prepare(

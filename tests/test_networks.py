@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+import plain_networks  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from agreement import assert_exact, trained  # noqa: E402
 from torch import nn  # noqa: E402
@@ -822,3 +824,40 @@ def test_several_tensors_in_one_argument(tmp_path: Path) -> None:
     assert [value.shape for value in prepared.eval()(*batch)] == [(2, 4)]
     with pytest.raises(ValueError, match="with a tensor among them, got tuple"):
         qat.prepare(model, ([1.0, 2.0],))
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("name", ["sum", "difference", "maximum", "product"])
+def test_constants_of_zeros_beside_small_values(name: str, bits: int, tmp_path: Path) -> None:
+    """Position embeddings start as zeros; a scale of 1 for them was more than 256 times that of small results."""
+
+    def forward(self: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        x = 0.001 * batch
+        combine = {"sum": torch.add, "difference": torch.sub, "maximum": torch.maximum, "product": torch.mul}[name]
+        return self.last(combine(x, self.place))
+
+    model = Plain(forward, last=nn.Linear(6, 3))
+    model.register_parameter("place", nn.Parameter(torch.zeros(1, 5, 6), requires_grad=False))
+    batch = torch.randn(4, 5, 6)
+    graph = assert_exact(trained(model, batch, qat.Rule(activation_bits=bits)), batch, tmp_path)
+    zeros = [tensor for tensor in graph.tensors.values() if tensor.data is not None and tensor.shape[-2:] == (5, 6)]
+    assert zeros and all(float(tensor.quantization.scale[0]) < 1 for tensor in zeros)
+
+
+def test_frames_shifted_in_time(tmp_path: Path) -> None:
+    model, examples = plain_networks.NETWORKS["temporal_shift"]()
+    assert_exact(trained(model, examples), examples, tmp_path)
+
+
+@dataclass
+class Found:
+    logits: torch.Tensor
+
+
+def test_results_in_classes_that_pytorch_does_not_know() -> None:
+    model = Plain(lambda self, batch: Found(self.last(batch)), last=nn.Linear(6, 3))
+    with pytest.raises(
+        qat.UnsupportedOperator, match=r"Found.* in output.*register the class \(torch\.export"
+    ) as raised:
+        qat.prepare(model, torch.randn(4, 6))
+    assert "functorch" not in str(raised.value)

@@ -356,6 +356,11 @@ def _explained(model: nn.Module, error: BaseException) -> str:
             "what it does depends on the values of a tensor; a network that is deployed does the same for every input: "
             "take the branch or the number out of forward (torch.where, a mask, a constant)"
         )
+    elif "register a pytree" in text:
+        reason = (
+            f"{text.split(',')[0]}: return tensors, tuples, lists, dictionaries or named tuples, or register the class "
+            "(torch.export.register_dataclass) before"
+        )
     else:
         reason = f"{kind}: {text}"
     return f"the model cannot be captured: {place}{f': {code[:100]}' if code else ''}: {reason}"

@@ -861,7 +861,9 @@ class Run:
         bits = self.plan.grids[step.grid].constant_bits
         scale = np.float32((high - low) / grid_steps(bits, rule.narrow_range))
         quantized = primitives_numpy.fake_quantize(value, low, high, bits, rule.narrow_range)
-        scale = scale if scale > 0 else np.float32(1)  # all zero: any scale will do
+        if scale == 0:
+            # All zero: the result's own scale, which no operator finds too large beside it.
+            scale, _ = grids[step.grid]
         return np.rint(quantized / scale).astype(np.int64), scale
 
     def _weight_numbers(self, step: PlanStep, weights: Weights) -> WeightNumbers:

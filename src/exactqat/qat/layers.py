@@ -121,10 +121,12 @@ class DeviceGrid(NamedTuple):
 class ConstantOperand(nn.Module):
     """An operand that does not depend on the input, on a grid of its own: symmetric, narrow, one scale."""
 
-    def __init__(self, source: Source, quantizer: WeightFakeQuantize) -> None:
+    def __init__(self, source: Source, quantizer: WeightFakeQuantize, output_quantizer: FakeQuantize) -> None:
         super().__init__()
         self.source = source
         self.quantizer = quantizer
+        # In a tuple, so that the quantizer is not registered as a child a second time.
+        self._quantizers = (output_quantizer,)
 
     def forward(self) -> Tensor:
         return cast(Tensor, self.quantizer(self.source()))
@@ -134,8 +136,10 @@ class ConstantOperand(nn.Module):
         """Codes around zero and their scale."""
         values = self.source()
         scale = np.float32(self.quantizer.scale(values)[0].item())
-        # All zero: any scale will do.
-        return self.quantizer.codes(values), scale if scale > 0 else np.float32(1)
+        if scale == 0:
+            # All zero: the result's own scale, which no operator finds too large beside it.
+            scale, _ = self._quantizers[0].scale_and_zero_point()
+        return self.quantizer.codes(values), scale
 
 
 class SharedConstant(nn.Module):

@@ -428,7 +428,7 @@ class _Building:
             with torch.no_grad():
                 # It is stored in what the other operand is stored in.
                 quantizer = WeightFakeQuantize(rule, source(), bits=self.plan.grids[step.grid].constant_bits)
-            constants[position] = ConstantOperand(source, quantizer)
+            constants[position] = ConstantOperand(source, quantizer, self.quantizers[step.grid])
         return constants
 
     def _weighted(
