@@ -124,6 +124,15 @@ class Run:
     def do_softplus(self, step, a, x):
         return F.softplus(x, a["beta"], a["threshold"])
 
+    def do_hardshrink(self, step, a, x):
+        return F.hardshrink(x, a["width"])
+
+    def do_softshrink(self, step, a, x):
+        return F.softshrink(x, a["width"])
+
+    def do_threshold(self, step, a, x):
+        return F.threshold(x, a["least"], a["value"])
+
     def do_elu(self, step, a, x):
         return torch.ops.aten.elu(x, a["alpha"], a["scale"], a["input_scale"])
 

@@ -908,6 +908,11 @@ def activations_hard() -> nn.Module:
 
 
 @network((3, 16, 16))
+def activations_that_cut() -> nn.Module:
+    return activations(nn.Hardshrink(0.2), nn.Softshrink(0.1), nn.Threshold(-0.3, -0.5), nn.Tanhshrink())
+
+
+@network((3, 16, 16))
 class SwishByHand(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -652,10 +652,11 @@ NB_MODULE(EXACTQAT_MODULE, module) {
   using namespace exactqat;
   nb::set_leak_warnings(false);  // plans stay remembered until the process ends
   prepare_for_forks();
-  names = {PyUnicode_InternFromString("requires_grad"), PyUnicode_InternFromString("is_cpu"), PyUnicode_InternFromString("data_ptr")};
+  names = {PyUnicode_InternFromString("requires_grad"), PyUnicode_InternFromString("is_cpu"),
+           PyUnicode_InternFromString("data_ptr")};
   nb::class_<Plan>(module, "Plan").def("__call__", &run);
-  module.def("shortcut", &make_shortcut, nb::rv_policy::take_ownership, nb::arg("parameters"), nb::arg("types"), nb::arg("numbers"), nb::arg("learn"),
-             nb::arg("wrap"), nb::arg("unusual"), nb::arg("exchange").none(), nb::arg("to_dlpack").none(),
+  module.def("shortcut", &make_shortcut, nb::rv_policy::take_ownership, nb::arg("parameters"), nb::arg("types"),
+             nb::arg("numbers"), nb::arg("learn"), nb::arg("wrap"), nb::arg("unusual"), nb::arg("exchange").none(), nb::arg("to_dlpack").none(),
              nb::arg("is_negated").none(), nb::arg("offset").none(), nb::arg("storage").none(), nb::arg("bytes").none(),
              nb::arg("like").none(), nb::arg("is_grad_enabled").none(), nb::arg("differentiable").none(),
              nb::arg("is_inference").none(), nb::arg("written").none(), nb::arg("reuses"));

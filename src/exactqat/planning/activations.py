@@ -86,6 +86,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "elu": ("alpha", "scale", "input_scale"),
     "erf": (),
     "floor": (),
+    "hardshrink": ("width",),
     "log": (),
     "log_sigmoid": (),
     "mish": (),
@@ -96,8 +97,10 @@ TABLES: dict[str, tuple[str, ...]] = {
     "sign": (),
     "sin": (),
     "softplus": ("beta", "threshold"),
+    "softshrink": ("width",),
     "softsign": (),
     "sqrt": (),
+    "threshold": ("least", "value"),
 }
 _POSITIVE = ("abs", "exp", "rsqrt", "softplus", "sqrt")
 

@@ -77,9 +77,16 @@ def _clamp(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 @handles("threshold")
 def _threshold(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    require_numbers(a.self)
     if a.threshold != a.value:
-        raise Refused("")
+        return c.emit("threshold", [a.self], meta, least=float(a.threshold), value=float(a.value))
     return _clamped(c, a.self, a.value, None, meta)
+
+
+@handles("hardshrink", "softshrink")
+def _shrink(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    require_numbers(a.self)
+    return c.emit(base_name(c.applied), [a.self], meta, width=float(a.lambd))
 
 
 @handles("gelu")
