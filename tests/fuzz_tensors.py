@@ -569,7 +569,7 @@ def backward(strange: Call, operands: list[Any], results: Any, values: dict[str,
         assert (found is None) == (wanted is None), f"the gradient is {found}, not {wanted}"
         if found is not None:
             found, wanted = value_of(found), value_of(wanted)
-            if found is not None and strange.backward == "zero":
+            if found is not None and "zero" in (strange.backward, *strange.kinds.values()):
                 # Zeros that are nowhere in memory stay zeros in PyTorch's own products, by infinity too, and have no
                 # sign.
                 wanted = np.where((found == 0) & ((wanted == 0) | np.isnan(wanted)), found, wanted)

@@ -82,7 +82,8 @@ def test_kernels_know_no_python(path: Path) -> None:
         assert "nanobind" not in text and "Python.h" not in text
     if path.name not in ("xla.cpp", "xla_ffi.h"):
         assert "xla/ffi" not in text and "xla_ffi" not in text
-    types_of_their_own = " FlushDenormals| Pool| Worker| Share| Memory| Block| Scratch| Table"  # the rest is free functions
+    # The rest is free functions.
+    types_of_their_own = " FlushDenormals| Pool| Worker| Share| Memory| Block| Scratch| Table"
     assert not re.search(rf"^\s*class\b(?!{types_of_their_own})", text, re.M)
 
 

@@ -109,6 +109,15 @@ def test_what_only_one_framework_refuses() -> None:
         eq.fake_quant_with_min_max_args(jnp.zeros(3), out=jnp.zeros(3))
 
 
+def test_a_trace_refuses_what_its_calls_would() -> None:
+    x, out = torch.linspace(-2, 2, 6), torch.zeros(12)[::2]
+    with pytest.raises(ValueError, match="dense and writable"):
+        eq.fake_quant_with_min_max_args(x, out=out)
+    with pytest.raises(ValueError, match="dense and writable"):
+        torch.jit.trace(lambda x: eq.fake_quant_with_min_max_args(x, out=out), (x,), check_trace=False)
+    assert not out.any()
+
+
 def test_pytorch_notices_the_change() -> None:
     """A tensor saved for a backward pass and then overwritten must not be used silently."""
     a = torch.ones(3, requires_grad=True)

@@ -32,6 +32,7 @@ from exactqat.operators.op import (
     framework_of,
     guest,
     is_array_like,
+    out_is_not_dense,
     unreadable,
 )
 
@@ -418,7 +419,12 @@ def _into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[Any, ...]
     plain = [(name, tensor) for name, tensor in zip(names, (*tensors, *out), strict=True) if is_plain(tensor)]
     for name, tensor in plain:
         _check_memory(op, name, tensor)
-    if len(plain) < len(names) or any(mode() for mode in _MODES):
+    if len(plain) < len(names):
+        return _copied_into(op, tensors, attributes, out)
+    if any(mode() for mode in _MODES):
+        for name, given in zip(op.results, out, strict=True):
+            if not given.is_contiguous():  # refused by who watches nothing, and a trace is called both ways
+                raise out_is_not_dense(op, name)
         return _copied_into(op, tensors, attributes, out)
     dense = [tensor.contiguous() for tensor in tensors]
     lowered, plan = planned(op, tuple([_spec(tensor) for tensor in dense]), attributes)

@@ -757,13 +757,18 @@ def check_out_specs(op: Operator, lowered: Lowering, out: list[TensorSpec]) -> N
             )
 
 
+def out_is_not_dense(op: Operator, name: str) -> ValueError:
+    """What to raise where memory for a result cannot be written in one go."""
+    return ValueError(f"{op.name}: out for {name} must be a dense and writable array (row-major, native byte order)")
+
+
 def check_out(op: Operator, lowered: Lowering, operands: list[Memory], out: list[Memory]) -> None:
     """Refuse arrays for the results that do not fit or whose memory is still needed."""
     check_out_specs(op, lowered, [given.spec for given in out])
     for i, (name, given) in enumerate(zip(op.results, out, strict=True)):
         where = f"{op.name}: out for {name}"
         if not given.dense or not given.writable:
-            raise ValueError(f"{where} must be a dense and writable array (row-major, native byte order)")
+            raise out_is_not_dense(op, name)
         for operand_name, operand in zip(op.operands, operands, strict=True):
             same = given.address == operand.address and given.spec == operand.spec
             if given.overlaps(operand) and not (same and i == 0 and operand_name in op.reuses):
