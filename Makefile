@@ -50,7 +50,7 @@ test: $(VENV)/.installed
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -c "import torch; assert torch.cuda.is_available(), 'PyTorch finds no GPU'"
-	$(BIN)/python -m pytest tests/test_gpu.py tests/test_kernels.py tests/test_ptx.py -k "gpu or cuda or ptx"
+	EXACTQAT_TARGETS=all $(BIN)/python -m pytest tests/test_gpu.py tests/test_kernels.py tests/test_ptx.py -k "gpu or cuda or ptx"
 
 # What the rest of the tests needs, but not PyTorch and JAX.
 test-tensorflow: $(VENV)-tensorflow/.installed $(SOURCES)
