@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the kernel tests on what is installed: `python release/kernel_tests.py [--few | --jax] [PYTEST'S ARGUMENTS]`.
 
-Needs NumPy, pytest and Hypothesis. The tests are copied away from the source, so that nothing but what is installed is
-found.
+Needs NumPy, ml_dtypes (for bfloat16), pytest and Hypothesis. The tests are copied away from the source, so that
+nothing but what is installed is found.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ TESTS = (
     "test_bits.py",
     "test_depthwise_shapes.py",
     "test_elementwise_shapes.py",
+    "test_fake_quant_rows.py",
+    "test_halves.py",
     "test_kernels.py",
     "test_namespaces.py",
     "test_past_the_cache.py",
     "test_reference.py",
+    "test_rounded_sums.py",
     "test_signatures.py",
+    "test_smallest_normal.py",
     "test_threads.py",
     "test_xla.py",
 )

@@ -5,8 +5,9 @@
     python release/try_wheel.py --python PATH [...]  with these interpreters
     python release/try_wheel.py --jax                JAX's tests as well, after jax was installed beside the wheel
 
-An environment holds the wheel, NumPy, pytest and Hypothesis; the tests are copied away from the source, which nothing
-finds there. A wheel for ARM64 runs under emulation, where `python -m exactqat.deploy.set_up_arm64` has set that up.
+An environment holds the wheel, NumPy, ml_dtypes, pytest and Hypothesis; the tests are copied away from the source,
+which nothing finds there. A wheel for ARM64 runs under emulation, where `python -m exactqat.deploy.set_up_arm64` has
+set that up.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 from wheels import OLDEST, ROOT, STABLE, interpreters, version_of
 
 KERNEL_TESTS = ROOT / "release" / "kernel_tests.py"
-PACKAGES = ("numpy", "pytest", "hypothesis")
+PACKAGES = ("numpy", "ml_dtypes", "pytest", "hypothesis")
 FIRST_CALL = (
     "import sys, numpy as np, exactqat as eq\n"
     "x = np.linspace(-8, 8, 9, dtype=np.float32)\n"

@@ -33,8 +33,9 @@ COMPILER = "aarch64-linux-gnu-g++"
 INSTRUCTION_SETS = ("neon", "baseline")
 # What needs NumPy only: kernels, reference, goldens, and what the NumPy frontend promises.
 TESTS = (
-    "smallest_normal", "kernels", "fuzz", "determinism", "reference", "arithmetic", "bits", "elementwise_shapes",
-    "depthwise_shapes", "batch_norm_layouts", "past_the_cache", "namespaces", "signatures", "limits", "simulate",
+    "smallest_normal", "kernels", "halves", "fuzz", "determinism", "reference", "arithmetic", "bits",
+    "elementwise_shapes", "depthwise_shapes", "batch_norm_layouts", "fake_quant_rows", "rounded_sums",
+    "past_the_cache", "namespaces", "signatures", "limits", "simulate",
 )  # fmt: skip
 WHEELS = ("pytest", "iniconfig", "pluggy", "packaging", "pygments", "hypothesis", "sortedcontainers")
 # Programs that the emulated Python starts are started by the system: `sys.executable` is a script that emulates again.

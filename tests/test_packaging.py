@@ -53,3 +53,19 @@ def test_every_python_that_is_promised_is_built_for() -> None:
     promised = {match[1] for name in classifiers if (match := re.search(r"Python :: 3\.(\d+)$", name))}
     built = {match[1] for name in PROJECT["tool"]["cibuildwheel"]["build"] if (match := re.match(r"cp3(\d+)-", name))}
     assert promised == built and PROJECT["project"]["requires-python"] == f">=3.{min(map(int, promised))}"
+
+
+def test_kernels_are_tried_where_nothing_but_numpy_is() -> None:
+    """What compares kernels with the reference and needs NumPy alone runs from the wheel and on ARM64 too."""
+    lists = [(ROOT / name).read_text("utf-8") for name in ("release/kernel_tests.py", "tests/run_arm64.py")]
+    files = [
+        path
+        for path in (ROOT / "tests").glob("test_*.py")
+        if re.search(r"^from conftest import .*ON_CPU", path.read_text("utf-8"), re.M)
+    ]
+    assert len(files) > 6
+    for path in files:
+        if re.search(r'^(\w+ = )?pytest.importorskip\("(torch|triton|hypothesis)"\)', path.read_text("utf-8"), re.M):
+            continue
+        name = path.stem.removeprefix("test_")
+        assert all(re.search(rf'"(test_)?{name}(.py)?"', text) for text in lists), path.name
