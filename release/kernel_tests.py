@@ -35,7 +35,15 @@ TESTS = (
     "test_xla.py",
 )
 SOME = {
-    "--few": ("test_arithmetic.py", "test_bits.py", "test_xla.py", "test_kernels.py"),  # for emulators
+    "--few": (  # for emulators
+        "test_arithmetic.py",
+        "test_bits.py",
+        "test_fake_quant_rows.py",
+        "test_halves.py",
+        "test_kernels.py",
+        "test_rounded_sums.py",
+        "test_xla.py",
+    ),
     "--jax": ("test_jax.py",),  # with jax installed
 }
 
