@@ -224,7 +224,8 @@ def test_lists_that_change_meanwhile(threads_of_kernels: None) -> None:
     def read() -> None:
         try:
             found = bits(depthwise(x, weights, strides=strides, padding="SAME"))
-        except (ValueError, TypeError):  # a list half changed
+        except (ValueError, TypeError) as error:  # a list half changed
+            assert "strides" in str(error), error
             return
         assert found in allowed
         seen.add(found)
