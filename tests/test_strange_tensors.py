@@ -305,11 +305,23 @@ def test_layouts_that_no_kernel_takes_are_named() -> None:
         (square.to_sparse(), "torch.sparse_coo"),
         (square.to_sparse_csr(), "torch.sparse_csr"),
         (square.to_mkldnn(), "torch._mkldnn"),
+        (torch.quantize_per_tensor(square, 0.5, 0, torch.qint8), "quantized"),
         (torch.nested.nested_tensor([square, square]), "nested"),
         (torch.nested.nested_tensor([square, square], layout=torch.jagged), "nested"),
     ):
         with pytest.raises(TypeError, match=f"inputs must be a dense tensor, got a {kind} one"):
             args(odd)
+
+
+def test_lists_that_hold_themselves_and_random_keys_are_refused() -> None:
+    endless: list[Any] = []
+    endless += [endless, endless]
+    for odd in (endless, (1.0, endless)):
+        with pytest.raises(ValueError, match="inputs must have at most 64 dimensions, got a list nested deeper"):
+            args(odd)
+    jax = pytest.importorskip("jax")
+    with pytest.raises(TypeError, match="inputs must hold numbers, got key"):
+        args(jax.random.key(0))
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])

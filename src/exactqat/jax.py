@@ -743,6 +743,8 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tup
                 continue
             value = _array(op, i, value, None)
         arrays.append(value)
+        if not hasattr(value, "weak_type"):  # random keys
+            raise TypeError(f"{op.name}: {op.operands[i]} must hold numbers, got {value.dtype}")
         if value.weak_type:
             later.append(i)
         else:

@@ -526,8 +526,8 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tup
     for name, tensor in zip(op.operands, tensors, strict=True):
         if tensor.device != like.device:
             raise ValueError(f"{op.name}: {name} is on device {tensor.device}, but other operands are on {like.device}")
-        if tensor.layout != torch.strided or tensor.is_nested:
-            kind = "nested" if tensor.is_nested else tensor.layout
+        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
+            kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else tensor.layout
             raise TypeError(f"{op.name}: {name} must be a dense tensor, got a {kind} one")
     if out is not None:
         return _into(op, tensors, tuple(attributes.items()), out)

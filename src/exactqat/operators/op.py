@@ -355,17 +355,19 @@ class Operator:
                 operands.append(value)
         return operands, attributes
 
-    def _check_numbers(self, name: str, value: Any) -> None:
+    def _check_numbers(self, name: str, value: Any, depth: int = 0) -> None:
         """Refuse Python numbers that no float is. Others become what their dtype makes of them, infinity included."""
         if type(value) is float:
             return
         if isinstance(value, list | tuple):
+            if depth == _MOST_DIMENSIONS:  # or one that holds itself
+                raise ValueError(f"{self.name}: {name} must have at most {depth} dimensions, got a list nested deeper")
             for item in value:
                 if isinstance(item, str | bytes):  # NumPy would read numbers from it
                     raise TypeError(f"{self.name}: {name} must hold numbers, got {_describe(item)}")
                 if "complex" in str(getattr(item, "dtype", "")):
                     raise TypeError(f"{self.name}: {name} must be real, got {_describe(item)}")
-                self._check_numbers(name, item)
+                self._check_numbers(name, item, depth + 1)
         elif isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real):
             raise TypeError(f"{self.name}: {name} must be real, got {_describe(value)}")
         elif isinstance(value, int) and abs(value) > sys.float_info.max:
@@ -507,6 +509,7 @@ def written(value: Any) -> str:
     return next(short for short in shorter if struct.unpack("f", struct.pack("f", float(short)))[0] == number)
 
 
+_MOST_DIMENSIONS = 64  # NumPy's
 _ARRAY = "a NumPy, PyTorch, JAX or TensorFlow array or a number"
 _WANTED = {
     "bool": "a bool",
