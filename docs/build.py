@@ -93,7 +93,13 @@ def functions_page() -> str:
 
 # What the kit's pages show, by task; what a module exports beside that comes last.
 TRAINING = {
-    "From a model to one that trains as the device computes": ("prepare", "calibrate", "freeze", "PreparedModel"),
+    "From a model to one that trains as the device computes": (
+        "prepare",
+        "calibrate",
+        "freeze",
+        "PreparedModel",
+        "UnsettledStatisticsWarning",
+    ),  # fmt: skip
     "Rules": ("Rule", "UnusedRuleWarning", "UnsupportedOperator"),
     "Layers of a prepared model": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
     "Ranges": ("ActivationRange", "WeightRange", "FakeQuantize", "WeightFakeQuantize"),

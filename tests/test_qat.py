@@ -539,6 +539,84 @@ def test_freezing_fixes_statistics_and_ranges_and_leaves_weights_to_train() -> N
         qat.calibrate(model, [images()])
 
 
+def chain(momentum: float, depth: int = 6) -> nn.Module:
+    """As denoisers have it: convolution, batch norm and ReLU, again and again."""
+    layers: list[nn.Module] = []
+    for position in range(depth):
+        layers += [
+            nn.Conv2d(8 if position else 1, 8, 3, padding=1, bias=False),
+            nn.BatchNorm2d(8, momentum=momentum),
+            nn.ReLU(),
+        ]
+    return nn.Sequential(*layers)
+
+
+def least_decibels(model: qat.PreparedModel, batch: torch.Tensor) -> float:
+    """Of all stored tensors beside the same network's without quantization."""
+    exact, trained = model.eval().layer_values(batch)
+    return min(float(10 * np.log10((exact[n] ** 2).sum() / ((exact[n] - trained[n]) ** 2).sum())) for n in exact)
+
+
+def shown_to(model: qat.PreparedModel, batches: int) -> qat.PreparedModel:
+    """A model that has seen some pairs of images in training."""
+    model.train()
+    with torch.no_grad():
+        for _ in range(batches):
+            model(images(2, channels=1))
+    return model
+
+
+@pytest.mark.parametrize("policy", ["ema", "last_batch"])
+def test_statistics_that_are_not_settled_are_named_and_ranges_can_be_made_to_fit(policy: str) -> None:
+    batch = images(channels=1)
+    model = shown_to(qat.prepare(chain(momentum=0.05), batch, [qat.Rule(ranges=policy)]), 3)
+    again = copy.deepcopy(model)
+    with pytest.warns(
+        qat.UnsettledStatisticsWarning,
+        match=r"6 .* batch norms .* 86%.* 3 training batches at momentum 0.05.*anew=True",
+    ):
+        qat.freeze(model)
+    qat.calibrate(again, [batch], anew=True)
+    with pytest.warns(qat.UnsettledStatisticsWarning):
+        qat.freeze(again)
+    assert least_decibels(model, batch) < 15
+    assert least_decibels(again, batch) > 30
+
+
+@pytest.mark.parametrize(
+    ("momentum", "batches", "variance"), [(0.05, 0, 1.0), (0.05, 40, 1.0), (0.95, 1, 1.0), (0.05, 3, 0.01)]
+)
+def test_statistics_that_are_settled_are_frozen_without_a_word(
+    momentum: float, batches: int, variance: float, recwarn: pytest.WarningsRecorder
+) -> None:
+    batch = images(channels=1)
+    network = chain(momentum, depth=2)
+    for norm in (network[1], network[4]):
+        nn.init.constant_(norm.running_var, variance)  # loaded, from a file that holds no count
+    model = prepared(network, batch, qat.Rule())
+    qat.freeze(shown_to(model, batches))
+    assert not recwarn.list
+
+
+def test_calibration_anew_forgets_and_its_failure_does_not() -> None:
+    batch = images()
+    model, fresh = (
+        prepared(Residual(), batch * 100, qat.Rule()),
+        qat.prepare(Residual(), batch, [FIXED_INPUT, qat.Rule()]),
+    )
+    fresh.load_state_dict({**fresh.state_dict(), **dict(model.named_parameters())}, strict=False)
+    state = {name: entry.clone() for name, entry in model.state_dict().items() if isinstance(entry, torch.Tensor)}
+    for nothing, message in (([], "empty"), ([batch, batch[:, :1]], "channels")):
+        with pytest.raises((ValueError, RuntimeError), match=message):
+            qat.calibrate(model, nothing, anew=True)
+        assert all(torch.equal(model.state_dict()[name], entry) for name, entry in state.items())
+    qat.calibrate(model, [batch], anew=True)
+    qat.calibrate(fresh, [batch])
+    for name, entry in fresh.state_dict().items():
+        if ".range." in name:
+            assert torch.equal(model.state_dict()[name], entry), name
+
+
 def test_bias_on_the_grid_has_the_gradient_of_the_bias() -> None:
     bias = torch.tensor([0.1234, -3.3], requires_grad=True)
     grid = channel_grid(torch.ones(2), bias, torch.tensor([0.01, 0.02]), torch.tensor(0.5), torch.tensor(0.1))

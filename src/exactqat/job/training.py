@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -228,7 +229,10 @@ def train(
             when = f"{name}, epoch {epoch + 1} of {epochs}"
             if epoch == freeze_at:
                 assert isinstance(model, qat.PreparedModel)
-                qat.freeze(model)
+                with warnings.catch_warnings():
+                    # In so few steps nothing is learned, which is what the report says.
+                    warnings.simplefilter("ignore", qat.UnsettledStatisticsWarning)
+                    qat.freeze(model)
                 # Ranges have no gradients from here on, which DistributedDataParallel has to know.
                 replica = processes.replica(model)
             # For layers that draw numbers, such as dropout: others in each process, and the same again after a resume.

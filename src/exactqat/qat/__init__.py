@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .layers import QuantizedInput, QuantizedLayer, WeightedLayer
     from .modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
     from .ranges import ActivationRange, WeightRange
-    from .train_torch import PreparedModel, calibrate, freeze, prepare
+    from .train_torch import PreparedModel, UnsettledStatisticsWarning, calibrate, freeze, prepare
 
 # Where the names are, loaded when first asked for: rules, networks and plans need no PyTorch.
 _ROOMS = {
@@ -25,7 +25,7 @@ _ROOMS = {
     "..planning": ("UnsupportedOperator",),
     "..planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
     ".ranges": ("ActivationRange", "WeightRange"),
-    ".train_torch": ("PreparedModel", "calibrate", "freeze", "prepare"),
+    ".train_torch": ("PreparedModel", "UnsettledStatisticsWarning", "calibrate", "freeze", "prepare"),
 }
 # Modules, whole: `qat.jax.prepare`.
 _MODULES = ("distributed", "jax", "keras", "tfmot")
@@ -41,6 +41,7 @@ __all__ = [
     "QuantizedInput",
     "QuantizedLayer",
     "Rule",
+    "UnsettledStatisticsWarning",
     "UnsupportedOperator",
     "UnusedRuleWarning",
     "WeightFakeQuantize",

@@ -108,6 +108,14 @@ class ActivationRange(nn.Module):
             self.register_buffer("minimum", torch.tensor(float(low)))
             self.register_buffer("maximum", torch.tensor(float(high)))
 
+    def state(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Minimum, maximum and the number of batches, all rank 0, as they are kept."""
+        return self.minimum, self.maximum, self.batches
+
+    def forget_shown(self) -> None:
+        """Leaves out what a batch that came to no end has shown."""
+        self._shown.clear()
+
     @property
     def follows_training_data(self) -> bool:
         """Whether every training batch moves the range (outside of gradients)."""

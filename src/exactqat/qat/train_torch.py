@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..device import OPERATORS, PROFILES, profile_named
-from ..display import table
+from ..display import shortened, table
 from ..planning import UnsupportedOperator, plan
 from ..planning.plans import BatchNorm, Derived, Grid, Numbers, Plan, PlanInput, PlanStep, branch_range
 from ..planning.rules import Rule, UnusedRuleWarning
@@ -44,6 +44,12 @@ from .ranges import ActivationRange, WeightRange
 STATE_FORMAT = 2
 # The child that holds the layers; the others are the user's.
 _LAYERS = "quantization"
+
+
+class UnsettledStatisticsWarning(UserWarning):
+    """A network is frozen whose batch norms have seen too few training batches for their momentum: their running
+    statistics, which it computes with from then on, are far from those of the batches behind which ranges were
+    measured."""
 
 
 class PreparedModel(nn.Module):
@@ -80,9 +86,14 @@ class PreparedModel(nn.Module):
         self._steps: dict[str, nn.Module] = building.run()
         self._order = _order(plan)
         self._device = Device(plan, building.quantizers, profile)
+        # Training batches that the batch norms of layers had seen before.
+        self._counted: dict[str, int] = {}
         for path, step in self._steps.items():
             if isinstance(step, QuantizedLayer):
                 step.compute_with(self._device, path)
+            if isinstance(step, WeightedLayer) and step.batch_norm is not None:
+                counted = step.batch_norm.tensors().batches
+                self._counted[path] = 0 if counted is None else int(counted)
 
     @property
     def frozen(self) -> bool:
@@ -501,7 +512,12 @@ def freeze(model: PreparedModel) -> None:
     From here on the model computes what the device computes, integer for integer, by the arithmetic of its `profile`;
     weights, gamma, beta and biases may still be trained, with the gradients of real numbers. The range of a weight that
     is not learned goes on following its largest magnitude. Only what dropout has changed is computed in real numbers.
+
+    Warns (`UnsettledStatisticsWarning`) of batch norms whose running statistics have seen too few training batches.
     """
+    unsettled = _unsettled(model)
+    if unsettled:
+        warnings.warn(unsettled, UnsettledStatisticsWarning, stacklevel=2)
     with torch.no_grad():
         for branch, total in model.plan.branches:
             found = [cast(QuantizedLayer, model._steps[name]).output_quantizer.range for name in (branch, total)]
@@ -513,26 +529,73 @@ def freeze(model: PreparedModel) -> None:
     model._set_frozen(True)
 
 
+# Share of the values that running statistics began with, from which they count as unsettled. Deviations that are wrong
+# by a little are so in every layer, and what one layer passes on is the next one's input.
+_UNSETTLED = 0.2
+
+
+def _unsettled(model: PreparedModel) -> str:
+    """A sentence on batch norms whose running statistics are still, to a large part, the 0 and 1 they began with; empty
+    if there are none, or if no batch was trained since `prepare`, so that ranges were measured behind the same."""
+    found = []
+    for path, layer in model._steps.items():
+        norm = layer.batch_norm if isinstance(layer, WeightedLayer) else None
+        if norm is None or not norm.follows or not norm.momentum:
+            continue
+        _, _, _, variance, counted = norm.tensors()
+        batches = 0 if counted is None else int(counted)
+        trained = batches - model._counted[path]
+        left = (1 - norm.momentum) ** batches
+        # A variance of 1 leaves that much of itself; smaller ones were loaded, by a program that keeps no count.
+        if trained > 0 and left > _UNSETTLED and bool((variance >= 0.99 * left).all()):
+            found.append((left, batches, path, norm.momentum))
+    if not found:
+        return ""
+    left, batches, path, momentum = max(found)
+    return (
+        f"the running statistics of {len(found)} of the network's batch norms are still, to up to {left:.0%}, the 0 "
+        f"and 1 they began with ('{shortened(path)}' has seen {batches} training batches at momentum {momentum:g}). "
+        "From here on the network computes with them, while its ranges were measured behind the batches' own "
+        "statistics, so expect few codes to be used (low SQNR). Train more batches before freeze; if that is not to "
+        "be, exactqat.qat.calibrate(model, batches, anew=True) right before freeze makes the ranges fit"
+    )
+
+
 @torch.no_grad()
-def calibrate(model: PreparedModel, batches: Iterable[Any]) -> None:
+def calibrate(model: PreparedModel, batches: Iterable[Any], anew: bool = False) -> None:
     """Sets all activation ranges from data: runs the float network, in evaluation mode, over `batches` of inputs.
 
     Args:
         batches: each a tensor, or a tuple of positional or a dictionary of keyword arguments.
+        anew: forget what ranges have seen before, in training or calibration, which else counts as earlier batches do.
+            Ranges that are learned begin again, too.
 
     Raises:
-        ValueError: the model is frozen, or there is no batch.
+        ValueError: the model is frozen, or there is no batch. Ranges that began anew are as they were then.
     """
     if model.frozen:
         raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
-    with _without_quantization(model, observing=True):
-        count = 0
-        for batch in batches:
-            args, kwargs = _arguments(batch)
-            model(*args, **kwargs)
-            count += 1
-    if count == 0:
-        raise ValueError("batches is empty: ranges need at least one batch")
+    ranges = [module for module in model.modules() if isinstance(module, ActivationRange) and module.policy != "fixed"]
+    before = [(each, [end.detach().clone() for end in each.state()]) for each in ranges if anew]
+    try:
+        for each, _ in before:
+            for end in each.state():
+                end.zero_()
+        with _without_quantization(model, observing=True):
+            count = 0
+            for batch in batches:
+                args, kwargs = _arguments(batch)
+                model(*args, **kwargs)
+                count += 1
+        if count == 0:
+            raise ValueError("batches is empty: ranges need at least one batch")
+    except BaseException:
+        for each in ranges:
+            each.forget_shown()
+        for each, kept in before:
+            for end, value in zip(each.state(), kept, strict=True):
+                end.copy_(value)
+        raise
 
 
 def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
