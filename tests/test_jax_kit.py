@@ -168,6 +168,8 @@ def test_arguments_that_are_none() -> None:
         prepared.apply(params, {}, X, train=True)
     with pytest.raises(ValueError, match="batches is empty"):
         prepared.calibrate(params, state, [])
+    with pytest.raises(TypeError, match=r"iterable of batches, got an array of shape \[4, 6, 8\]"):
+        prepared.calibrate(params, state, X)
     with pytest.raises(ValueError, match="frozen before it is lowered"):
         prepared.lower(params, state)
     with pytest.raises(RuntimeError, match="seen no data"):
@@ -203,6 +205,25 @@ def test_rules(name: str, tmp_path: Path) -> None:
     made, batch = NETWORKS["ds_cnn"]()
     prepared = prepare(made._model.function, made._model.leaves, batch, [qat.Rule(**RULES[name])])
     assert assert_exact(prepared, *trained(prepared, batch), batch, tmp_path) > 0
+
+
+@pytest.mark.parametrize("ranges", ["ema", "min_max", "percentile", "learned"])
+def test_what_is_not_finite_moves_no_range_and_is_told(ranges: str) -> None:
+    prepared = prepare(lambda p, x: jax.nn.relu(x @ p["w"]), LINEAR, X, [qat.Rule(ranges=ranges)])
+    params, state = prepared.calibrate(*prepared.init(), [X])
+    for odd in (np.nan, np.inf):
+        broken = np.array(X)
+        broken[1, 2, 3] = odd
+        with pytest.raises(ValueError, match="batch 2 of batches gives NaN or infinity in 'input'"):
+            prepared.calibrate(params, state, [X, broken])
+        _, after = prepared.apply(params, state, broken, train=True)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((after.ranges, params["ranges"])))
+        assert ranges == "learned" or int(after.ranges["input"]["batches"]) == 1
+    frozen = prepared.freeze(state)
+    prepared.lower(params, frozen)
+    spoilt = {**params, "model": {"w": params["model"]["w"].at[0, 0].set(np.nan)}}
+    with pytest.raises(ValueError, match="the layer .* holds NaN or infinity"):
+        prepared.lower(spoilt, frozen)
 
 
 def test_training_is_a_scan_and_gives_what_single_steps_give() -> None:

@@ -53,6 +53,10 @@ assert steps["conv2d"].activation == "RELU" and steps["conv2d"].weights.batch_no
 assert any(step.expression is not None for step in prepared.plan.steps)  # dropout trains
 with pytest.raises(ValueError, match="call calibrate first"):
     prepared(x)
+broken = x.copy()
+broken[1, 2, 3] = np.nan
+with pytest.raises(ValueError, match="batch 2 of batches gives NaN or infinity in 'input'"):
+    qat.keras.calibrate(prepared, [x, broken])
 qat.keras.calibrate(prepared, [x])
 before = [float(variable.numpy()) for variable in prepared.range_variables() if variable.value.ndim == 0]
 assert before and any(before)

@@ -228,7 +228,11 @@ def test_in_8_bits_no_gradient_goes_to_the_data(bits: int, trained: bool) -> Non
 @pytest.mark.parametrize("nonnegative", [False, True])
 def test_ranges_move_by_numbers_as_by_tensors(ranges: str, nonnegative: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = [torch.randn(50, generator=torch.Generator().manual_seed(n)) * (n + 1) - 0.3 for n in range(30)]
-    batches += [torch.full((50,), value) for value in (0.0, 1e-42, 3e38, torch.inf, -torch.inf, torch.nan)]
+    batches += [torch.full((50,), value) for value in (0.0, 1e-42, 3e38)]
+    # Values that are not finite move no range; behind a ReLU nothing below zero counts, -inf included.
+    odd = [torch.full((50,), value) for value in (torch.inf, torch.nan, -torch.inf)]
+    count = len(batches) + int(nonnegative)
+    batches = [*odd[: 1 if ranges == "ema" else 0], *batches[:3], *odd, *batches[3:]]
     found = []
     for at_hand in (True, False):
         if not at_hand:
@@ -237,10 +241,67 @@ def test_ranges_move_by_numbers_as_by_tensors(ranges: str, nonnegative: bool, mo
         ends = []
         for batch in batches:
             followed.observe(batch)
-            ends += [*followed(), followed.minimum.clone(), followed.maximum.clone()]
+            if int(followed.batches):
+                ends += [*followed(), followed.minimum.clone(), followed.maximum.clone()]
         found.append(torch.stack(ends).numpy())
-        assert int(followed.batches) == len(batches)
+        assert int(followed.batches) == count and np.isfinite(found[-1]).all()
     assert_same_bits(found[0], found[1], what=ranges)
+
+
+@pytest.mark.parametrize("policy", ["ema", "last_batch", "min_max", "percentile", "learned"])
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+def test_what_is_not_finite_is_told_when_it_comes(policy: str, odd: float) -> None:
+    batch = images()
+    broken = batch.clone()
+    broken[3, 1, 2, 2] = odd
+    model = prepared(Residual(), batch, qat.Rule(ranges=policy))
+    with pytest.raises(ValueError, match="batch 2 of batches gives NaN or infinity in 'stem'"):
+        qat.calibrate(model, [batch, broken, batch])
+    free = qat.prepare(Residual(), batch, [qat.Rule(ranges=policy)])
+    with pytest.raises(ValueError, match="batch 1 of batches gives NaN or infinity in 'input'"):
+        qat.calibrate(free, [broken])
+    qat.calibrate(free, [batch])
+    ranges = {name: value for name, value in free.state_dict().items() if ".range.m" in name}
+    assert ranges and all(torch.isfinite(value).all() for value in ranges.values())
+
+
+def test_what_is_not_finite_is_refused_before_and_after_the_last_phase() -> None:
+    from exactqat.deploy import lower
+
+    model = prepared(Residual(), images(), qat.Rule(ranges="learned"))
+    for spoil, message in (
+        (model.step("stem").output_quantizer.range.maximum, "the range of 'stem' holds NaN"),
+        (dict(model.named_buffers())["stem_norm.running_var"], "the statistics of 'stem' holds NaN"),
+    ):
+        kept = spoil.detach().clone()
+        spoil.data.fill_(torch.nan)
+        with pytest.raises(ValueError, match=message):
+            qat.freeze(model)
+        assert not model.frozen
+        spoil.data.copy_(kept)
+    qat.freeze(model)
+    lower(model)
+    for name in ("stem.weight", "mix_norm.bias", "classifier.bias"):
+        spoil = dict(model.named_parameters())[name]
+        kept = spoil.detach().clone()
+        spoil.data.view(-1)[0] = torch.inf
+        with pytest.raises(
+            ValueError, match=f"the layer '{name.split('.')[0].removesuffix('_norm')}' holds NaN or inf"
+        ):
+            lower(model)
+        spoil.data.copy_(kept)
+    lower(model)
+
+
+def test_models_that_cannot_be_prepared_say_what_they_are() -> None:
+    model = prepared(Residual(), images(), qat.Rule())
+    for each in (model, nn.Sequential(model)):
+        with pytest.raises(ValueError, match="prepared already"):
+            qat.prepare(each, images())
+    with pytest.raises(TypeError, match="ScriptModule"):
+        qat.prepare(torch.jit.script(nn.Sequential(nn.ReLU())), images())
+    with pytest.raises(TypeError, match=r"iterable of batches, got an array of shape \[16, 3, 9, 9\]"):
+        qat.calibrate(model, images())
 
 
 @pytest.mark.parametrize("ranges", ["ema", "learned"])

@@ -65,7 +65,8 @@ def lower(model: Any, example_input: Any = None) -> Graph:
 
     Raises:
         TypeError: the model was not prepared.
-        ValueError: the model is not frozen, or a layer does not fit the device's integers (the message names it).
+        ValueError: the model is not frozen, a layer does not fit the device's integers, or a range or weight is not
+            finite (the message names it).
     """
     return lower_with_layouts(model)[0]
 

@@ -8,7 +8,7 @@ user's order; where they lie on the device is decided when the plan is lowered. 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -300,6 +300,24 @@ class Numbers:
     constants: Mapping[tuple[str, int], tuple[np.ndarray, np.float32]] = field(default_factory=dict)
 
 
+def require_finite(what: str, *values: Any) -> None:
+    """Raises ValueError if one of `values`, arrays in NumPy or numbers, is NaN or infinite. what: names them."""
+    if not all(np.isfinite(value).all() for value in values):
+        raise ValueError(
+            f"{what} holds NaN or infinity, which the device has no number for: training has diverged, or met data "
+            "with such values; go back to an earlier state"
+        )
+
+
+def refuse_batch(count: int, names: Iterable[str]) -> None:
+    """Raises ValueError for the `count`-th batch of a calibration if tensors of these names were not finite."""
+    found = list(names)
+    if found:
+        others = len(found) - 1
+        more = f" and in {others} more tensor{'s' * (others > 1)}" if others else ""
+        raise ValueError(f"batch {count} of batches gives NaN or infinity in '{found[0]}'{more}: no range fits that")
+
+
 def branch_range(
     branch: tuple[Any, Any],
     total: tuple[Any, Any],
@@ -338,4 +356,6 @@ __all__ = [
     "WeightNumbers",
     "Weights",
     "branch_range",
+    "refuse_batch",
+    "require_finite",
 ]

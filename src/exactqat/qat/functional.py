@@ -30,6 +30,8 @@ from ..planning.plans import (
     WeightNumbers,
     Weights,
     branch_range,
+    refuse_batch,
+    require_finite,
 )
 from ..planning.rules import Rule
 from . import primitives_numpy
@@ -172,6 +174,26 @@ class Functional:
             for end, value in zip(_ENDS, ends, strict=True):
                 (trained if end in trained.get(branch, {}) else kept)[branch][end] = value
         return kept, trained
+
+    def require_finite_state(self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any]) -> None:
+        """Raises ValueError if what is fixed from `freeze` on, ranges and statistics of batch norm, holds NaN or
+        infinity. Each may lack some."""
+        for tree in (ranges, learned):
+            for name, ends in tree.items():
+                require_finite(f"the range of '{name}'", *(np.asarray(ends[end]) for end in _ENDS if end in ends))
+        for step in self.plan.steps:
+            norm = step.weights.batch_norm if step.weights is not None else None
+            held = [tensors[name] for name in (norm.mean, norm.variance) if name in tensors] if norm else []
+            require_finite(f"the statistics of '{step.path}'", *map(np.asarray, held))
+
+    def batches_seen(self, ranges: Tree) -> dict[str, int]:
+        """By grid, how many batches have moved its range."""
+        return {name: int(ranges[name]["batches"]) for name, grid in self.grids.items() if grid.rule.ranges != "fixed"}
+
+    def refuse_batch(self, count: int, before: Mapping[str, int], after: Mapping[str, int]) -> None:
+        """Raises ValueError for the `count`-th batch of a calibration if it moved less than all ranges, as values that
+        are not finite do. before, after: `batches_seen`."""
+        refuse_batch(count, (name for name, batches in after.items() if batches == before[name]))
 
     @property
     def random_steps(self) -> list[str]:
@@ -482,7 +504,11 @@ class Run:
         return self.mode.observing or (self.mode.training and not self.mode.frozen and follows)
 
     def observe(self, name: str, grid: Grid, x: Any) -> None:
-        """Takes a stored tensor into account; what is stored on one grid in one batch counts together."""
+        """Takes a stored tensor into account; what is stored on one grid in one batch counts together.
+
+        Values that are not finite say nothing about a range, and would never leave an average again: such a batch does
+        not count.
+        """
         rule, p = grid.rule, self.primitives
         if rule.ranges == "fixed":
             return
@@ -491,6 +517,10 @@ class Run:
         low, high = shown[0]
         for other_low, other_high in shown[1:]:
             low, high = p.minimum(low, other_low), p.maximum(high, other_high)
+        takes = high - low < math.inf
+        # Calibration tells of what the largest value does not show: XLA's passes over NaN on a CPU.
+        if self.mode.observing:
+            takes = takes & (p.amin(p.where(abs(x) < math.inf, 1.0, 0.0), tuple(range(len(x.shape)))) > 0)
         count = self.arrays.ranges[name]["batches"]
         before = {
             end: p.stop_gradient(
@@ -506,12 +536,11 @@ class Run:
             low = low + (before["minimum"] - low) * keep
             high = high + (before["maximum"] - high) * keep
         complete = len(shown) == self.functional.writers[name]
+        moves = takes if complete else takes & (count == 0)
         for end, value in (("minimum", low), ("maximum", high)):
-            if not complete:
-                value = p.where(count > 0, before[end], value)
-            (self.learned if _is_learned(grid, end) else self.ranges)[name][end] = value
+            (self.learned if _is_learned(grid, end) else self.ranges)[name][end] = p.where(moves, value, before[end])
         if complete:
-            self.ranges[name]["batches"] = count + 1
+            self.ranges[name]["batches"] = p.where(takes, count + 1, count)
 
     def _float(self, count: Any) -> Any:
         return self.primitives.to_float(count)
@@ -822,6 +851,7 @@ class Run:
                 raise MissingData(
                     f"the range of '{name}' has seen no data: train a batch or calibrate before the network is lowered"
                 )
+            require_finite(f"the range of '{name}'", *self.bounds(name))
             grids[name] = self.nudged(name)
         return self.numbers_of(self.plan.steps, grids)
 
@@ -860,6 +890,7 @@ class Run:
         low, high, rule = self._constant_bounds(step, value)
         bits = self.plan.grids[step.grid].constant_bits
         scale = np.float32((high - low) / grid_steps(bits, rule.narrow_range))
+        require_finite(f"a constant of '{step.path}'", scale)
         quantized = primitives_numpy.fake_quantize(value, low, high, bits, rule.narrow_range)
         if scale == 0:
             # All zero: the result's own scale, which no operator finds too large beside it.
@@ -868,6 +899,10 @@ class Run:
 
     def _weight_numbers(self, step: PlanStep, weights: Weights) -> WeightNumbers:
         """A layer's weights on the device; a negative factor of batch norm has turned the signs of its channel."""
+        norm = weights.batch_norm
+        names = [weights.weight, weights.bias, *((norm.weight, norm.bias, norm.mean, norm.variance) if norm else ())]
+        held = [self.constant(name) for name in names if name is not None]
+        require_finite(f"the layer '{step.path}'", *map(np.asarray, held))
         quantized, raw_scale = self.quantized_weight(step.path, weights)
         safe = np.where(raw_scale > 0, raw_scale, np.float32(1))
         rank, axis = quantized.ndim, weights.channel_axis

@@ -147,17 +147,24 @@ class Prepared:
             batches: each an array, or a tuple of positional or a dictionary of keyword arguments.
 
         Raises:
-            ValueError: the state is frozen, or there is no batch.
+            ValueError: the state is frozen, there is no batch, or one gives values that are not finite.
+            TypeError: batches is one array.
         """
+        if isinstance(batches, jax.Array | np.ndarray):
+            shape = list(batches.shape)
+            raise TypeError(f"batches must be an iterable of batches, got an array of shape {shape}; give [it]")
         if _checked_state(state).frozen:
             raise ValueError("calibrate before freeze: the ranges of a frozen network are fixed")
         mode = Mode(quantizing=False, observing=True)
         observe = jax.jit(lambda params, state, args, kwargs: self._run(params, state, args, kwargs, mode)[1:])
-        count = 0
+        count, seen = 0, self._functional.batches_seen(state.ranges)
         for batch in batches:
             args, kwargs = _arguments(batch)
             params, state = observe(params, state, args, kwargs)
             count += 1
+            now = self._functional.batches_seen(state.ranges)
+            self._functional.refuse_batch(count, seen, now)
+            seen = now
         if count == 0:
             raise ValueError("batches is empty: ranges need at least one batch")
         return params, replace(state, calibrated=True)
@@ -167,8 +174,12 @@ class Prepared:
 
         From here on the network computes the device's integers, in training and in evaluation (of the `profile` given
         to `prepare`); weights, gamma, beta and biases may still be trained.
+
+        Raises:
+            ValueError: a range or a batch norm's statistics are not finite.
         """
-        ranges, _ = self._functional.frozen_ranges(_checked_state(state).ranges, {})
+        self._functional.require_finite_state(_checked_state(state).ranges, {}, state.variables)
+        ranges, _ = self._functional.frozen_ranges(state.ranges, {})
         return replace(state, ranges=ranges, frozen=True)
 
     def variables(self, params: Params, state: State) -> Any:
@@ -192,7 +203,8 @@ class Prepared:
         """The integer graph of a frozen network, for `exactqat.deploy`.
 
         Raises:
-            ValueError: the state is not frozen, or a layer does not fit the device's integers.
+            ValueError: the state is not frozen, a layer does not fit the device's integers, or a range or weight is not
+                finite.
             RuntimeError: a range has seen no data.
         """
         from ..deploy.lower import lower

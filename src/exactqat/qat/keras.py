@@ -432,7 +432,8 @@ def calibrate(model: PreparedModel, batches: Iterable[Any]) -> None:
         batches: batches of inputs as `predict` takes one, or a data set that `fit` takes, whose targets are left out.
 
     Raises:
-        ValueError: the model is frozen, there is no batch, or one has other shapes than the model was prepared for.
+        ValueError: the model is frozen, there is no batch, or one has other shapes than the model was prepared for or
+            gives values that are not finite.
         TypeError: batches is one array.
     """
     if ops.is_tensor(batches) or isinstance(batches, np.ndarray):
@@ -440,7 +441,8 @@ def calibrate(model: PreparedModel, batches: Iterable[Any]) -> None:
         raise TypeError(f"batches must be an iterable of batches, got an array of shape {shape}; give [it]")
     if model.frozen:
         raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
-    count = 0
+    functional = model._held.functional
+    count, seen = 0, functional.batches_seen(model._held.ranges)
     if isinstance(batches, keras.utils.PyDataset):
         batches = map(batches.__getitem__, range(len(batches)))
     wanted = len(model.plan.network.inputs)
@@ -449,6 +451,9 @@ def calibrate(model: PreparedModel, batches: Iterable[Any]) -> None:
             batch = keras.utils.unpack_x_y_sample_weight(batch)[0]
         model._run(batch, Mode(quantizing=False, observing=True))
         count += 1
+        now = functional.batches_seen(model._held.ranges)
+        functional.refuse_batch(count, seen, now)
+        seen = now
     if count == 0:
         raise ValueError("batches is empty: ranges need at least one batch")
     model._changed_phase(calibrated=True)
@@ -459,8 +464,13 @@ def freeze(model: PreparedModel) -> None:
 
     The model stays compiled; the next `fit` trains what is left. Where there are learned ranges, its optimizer starts
     anew with the same settings: it was made for more variables, and its momentum would go on moving them.
+
+    Raises:
+        ValueError: a range or a batch norm's statistics are not finite.
     """
     held = model._held
+    arrays = model._arrays(lambda variable: np.asarray(ops.convert_to_numpy(variable.value)))
+    held.functional.require_finite_state(arrays.ranges, arrays.learned, arrays.tensors)
     trees = held.ranges, held.learned
     before = [
         {name: {end: variable.value for end, variable in ends.items()} for name, ends in tree.items()} for tree in trees

@@ -65,7 +65,7 @@ def fake_quantize(channels_last: Tensor, minimum: Tensor, maximum: Tensor, bits:
     return cast(Tensor, operator(channels_last, minimum, maximum, num_bits=bits, narrow_range=narrow_range))
 
 
-NO_DATA = "this range has seen no data: train a batch or run exactqat.qat.calibrate first"
+NO_DATA = "this range has seen no data, or none that is finite: train a batch or run exactqat.qat.calibrate first"
 
 
 class ActivationRange(nn.Module):
@@ -137,11 +137,17 @@ class ActivationRange(nn.Module):
         self.observe_ends(low, high)
 
     def observe_ends(self, low: Tensor, high: Tensor) -> None:
-        """`observe` by what a batch asks for, rank 0 and without gradients, where no policy has to see more of it."""
+        """`observe` by what a batch asks for, rank 0 and without gradients, where no policy has to see more of it.
+
+        Values that are not finite say nothing about a range, and would never leave an average again: such a batch does
+        not count.
+        """
         minimum, maximum, batches = self.minimum, self.maximum, self.batches
         if self.writers == 1 and _are_at_hand(minimum, maximum) and is_plain(low):
             # A few numbers: a small layer takes less time than PyTorch's operators on them.
             ends = 0.0 if self.nonnegative else min(low.item(), 0.0), max(high.item(), 0.0)
+            if not math.isfinite(ends[1] - ends[0]):
+                return
             low_end, high_end = self._moved(min, max, *ends, minimum.item(), maximum.item(), batches.item())
             minimum.fill_(low_end)
             maximum.fill_(high_end)
@@ -162,13 +168,15 @@ class ActivationRange(nn.Module):
                 self._shown.clear()
         # Nothing is read from a tensor here: that would end a compiled graph, and wait for a GPU.
         known = [end.double() for end in (low, high, self.minimum, self.maximum, self.batches)]
+        takes = torch.isfinite(known[1] - known[0])
         low, high = (end.to(self.minimum.dtype) for end in self._moved(torch.minimum, torch.maximum, *known))
         if not complete:  # what some writers show opens a range, and moves none
-            seen = self.batches > 0
-            low, high = torch.where(seen, self.minimum, low), torch.where(seen, self.maximum, high)
+            takes = takes & (self.batches == 0)
+        low, high = torch.where(takes, low, self.minimum), torch.where(takes, high, self.maximum)
         self.minimum.copy_(low)
         self.maximum.copy_(high)
-        self.batches.add_(int(complete))
+        if complete:
+            self.batches.add_(takes)
 
     def _moved(
         self,

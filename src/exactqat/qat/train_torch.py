@@ -22,7 +22,18 @@ from torch.utils._pytree import tree_leaves
 from ..device import OPERATORS, PROFILES, profile_named
 from ..display import shortened, table
 from ..planning import UnsupportedOperator, plan
-from ..planning.plans import BatchNorm, Derived, Grid, Numbers, Plan, PlanInput, PlanStep, branch_range
+from ..planning.plans import (
+    BatchNorm,
+    Derived,
+    Grid,
+    Numbers,
+    Plan,
+    PlanInput,
+    PlanStep,
+    branch_range,
+    refuse_batch,
+    require_finite,
+)
 from ..planning.rules import Rule, UnusedRuleWarning
 from .capture_torch import CaptureError, capture
 from .layers import (
@@ -182,8 +193,10 @@ class PreparedModel(nn.Module):
 
         Raises:
             RuntimeError: a range has seen no data.
+            ValueError: a range or a weight is not finite.
         """
         grids, weights, constants = {}, {}, {}
+        self._require_finite_ranges()
         for path, layer in self._steps.items():
             if not isinstance(layer, QuantizedLayer):
                 continue
@@ -192,9 +205,27 @@ class PreparedModel(nn.Module):
                 grids[stored.grid] = layer.output_quantizer.scale_and_zero_point()
             for position, constant in layer.constants.items():
                 constants[(path, position)] = constant.numbers()
+                require_finite(f"a constant of '{shortened(path)}'", constants[(path, position)][1])
             if isinstance(layer, WeightedLayer):
+                norm = () if layer.batch_norm is None else layer.batch_norm.tensors()
+                held = [layer.weight_source(), layer.bias(), *norm]
+                values = [each.detach().cpu().numpy() for each in held if each is not None]
+                require_finite(f"the layer '{shortened(path)}'", *values)
                 weights[path] = layer.numbers()
         return Numbers(grids, weights, constants)
+
+    def _batches_seen(self) -> dict[str, int]:
+        """By path, how many batches have moved the range of a tensor."""
+        ranges = {
+            path: each.output_quantizer.range for path, each in self._steps.items() if isinstance(each, QuantizedLayer)
+        }
+        return {path: int(each.batches) for path, each in ranges.items() if each.policy != "fixed"}
+
+    def _require_finite_ranges(self) -> None:
+        for path, layer in self._steps.items():
+            if isinstance(layer, QuantizedLayer):
+                low, high, _ = layer.output_quantizer.range.state()
+                require_finite(f"the range of '{shortened(path)}'", low.item(), high.item())
 
     def range_parameters(self) -> list[nn.Parameter]:
         """The learned ranges, for a parameter group of their own."""
@@ -514,7 +545,15 @@ def freeze(model: PreparedModel) -> None:
     is not learned goes on following its largest magnitude. Only what dropout has changed is computed in real numbers.
 
     Warns (`UnsettledStatisticsWarning`) of batch norms whose running statistics have seen too few training batches.
+
+    Raises:
+        ValueError: a range or a batch norm's statistics are not finite.
     """
+    model._require_finite_ranges()
+    for path, layer in model._steps.items():
+        if isinstance(layer, WeightedLayer) and layer.batch_norm is not None:
+            _, _, mean, variance, _ = layer.batch_norm.tensors()
+            require_finite(f"the statistics of '{shortened(path)}'", mean.cpu().numpy(), variance.cpu().numpy())
     unsettled = _unsettled(model)
     if unsettled:
         warnings.warn(unsettled, UnsettledStatisticsWarning, stacklevel=2)
@@ -571,8 +610,13 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], anew: bool = False) 
             Ranges that are learned begin again, too.
 
     Raises:
-        ValueError: the model is frozen, or there is no batch. Ranges that began anew are as they were then.
+        ValueError: the model is frozen, there is no batch, or one gives values that are not finite. Ranges that began
+            anew are as they were then.
+        TypeError: batches is one tensor.
     """
+    if isinstance(batches, Tensor | np.ndarray):
+        shape = list(batches.shape)
+        raise TypeError(f"batches must be an iterable of batches, got an array of shape {shape}; give [it]")
     if model.frozen:
         raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
     ranges = [module for module in model.modules() if isinstance(module, ActivationRange) and module.policy != "fixed"]
@@ -582,11 +626,14 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], anew: bool = False) 
             for end in each.state():
                 end.zero_()
         with _without_quantization(model, observing=True):
-            count = 0
+            count, seen = 0, model._batches_seen()
             for batch in batches:
                 args, kwargs = _arguments(batch)
                 model(*args, **kwargs)
                 count += 1
+                now = model._batches_seen()
+                refuse_batch(count, (shortened(path) for path, batches in now.items() if batches == seen[path]))
+                seen = now
         if count == 0:
             raise ValueError("batches is empty: ranges need at least one batch")
     except BaseException:
@@ -647,11 +694,17 @@ def prepare(
 
     Raises:
         UnsupportedOperator: lists every operator the device cannot run, with its place and what to do.
-        ValueError: no rule matches a layer, a rule cannot be deployed, or there is no such profile.
+        ValueError: no rule matches a layer, a rule cannot be deployed, there is no such profile, or the model is
+            prepared already.
+        TypeError: the model is no module, or a scripted one.
     """
     profile = profile_named(profile)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise TypeError("model is a torch.jit.ScriptModule, or holds one: give the torch.nn.Module that it was made of")
+    if any(isinstance(module, PreparedModel) for module in model.modules()):
+        raise ValueError("model is prepared already, or holds a model that is: give the one that prepare was given")
     args, kwargs = _arguments(example_input)
     if not any(isinstance(given, Tensor) for given in tree_leaves((args, kwargs))):
         raise ValueError(
