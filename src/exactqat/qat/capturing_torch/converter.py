@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -15,7 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...device.activation import COMBINATIONS, FUNCTIONS
 from ...planning.network import Constant, Place, Step, Value
+from .composition import SeveralValues, composed, is_composed
 from .contents import Content, Meta, Storage, View, ViewStep
 from .errors import MIXES, CaptureError, Refused
 from .expression import Expression, Node, leaves, map_nodes, tree_map
@@ -188,6 +191,11 @@ class Converter:
             return False
         return bool((one - other).abs().max() <= 1e-5 * one.abs().max())
 
+    def sources(self, tensor: Content) -> tuple[str, ...]:
+        """Paths of the parameters and buffers behind a tensor that does not depend on the input."""
+        assert tensor.node is not None
+        return Expression(tensor.node, self.prime).sources
+
     def data(self, tensor: Content) -> torch.Tensor:
         """Content of a tensor that does not depend on the input, as it is now.
 
@@ -268,7 +276,13 @@ class Converter:
         label: str = "",
         **attributes: Any,
     ) -> Content:
-        """Adds a step and returns what it makes."""
+        """Adds a step and returns what it makes; comparisons and what follows value by value are one step."""
+        if any(map(is_composed, operands)):
+            with contextlib.suppress(SeveralValues):
+                if kind in FUNCTIONS or kind in COMBINATIONS:
+                    return composed(self, kind, operands, attributes, meta)
+                if attributes.get("stop_gradient"):
+                    return composed(self, "stop_gradient", operands, {}, meta)
         values = [operand for operand in operands if isinstance(operand, Content) and operand.is_value]
         broken = broken or any(value.broken for value in values)
         axes = self.batch_axes(meta.shape)
@@ -713,11 +727,6 @@ class Converter:
     def spread(self, tensor: Any, meta: Meta) -> Content:
         """A tensor broadcast to a shape."""
         return tensor if tensor.shape == meta.shape else self.call(aten.expand.default, tensor, list(meta.shape))
-
-
-def sources_of(c: Converter, content: Content) -> tuple[str, ...]:
-    assert content.node is not None
-    return Expression(content.node, c.prime).sources
 
 
 def require_fixed(operand: Any, what: str) -> None:

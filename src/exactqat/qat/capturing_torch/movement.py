@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import torch
 
+from .composition import composed, is_truth
 from .contents import Content, Meta
 from .converter import Converter, handles
 from .errors import MIXES, Refused
@@ -20,6 +21,8 @@ aten = torch.ops.aten
 
 @handles(*IDENTITIES)
 def _identity(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    if is_truth(a.self) and meta.dtype.is_floating_point:
+        return composed(c, "where", [a.self, 1.0, 0.0], {}, meta)
     if a.self.meta.dtype.is_floating_point != meta.dtype.is_floating_point:
         raise Refused("it converts between integers and numbers")
     return replace(a.self, meta=meta)
@@ -241,6 +244,8 @@ def _index(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 @handles("index_put", "_unsafe_index_put")
 def _index_put(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    if len(a.indices) == 1 and is_truth(a.indices[0]) and a.indices[0].shape == meta.shape and not a.accumulate:
+        return c.call(aten.where.self, a.indices[0], a.values, a.self)
     given = [(axis, c.data(index)) for axis, index in enumerate(a.indices) if index is not None]
     axis, index = given[0]
     if index.dtype == torch.bool:
