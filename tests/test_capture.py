@@ -135,6 +135,7 @@ MOVEMENT = [
     lambda m, x: x.view(int(x.shape[0] * 64 / 8 / 8), -1, 8),
     lambda m, x: (x.mean((2, 3), True).expand_as(x), torch.squeeze(x[:, :1]), x.ravel().view(x.shape)),
     lambda m, x: torch.cat([x, torch.zeros_like(x), x.new_ones(x.shape[0], 1, 8, 8)], 1),
+    lambda m, x: torch.cat([x.flatten(0, 1), x.new_ones(x.shape[0] * 6, 2, 8)], 1),
     lambda m, x: torch.cat([x, m.table.view(1, 6, 1, 1).expand(x.shape[0], 6, 8, 8)], axis=1),
     lambda m, x: torch.cat((x, torch.arange(8.0).view(1, 1, 1, 8).repeat(x.shape[0], 1, 8, 1)), 1),
     lambda m, x: (x.transpose(0, 1).reshape(-1, 8) * 2).view(6, -1, 8, 8).transpose(0, 1),
@@ -488,6 +489,7 @@ MIXING = {
     "torch.div": lambda x: x / x.shape[0],
     "torch.add": lambda x: x + torch.arange(x.shape[0]).view(-1, 1, 1, 1),
     "torch.dropout": lambda x: F.dropout(x),
+    "torch.mul": lambda x: x.flatten(0, 1) * ROW[:6].repeat(x.shape[0]).view(-1, 1, 1),
 }
 
 

@@ -58,6 +58,8 @@ def handles(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 # Operators by the words of those who write them otherwise.
 _WORDS = {
+    "max_pool1d_with_indices": "F.max_pool1d",
+    "max_pool2d_with_indices": "F.max_pool2d",
     "upsample_": "F.interpolate",
     "_upsample_": "F.interpolate",
     "slice": "slicing",
@@ -236,6 +238,15 @@ class Converter:
         expression = Expression(node, self.prime)
         self.check_batch(expression)
         result = self.evaluate(expression)
+        for axis in self.batch_axes(tensor.shape) if expression.follows_the_batch else ():
+            if result.shape[axis] > 1:
+                first = result.narrow(axis, 0, 1)
+                if expression.sources or not torch.equal(result, first.expand_as(result)):
+                    raise Refused(
+                        f"a constant beside the batch has {result.shape[axis]} rows for each example; give these rows "
+                        "an axis of their own: [batch, rows, ...]"
+                    )
+                return self.constant(self.call(aten.narrow.default, tensor, axis, 0, 1), role)
         place, sources = self.place(), expression.sources
         if not sources and result.dim() == 0:
             return result.item() if result.dtype != torch.bool else int(result)
@@ -390,9 +401,9 @@ class Converter:
             self.steps[index] = replace(step, attributes={**step.attributes, "reason": reason})
         return result
 
-    def unsupported_part(self, a: SimpleNamespace, meta: list[Meta], index: int) -> Content:
+    def unsupported_part(self, a: SimpleNamespace, meta: list[Meta], index: int, reason: str) -> Content:
         """One of several results that no kind says, while others are; it vanishes where nobody reads it."""
-        return self.opaque(self.applied, vars(a), meta, "unsupported")[index]
+        return self.unsupported(self.applied, vars(a), meta, reason)[index]
 
     # --- one operator -------------------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ def _unary(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 @handles("round")
 def _round(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     if getattr(a, "decimals", 0):
-        raise Refused("")
+        raise Refused.argument("decimals", a.decimals, "0 is allowed")
     return c.emit("round", [a.self], meta)
 
 
@@ -215,7 +215,7 @@ def _mul(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 def _div(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     mode = "floor" if base_name(c.applied) == "floor_divide" else getattr(a, "rounding_mode", None)
     if mode == "trunc":
-        raise Refused("")
+        raise Refused.argument("rounding_mode", mode, "None and 'floor' are allowed")
     normal = None if mode else _normalize(c, a, meta)
     if normal is not None:
         return normal
