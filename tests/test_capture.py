@@ -373,6 +373,7 @@ NO_FUNCTION_OF_ONE_VALUE = {
     "on the result of torch.mean and on the input": lambda m, x: torch.where(x > x.mean(1, keepdim=True), x, 0.0),
     "on 'table' beside it": lambda m, x: torch.where(x > m.table.view(6, 1, 1), x, 0.0),
     r"on a constant of shape \[8\] beside it": lambda m, x: x.masked_fill(x > ROW, 0.0),
+    "it computes with -inf; a number that": lambda m, x: x.masked_fill(x > 0.5, -math.inf).softmax(-1),
     "its condition depends on the input": lambda m, x: torch.where(x.isnan(), 0.0, x),
 }
 

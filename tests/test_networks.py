@@ -577,6 +577,12 @@ def transposed() -> tuple[nn.Module, torch.Tensor]:
     return up_and_down(nn.ConvTranspose2d(4, 4, 2, 2))
 
 
+def spread_apart() -> tuple[nn.Module, torch.Tensor]:
+    """Transposed convolutions whose windows leave gaps, in one direction or both."""
+    layers = [nn.ConvTranspose2d(3, 6, 2, 3), nn.ReLU(), nn.ConvTranspose2d(6, 6, (1, 3), (2, 3), groups=2)]
+    return nn.Sequential(*layers), images(2, 3, 6)
+
+
 def resized() -> tuple[nn.Module, torch.Tensor]:
     def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return F.interpolate(self.conv(x), scale_factor=2.0, mode="nearest")
@@ -651,6 +657,7 @@ PLAIN = [
     shuffled_groups,
     upsampled,
     transposed,
+    spread_apart,
     resized,
     grouped,
     norm_shared_by_two_convolutions,

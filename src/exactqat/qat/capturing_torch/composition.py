@@ -7,6 +7,7 @@ one step of that value, under the name of a known function if it computes one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from ..functions import POINTS, identify
 from .contents import Content, Meta
 from .errors import Refused
 
+COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne")
 # Where what was told at `POINTS` is looked at again, so that no corner between them is overlooked.
 _FAR = np.geomspace(1e-7, 1e7, 3001)
 _DENSE = np.concatenate([np.linspace(-8, 8, 4099), _FAR, -_FAR, [0.0]])
@@ -96,6 +98,9 @@ def formula(c: Any, name: str, operands: Sequence[Any], attributes: Mapping[str,
     given = [each if isinstance(each, Content) else float(c.number(each)) for each in given]
     if name == "div" and given[1] == 0:
         raise Refused("it divides by 0")
+    infinite = [each for each in given if isinstance(each, float) and not math.isfinite(each)]
+    if name not in COMPARISONS and infinite:
+        raise Refused(f"it computes with {infinite[0]}; a number that the range of a tensor can hold is needed")
     return Formula(name, tuple(given), _parameters(attributes or {}))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .composition import composed, formula, is_composed, is_truth, uniform
+from .composition import COMPARISONS, composed, formula, is_composed, is_truth, uniform
 from .contents import Content, Meta
 from .converter import Converter, handles, require_fixed, require_numbers
 from .errors import MIXES, Refused
@@ -267,7 +267,7 @@ def _lerp(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 _COMPARISONS = {
-    **{name: name for name in ("gt", "ge", "lt", "le", "eq", "ne")},
+    **{name: name for name in COMPARISONS},
     "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne",
 }  # fmt: skip
 _LOGIC = {f"{start}_{name}": name for start in ("logical", "bitwise") for name in ("and", "or", "xor", "not")}
