@@ -302,6 +302,11 @@ PRODUCTS = [
         x.matmul(m.linear.weight.T),
         torch.inner(x, m.linear.weight),
     ),
+    lambda m, x: (
+        x.flatten(0, 1) * ROW[:6].repeat(x.shape[0]).view(-1, 1, 1) + m.table.repeat(x.shape[0]).view(-1, 1, 1),
+        torch.bmm(x.flatten(0, 1), m.linear.weight.view(1, 8, 8).expand(6, 8, 8).repeat(x.shape[0], 1, 1)),
+        torch.maximum(m.scale.repeat(x.shape[0]).view(-1, 1), x.flatten(0, 1).mean(1)),
+    ),
     lambda m, x: (torch.bmm(x[:, 0], x[:, 1].mT), torch.baddbmm(torch.zeros(1), x[:, 0], x[:, 1], beta=0.5, alpha=2)),
     lambda m, x: (
         torch.addmm(m.linear.bias, x[:, 0, 0], m.linear.weight, alpha=0.5),
@@ -490,7 +495,7 @@ MIXING = {
     "torch.div": lambda x: x / x.shape[0],
     "torch.add": lambda x: x + torch.arange(x.shape[0]).view(-1, 1, 1, 1),
     "torch.dropout": lambda x: F.dropout(x),
-    "torch.mul": lambda x: x.flatten(0, 1) * ROW[:6].repeat(x.shape[0]).view(-1, 1, 1),
+    "torch.cat": lambda x: torch.cat([x.flatten(0, 1), ROW[:6].repeat(x.shape[0]).view(-1, 1, 1).expand(-1, 8, 1)], 2),
 }
 
 

@@ -20,7 +20,7 @@ from ...device.activation import COMBINATIONS, FUNCTIONS
 from ...planning.network import Constant, Place, Step, Value
 from .composition import SeveralValues, composed, is_composed
 from .contents import Content, Meta, Storage, View, ViewStep
-from .errors import MIXES, CaptureError, Refused
+from .errors import MIXES, CaptureError, Refused, RowsDiffer
 from .expression import Expression, Node, leaves, map_nodes, tree_map
 from .schema import (
     DROPOUTS,
@@ -242,7 +242,7 @@ class Converter:
             if result.shape[axis] > 1:
                 first = result.narrow(axis, 0, 1)
                 if expression.sources or not torch.equal(result, first.expand_as(result)):
-                    raise Refused(
+                    raise RowsDiffer(
                         f"a constant beside the batch has {result.shape[axis]} rows for each example; give these rows "
                         "an axis of their own: [batch, rows, ...]"
                     )
@@ -306,7 +306,12 @@ class Converter:
                     raise Refused(MIXES)
                 outer = outers.pop() if outers else 1
         roles = [*roles, *[""] * len(operands)]
-        inputs = tuple(self.operand(operand, role) for operand, role in zip(operands, roles, strict=False))
+        try:
+            inputs = tuple(self.operand(operand, role) for operand, role in zip(operands, roles, strict=False))
+        except RowsDiffer:
+            if broken or outer != 1 or kind not in ("add", "sub", "mul", "div", "maximum", "minimum", "matmul"):
+                raise
+            return self.emit_apart(kind, operands, meta, axes[0])
         name = self.new_name()
         dtype = "float32" if meta.dtype.is_floating_point else str(meta.dtype).removeprefix("torch.")
         self.values[name] = Value(name, self.example(meta.shape), axes[0] if axes else 0, dtype)
@@ -315,6 +320,24 @@ class Converter:
         self.producers[name] = (step, tuple(operands))
         self.calls[name] = tuple(call for call, _, _ in self.stack())
         return Content(meta, name, outer=outer or 1, broken=broken)
+
+    def emit_apart(self, kind: str, operands: Sequence[Any], meta: Meta, axis: int) -> Content:
+        """A step on operands of several rows for each example, with an axis of their own for these rows."""
+        rows = meta.shape[axis] // self.prime
+        if kind == "matmul" and axis >= len(meta.shape) - 2:
+            raise Refused(MIXES)
+        apart = []
+        for operand in operands:
+            at = axis - len(meta.shape) + len(operand.shape) if isinstance(operand, Content) else -1
+            if at >= 0:
+                size = operand.shape[at]
+                parts = [self.prime, rows] if size == meta.shape[axis] else [1, size]
+                operand = self.call(
+                    aten.reshape.default, operand, [*operand.shape[:at], *parts, *operand.shape[at + 1 :]]
+                )
+            apart.append(operand)
+        shape = (*meta.shape[:axis], self.prime, rows, *meta.shape[axis + 1 :])
+        return self.call(aten.reshape.default, self.emit(kind, apart, Meta(shape, meta.dtype)), list(meta.shape))
 
     def program(self, operator: Any, bound: Mapping[str, Any], meta: Any, noise: bool, in_place: bool = False) -> Any:
         """The result of an operator on what does not depend on the input."""

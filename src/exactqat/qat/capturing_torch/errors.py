@@ -17,3 +17,7 @@ class Refused(Exception):
     def argument(name: str, given: object, allowed: str) -> Refused:
         """An operation that is known, but not with this argument."""
         return Refused(f"{name}={given!r} is given, {allowed}")
+
+
+class RowsDiffer(Refused):
+    """A constant beside the batch has several different rows for each example."""
