@@ -33,7 +33,7 @@ SAMPLE = (
         "scalar_arithmetic",
     ),
     *("layer_scale_net", "bi_fpn", "weight_standardised", "weight_normed", "pieces", "functional", "subclasses"),
-    *("optional_argument_given", "shape_branches", "bare_linear", "tied_weights"),
+    *("optional_argument_given", "shape_branches", "bare_linear", "tied_weights", "binary_gates", "learned_memory"),
 )
 
 
