@@ -370,6 +370,10 @@ def random_hard_swish(rng: Random, builder: Builder) -> str:
 # Functions of further arguments, with some.
 PARAMETERS = {
     "clamp": [(-1.0, 2.0), (None, 1.0), (0.5,)],
+    "composition": [
+        (("gt", (0, 0.5), ()), ("sin", (0,), ()), ("where", (1, 2, -1.0), ())),
+        (("abs", (0,), ()), ("le", (1, 1.0), ()), ("tanh", (0,), ()), ("div", (3, 0), ()), ("where", (2, 1.0, 4), ())),
+    ],
     "elu": [(), (0.5,), (1.5, 1.05, 0.7)],
     "gelu": [(), (True,)],
     "hardshrink": [(), (0.2,)],

@@ -30,6 +30,11 @@ BINARY = {
     "maximum": torch.maximum,
     "minimum": torch.minimum,
 }
+TRUTHS = {
+    **{name: getattr(torch, name) for name in ("gt", "ge", "lt", "le", "eq", "ne", "where")},
+    **{name: getattr(torch, f"logical_{name}") for name in ("and", "or", "xor", "not")},
+    "stop_gradient": torch.Tensor.detach,
+}
 REDUCTIONS = {"mean": torch.mean, "sum": torch.sum, "amax": torch.amax, "amin": torch.amin}
 
 
@@ -132,6 +137,20 @@ class Run:
 
     def do_threshold(self, step, a, x):
         return F.threshold(x, a["least"], a["value"])
+
+    def do_composition(self, step, a, x):
+        results = [x]
+        for kind, operands, parameters in a["instructions"]:
+            given = [results[each] if isinstance(each, int) else torch.tensor(each, dtype=x.dtype) for each in operands]
+            if kind in TRUTHS:
+                results.append(TRUTHS[kind](*given))
+            elif kind in BINARY or kind in UNARY:
+                results.append((BINARY.get(kind) or UNARY[kind])(*given))
+            else:
+                names = {"clamp": ("min", "max"), "pow": ("exponent",), "gelu": (), "leaky_relu": ("slope",)}[kind]
+                words = dict(zip(names, parameters, strict=True)) if kind != "gelu" else {"approximate": "none"}
+                results.append(getattr(self, f"do_{kind}")(step, words, *given))
+        return results[-1]
 
     def do_elu(self, step, a, x):
         return torch.ops.aten.elu(x, a["alpha"], a["scale"], a["input_scale"])

@@ -1405,3 +1405,117 @@ class TemporalShift(nn.Module):
         y = F.relu(self.stem(x.flatten(0, 1)))
         y = y + F.relu(self.mix(self.shift(y, frames, 2)))
         return self.fc(y.mean(-1)).unflatten(0, (-1, frames)).mean(1)
+
+
+# --- functions of one value that compare it ---------------------------------------------------------------------------
+
+
+@network((3, 16, 16))
+class BinaryGates(nn.Module):
+    """Signs and gates with straight-through gradients, ternary values, a mask of one tensor on another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 1)
+        self.gate, self.fc = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    @staticmethod
+    def binary(x: torch.Tensor) -> torch.Tensor:
+        sign, slope = torch.where(x >= 0, 1.0, -1.0), x.clamp(-1, 1)
+        return sign.detach() - slope.detach() + slope
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.second(self.binary(self.first(x)))
+        soft = torch.sigmoid(self.gate(x.mean((2, 3))))
+        x = x * ((soft > 0.5).float() - soft.detach() + soft)[:, :, None, None]
+        y = self.third(x)
+        ternary = torch.where(y > 0.5, 1.0, torch.where(y < -0.5, -1.0, 0.0))
+        y = torch.where(y.abs() < 0.5, y * 0.1, ternary) + F.relu(y - 0.2)
+        return self.fc((y * (x > 0)).amax((2, 3)))
+
+
+@network((8, 4, 4))
+class SoftThresholds(nn.Module):
+    """Unrolled sparse coding, the thresholds written out in two ways, and a Huber loss's function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.mix = nn.Conv2d(8, 12, 1, bias=False), nn.Conv2d(12, 12, 1, bias=False)
+        self.decode = nn.Conv2d(12, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        b = self.encode(x)
+        z = torch.sign(b) * torch.clamp(b.abs() - 0.1, min=0)
+        for _ in range(2):
+            u = b + self.mix(z)
+            z = (u - 0.1) * (u > 0.1) + (u + 0.1) * (u < -0.1)
+        r = self.decode(z) - x
+        return self.decode(z), torch.where(r.abs() < 1, 0.5 * r**2, r.abs() - 0.5).mean((1, 2, 3))
+
+
+@network((3, 12, 12))
+class Splines(nn.Module):
+    """A value as several basis functions of it: steps and hats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(3, 4, 3, 2), nn.Conv2d(16, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x)
+        steps = [((x >= low) & (x < low + 0.7)).to(x.dtype) for low in (-1.0, -0.3)]
+        hats = [torch.relu(1 - (x - center).abs() / 0.7) for center in (0.4, 1.1)]
+        return self.out(torch.cat(steps + hats, 1)).tanh()
+
+
+@network((3, 16, 16))
+class Maxout(nn.Module):
+    """Values written at places and by masks, slopes of negative values that are parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 24, 3, padding=1), nn.Linear(8, 3)
+        self.slopes = nn.Parameter(torch.linspace(0.1, 0.4, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x)
+        x = x.view(-1, 3, 8, *x.shape[2:]).max(1)[0]
+        x = torch.where(x > 0, x, x * self.slopes.view(1, -1, 1, 1))
+        y = x.clone()
+        y[y > 3] = 3.0
+        y[:, 0] = 0
+        y[..., ::2, :] = y[..., ::2, :].neg()
+        return self.fc(F.adaptive_max_pool2d(y, 1).flatten(1))
+
+
+@network((5, 8))
+class LearnedMemory(nn.Module):
+    """Attention over a memory that is a parameter, with weights and a zero beside it: heads folded into the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.Parameter(torch.randn(4, 8))
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True, add_zero_attn=True)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        memory = self.memory.unsqueeze(0).repeat(x.shape[0], 1, 1)
+        found, weights = self.attend(x, memory, memory)
+        return self.fc(x + found), weights
+
+
+@network((3, 16, 16))
+class GroupGains(nn.Module):
+    """Groups of channels folded into the batch, a gain for each, and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.shared, self.out = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(8, 2, 1)
+        self.register_buffer("gain", torch.tensor([0.5, 2.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x)
+        b, c, h, w = x.shape
+        y = F.relu(self.shared(x.reshape(b * 2, c // 2, h, w))) * self.gain.repeat(b).view(-1, 1, 1, 1)
+        y = y.reshape(b, 2, c // 2, h, w).transpose(1, 2).reshape(b, c, h, w)
+        return self.out(torch.roll(y, 1, 1) + x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import warnings
 
 import pytest
@@ -32,7 +33,7 @@ SAMPLE = (
         "scalar_arithmetic",
     ),
     *("layer_scale_net", "bi_fpn", "weight_standardised", "weight_normed", "pieces", "functional", "subclasses"),
-    *("optional_argument_given", "shape_branches", "bare_linear", "tied_weights"),
+    *("optional_argument_given", "shape_branches", "bare_linear", "tied_weights", "binary_gates", "learned_memory"),
 )
 
 
@@ -65,6 +66,12 @@ def check(network, model: nn.Module, *examples: object, tolerance: float = 1e-5)
     larger = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: torch.cat([t, t.flip(0), t * 0.5]), examples)
     for training in (False, True):
         assert differences(network, model, larger, training) <= tolerance, training
+
+
+def one_kind(function) -> str:
+    """The kind of the step that a function of one value is."""
+    (step,) = captured(Function(function), IMAGE).steps
+    return step.kind
 
 
 def kinds(network) -> list[str]:
@@ -128,6 +135,7 @@ MOVEMENT = [
     lambda m, x: x.view(int(x.shape[0] * 64 / 8 / 8), -1, 8),
     lambda m, x: (x.mean((2, 3), True).expand_as(x), torch.squeeze(x[:, :1]), x.ravel().view(x.shape)),
     lambda m, x: torch.cat([x, torch.zeros_like(x), x.new_ones(x.shape[0], 1, 8, 8)], 1),
+    lambda m, x: torch.cat([x.flatten(0, 1), x.new_ones(x.shape[0] * 6, 2, 8)], 1),
     lambda m, x: torch.cat([x, m.table.view(1, 6, 1, 1).expand(x.shape[0], 6, 8, 8)], axis=1),
     lambda m, x: torch.cat((x, torch.arange(8.0).view(1, 1, 1, 8).repeat(x.shape[0], 1, 8, 1)), 1),
     lambda m, x: (x.transpose(0, 1).reshape(-1, 8) * 2).view(6, -1, 8, 8).transpose(0, 1),
@@ -238,6 +246,49 @@ ELEMENTWISE = [
     lambda m, x: (x.tril(), x * (torch.ones(8) > 0), F.one_hot(torch.arange(8), 8).float() @ x, x.double().float()),
     lambda m, x: (F.prelu(x, m.scale), F.prelu(x, m.scale[:1]), x.softmax(1), F.log_softmax(x, -1)),
 ]
+# Functions of one value that compare it.
+COMPARED = [
+    lambda m, x: torch.where(x > 0.3, x.sin(), x.cos()),
+    lambda m, x: (x.masked_fill(x < 0.1, 0.5) + x.masked_fill((x < 0.1).logical_not(), 2), x * (x > 0.2).int()),
+    lambda m, x: torch.where((x > -1) & (x < 1), x**3, x.sign()) * (x > -1.5),
+    lambda m, x: torch.where(torch.logical_or(x >= 1, ~(x > -0.5)), x.abs(), 0.0),
+    lambda m, x: torch.where(x > 0.5, 1.0, 0.0) * 2 + x.exp() * (x <= 0) - (x.clamp(0, 0.5) != 0.5).float(),
+    lambda m, x: (x > 0).float() - x.sigmoid().detach() + x.sigmoid(),
+    lambda m, x: ((x > 0).float() - x).detach() + x,
+    lambda m, x: torch.where(x.abs() > 1e-3, x.tanh() / x, 1.0),
+    lambda m, x: torch.heaviside(x - 0.1, torch.tensor(0.5)) + torch.where(x == x.relu(), F.gelu(x), x.pow(2)),
+    lambda m, x: F.leaky_relu(x * (x > 0.1) + torch.minimum(x, torch.full_like(x, 0.3)) * (x.ge(0) ^ x.lt(1))),
+    lambda m, x: (x > 0).float() * m.conv(x),  # a mask of another value is a value
+]
+# What the device knows better than by a table: the words of other frameworks for it.
+RECOGNISED = {
+    "relu": [
+        lambda m, x: x * (x > 0),
+        lambda m, x: (x > 0).float() * x,
+        lambda m, x: x.masked_fill(x < 0, 0),
+        lambda m, x: torch.where(x > 0, x, torch.zeros_like(x)),
+        lambda m, x: (lambda y: (y.__setitem__(y < 0, 0.0), y)[1])(x.clone()),
+    ],
+    "leaky_relu": [
+        lambda m, x: torch.where(x > 0, x, 0.1 * x),
+        lambda m, x: x * (x > 0) + 0.1 * x * (x <= 0),
+        lambda m, x: x * torch.where(x < 0, 0.2, 1.0),
+    ],
+    "prelu": [
+        lambda m, x: torch.where(x > 0, x, x * m.scale.view(6, 1, 1)),
+        lambda m, x: torch.where(x >= 0, x, m.scale[0] * x),
+    ],
+    "elu": [lambda m, x: torch.where(x > 0, x, x.exp() - 1)],
+    "clamp": [lambda m, x: torch.where(x > 1, 1.0, torch.where(x < -1, -1.0, x))],
+    "hardswish": [lambda m, x: torch.where(x < -3, 0.0, torch.where(x < 3, x * (x + 3) / 6, x))],
+    "composition": [
+        # Corners between the points at which functions are told.
+        lambda m, x: torch.where(x > 0.01, x, 0.0),
+        lambda m, x: torch.where(x > 5e-5, x, 0.0),
+        lambda m, x: torch.where(x < 20000, x, 0.0),
+        lambda m, x: torch.where((x > 0.001) & (x < 0.03), 5.0, x.relu()),
+    ],
+}
 PRODUCTS = [
     lambda m, x: (
         torch.matmul(x, x.transpose(2, 3)),
@@ -250,6 +301,11 @@ PRODUCTS = [
         m.linear.weight.t() @ x,
         x.matmul(m.linear.weight.T),
         torch.inner(x, m.linear.weight),
+    ),
+    lambda m, x: (
+        x.flatten(0, 1) * ROW[:6].repeat(x.shape[0]).view(-1, 1, 1) + m.table.repeat(x.shape[0]).view(-1, 1, 1),
+        torch.bmm(x.flatten(0, 1), m.linear.weight.view(1, 8, 8).expand(6, 8, 8).repeat(x.shape[0], 1, 1)),
+        torch.maximum(m.scale.repeat(x.shape[0]).view(-1, 1), x.flatten(0, 1).mean(1)),
     ),
     lambda m, x: (torch.bmm(x[:, 0], x[:, 1].mT), torch.baddbmm(torch.zeros(1), x[:, 0], x[:, 1], beta=0.5, alpha=2)),
     lambda m, x: (
@@ -298,6 +354,8 @@ GROUPS = {
     "pools": POOLS,
     "reductions": REDUCTIONS,
     "elementwise": ELEMENTWISE,
+    "compared": COMPARED,
+    "recognised": [function for functions in RECOGNISED.values() for function in functions],
     "products": PRODUCTS,
     "layers": LAYERS,
     "in place": IN_PLACE,
@@ -307,6 +365,31 @@ GROUPS = {
 @pytest.mark.parametrize("group", GROUPS)
 def test_functions(group: str) -> None:
     agree(Function(lambda m, x: [function(m, x) for function in GROUPS[group]]), IMAGE)
+
+
+@pytest.mark.parametrize("kind", RECOGNISED)
+def test_comparisons_that_are_known_functions(kind: str) -> None:
+    for function in RECOGNISED[kind]:
+        assert one_kind(function) == kind
+
+
+NO_FUNCTION_OF_ONE_VALUE = {
+    r"on the result of Conv2d in 'conv' and on the input 'inputs_0'": lambda m, x: torch.where(m.conv(x) > 0, x, -x),
+    "on the result of torch.mean and on the input": lambda m, x: torch.where(x > x.mean(1, keepdim=True), x, 0.0),
+    "on 'table' beside it": lambda m, x: torch.where(x > m.table.view(6, 1, 1), x, 0.0),
+    r"on a constant of shape \[8\] beside it": lambda m, x: x.masked_fill(x > ROW, 0.0),
+    "it computes with -inf; a number that": lambda m, x: x.masked_fill(x > 0.5, -math.inf).softmax(-1),
+    "its condition depends on the input": lambda m, x: torch.where(x.isnan(), 0.0, x),
+}
+
+
+@pytest.mark.parametrize("message", NO_FUNCTION_OF_ONE_VALUE)
+def test_what_chooses_by_another_value_is_said(message: str) -> None:
+    model = Function(NO_FUNCTION_OF_ONE_VALUE[message])
+    network = captured(model, IMAGE)
+    reasons = [step.attributes["reason"] for step in network.steps if step.attributes.get("reason")]
+    assert len(reasons) == 1 and re.search(message, reasons[0]), reasons
+    assert differences(network, model, [IMAGE], False) <= 1e-6
 
 
 class Recurrent(nn.Module):
@@ -412,6 +495,7 @@ MIXING = {
     "torch.div": lambda x: x / x.shape[0],
     "torch.add": lambda x: x + torch.arange(x.shape[0]).view(-1, 1, 1, 1),
     "torch.dropout": lambda x: F.dropout(x),
+    "torch.cat": lambda x: torch.cat([x.flatten(0, 1), ROW[:6].repeat(x.shape[0]).view(-1, 1, 1).expand(-1, 8, 1)], 2),
 }
 
 

@@ -132,6 +132,9 @@ TORCH = {
     "gelu": lambda x, tanh=False: torch.nn.functional.gelu(x, approximate="tanh" if tanh else "none"),
     "leaky_relu": torch.nn.functional.leaky_relu, "ceil": torch.ceil, "threshold": torch.nn.functional.threshold,
     "hardshrink": torch.nn.functional.hardshrink, "softshrink": torch.nn.functional.softshrink,
+    "composition": lambda x, *p: (
+        torch.where(x > 0.5, x.sin(), -1.0) if len(p) == 3 else torch.where(x.abs() <= 1, 1.0, x.tanh() / x)
+    ),
     # Where they are defined:
     "log": torch.log, "reciprocal": torch.reciprocal, "sqrt": torch.sqrt, "pow": torch.pow,
     "rsqrt": lambda x, epsilon=0.0: torch.rsqrt(x + epsilon),
@@ -270,6 +273,11 @@ def test_rows_are_the_axis_that_a_plan_names() -> None:
     ("kind", "attributes", "message"),
     [
         ("TABLE", {"function": "sinh"}, "function must be one of abs, ceil, clamp, .*, got 'sinh'"),
+        (
+            "TABLE",
+            {"function": "composition", "parameters": (("gone", (0,), ()),)},
+            "parameters do not fit the function 'composition'",
+        ),
         ("TABLE", {"function": "mish", "parameters": (1.0, 2.0)}, "parameters do not fit the function 'mish'"),
         ("LEAKY_RELU", {"alpha": -0.5}, "alpha must be finite and not negative .*, got -0.5"),
         ("LEAKY_RELU", {"alpha": math.nan}, "alpha must be finite"),

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from sweep import graphs  # noqa: E402
 
 from exactqat.deploy import Graph, Operator, simulate  # noqa: E402
-from exactqat.device import OPERATORS, Tensor  # noqa: E402
+from exactqat.device import OPERATORS, Refusal, Tensor  # noqa: E402
 from exactqat.device.arithmetic import same_padding  # noqa: E402
 from exactqat.qat import primitives_torch  # noqa: E402
 
@@ -110,3 +110,13 @@ def test_an_average_is_one_pass(strides: tuple[int, int]) -> None:
     assert passes == [(2, 4, 7, 6)]
     ones = OPERATORS["AVERAGE_POOL_2D"].sums(primitives_torch, torch.ones(1, 1, 7, 6), attributes)
     assert torch.equal(average, OPERATORS["AVERAGE_POOL_2D"].sums(primitives_torch, x, attributes) / ones)
+
+
+def test_windows_that_leave_gaps_are_written_with_valid() -> None:
+    """SAME would be LiteRT's own kernel on XNNPACK, whose rounding is another."""
+    operator = OPERATORS["TRANSPOSE_CONV"]
+    shapes = [(1, 4, 4, 3), (6, 2, 3, 3), (6,)]
+    same = {"strides": (3, 3), "padding": "SAME", "output_size": (11, 12)}
+    with pytest.raises(Refusal, match="strides of 3 leave gaps between windows of 2: use VALID"):
+        operator.shape(shapes, same)
+    assert operator.shape(shapes, {**same, "padding": "VALID"}) == (1, 11, 12, 6)

@@ -28,6 +28,7 @@ from torch import nn  # noqa: E402
 import exactqat  # noqa: E402
 from exactqat import qat  # noqa: E402
 from exactqat.job import models  # noqa: E402
+from exactqat.qat.train_torch import _without_quantization  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -576,6 +577,12 @@ def transposed() -> tuple[nn.Module, torch.Tensor]:
     return up_and_down(nn.ConvTranspose2d(4, 4, 2, 2))
 
 
+def spread_apart() -> tuple[nn.Module, torch.Tensor]:
+    """Transposed convolutions whose windows leave gaps, in one direction or both."""
+    layers = [nn.ConvTranspose2d(3, 6, 2, 3), nn.ReLU(), nn.ConvTranspose2d(6, 6, (1, 3), (2, 3), groups=2)]
+    return nn.Sequential(*layers), images(2, 3, 6)
+
+
 def resized() -> tuple[nn.Module, torch.Tensor]:
     def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return F.interpolate(self.conv(x), scale_factor=2.0, mode="nearest")
@@ -650,6 +657,7 @@ PLAIN = [
     shuffled_groups,
     upsampled,
     transposed,
+    spread_apart,
     resized,
     grouped,
     norm_shared_by_two_convolutions,
@@ -805,6 +813,48 @@ def test_microcontrollers_take_many_axes(kind: type[nn.Module], shape: tuple[int
     for operator in graph.operators:
         if operator.kind in ("TRANSPOSE", "STRIDED_SLICE"):
             assert len(graph.tensors[operator.inputs[0]].shape) <= 5 - (operator.kind == "STRIDED_SLICE")
+
+
+CHOICES = {
+    "sine and cosine": lambda x: torch.where(x > 0.3, x.sin(), x.cos()),
+    "window": lambda x: torch.where((x > -1) & (x < 1), x**3, x.sign()),
+    "steps": lambda x: torch.where(x > 0.5, 1.0, 0.0) * 2 + x.exp() * (x <= 0) - 0.5,
+    "sign with a gradient": lambda x: (x > 0).float() - x.sigmoid().detach() + x.sigmoid(),
+    "quotient": lambda x: torch.where(x.abs() > 1e-3, x.tanh() / x, 1.0),
+    "poles": lambda x: torch.where(x > 0.1, 1 / x, x.abs().log()),
+    "shrink": lambda x: x.masked_fill(x.abs() < 0.2, 0.0),
+    "rectified": lambda x: x * (x > 0),
+    "leaky": lambda x: torch.where(x > 0, x, 0.1 * x),
+}
+
+
+@pytest.mark.parametrize("bits", [8, 4, 16])
+@pytest.mark.parametrize("name", CHOICES)
+def test_functions_that_compare_their_value(name: str, bits: int, tmp_path: Path) -> None:
+    """One table on the device; before there are grids, PyTorch's values and gradients."""
+    layers = {"first": nn.Conv2d(3, 6, 3, padding=1), "last": nn.Conv2d(6, 4, 1)}
+    model = Plain(lambda self, x: self.last(CHOICES[name](self.first(x))), **layers)
+    batch = images(3, 3, 6)
+    rule = qat.Rule(weight_bits=min(bits, 8), activation_bits=bits)
+    prepared = qat.prepare(model, batch, [rule])
+    with _without_quantization(prepared):
+        ours, theirs = (
+            torch.autograd.grad(each(batch).square().sum(), [*each.parameters()]) for each in (prepared, model)
+        )
+    assert len(ours) == 4
+    for mine, wanted in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)
+    graph = assert_exact(trained(model, batch, rule), batch, tmp_path)
+    tables = [operator.kind for operator in graph.operators].count("TABLE")
+    assert tables == (name not in ("rectified", "leaky"))
+
+
+def test_a_mask_of_another_tensor_is_refused() -> None:
+    layers = {"first": nn.Conv2d(3, 6, 1), "second": nn.Conv2d(3, 6, 1)}
+    model = Plain(lambda self, x: torch.where(self.first(x) > 0, self.second(x), 0.0), **layers)
+    message = r"torch.where: it is no function of one value, .* in 'second' and .* in 'first'; multiply by"
+    with pytest.raises(qat.UnsupportedOperator, match=message):
+        qat.prepare(model, images(2, 3, 4))
 
 
 def test_several_tensors_in_one_argument(tmp_path: Path) -> None:

@@ -568,6 +568,7 @@ MEANINGS: dict[str, Callable[[Sketch], str]] = {
     "cube": function("pow", exponent=3.0),
     "clamp": function("clamp", min=-1.0, max=0.5),
     "hardshrink": function("hardshrink", width=0.3),
+    "composition": function("composition", instructions=(("gt", (0, 0.3), ()), ("where", (1, 0, 0.5), ()))),
     "softshrink": function("softshrink", width=0.3),
     "threshold": function("threshold", least=-0.2, value=-0.5),
     "clamp above 0": function("clamp", min=0.3, max=None),

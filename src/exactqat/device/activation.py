@@ -264,11 +264,56 @@ def _clamp(primitives: Any, x: Any, low: float | None = None, high: float | None
     return primitives.clip(x, -math.inf if low is None else low, math.inf if high is None else high)
 
 
+# What a composition consists of beside `FUNCTIONS`: of (primitives, *operands), which are arrays or numbers.
+COMBINATIONS: dict[str, Callable[..., Any]] = {
+    "add": lambda primitives, x, y: x + y,
+    "sub": lambda primitives, x, y: x - y,
+    "mul": lambda primitives, x, y: x * y,
+    "div": lambda primitives, x, y: x / (y if isinstance(y, float) else _off_zero(primitives, y)),
+    "maximum": lambda primitives, x, y: primitives.maximum(x, y),
+    "minimum": lambda primitives, x, y: primitives.minimum(x, y),
+    "gt": lambda primitives, x, y: x > y,
+    "ge": lambda primitives, x, y: x >= y,
+    "lt": lambda primitives, x, y: x < y,
+    "le": lambda primitives, x, y: x <= y,
+    "eq": lambda primitives, x, y: x == y,
+    "ne": lambda primitives, x, y: x != y,
+    "and": lambda primitives, x, y: x & y,
+    "or": lambda primitives, x, y: x | y,
+    "xor": lambda primitives, x, y: x ^ y,
+    "not": lambda primitives, x: ~x,
+    "where": lambda primitives, condition, x, y: primitives.where(condition, x, y),
+    "stop_gradient": lambda primitives, x: primitives.stop_gradient(x),
+}
+
+
+def _off_zero(primitives: Any, x: Any) -> Any:
+    return off_the_pole(primitives, x, TINY, "reciprocal", ())
+
+
+def _composition(primitives: Any, x: Any, *instructions: tuple[str, Sequence[int | float], Sequence[Any]]) -> Any:
+    """The last of (name, operands, parameters), names of `FUNCTIONS` or `COMBINATIONS`. An operand that is an int is
+    the result of that number, 0 the operand itself; a float is a number."""
+    results = [x]
+    for name, operands, parameters in instructions:
+        given = [results[each] if isinstance(each, int) else each for each in operands]
+        if name == "where":  # arrays of the type of x, which two numbers would not give
+            given[1:] = [primitives.array(each, x) if isinstance(each, float) else each for each in given[1:]]
+        if name in COMBINATIONS:
+            results.append(COMBINATIONS[name](primitives, *given))
+        else:
+            # What is not chosen is computed too, and infinity times a gradient of 0 is none.
+            given = [off_the_pole(primitives, given[0], TINY, name, parameters)]
+            results.append(FUNCTIONS[name](primitives, *given, *parameters))
+    return results[-1]
+
+
 # Functions of one operand in real numbers, by their names in `planning.network.KINDS`: of (primitives, x, *parameters).
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": lambda primitives, x: primitives.abs(x),
     "ceil": lambda primitives, x: primitives.ceil(x),
     "clamp": _clamp,
+    "composition": _composition,
     "cos": lambda primitives, x: primitives.cos(x),
     "elu": _elu,
     "erf": lambda primitives, x: primitives.erf(x),
@@ -334,6 +379,14 @@ class NumPyPrimitives:
         return 1 / np.sqrt(x)
 
     @staticmethod
+    def array(values: Any, like: np.ndarray) -> np.ndarray:
+        return np.asarray(values, like.dtype)
+
+    @staticmethod
+    def stop_gradient(x: np.ndarray) -> np.ndarray:
+        return x
+
+    @staticmethod
     def sigmoid(x: np.ndarray) -> np.ndarray:
         return 1 / (1 + np.exp(-x))
 
@@ -358,7 +411,7 @@ class Table(Unary):
         try:
             with np.errstate(all="ignore"):
                 FUNCTIONS[attributes["function"]](NumPyPrimitives, np.ones(1), *attributes["parameters"])
-        except TypeError:
+        except (TypeError, ValueError, LookupError):
             message = f"parameters do not fit the function {attributes['function']!r}: {attributes['parameters']}"
             raise Refusal(message) from None
 

@@ -209,6 +209,8 @@ class TransposeConv(Weighted):
             need(fits, f"output_size of an axis of {size} must be in {allowed} with {word}, got {result}")
             # XNNPACK leaves it to a kernel that rounds otherwise, and VALID says the same.
             need(whole >= result or word == "VALID", f"output_size {result} is beyond all windows: use VALID")
+            gaps = f"strides of {stride} leave gaps between windows of {window}: use VALID"
+            need(window >= stride or word == "VALID", gaps)
         return (first[0], *sizes, filter[0])
 
     def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
@@ -272,7 +274,8 @@ class TransposeConv(Weighted):
         sizes = (*unit, *(context.shape(path)[a] for a in spatial))
         windows = (*unit, *codes.shape[2:])
         whole = tuple((n - 1) * s + w for n, s, w in zip(sizes, strides, windows, strict=True))
-        if all(
+        # SAME is refused where windows leave gaps.
+        if all(window >= stride for window, stride in zip(windows, strides, strict=True)) and all(
             -(-result // stride) == size and full >= result and (full - result) // 2 == before
             for result, stride, size, full, before in zip(results, strides, sizes, whole, cut, strict=True)
         ):

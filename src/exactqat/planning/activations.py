@@ -129,6 +129,13 @@ def table(planner: Planner, step: Step) -> Stored:
     return maker.function(step.kind, x, parameters=parameters, nonnegative=step.kind in _POSITIVE)
 
 
+@handles("composition")
+def composition(planner: Planner, step: Step) -> Stored:
+    """By one table, whatever it consists of."""
+    maker = Maker(planner, step, step.kind)
+    return maker.function(step.kind, planner.tensor(step), parameters=step.attributes["instructions"])
+
+
 @handles("prelu")
 def prelu(planner: Planner, step: Step) -> Stored:
     x, slope = planner.tensor(step), planner.constant(step, 1)

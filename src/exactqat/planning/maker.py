@@ -411,7 +411,7 @@ class Maker:
         return self.store(kind, [x], x.shape, part, channels=x.channels, **how)
 
     def function(
-        self, name: str, x: Stored, part: str | None = None, parameters: Sequence[float | None] = (), **how: Any
+        self, name: str, x: Stored, part: str | None = None, parameters: Sequence[Any] = (), **how: Any
     ) -> Stored:
         """A function of one value that the device looks up in a table; `name` is a kind of a network's step."""
         return self.unary("TABLE", x, part, attributes={"function": name, "parameters": tuple(parameters)}, **how)

@@ -156,6 +156,7 @@ KINDS: dict[str, str] = {
     "hardshrink": "x; width",
     "softshrink": "x; width",
     "threshold": "x; least, value (what is not above `least` becomes `value`)",
+    "composition": "x; instructions: (kind, operands, parameters) each, of one value (see `device.activation`)",
     "gelu": "x; approximate: none, tanh",
     "softplus": "x; beta, threshold",
     "elu": "x; alpha, scale, input_scale (ELU, SELU, CELU in the form of aten.elu)",

@@ -133,13 +133,25 @@ def group_norm(planner: Planner, step: Step) -> Stored:
     return result if plain else _scaled(maker, result, weight, bias, activation, axis)
 
 
+# Lengths are larger, or nothing: on a grid the smallest one is a step.
+_USUAL = 1e-4
+
+
 @handles("normalize")
 def normalize(planner: Planner, step: Step) -> Stored:
-    """x / sqrt(sum(x**2)): the length is that of the tensor itself, which is above any epsilon in use."""
+    """x / max(length, epsilon); the usual epsilons are below any length on a grid."""
     x, axis = planner.tensor(step), int(step.attributes["axis"])
     if axis == x.batch_axis:
         raise Refused(f"{word(step)} over the batch; every example is computed by itself")
     maker = Maker(planner, step, "normalize")
+    epsilon = float(step.attributes.get("epsilon") or 0.0)
+    if epsilon > _USUAL:
+        mean = maker.reduce("MEAN", maker.multiply(x, x, "squares"), (axis,), True, "mean", nonnegative=True)
+        inverse = (
+            ("mul", (0, float(x.shape[axis])), ()),
+            *(("sqrt", (1,), ()), ("maximum", (2, epsilon), ()), ("reciprocal", (3,), ())),
+        )
+        return maker.multiply(x, maker.function("composition", mean, "inverse", inverse, nonnegative=True))
     if maker.wide():  # no runtime has it in int16
         row = _normalized(maker, x, (axis,), 0.0, "row", centered=False)
         return maker.affine(row, 1 / math.sqrt(x.shape[axis]), 0.0)

@@ -36,7 +36,6 @@ from torch.utils import _pytree as pytree
 from ..planning.network import Network, Place, Step, Value
 from .capturing_torch import CUMULATIVE, TORCH, CaptureError, Converter, Refused
 from .capturing_torch.contents import Content, Meta, Storage, View
-from .capturing_torch.converter import sources_of
 from .capturing_torch.expression import Node, identical
 
 _PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 2003, 2011)
@@ -418,7 +417,7 @@ def _read(
             outputs.append(content.name)
             output_names.append(_result_name(path))
         else:
-            if sources_of(c, content):
+            if c.sources(content):
                 raise CaptureError(f"result {_result_name(path)} is computed from parameters alone, not from the input")
             results.append((False, c.data(content)))
     if not outputs:

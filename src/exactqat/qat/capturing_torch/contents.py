@@ -28,6 +28,7 @@ class Content:
         noise: the node draws random numbers.
         outer: of a value: its batch axis holds (outer, batch, rows / outer) in this order.
         broken: of a value: behind a step that mixes the examples of a batch; no more is said about its batch.
+        formula: of truth values that depend on the input, and of what is made of them: a `composition.Formula`.
     """
 
     meta: Meta
@@ -36,6 +37,7 @@ class Content:
     noise: bool = False
     outer: int = 1
     broken: bool = False
+    formula: Any = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -15,9 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...device.activation import COMBINATIONS, FUNCTIONS
 from ...planning.network import Constant, Place, Step, Value
+from .composition import SeveralValues, composed, is_composed
 from .contents import Content, Meta, Storage, View, ViewStep
-from .errors import MIXES, CaptureError, Refused
+from .errors import MIXES, CaptureError, Refused, RowsDiffer
 from .expression import Expression, Node, leaves, map_nodes, tree_map
 from .schema import (
     DROPOUTS,
@@ -55,6 +58,8 @@ def handles(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 # Operators by the words of those who write them otherwise.
 _WORDS = {
+    "max_pool1d_with_indices": "F.max_pool1d",
+    "max_pool2d_with_indices": "F.max_pool2d",
     "upsample_": "F.interpolate",
     "_upsample_": "F.interpolate",
     "slice": "slicing",
@@ -188,6 +193,11 @@ class Converter:
             return False
         return bool((one - other).abs().max() <= 1e-5 * one.abs().max())
 
+    def sources(self, tensor: Content) -> tuple[str, ...]:
+        """Paths of the parameters and buffers behind a tensor that does not depend on the input."""
+        assert tensor.node is not None
+        return Expression(tensor.node, self.prime).sources
+
     def data(self, tensor: Content) -> torch.Tensor:
         """Content of a tensor that does not depend on the input, as it is now.
 
@@ -228,6 +238,15 @@ class Converter:
         expression = Expression(node, self.prime)
         self.check_batch(expression)
         result = self.evaluate(expression)
+        for axis in self.batch_axes(tensor.shape) if expression.follows_the_batch else ():
+            if result.shape[axis] > 1:
+                first = result.narrow(axis, 0, 1)
+                if expression.sources or not torch.equal(result, first.expand_as(result)):
+                    raise RowsDiffer(
+                        f"a constant beside the batch has {result.shape[axis]} rows for each example; give these rows "
+                        "an axis of their own: [batch, rows, ...]"
+                    )
+                return self.constant(self.call(aten.narrow.default, tensor, axis, 0, 1), role)
         place, sources = self.place(), expression.sources
         if not sources and result.dim() == 0:
             return result.item() if result.dtype != torch.bool else int(result)
@@ -268,7 +287,13 @@ class Converter:
         label: str = "",
         **attributes: Any,
     ) -> Content:
-        """Adds a step and returns what it makes."""
+        """Adds a step and returns what it makes; comparisons and what follows value by value are one step."""
+        if any(map(is_composed, operands)):
+            with contextlib.suppress(SeveralValues):
+                if kind in FUNCTIONS or kind in COMBINATIONS:
+                    return composed(self, kind, operands, attributes, meta)
+                if attributes.get("stop_gradient"):
+                    return composed(self, "stop_gradient", operands, {}, meta)
         values = [operand for operand in operands if isinstance(operand, Content) and operand.is_value]
         broken = broken or any(value.broken for value in values)
         axes = self.batch_axes(meta.shape)
@@ -281,7 +306,12 @@ class Converter:
                     raise Refused(MIXES)
                 outer = outers.pop() if outers else 1
         roles = [*roles, *[""] * len(operands)]
-        inputs = tuple(self.operand(operand, role) for operand, role in zip(operands, roles, strict=False))
+        try:
+            inputs = tuple(self.operand(operand, role) for operand, role in zip(operands, roles, strict=False))
+        except RowsDiffer:
+            if broken or outer != 1 or kind not in ("add", "sub", "mul", "div", "maximum", "minimum", "matmul"):
+                raise
+            return self.emit_apart(kind, operands, meta, axes[0])
         name = self.new_name()
         dtype = "float32" if meta.dtype.is_floating_point else str(meta.dtype).removeprefix("torch.")
         self.values[name] = Value(name, self.example(meta.shape), axes[0] if axes else 0, dtype)
@@ -290,6 +320,24 @@ class Converter:
         self.producers[name] = (step, tuple(operands))
         self.calls[name] = tuple(call for call, _, _ in self.stack())
         return Content(meta, name, outer=outer or 1, broken=broken)
+
+    def emit_apart(self, kind: str, operands: Sequence[Any], meta: Meta, axis: int) -> Content:
+        """A step on operands of several rows for each example, with an axis of their own for these rows."""
+        rows = meta.shape[axis] // self.prime
+        if kind == "matmul" and axis >= len(meta.shape) - 2:
+            raise Refused(MIXES)
+        apart = []
+        for operand in operands:
+            at = axis - len(meta.shape) + len(operand.shape) if isinstance(operand, Content) else -1
+            if at >= 0:
+                size = operand.shape[at]
+                parts = [self.prime, rows] if size == meta.shape[axis] else [1, size]
+                operand = self.call(
+                    aten.reshape.default, operand, [*operand.shape[:at], *parts, *operand.shape[at + 1 :]]
+                )
+            apart.append(operand)
+        shape = (*meta.shape[:axis], self.prime, rows, *meta.shape[axis + 1 :])
+        return self.call(aten.reshape.default, self.emit(kind, apart, Meta(shape, meta.dtype)), list(meta.shape))
 
     def program(self, operator: Any, bound: Mapping[str, Any], meta: Any, noise: bool, in_place: bool = False) -> Any:
         """The result of an operator on what does not depend on the input."""
@@ -376,9 +424,9 @@ class Converter:
             self.steps[index] = replace(step, attributes={**step.attributes, "reason": reason})
         return result
 
-    def unsupported_part(self, a: SimpleNamespace, meta: list[Meta], index: int) -> Content:
+    def unsupported_part(self, a: SimpleNamespace, meta: list[Meta], index: int, reason: str) -> Content:
         """One of several results that no kind says, while others are; it vanishes where nobody reads it."""
-        return self.opaque(self.applied, vars(a), meta, "unsupported")[index]
+        return self.unsupported(self.applied, vars(a), meta, reason)[index]
 
     # --- one operator -------------------------------------------------------------------------------------------------
 
@@ -713,11 +761,6 @@ class Converter:
     def spread(self, tensor: Any, meta: Meta) -> Content:
         """A tensor broadcast to a shape."""
         return tensor if tensor.shape == meta.shape else self.call(aten.expand.default, tensor, list(meta.shape))
-
-
-def sources_of(c: Converter, content: Content) -> tuple[str, ...]:
-    assert content.node is not None
-    return Expression(content.node, c.prime).sources
 
 
 def require_fixed(operand: Any, what: str) -> None:

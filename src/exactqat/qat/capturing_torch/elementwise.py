@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from .composition import COMPARISONS, composed, formula, is_composed, is_truth, uniform
 from .contents import Content, Meta
-from .converter import Converter, handles, require_fixed, require_numbers, sources_of
+from .converter import Converter, handles, require_fixed, require_numbers
 from .errors import MIXES, Refused
 from .schema import DROPOUTS, base_name
 
@@ -43,7 +44,7 @@ def _unary(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 @handles("round")
 def _round(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     if getattr(a, "decimals", 0):
-        raise Refused("")
+        raise Refused.argument("decimals", a.decimals, "0 is allowed")
     return c.emit("round", [a.self], meta)
 
 
@@ -156,7 +157,7 @@ def _by_exp_and_log(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 @handles("pow")
 def _pow(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     x, exponent = a.self, a.exponent
-    if isinstance(exponent, Content) and not exponent.is_value and not exponent.shape and not sources_of(c, exponent):
+    if isinstance(exponent, Content) and not exponent.is_value and not exponent.shape and not c.sources(exponent):
         exponent = c.data(exponent).item()
     if isinstance(exponent, Content):
         if isinstance(x, (int, float)) and x > 0:
@@ -171,6 +172,8 @@ def _pow(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 def _binary(c: Converter, kind: str, x: Any, y: Any, meta: Meta) -> Content:
+    if meta.dtype.is_floating_point:
+        x, y = (as_number(c, each, meta) if is_truth(each) else each for each in (x, y))
     require_numbers(x, y)
     neutral = {"add": 0, "sub": 0, "mul": 1, "div": 1}.get(kind)
     for operand, other in ((x, y), (y, x)) if kind in ("add", "mul") else ((x, y),):
@@ -212,7 +215,7 @@ def _mul(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 def _div(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     mode = "floor" if base_name(c.applied) == "floor_divide" else getattr(a, "rounding_mode", None)
     if mode == "trunc":
-        raise Refused("")
+        raise Refused.argument("rounding_mode", mode, "None and 'floor' are allowed")
     normal = None if mode else _normalize(c, a, meta)
     if normal is not None:
         return normal
@@ -243,12 +246,12 @@ def _normalize(c: Converter, a: SimpleNamespace, meta: Meta) -> Content | None:
 
 @handles("maximum", "max.other", "fmax")
 def _maximum(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
-    return _binary(c, "maximum", a.self, a.other, meta)
+    return _binary(c, "maximum", uniform(c, a.self), uniform(c, a.other), meta)
 
 
 @handles("minimum", "min.other", "fmin")
 def _minimum(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
-    return _binary(c, "minimum", a.self, a.other, meta)
+    return _binary(c, "minimum", uniform(c, a.self), uniform(c, a.other), meta)
 
 
 @handles("addcmul", "addcdiv")
@@ -263,12 +266,73 @@ def _lerp(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     return c.call(aten.add.Tensor, a.self, c.call(aten.mul.Tensor, difference, a.weight))
 
 
-@handles("where.self", "where.ScalarOther", "where.ScalarSelf", "masked_fill")
+_COMPARISONS = {
+    **{name: name for name in COMPARISONS},
+    "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne",
+}  # fmt: skip
+_LOGIC = {f"{start}_{name}": name for start in ("logical", "bitwise") for name in ("and", "or", "xor", "not")}
+_LOGIC |= {f"__{name}__": name for name in ("and", "or", "xor")}
+
+
+@handles(*_COMPARISONS, *_LOGIC)
+def _compare(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    """There is no step for truth values: this one vanishes where only a function of one value reads it."""
+    name = base_name(c.applied)
+    operands = [a.self, *([a.other] if hasattr(a, "other") else [])]
+    made: Content = c.opaque(c.applied, vars(a), meta, "unsupported")
+    if name in _COMPARISONS:
+        # Both sides as PyTorch compares them: a number becomes a float32 beside a tensor of float32.
+        operands = [uniform(c, each) for each in operands]
+        operands = [each if isinstance(each, Content) else float(torch.tensor(c.number(each))) for each in operands]
+        fits = all(not isinstance(each, Content) or each.meta.dtype.is_floating_point for each in operands)
+        name = _COMPARISONS[name]
+    else:
+        fits, name = all(map(is_truth, operands)), _LOGIC[name]
+    return replace(made, formula=formula(c, name, operands)) if fits else made
+
+
+@handles("heaviside")
+def _heaviside(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    above = as_number(c, c.call(aten.gt.Scalar, a.self, 0.0), meta)
+    return c.call(aten.where.self, c.call(aten.eq.Scalar, a.self, 0.0), a.values, above)
+
+
+def as_number(c: Converter, truth: Content, meta: Meta) -> Content:
+    """1 where it is true, else 0."""
+    return composed(c, "where", [truth, 1.0, 0.0], {}, Meta(truth.shape, meta.dtype))
+
+
+def _parametric_relu(c: Converter, condition: Content, on: Any, off: Any, meta: Meta) -> Content | None:
+    """where(x > 0, x, slope * x) with slopes that are parameters."""
+    test = condition.formula
+    producer = c.producers.get(off.name) if isinstance(off, Content) and off.is_value else None
+    if test is None or test.name not in ("gt", "ge") or test.operands[1] != 0 or producer is None:
+        return None
+    x, (step, operands) = test.operands[0], producer
+    slopes = [each for each in operands if isinstance(each, Content) and not each.is_value]
+    values = [each for each in operands if isinstance(each, Content) and each.is_value]
+    same = step.kind == "mul" and [each.name for each in values] == [x.name] and getattr(on, "name", None) == x.name
+    if not same or len(slopes) != 1 or x.shape != meta.shape:
+        return None
+    sizes = (1,) * (len(x.shape) - len(slopes[0].shape)) + slopes[0].shape
+    wide = [axis for axis, size in enumerate(sizes) if size != 1]
+    if len(wide) > 1 or wide == [c.batch_axis(x)]:
+        return None
+    weight = c.call(aten.reshape.default, slopes[0], [math.prod(sizes)])
+    axis = wide[0] if wide else min(1, len(x.shape) - 1)
+    return c.emit("prelu", [x, weight], meta, ("", "weight"), channel_axis=axis)
+
+
+@handles("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar", "masked_fill")
 def _where(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     if hasattr(a, "mask"):
         mask, chosen, other = a.mask, a.value, a.self
     else:
         mask, chosen, other = a.condition, a.self, a.other
+    if is_composed(mask) and meta.dtype.is_floating_point:
+        chosen, other = (as_number(c, each, meta) if is_truth(each) else each for each in (chosen, other))
+        made = _parametric_relu(c, mask, chosen, other, meta)
+        return composed(c, "where", [mask, chosen, other], {}, meta) if made is None else made
     require_fixed(mask, "condition")
     dtype = meta.dtype
 
@@ -287,10 +351,10 @@ def _where(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
             fixed = c.call(aten.full.default, [1], fixed, dtype=dtype)
         addend = c.call(aten.where.self, at, fixed, nothing)
         # Minus infinity absorbs what it is added to.
-        if not sources_of(c, fixed) and bool((c.data(fixed) == -math.inf).all()):
+        if not c.sources(fixed) and bool((c.data(fixed) == -math.inf).all()):
             return c.call(aten.add.Tensor, value, addend)
         kept = c.call(aten.mul.Tensor, value, weight(elsewhere))
-        zero = not sources_of(c, fixed) and not c.data(fixed).any()
+        zero = not c.sources(fixed) and not c.data(fixed).any()
         return kept if zero else c.call(aten.add.Tensor, kept, addend)
     first, second = c.call(aten.mul.Tensor, chosen, weight(mask)), c.call(aten.mul.Tensor, other, weight(inverse))
     return c.call(aten.add.Tensor, first, second)

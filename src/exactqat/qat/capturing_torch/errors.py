@@ -12,3 +12,12 @@ class CaptureError(ValueError):
 
 class Refused(Exception):
     """No kind of the vocabulary says what an operation does; the step becomes "unsupported"."""
+
+    @staticmethod
+    def argument(name: str, given: object, allowed: str) -> Refused:
+        """An operation that is known, but not with this argument."""
+        return Refused(f"{name}={given!r} is given, {allowed}")
+
+
+class RowsDiffer(Refused):
+    """A constant beside the batch has several different rows for each example."""

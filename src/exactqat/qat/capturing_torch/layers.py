@@ -151,7 +151,7 @@ def _dot(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     if name != "inner":
         return c.call(aten.matmul.default, a.self, a.vec if name == "mv" else getattr(a, "tensor", None) or a.other)
     if len(a.other.shape) > 2:
-        raise Refused("")
+        raise Refused(f"its second operand has {len(a.other.shape)} axes, at most 2 are allowed")
     other = c.call(aten.permute.default, a.other, [1, 0]) if len(a.other.shape) == 2 else a.other
     return c.call(aten.matmul.default, a.self, other)
 
@@ -166,7 +166,7 @@ def _einsum(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
         letters = "".join(operands)
         result = "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
     if any(len(set(term)) != len(term) for term in operands):
-        raise Refused("")
+        raise Refused.argument("equation", a.equation, "each letter is allowed once in an operand (no diagonals)")
     pairs = list(zip(a.tensors, operands, strict=True))
     left, letters = pairs[0]
     for position, (right, others) in enumerate(pairs[1:], 2):
@@ -232,6 +232,9 @@ def _batch_norm(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
         return [_batch_norm(c, a, meta[0]), *[None] * (len(meta) - 1)]
     if a.running_mean is None or a.running_var is None:
         raise Refused("it has no running statistics: what it computes depends on the other examples of the batch")
+    if a.training and not c.noise_is_training:
+        allowed = "in evaluation too, where False is allowed: the statistics of a batch depend on its other examples"
+        raise Refused.argument("training", True, allowed)
     for name in ("weight", "bias", "running_mean", "running_var"):
         if getattr(a, name) is not None:
             require_fixed(getattr(a, name), name)
@@ -302,6 +305,8 @@ def _instance_norm(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 def _attention(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     for operand in (a.query, a.key, a.value):
         c.keep_batch(operand, [len(operand.shape) - 2, len(operand.shape) - 1])
+    if a.dropout_p and not c.noise_is_training:
+        raise Refused.argument("dropout_p", a.dropout_p, "in evaluation too; 0 is allowed there")
     query, key, value, mask = a.query, a.key, a.value, a.attn_mask
     if getattr(a, "enable_gqa", False) and key.shape[-3] != query.shape[-3]:
         count = query.shape[-3] // key.shape[-3]
@@ -317,18 +322,27 @@ def _attention(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     return c.emit("attention", operands, meta, roles, causal=bool(a.is_causal), scale=scale, dropout=a.dropout_p)
 
 
+def _batch_elsewhere(a: SimpleNamespace, x: Content) -> Refused:
+    allowed = (
+        f"which reads the batch from axis {0 if a.batch_first else 1} of three; it must be there (x has {len(x.shape)})"
+    )
+    return Refused.argument("batch_first", bool(a.batch_first), allowed)
+
+
 @handles("lstm.input", "gru.input")
 def _recurrent(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
     kind = base_name(c.applied)
     x = a.input
     if len(x.shape) != 3 or c.batch_axis(x) not in (None, 0 if a.batch_first else 1):
-        raise Refused("the batch must be where batch_first says")
+        raise _batch_elsewhere(a, x)
     states = a.hx if isinstance(a.hx, (list, tuple)) else [a.hx]
     if any(state.is_value or c.data(state).any() for state in states):
         raise Refused("its initial state is not zero")
     directions = 2 if a.bidirectional else 1
     if len(a.params) != a.num_layers * directions * (4 if a.has_biases else 2):
-        raise Refused("it projects its state")
+        raise Refused.argument(
+            "proj_size", a.params[4].shape[0] if a.has_biases else a.params[2].shape[0], "0 is allowed"
+        )
     operands = [x, *a.params]
     return [
         c.emit(
@@ -384,7 +398,9 @@ def _rnn_cell(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 def _rnn(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
     """Unrolled: no kind says a plain recurrence."""
     if a.dropout and a.train and a.num_layers > 1:
-        raise Refused("it drops out between its layers")
+        raise Refused.argument("dropout", a.dropout, "0 is allowed for nn.RNN (LSTM and GRU take any)")
+    if len(a.input.shape) != 3 or c.batch_axis(a.input) not in (None, 0 if a.batch_first else 1):
+        raise _batch_elsewhere(a, a.input)
     cell = aten.rnn_tanh_cell.default if "tanh" in base_name(c.applied) else aten.rnn_relu_cell.default
     axis, count = int(a.batch_first), 4 if a.has_biases else 2
     steps = c.call(aten.unbind.int, a.input, axis)
@@ -415,10 +431,15 @@ def _pool_attributes(a: SimpleNamespace, spatial: int) -> tuple[Any, ...]:
     return window, strides, _each(a.padding, spatial), _each(getattr(a, "dilation", 1), spatial)
 
 
+_INDICES = (
+    "return_indices=True is given, and the indices are read; False is allowed: only the largest values are computed"
+)
+
+
 @handles("max_pool1d", "max_pool2d", "max_pool2d_with_indices", "max_pool1d_with_indices")
 def _max_pool(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
     if isinstance(meta, list):
-        indices = c.unsupported_part(a, meta, 1)
+        indices = c.unsupported_part(a, meta, 1, _INDICES)
         return [_max_pool(c, a, meta[0]), indices]
     x, spatial = a.self, 1 if "1d" in base_name(c.applied) else 2
     _batched(c, x, spatial + 2)
@@ -473,11 +494,16 @@ def _avg_pool(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 )
 def _adaptive_pool(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
     if isinstance(meta, list):
-        indices = c.unsupported_part(a, meta, 1)
+        indices = c.unsupported_part(a, meta, 1, _INDICES)
         return [_adaptive_pool(c, a, meta[0]), indices]
     name = base_name(c.applied).lstrip("_")
     _batched(c, a.self, 4 if name.endswith("2d") else 3)
     return c.emit(name[:-2] if name.endswith("d") else name, [a.self], meta, size=tuple(meta.shape[2:]), channel_axis=1)
+
+
+@handles("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
+def _resize_smoothly(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    raise Refused.argument("antialias", True, "False is allowed (pool before making it smaller)")
 
 
 _UPSAMPLES = {"nearest": "nearest", "linear": "bilinear", "bilinear": "bilinear", "bicubic": "bicubic"}

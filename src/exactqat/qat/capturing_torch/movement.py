@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import torch
 
+from .composition import composed, is_truth
 from .contents import Content, Meta
 from .converter import Converter, handles
 from .errors import MIXES, Refused
@@ -20,6 +21,8 @@ aten = torch.ops.aten
 
 @handles(*IDENTITIES)
 def _identity(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    if is_truth(a.self) and meta.dtype.is_floating_point:
+        return composed(c, "where", [a.self, 1.0, 0.0], {}, meta)
     if a.self.meta.dtype.is_floating_point != meta.dtype.is_floating_point:
         raise Refused("it converts between integers and numbers")
     return replace(a.self, meta=meta)
@@ -222,13 +225,13 @@ def _index(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     given = {axis: c.data(index) for axis, index in enumerate(a.indices) if index is not None}
     if any(index.dtype in (torch.bool, torch.uint8) for index in given.values()):
         if len(given) > 1:
-            raise Refused("")
+            raise Refused(f"it has {len(given)} indices, a mask among them; a mask alone is allowed")
         ((axis, mask),) = given.items()
         given = {axis + k: found for k, found in enumerate(mask.bool().nonzero(as_tuple=True))}
     axes = sorted(given)
     c.keep_batch(x, axes)
     if axes != list(range(axes[0], axes[0] + len(axes))):
-        raise Refused("")
+        raise Refused(f"its indices are on the axes {axes}; axes beside one another are allowed")
     sizes = [x.shape[axis] for axis in axes]
     flat, index_shape = 0, torch.broadcast_shapes(*(index.shape for index in given.values()))
     for axis, size in zip(axes, sizes, strict=True):
@@ -241,12 +244,18 @@ def _index(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 @handles("index_put", "_unsafe_index_put")
 def _index_put(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    if len(a.indices) == 1 and is_truth(a.indices[0]) and a.indices[0].shape == meta.shape and not a.accumulate:
+        return c.call(aten.where.self, a.indices[0], a.values, a.self)
     given = [(axis, c.data(index)) for axis, index in enumerate(a.indices) if index is not None]
     axis, index = given[0]
     if index.dtype == torch.bool:
         index = index.nonzero().squeeze(-1)
-    if len(given) > 1 or index.dim() != 1 or a.accumulate or len(set(index.tolist())) != len(index):
-        raise Refused("")
+    if a.accumulate:
+        raise Refused("it adds to what stands at its indices; writing there (accumulate=False) is allowed")
+    if len(given) > 1 or index.dim() != 1 or len(set(index.tolist())) != len(index):
+        raise Refused(
+            "it writes at indices of several axes or at one place twice; different indices of one axis are allowed"
+        )
     shape = [*meta.shape[:axis], len(index), *meta.shape[axis + 1 :]]
     return c.put(a.self, axis, index.tolist(), c.call(aten.expand.default, a.values, shape))
 
@@ -257,7 +266,7 @@ def _gather(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     line = index.movedim(axis, -1).reshape(-1, index.shape[axis])
     others = [size for k, size in enumerate(c.example(a.self.shape)) if k != axis]
     if not (line == line[0]).all() or others != [size for k, size in enumerate(index.shape) if k != axis]:
-        raise Refused("")
+        raise Refused("its index takes other places in other rows; the same places everywhere are allowed")
     return c.gather(a.self, axis, line[0].tolist())
 
 

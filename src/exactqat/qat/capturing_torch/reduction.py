@@ -51,7 +51,7 @@ def _max(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Any]:
     values = c.emit("amax" if greatest else "amin", [a.self], meta[0], axes=axes, keep_dims=bool(a.keepdim))
     if greatest:
         return [values, c.emit("argmax", [a.self], meta[1], axis=axes[0], keep_dims=bool(a.keepdim))]
-    return [values, c.unsupported_part(a, meta, 1)]
+    return [values, c.unsupported_part(a, meta, 1, "its indices are read; only the values are computed")]
 
 
 @handles("argmax")
@@ -92,7 +92,7 @@ def _norm(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
         magnitude = c.call(aten.abs.default, a.self)
         return c.emit("amax", [magnitude], meta, axes=axes, keep_dims=keep)
     if order not in (1, 2):
-        raise Refused(f"of order {order}")
+        raise Refused.argument("ord" if hasattr(a, "ord") else "p", order, "1, 2 and infinity are allowed")
     return c.emit("norm", [a.self], meta, axes=axes, keep_dims=keep, order=int(order))
 
 
