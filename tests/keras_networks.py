@@ -75,9 +75,18 @@ def nested() -> Any:
     return keras.Model(words, layers.Dense(3)((x + inner(x))[:, 0]))
 
 
+def recurrent() -> Any:
+    sound = keras.Input((5, 6))
+    x = layers.UnitNormalization()(layers.TimeDistributed(layers.Dense(6))(sound))
+    x = layers.Bidirectional(layers.GRU(4, return_sequences=True))(x)
+    x = layers.PReLU()(layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True))
+    return keras.Model(sound, layers.LSTM(3)(x))
+
+
 # The smallest images that these take.
 SIDES = {"Xception": 71, "InceptionV3": 75, "InceptionResNetV2": 75}
 NETWORKS: dict[str, Callable[[], Any]] = {"ds_cnn": ds_cnn, "functional": functional, "nested": nested}
+NETWORKS["recurrent"] = recurrent
 
 
 def to_the_device(model: Any, folder: Path, rules: tuple[qat.Rule, ...] = (qat.Rule(),)) -> int:

@@ -27,7 +27,9 @@ def run(backend: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("backend", "name"), [("jax", "functional"), ("torch", "ds_cnn"), ("tensorflow", "ds_cnn")])
+@pytest.mark.parametrize(
+    ("backend", "name"), [("jax", "functional"), ("torch", "ds_cnn"), ("torch", "recurrent"), ("tensorflow", "ds_cnn")]
+)
 def test_a_network_goes_to_the_device(backend: str, name: str) -> None:
     """Prepared, fitted, frozen, saved, loaded, verified; the others: `python tests/keras_networks.py`."""
     pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
@@ -269,13 +271,28 @@ assert np.abs(predict(prepared, bytes_) - predict(plain, bytes_)).max() < 0.05 *
 
 # Refusals name the layer and say what to do.
 for layer, shape, word in (
-    (layers.LSTM(4), (8, 6), "LSTM: recurrent layers"),
-    (layers.Bidirectional(layers.GRU(4)), (8, 6), "GRU: recurrent layers"),
+    (layers.SimpleRNN(4), (8, 6), "SimpleRNN: only LSTM and GRU"),
+    (layers.GRU(4, reset_after=False), (8, 6), "GRU: with reset_after=False; it is unrolled with reset_after=True"),
+    (layers.LSTM(4, recurrent_dropout=0.5), (8, 6), "LSTM: with recurrent_dropout=0.5; .*=0.0"),
+    (layers.LSTM(4, recurrent_activation="hard_sigmoid"), (8, 6), "recurrent_activation=hard_sigmoid; .*=sigmoid"),
+    (layers.Masking(), (8, 6), "Masking: its mask depends on the input"),
+    (layers.SpectralNormalization(layers.Dense(4)), (6,), "SpectralNormalization: .*give the layer inside"),
+    (layers.LayerNormalization(axis=1), (8, 6), "LayerNormalization: with axis=.1. of 3 axes"),
+    (layers.Softmax(axis=[1, 2]), (8, 6), "Softmax: with axis=.1, 2.; .*one axis"),
+    (layers.ReLU(2.0, 0.1, 0.5), (6,), "ReLU: with negative_slope=0.1, max_value=2.0, threshold=0.5"),
+    (layers.Lambda(lambda x: ops.max(x, axis=-1, initial=0.5)), (8, 6), "Max: with initial=0.5"),
+    (layers.Resizing(4, 4, crop_to_aspect_ratio=True), (8, 8, 3), "Resizing: with crop_to_aspect_ratio=True"),
+    (layers.MelSpectrogram(), (4000,), "MelSpectrogram: it prepares data"),
     (layers.Embedding(9, 4), (8,), "Embedding .*outside of the device"),
     (layers.RandomCrop(4, 4), (8, 8, 3), "RandomCrop: it prepares images; do it to the data"),
 ):
     with pytest.raises(qat.UnsupportedOperator, match=word):
         qat.keras.prepare(keras.Sequential([keras.Input(shape), layer]))
+for change, word in (("enable_lora", "save the model and load it"), ("quantize", "give the float model")):
+    other = head()
+    other.layers[0].enable_lora(2) if change == "enable_lora" else other.quantize("int8")
+    with pytest.raises(qat.UnsupportedOperator, match=word):
+        qat.keras.prepare(other)
 with pytest.raises(TypeError, match="prepared already"):
     qat.keras.prepare(line)
 with pytest.raises(NotImplementedError, match="freeze"):
@@ -303,6 +320,64 @@ best = keras.saving.load_model("best.keras")
 assert best.evaluate(x, x[:, :4], verbose=0)[0] <= history.history["val_loss"][0]
 learned.train_on_batch(x, x[:, :4], sample_weight=np.ones(16))
 """
+
+
+# Arguments of layers: what is prepared computes, in float and in training, what Keras does.
+ARGUMENTS = """
+import keras
+import numpy as np
+from keras import layers, ops
+
+from exactqat import qat
+from exactqat.qat.functional import Mode
+
+rng = np.random.default_rng(0)
+words, images = (8, 6), (8, 9, 4)
+mask = np.tril(np.ones((1, 8, 8), bool))
+CASES = (
+    (words, lambda x: layers.LSTM(5, return_sequences=True, return_state=True)(x)),
+    (words, lambda x: layers.LSTM(5, go_backwards=True, return_sequences=True, use_bias=False)(x)),
+    (words, lambda x: layers.RNN(layers.GRUCell(5))(x)),
+    (words, lambda x: layers.Bidirectional(layers.GRU(5, return_state=True), merge_mode=None)(x)),
+    (words, lambda x: layers.Bidirectional(layers.GRU(5, return_sequences=True), merge_mode="ave")(x)),
+    (words, lambda x: layers.Bidirectional(layers.GRU(5), backward_layer=layers.LSTM(5, go_backwards=True))(x)),
+    (words, lambda x: layers.TimeDistributed(layers.Dense(3, "relu"))(x)),
+    ((3, *images), lambda x: layers.TimeDistributed(layers.BatchNormalization())(x)),
+    ((3, *images), lambda x: layers.TimeDistributed(layers.Conv2D(3, 3))(x)),
+    (words, lambda x: layers.MultiHeadAttention(2, 3)(x, x, use_causal_mask=True)),
+    (words, lambda x: layers.MultiHeadAttention(2, 3)(x, x, attention_mask=mask)),
+    (words, lambda x: layers.Dot(axes=2, normalize=True)([x, layers.Dense(6)(x)])),
+    (images, lambda x: layers.PReLU()(x)),
+    (images, lambda x: layers.LayerNormalization(axis=[1, 2, 3], epsilon=0.1)(x)),
+    (images, lambda x: layers.RMSNormalization(epsilon=0.1)(x)),
+    (images, lambda x: layers.UnitNormalization(axis=1)(x)),
+    (images, lambda x: layers.AdaptiveAveragePooling2D((3, 4))(x)),
+    (images, lambda x: layers.Conv2DTranspose(3, 4, 2, padding="valid", output_padding=1)(x)),
+    (images, lambda x: layers.DepthwiseConv2D((3, 2), dilation_rate=2, depth_multiplier=2, padding="same")(x)),
+    (images, lambda x: layers.Activation("hard_shrink")(layers.Dense(4, "soft_shrink")(x))),
+    (images, lambda x: layers.Dense(4, "glu")(layers.Dense(4, "tanh_shrink")(x))),
+    (images, lambda x: keras.activations.threshold(x, 0.3, 0.1)),
+    (images, lambda x: ops.where(x >= 0, x, 0.3 * x) + ops.log1p(ops.relu(x))),
+    (images, lambda x: ops.depth_to_space(x, 2)),
+    ((8, 6, 2), lambda x: ops.space_to_depth(x, 2)),
+)
+for shape, function in CASES:
+    inputs = keras.Input(shape)
+    model = keras.Model(inputs, function(inputs))
+    for variable in model.trainable_variables:
+        variable.assign(rng.uniform(0.1, 0.6, variable.shape) * rng.choice([-1, 1], variable.shape))
+    x = rng.standard_normal((4, *shape)).astype("f")
+    prepared = qat.keras.prepare(model)
+    for training in (False, True):
+        made = prepared._run(x, Mode(training=training, quantizing=False))
+        for ours, theirs in zip(keras.tree.flatten(made), keras.tree.flatten(model(x, training=training)), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+"""
+
+
+def test_no_argument_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("jax", "-c", ARGUMENTS)
 
 
 def test_what_people_do_with_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -508,7 +508,8 @@ class Lowering:
         layout = self._asked_layout(reader)
         if operator is None or not operator.moves_axes or "new_shape" not in operator.attributes or layout is None:
             return None
-        if reader.batch_axis != 0 or reader.path in self.plan.device_outputs:
+        # One example may have several rows.
+        if reader.batch_axis != 0 or step.shape[0] != 1 or reader.path in self.plan.device_outputs:
             return None
         order = np.arange(step.shape[1])
         wanted = on_device(order.reshape(reader.shape), layout).reshape(-1)

@@ -199,8 +199,9 @@ KINDS: dict[str, str] = {
     "pixel_shuffle": "x; factor (channels [c * r * r] to [c], channel_axis 1)",
     "pixel_unshuffle": "x; factor",
     "attention": "query, key, value, mask|None; causal, scale (number)",
-    "lstm": "x, *weights; layers, bidirectional, batch_first, has_bias, output: 0 (sequence), 1 (h_n), 2 (c_n)",
-    "gru": "x, *weights; as lstm, without c_n",
+    "lstm": "x, *weights; layers, bidirectional, batch_first, has_bias, output: 0 (sequence), 1 (h_n), 2 (c_n); "
+    "backwards: from the last time to the first (the sequence stays in the order of time)",
+    "gru": "x, *weights; as lstm, without c_n; update_first: gates as update, reset, new instead of reset, update, new",
     "dropout": "x; expression: opaque, what training makes of x; nothing in evaluation (dropout, stochastic depth)",
     "identity": "x; expression: None",
     "unsupported": "*x; expression: what no other kind says; refused by the plan with its label",

@@ -74,6 +74,7 @@ class _Cell:
 
     Attributes:
         x: [batch, time, gates * hidden] (or time first): what the input adds to every gate.
+        update_first: whether a GRU's gates stand as Keras has them: update, reset, new (PyTorch: reset, update, new).
     """
 
     maker: Maker
@@ -83,6 +84,7 @@ class _Cell:
     state_weight: str
     state_bias: str | None
     prefix: str
+    update_first: bool = False
     first: dict[str, Stored] = field(default_factory=dict)
 
     def kept(self, role: str, stored: Stored) -> Stored:
@@ -120,7 +122,7 @@ def dense(maker: Maker, x: Stored, weight: str, bias: str | None, part: str) -> 
 
 
 def _lstm_step(cell: _Cell, at: int, state: Stored | None, memory: Stored | None) -> tuple[Stored, Stored]:
-    """Gates in PyTorch's order: input, forget, new, output."""
+    """Gates in the order of PyTorch and Keras: input, forget, new, output."""
     maker = cell.maker
     total = cell.input(at)
     if state is not None:
@@ -140,8 +142,8 @@ def _lstm_step(cell: _Cell, at: int, state: Stored | None, memory: Stored | None
 
 
 def _gru_step(cell: _Cell, at: int, state: Stored | None, memory: Stored | None) -> tuple[Stored, None]:
-    """Gates in PyTorch's order: reset, update, new."""
     maker, hidden = cell.maker, cell.hidden
+    reset_at, update_at = (1, 0) if cell.update_first else (0, 1)
     given = cell.input(at)
     entering = cell.gates(given, at, "new_input", 2)
     if state is None:
@@ -153,13 +155,13 @@ def _gru_step(cell: _Cell, at: int, state: Stored | None, memory: Stored | None)
             both = maker.add(both, rows, cell.part(at, "gates_sum"))
         gates = logistic(maker, both, cell.part(at, "gates"))
         if bias is not None:
-            reset = cell.gates(gates, at, "reset", 0)
+            reset = cell.gates(gates, at, "reset", reset_at)
             rest = maker.derived(f"{cell.prefix}_new_bias", (hidden,), lambda array: array[2 * hidden :], bias)
             entering = maker.add(
                 entering, maker.multiply(reset, rest, cell.part(at, "new_state")), cell.part(at, "new_sum")
             )
         new = maker.unary("TANH", entering, cell.part(at, "new"))
-        update = cell.gates(gates, at, "update", 1)
+        update = cell.gates(gates, at, "update", update_at)
         share = maker.affine(update, -1.0, 1.0, cell.part(at, "share"), bounds=(0.0, 1.0))
         return cell.kept("state", maker.multiply(new, share, f"{cell.prefix}_{at}")), None
     returned = cell.product(state, at)
@@ -169,7 +171,7 @@ def _gru_step(cell: _Cell, at: int, state: Stored | None, memory: Stored | None)
         cell.part(at, "gates_sum"),
     )
     gates = logistic(maker, cell.kept("gates_sum", both), cell.part(at, "gates"))
-    reset, update = cell.gates(gates, at, "reset", 0), cell.gates(gates, at, "update", 1)
+    reset, update = cell.gates(gates, at, "reset", reset_at), cell.gates(gates, at, "update", update_at)
     again = maker.multiply(cell.gates(returned, at, "new_returned", 2), reset, cell.part(at, "new_state"))
     total = maker.add(entering, cell.kept("new_state", again), cell.part(at, "new_sum"))
     new = maker.unary("TANH", cell.kept("new_sum", total), cell.part(at, "new"))
@@ -199,9 +201,10 @@ class _Unrolled:
 @handles("lstm", "gru")
 def recurrent(planner: Planner, step: Step) -> Stored:
     """Unrolled once for all results of a call."""
-    unrolled = planner.unrolled.get(step.inputs)
+    read = (*step.inputs, bool(step.attributes.get("backwards")))
+    unrolled = planner.unrolled.get(read)
     if unrolled is None:
-        unrolled = planner.unrolled[step.inputs] = _unroll(planner, step)
+        unrolled = planner.unrolled[read] = _unroll(planner, step)
     maker, wanted = unrolled.maker, int(step.attributes.get("output", 0))
     if wanted == 0:
         tensors = unrolled.sequence
@@ -239,13 +242,15 @@ def _unroll(planner: Planner, step: Step) -> _Unrolled:
         for direction in range(directions):
             prefix = f"layer_{layer}{'_reverse' * direction}"
             cell = _cell(maker, step.kind, x, time, given, has_bias, prefix)
+            cell.update_first = bool(attributes.get("update_first"))
+            order = range(count) if (direction == 0) != bool(attributes.get("backwards")) else range(count)[::-1]
             state: Stored | None = None
             memory: Stored | None = None
             made: dict[int, Stored] = {}
-            for at in range(count) if direction == 0 else reversed(range(count)):
+            for at in order:
                 state, memory = take_step(cell, at, state, memory)
                 made[at] = state
-            states += [made[count - 1 if direction == 0 else 0]]
+            states += [made[order[-1]]]
             memories += [] if memory is None else [memory]
             by_direction.append([made[at] for at in range(count)])
         sequence = by_direction[0]

@@ -19,15 +19,13 @@ import keras
 import numpy as np
 from keras import tree
 
+from ..planning.elementwise import SURELY_MASKED
 from ..planning.network import Constant, Network, Place, Step, Value
 from ..planning.plans import Derived
 from .functional import Dropout
 from .functions import POINTS, identify, same
 
 _PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 2003, 2011)
-_NO_RECURRENCE = (
-    "recurrent layers of Keras are not unrolled here; use Conv1D over time, or LSTM or GRU of PyTorch with its kit"
-)
 # Functions are evaluated in float32 by Keras' own operations.
 _CLOSE = 2e-5
 
@@ -277,8 +275,8 @@ class Converter:
         outer = self._layer
         if layer and not isinstance(operation, keras.Model):
             self._layer = _path(operation)
-        if isinstance(operation, keras.layers.RNN):
-            return self._unsupported(operation, args, kwargs, node, _NO_RECURRENCE)
+        if layer and (reason := _changed_kernel(operation)):
+            return self._unsupported(operation, args, kwargs, node, reason)
         if layer:
             kwargs = {key: each for key, each in kwargs.items() if key != "training" and each is not None}
         try:
@@ -345,10 +343,8 @@ class Converter:
         """A function such as a layer's activation."""
         if function is None:
             return x
-        tensor = keras.KerasTensor(x.shape)
-        self.bind(tensor, x)
         try:
-            result = function(tensor)
+            return self.called(function, x)
         except (TypeError, ValueError, AttributeError) as error:
             known = self.by_values(function, x)
             if known is None:
@@ -356,7 +352,12 @@ class Converter:
                     f"its activation computes by other means than keras.ops ({_first_line(error)})"
                 ) from error
             return known
-        return self.item(result)
+
+    def called(self, function: Callable[[Any], Any], x: Item) -> Any:
+        """What a layer or a function gives for a symbolic tensor."""
+        tensor = keras.KerasTensor(x.shape)
+        self.bind(tensor, x)
+        return self.item(function(tensor))
 
     def by_values(self, function: Callable[[Any], Any], x: Moving) -> Any | None:
         """The result of a known function of one value, told by what it makes of numbers; None if it is none.
@@ -405,6 +406,15 @@ def _handler(operation: Any) -> Handler | None:
     return None
 
 
+def _changed_kernel(layer: Any) -> str:
+    """Why a layer's kernel is not what it computes with; empty where it is."""
+    if getattr(layer, "quantization_mode", None):
+        return f"quantized by Keras (quantize({layer.quantization_mode!r})); give the float model, before quantize"
+    if getattr(layer, "lora_enabled", False):
+        return "with enable_lora, its kernel is a sum; save the model and load it, which stores the sum as the kernel"
+    return ""
+
+
 def _first_line(error: Exception) -> str:
     line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return line.split(". ")[0].rstrip(".")
@@ -441,10 +451,14 @@ _KINDS = {
     **{"Maximum": "maximum", "Minimum": "minimum"},
 }
 # Of which there is no kind, but which may be a known function, or a part of one.
-_FUNCTIONS = ("LeakyRelu", "Elu", "Gelu", "Celu", "Softplus", "HardTanh", "ReLU", "Expm1", "Log1p", "Clip", "Threshold")
+_FUNCTIONS = ("LeakyRelu", "Elu", "Gelu", "Celu", "Softplus", "HardTanh", "ReLU", "Clip")
 
 
-@operations(*_KINDS, *_FUNCTIONS)
+# Of numbers that only a choice is made by; the function that the choice is part of may be a known one.
+_COMPARISONS = ("Greater", "GreaterEqual", "Less", "LessEqual", "Where")
+
+
+@operations(*_KINDS, *_FUNCTIONS, *_COMPARISONS)
 def _elementwise(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     operands = [*args, *kwargs.values()]
     name = type(operation).__name__
@@ -463,13 +477,49 @@ def _elementwise(c: Converter, operation: Any, args: list[Any], kwargs: dict[str
     told = c.told_by(samples, moving, shape)
     if told is not None:
         return told
+    if name in _COMPARISONS:
+        return c.emit("unsupported", moving, shape, samples=samples, label=name)
     if name not in _KINDS:
-        raise Refused("")
+        told_ = {key: each for key, each in vars(operation).items() if isinstance(each, int | float) and key[0] != "_"}
+        words = ", ".join(f"{key}={each}" for key, each in told_.items() if key != "built")
+        raise Refused(f"with {words}" if words else "")
     operands = [
         each if isinstance(each, Moving) or number is None else number
         for each, number in zip(operands, numbers, strict=True)
     ]
     return c.emit(_KINDS[name], operands, shape, samples=samples)
+
+
+@operations("HardShrink", "SoftShrink", "Threshold")
+def _shrink(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    name = type(operation).__name__
+    if name == "Threshold":
+        return c.emit("threshold", [x], x.shape, least=float(operation.threshold), value=float(operation.default_value))
+    return c.emit(name.lower(), [x], x.shape, width=float(operation.threshold))
+
+
+@operations("TanhShrink")
+def _tanh_shrink(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    return c.emit("sub", [x, c.emit("tanh", [x], x.shape)], x.shape)
+
+
+@operations("Log1p", "Expm1")
+def _beside_one(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    if type(operation).__name__ == "Log1p":
+        return c.emit("log", [c.emit("add", [x, 1.0], x.shape)], x.shape)
+    return c.emit("sub", [c.emit("exp", [x], x.shape), 1.0], x.shape)
+
+
+@operations("Glu")
+def _glu(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    axis = int(operation.axis) % x.rank
+    half = x.shape[axis] // 2
+    one, two = c.cut(x, axis, 0, half), c.cut(x, axis, half, 2 * half)
+    return c.emit("mul", [one, c.emit("sigmoid", [two], two.shape)], one.shape)
 
 
 @operations("Power")
@@ -485,9 +535,16 @@ def _power(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]
 def _softmax(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     if not isinstance(operation.axis, int):
-        raise Refused("over several axes")
+        raise Refused(f"with axis={operation.axis}; it is computed over one axis")
     kind = "softmax" if type(operation).__name__ == "Softmax" else "log_softmax"
     return c.emit(kind, [x], x.shape, axis=operation.axis % x.rank)
+
+
+@layers("Softmax")
+def _softmax_layer(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if not isinstance(layer.axis, int) and len(layer.axis) > 1:
+        raise Refused(f"with axis={layer.axis}; it is computed over one axis")
+    return c.expand(layer, args, kwargs)
 
 
 @operations("Cast", "Copy", "ConvertToTensor")
@@ -516,12 +573,26 @@ def _reduce(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any
     )
     if c.batch_axis(x.shape) in axes:
         raise Refused("it mixes the examples of a batch")
+    if getattr(operation, "initial", None) is not None:
+        raise Refused(f"with initial={operation.initial}; leave it out, and take keras.ops.maximum or minimum of both")
     keep = bool(operation.keepdims)
     name = type(operation).__name__.lower()
     kind = {"max": "amax", "min": "amin"}.get(name, name)
     shape = [1 if at in axes else size for at, size in enumerate(x.shape) if keep or at not in axes]
     more: dict[str, Any] = {"correction": 0} if kind in ("var", "std") else {}
     return c.emit(kind, [x], shape, axes=tuple(sorted(axes)), keep_dims=keep, **more)
+
+
+@operations("Norm")
+def _length(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    axes = tuple(sorted(int(axis) % x.rank for axis in operation.axis or ()))
+    order = 2 if operation.ord is None else operation.ord
+    if len(axes) != 1 or order not in (1, 2) or c.batch_axis(x.shape) in axes:
+        raise Refused(f"with ord={operation.ord}, axis={operation.axis}; it is computed with ord=1 or 2 over one axis")
+    keep = bool(operation.keepdims)
+    shape = [1 if at in axes else size for at, size in enumerate(x.shape) if keep or at not in axes]
+    return c.emit("norm", [x], shape, axes=axes, keep_dims=keep, order=order)
 
 
 @operations("Argmax")
@@ -591,6 +662,17 @@ def _pool(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any])
     )
 
 
+@operations("AdaptiveAveragePool", "AdaptiveMaxPool")
+def _adaptive_pool(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    axis = _channel_axis(operation.data_format, x.rank)
+    size = _each(operation.output_size, x.rank - 2)
+    spatial = iter(size)
+    shape = [each if at in (0, axis) else next(spatial) for at, each in enumerate(x.shape)]
+    kind = "adaptive_avg_pool" if type(operation).__name__ == "AdaptiveAveragePool" else "adaptive_max_pool"
+    return c.emit(kind, [x], shape, size=size, channel_axis=axis)
+
+
 # --- movement ---------------------------------------------------------------------------------------------------------
 
 
@@ -638,6 +720,26 @@ def _swap(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any])
     first, second = operation.axis1 % x.rank, operation.axis2 % x.rank
     order[first], order[second] = second, first
     return c.permute(x, order)
+
+
+@operations("DepthToSpace", "SpaceToDepth")
+def _blocks(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x, side = args[0], int(operation.block_size)
+    first = _channel_axis(operation.data_format, x.rank) == 1
+    batch, *sizes = x.shape
+    channels, height, width = sizes if first else (sizes[2], sizes[0], sizes[1])
+    if type(operation).__name__ == "DepthToSpace":
+        parts = (batch, channels // side**2, side, side, height, width) if first else (
+            batch, height, width, side, side, channels // side**2)  # fmt: skip
+        order = (0, 1, 4, 2, 5, 3) if first else (0, 1, 3, 2, 4, 5)
+        made = (channels // side**2, height * side, width * side)
+    else:
+        parts = (batch, channels, height // side, side, width // side, side) if first else (
+            batch, height // side, side, width // side, side, channels)  # fmt: skip
+        order = (0, 1, 3, 5, 2, 4) if first else (0, 1, 3, 2, 4, 5)
+        made = (channels * side**2, height // side, width // side)
+    turned = c.permute(c.reshape(x, parts), order)
+    return c.reshape(turned, (batch, *(made if first else (*made[1:], made[0]))))
 
 
 @operations("GetItem")
@@ -753,8 +855,13 @@ def _broadcast(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, 
 def _resize(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     if operation.crop_to_aspect_ratio or operation.pad_to_aspect_ratio or operation.antialias:
-        raise Refused("with an aspect ratio or antialiasing")
+        raise _aspect(operation)
     return _resized(c, x, _channel_axis(operation.data_format, x.rank), operation.size, operation.interpolation)
+
+
+def _aspect(resizing: Any) -> Refused:
+    given = [name for name in ("crop_to_aspect_ratio", "pad_to_aspect_ratio", "antialias") if getattr(resizing, name)]
+    return Refused(f"with {', '.join(f'{name}=True' for name in given)}; it is computed with False")
 
 
 def _resized(c: Converter, x: Moving, axis: int, size: Sequence[int], word: str) -> Moving:
@@ -762,7 +869,10 @@ def _resized(c: Converter, x: Moving, axis: int, size: Sequence[int], word: str)
     factors = [new / x.shape[at] for new, at in zip(size, spatial, strict=True)]
     whole = all(factor == int(factor) for factor in factors)
     if word not in ("nearest", "bilinear") or (word == "nearest" and not whole):
-        raise Refused(f"{word} by {factors}; nearest by whole factors or bilinear")
+        shown = ", ".join(f"{factor:.4g}" for factor in factors)
+        raise Refused(
+            f"with interpolation={word!r} by {shown}; it is computed by 'nearest' by whole factors or 'bilinear'"
+        )
     shape = list(x.shape)
     for at, new in zip(spatial, size, strict=True):
         shape[at] = int(new)
@@ -849,6 +959,11 @@ def _conv(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> 
         c, x, weight, bias, layer.strides, layer.padding, layer.dilation_rate, int(layer.groups), axis, path
     )
     return c.apply(layer.activation, made)
+
+
+@layers("Conv3D", "Conv3DTranspose")
+def _volume(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    raise Refused(f"with windows over three axes, {tuple(layer.kernel_size)}")
 
 
 @layers("DepthwiseConv1D", "DepthwiseConv2D")
@@ -1032,17 +1147,126 @@ def _attention(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, 
     """[batch, time, heads, size]"""
     given = inspect.signature(operation.call).bind(*args, **kwargs).arguments
     query, key, value = (given[name] for name in ("query", "key", "value"))
-    if any(given.get(name) is not None for name in ("bias", "mask")) or given.get("is_causal"):
-        raise Refused("with a mask or a bias")
+    mask, bias = given.get("mask"), given.get("bias")
+    if getattr(operation, "attn_logits_soft_cap", None):
+        raise Refused(f"with attn_logits_soft_cap={operation.attn_logits_soft_cap}; it is computed without, None")
+    for name, each in (("mask", mask), ("bias", bias)):
+        if isinstance(each, Moving):
+            raise Refused(
+                f"with {name}, which depends on the input; it is computed with one that is fixed, or use_causal_mask"
+            )
+    if mask is not None and bias is not None:
+        raise Refused("with mask and bias; give one of them")
+    if mask is not None:
+        bias = Fixed(data=np.where(mask.data, 0.0, SURELY_MASKED).astype(np.float32), shape=mask.shape)
+    query, key, value = (c.permute(each, (0, 2, 1, 3)) for each in (query, key, value))
     scale = given.get("scale")
-    size = query.shape[-1]
-    turned = [c.permute(each, (0, 2, 1, 3)) for each in (query, key, value)]
-    scores = c.emit(
-        "matmul", [turned[0], c.permute(turned[1], (0, 1, 3, 2))], (*turned[0].shape[:3], turned[1].shape[2])
+    made = c.emit(
+        "attention",
+        [query, key, value, bias],
+        (*query.shape[:3], value.shape[3]),
+        causal=bool(operation.is_causal),
+        scale=float(1 / math.sqrt(query.shape[-1]) if scale is None else scale),
     )
-    scores = c.emit("mul", [scores, float(scale if scale is not None else 1 / math.sqrt(size))], scores.shape)
-    shares = c.emit("softmax", [scores], scores.shape, axis=3)
-    return c.permute(c.emit("matmul", [shares, turned[2]], (*scores.shape[:3], size)), (0, 2, 1, 3))
+    return c.permute(made, (0, 2, 1, 3))
+
+
+# --- recurrent layers -------------------------------------------------------------------------------------------------
+
+
+@layers("RNN", "Bidirectional")
+def _recurrent(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The sequence or its last entry, as the layer says, and its states where it gives them."""
+    if len(args) > 1 or kwargs:
+        raise Refused(
+            f"called with {', '.join(sorted(kwargs) or ['a state'])}; it takes a sequence and starts from zero"
+        )
+    (x,) = args
+    if not isinstance(layer, keras.layers.Bidirectional):
+        sequence, *states = _run_of_time(c, layer, x)
+        if layer.return_sequences and layer.go_backwards:  # Keras gives it in the order in which it was made
+            sequence = c.emit("flip", [sequence], sequence.shape, axes=(1,))
+        first = sequence if layer.return_sequences else states[0]
+        return [first, *states] if layer.return_state else first
+    both = [_run_of_time(c, each, x) for each in (layer.forward_layer, layer.backward_layer)]
+    one, two = (made[0] if layer.return_sequences else made[1] for made in both)
+    states = [*both[0][1:], *both[1][1:]] if layer.return_state else []
+    if layer.merge_mode is None:
+        return [one, two, *states]
+    if layer.merge_mode == "concat":
+        merged = c.emit("concat", [one, two], (*one.shape[:-1], one.shape[-1] + two.shape[-1]), axis=one.rank - 1)
+    else:
+        merged = c.emit("mul" if layer.merge_mode == "mul" else "add", [one, two], one.shape)
+        if layer.merge_mode == "ave":
+            merged = c.emit("mul", [merged, 0.5], merged.shape)
+    return [merged, *states] if states else merged
+
+
+@layers("TimeDistributed")
+def _time_distributed(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """All times at once, as further examples; with batch norm inside time by time, each by statistics of its own."""
+    x, inner = args[0], layer.layer
+    if kwargs:
+        raise Refused(f"called with {', '.join(sorted(kwargs))}; it takes a sequence alone")
+    batch, times = x.shape[:2]
+    if not any(isinstance(each, keras.layers.BatchNormalization) for each in inner._flatten_layers()):
+        made = c.called(inner, c.reshape(x, (batch * times, *x.shape[2:])))
+        return c.reshape(made, (batch, times, *made.shape[1:]))
+    every = [c.called(inner, c.reshape(c.cut(x, 1, at, at + 1), (batch, *x.shape[2:]))) for at in range(times)]
+    rest = every[0].shape[1:]
+    return c.emit("concat", [c.reshape(each, (batch, 1, *rest)) for each in every], (batch, times, *rest), axis=1)
+
+
+def _run_of_time(c: Converter, layer: Any, x: Moving) -> list[Any]:
+    """The sequence of results in the order of time, and the last states."""
+    cell: Any = getattr(layer, "cell", None)
+    kind = {keras.layers.LSTMCell: "lstm", keras.layers.GRUCell: "gru"}.get(type(cell), "")
+    if not kind or not isinstance(layer, keras.layers.RNN) or x.rank != 3:
+        raise Refused("only LSTM and GRU over a sequence of vectors are unrolled; use one of them, or Conv1D over time")
+    wanted: dict[str, Any] = {
+        "activation": keras.activations.tanh,
+        "recurrent_activation": keras.activations.sigmoid,
+        "recurrent_dropout": 0.0,
+    } | ({"reset_after": True} if kind == "gru" else {})
+    for name, value in wanted.items():
+        given = getattr(cell, name)
+        if given is not value and given != value:
+            shown, allowed = (getattr(each, "__name__", each) for each in (given, value))
+            raise Refused(f"with {name}={shown}; it is unrolled with {name}={allowed}")
+    if layer.stateful:
+        raise Refused("with stateful=True; the state starts from zero at every call, which is stateful=False")
+    if cell.dropout:
+        # One mask for all times.
+        x = c.emit("dropout", [x], x.shape, expression=Dropout(float(cell.dropout), (1,)))
+    units = int(cell.units)
+    gates = 4 if kind == "lstm" else 3
+    kernel, back = (c.weight(each) for each in (cell.kernel, cell.recurrent_kernel))
+    weights = [c.then(each, each.shape[::-1], lambda array: array.transpose((1, 0))) for each in (kernel, back)]
+    if cell.use_bias:
+        bias = c.weight(cell.bias)
+        if kind == "lstm":
+            weights += [bias, Fixed(data=np.zeros(gates * units, np.float32), shape=(gates * units,))]
+        else:
+            weights += [c.then(bias, (gates * units,), lambda a, at=at: a[at]) for at in (0, 1)]
+    shape = (*x.shape[:2], units)
+    last = (1, x.shape[0], units)
+    results = [
+        c.emit(
+            kind,
+            [x, *weights],
+            last if output else shape,
+            module=_path(layer),
+            layers=1,
+            bidirectional=False,
+            batch_first=True,
+            has_bias=bool(cell.use_bias),
+            backwards=bool(layer.go_backwards),
+            update_first=kind == "gru",
+            output=output,
+        )
+        for output in range(3 if kind == "lstm" else 2)
+    ]
+    return [results[0], *(c.reshape(each, (x.shape[0], units)) for each in results[1:])]
 
 
 # --- norms and noise --------------------------------------------------------------------------------------------------
@@ -1069,12 +1293,58 @@ def _batch_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any
 @layers("LayerNormalization")
 def _layer_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x = args[0]
-    axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
-    if [axis % x.rank for axis in axes] != [x.rank - 1] or getattr(layer, "rms_scaling", False):
-        raise Refused("over other axes than the last one")
+    if getattr(layer, "rms_scaling", False):
+        raise Refused("with rms_scaling=True; use RMSNormalization")
+    axes = _last_axes(layer.axis, x.rank)
     tensors = [c.optional(each) for each in (layer.gamma, layer.beta)]
-    module = _path(layer)
-    return c.emit("layer_norm", [x, *tensors], x.shape, module=module, axes=(x.rank - 1,), epsilon=float(layer.epsilon))
+    return c.emit("layer_norm", [x, *tensors], x.shape, module=_path(layer), axes=axes, epsilon=float(layer.epsilon))
+
+
+def _last_axes(axis: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    """The axes that a norm is over."""
+    axes = tuple(sorted(int(each) % rank for each in ([axis] if isinstance(axis, int) else axis)))
+    if axes != tuple(range(rank - len(axes), rank)) or 0 in axes:
+        raise Refused(f"with axis={axis} of {rank} axes; it is computed over the last ones, such as axis=-1")
+    return axes
+
+
+@layers("RMSNormalization")
+def _rms_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x, axes = args[0], _last_axes(layer.axis, args[0].rank)
+    weight = c.weight(layer.scale)
+    return c.emit("rms_norm", [x, weight], x.shape, module=_path(layer), axes=axes, epsilon=float(layer.epsilon))
+
+
+@operations("LayerNorm", "RMSNorm")
+def _norm_operation(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """`keras.ops.layer_normalization` and `rms_normalization`, in a layer of the user's."""
+    x, *weights = [*args, *kwargs.values()]
+    if not isinstance(x, Moving) or getattr(operation, "rms_scaling", False):
+        raise Refused("with rms_scaling; use rms_normalization")
+    kind, count = ("layer_norm", 2) if type(operation).__name__ == "LayerNorm" else ("rms_norm", 1)
+    epsilon = keras.config.epsilon() if operation.epsilon is None else operation.epsilon
+    weights = (weights + [None, None])[:count]
+    return c.emit(kind, [x, *weights], x.shape, axes=_last_axes(operation.axis, x.rank), epsilon=float(epsilon))
+
+
+@operations("Normalize")
+def _normalize(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    axis = operation.axis if isinstance(operation.axis, int) else [*(operation.axis or ())]
+    if isinstance(axis, list) and len(axis) == 1:
+        (axis,) = axis
+    if not isinstance(axis, int) or operation.order != 2:
+        raise Refused(
+            f"with axis={operation.axis}, order={operation.order}; it is computed over one axis, with order=2"
+        )
+    return c.emit("normalize", [x], x.shape, axis=axis % x.rank, epsilon=float(operation.epsilon or 1e-7))
+
+
+@layers("SpectralNormalization")
+def _spectral_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    raise Refused(
+        "it divides its layer's kernel anew in training; give the layer inside, which holds the divided kernel"
+    )
 
 
 @layers("GroupNormalization")
@@ -1133,6 +1403,19 @@ def _image(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) ->
     return c.emit("dropout", [x], x.shape, expression=InTraining(layer))
 
 
+@layers("Masking")
+def _masking(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    raise Refused("its mask depends on the input; give sequences of one length, without it")
+
+
+@layers(
+    "STFTSpectrogram", "MelSpectrogram", "Discretization", "CategoryEncoding", "Hashing", "HashedCrossing",
+    "StringLookup", "IntegerLookup", "TextVectorization",
+)  # fmt: skip
+def _data(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    raise Refused("it prepares data; do it in front of the model")
+
+
 @layers("CenterCrop")
 def _center_crop(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, axis = args[0], _channel_axis(layer.data_format, args[0].rank)
@@ -1148,7 +1431,7 @@ def _center_crop(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, An
 @layers("Resizing")
 def _resizing(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if layer.crop_to_aspect_ratio or layer.pad_to_aspect_ratio or layer.antialias:
-        raise Refused("with an aspect ratio or antialiasing")
+        raise _aspect(layer)
     x = args[0]
     return _resized(c, x, _channel_axis(layer.data_format, x.rank), (layer.height, layer.width), layer.interpolation)
 
@@ -1180,7 +1463,10 @@ def _normalization(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, 
 def _prelu(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, alpha = args[0], c.weight(layer.alpha)
     if any(size != 1 for size in alpha.shape[:-1]):
-        raise Refused("with a slope for each place; use shared_axes")
+        # A slope for each place, Keras' default: x + (slope - 1) * min(x, 0). Slopes begin at 0, which has no scale.
+        below = c.emit("minimum", [x, 0.0], x.shape)
+        less = c.then(alpha, alpha.shape, lambda array: array - 1.0)
+        return c.emit("add", [x, c.emit("mul", [below, less], x.shape)], x.shape)
     slope = c.then(alpha, (alpha.shape[-1],), lambda array: array.reshape((-1,)))
     return c.emit("prelu", [x, slope], x.shape, module=c.layer_path(layer.alpha), channel_axis=x.rank - 1)
 
