@@ -277,7 +277,7 @@ def _files(folder: Path, skipped: list[str]) -> list[Path]:
             if os.path.isfile(path):
                 files.append(path)
             elif not os.path.isdir(path):
-                what = "a link to nothing" if os.path.islink(path) else "no file that can be read"
+                what = "no file that can be read" if os.path.exists(path) else "a link to nothing"
                 skipped.append(f"{on_one_line(path)}: {what}")
             elif os.path.islink(path):
                 skipped.append(f"{on_one_line(path)}: a link to a folder, which is not followed below a class")
