@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -139,6 +141,55 @@ def test_image_size_takes_the_middle_square() -> None:
     image[..., 2:6] = 1
     assert (data._fitted(image, 2) == 1).all()
     assert data._fitted(image, None) is image
+
+
+def test_what_is_no_image_in_a_folder_is_named_and_not_followed(tmp_path: Path) -> None:
+    path, elsewhere = folder(tmp_path / "pets"), folder(tmp_path / "elsewhere")
+    for name in (".ipynb_checkpoints", "more"):
+        shutil.copytree(elsewhere / "cat", path / "cat" / name)
+    (path / "cat" / "gone.png").symlink_to("nowhere")
+    (path / "cat" / "up").symlink_to("..")
+    (path / "cat" / "linked.png").symlink_to(elsewhere / "dog" / "0.png")
+    os.mkfifo(path / "cat" / "pipe.png")
+    (path / "cat" / "two\nlines.png").write_text("not an image")
+    (path / "owl").symlink_to(elsewhere / "dog")  # a class that lies elsewhere
+    dataset = data.load(str(path))
+    assert dataset.class_names == ("cat", "dog", "owl")
+    assert sum(map(len, parts(dataset))) == 5 + 5 + 1 + 5 + 5  # more and linked.png are the cat's
+    assert sorted(sentence.removeprefix(f"{path}/cat/").partition(": ")[::2] for sentence in dataset.skipped) == [
+        ("gone.png", "a link to nothing"),
+        ("pipe.png", "no file that can be read"),
+        (r"two\nlines.png", rf"cannot identify image file '{path}/cat/two\nlines.png'"),
+        ("up", "a link to a folder, which is not followed below a class"),
+    ]
+    (path / "ring").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match=r"pets/ring is a link to a folder that holds it; remove it, it is no class"):
+        data.load(str(path))
+
+
+def test_a_class_that_cannot_be_looked_into_is_not_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, scandir = folder(tmp_path / "pets"), os.scandir
+
+    def closed(given: Any) -> Any:
+        if str(given).endswith("dog"):
+            raise PermissionError(13, "Permission denied", str(given))
+        return scandir(given)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(ValueError, match=r"class 'dog' has no image in .*dog: its images cannot be read: Permission"):
+        data.load(str(path))
+
+
+def test_images_that_no_memory_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"1,797 images of 16384x16384 pixels take 1,797\.0 GiB as numbers, more than"):
+        data.load("digits", 16384)
+    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 2 * 3 * 4 * 8 * 8 * 4}[name])
+    path = folder(tmp_path / "pets", count=2)
+    with pytest.raises(ValueError, match="at least 3 are needed"):
+        data.load(str(path))
+    folder(path / "more" / "them", count=1)
+    with pytest.raises(ValueError, match=r"5 images of .*pets take .* give a smaller image_size"):
+        data.load(str(path))
 
 
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:

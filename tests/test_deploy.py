@@ -7,9 +7,11 @@ Each operator by itself is in test_device.py.
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ import pytest
 
 pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 
-from deadly import deadly
+from deadly import crowded, deadly
 
 from exactqat.deploy import (
     Builder,
@@ -229,6 +231,19 @@ def test_the_process_outlives_a_file_that_the_runtime_does_not(tmp_path: Path) -
         verify(graph, path, rng.integers(-128, 128, (3, 4, 4, 3)).astype(np.int8))
 
 
+def test_a_file_that_is_small_until_it_is_unpacked_is_not_unpacked(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    graph, path = small_network(rng), tmp_path / "model.tflite"
+    path.write_bytes(crowded(write_tflite(graph, path).read_bytes(), 200))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"not a valid Flatbuffer|subgraph 1"):
+            verify(graph, path, rng.integers(-128, 128, (3, 4, 4, 3)).astype(np.int8))
+        assert tracemalloc.get_traced_memory()[1] < 5 << 20  # unpacked 200 * 200 operators take ten times that
+    finally:
+        tracemalloc.stop()
+
+
 def test_only_files_of_others_are_tried_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process costs a second; what write_tflite makes of the graph needs none, whatever its description."""
     tried = []
@@ -251,6 +266,10 @@ def test_what_a_child_does_is_not_told(tmp_path: Path) -> None:
     trial.try_in_a_child(np.testing.assert_array_equal, 1, 2)
     with pytest.raises(RuntimeRefusal, match="SIGKILL"):
         trial.try_in_a_child(signal.raise_signal, signal.SIGKILL)
+    if sys.platform == "linux":
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        with pytest.raises(RuntimeRefusal, match="more than half of this machine's memory"):
+            trial.try_in_a_child(bytearray, max(memory * 2 // 3, 5 << 30))
     with pytest.raises(RuntimeRefusal, match="could not be tried in another process"):
         trial.try_in_a_child(sys.exit, "no")
 

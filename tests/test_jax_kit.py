@@ -106,6 +106,17 @@ def test_constants_of_zeros_beside_small_values(tmp_path: Path) -> None:
     assert_exact(prepared, tuned, prepared.freeze(state), (x,), tmp_path)
 
 
+@pytest.mark.parametrize("policy", ["ema", "min_max", "learned"])
+def test_calibration_anew_forgets(policy: str) -> None:
+    prepared = prepare(lambda p, x: x @ p["w"], LINEAR, X, [qat.Rule("input", ranges="fixed", fixed_range=(-9.0, 9.0)),
+                                                            qat.Rule(ranges=policy)])  # fmt: skip
+    once = prepared.calibrate(*prepared.init(), [X])
+    other = prepared.calibrate(*prepared.init(), [X * 100])
+    averaged, again = prepared.calibrate(*other, [X]), prepared.calibrate(*other, [X], anew=True)
+    assert jax.tree.all(jax.tree.map(lambda one, two: bool((one == two).all()), once, again))
+    assert not jax.tree.all(jax.tree.map(lambda one, two: bool((one == two).all()), once, averaged))
+
+
 def test_layers_tell_what_they_are() -> None:
     params = {**weights(kernel=(3, 3, 4, 6)), "norm": norm(6)}
     prepared = prepare(

@@ -556,6 +556,32 @@ def test_a_file_is_no_directory_for_a_job(
     assert "Errno" not in errors and (tmp_path / "file").read_text() == "kept"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", ""], "Invalid value for '--out': must not be empty"),
+        (["--out", "link"], "link is a link to nothing, which is not there"),
+        (["--out", "job", "--weights", ""], "Invalid value for '--weights': must not be empty"),
+        (["--out", "job", "--data", ""], "one folder of images for each class, got ''"),
+    ],
+)
+def test_a_variable_that_is_not_set_is_not_the_working_directory(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "link").symlink_to("nothing")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr(sys, "argv", ["exactqat", "train", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2 and message in capsys.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["link"]
+
+
 def test_one_job_for_several_widths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

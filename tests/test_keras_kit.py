@@ -62,6 +62,14 @@ with pytest.raises(ValueError, match="batch 2 of batches gives NaN or infinity i
 qat.keras.calibrate(prepared, [x])
 before = [float(variable.numpy()) for variable in prepared.range_variables() if variable.value.ndim == 0]
 assert before and any(before)
+qat.keras.calibrate(prepared, [x * 100])
+other = [float(variable.numpy()) for variable in prepared.range_variables() if variable.value.ndim == 0]
+with pytest.raises(ValueError, match="batches is empty"):
+    qat.keras.calibrate(prepared, [], anew=True)
+assert other == [float(variable.numpy()) for variable in prepared.range_variables() if variable.value.ndim == 0]
+assert other != before
+qat.keras.calibrate(prepared, [x], anew=True)
+assert before == [float(variable.numpy()) for variable in prepared.range_variables() if variable.value.ndim == 0]
 prepared.compile("adam", "mse")
 prepared.fit(x, np.zeros((8, 4), "f"), verbose=0)
 after = [float(variable.numpy()) for variable in prepared.range_variables() if variable.value.ndim == 0]

@@ -29,6 +29,7 @@ from exactqat.deploy import (  # noqa: E402
     write_onnx,
 )
 from exactqat.deploy.graph import ACTIVATIONS  # noqa: E402
+from exactqat.deploy.trial import RuntimeRefusal  # noqa: E402
 from exactqat.device import OPERATORS  # noqa: E402
 
 Random = np.random.Generator
@@ -275,6 +276,24 @@ def test_verify_finds_one_wrong_weight_and_another_graphs_file(tmp_path: Path) -
         verify_onnx(graph, other, codes)
     with pytest.raises(ValueError, match="no images"):
         verify_onnx(graph, path, codes["x"][:0])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[: len(content) // 2],
+        lambda content: content.replace(b"DequantizeLinear", b"DequantizeTriple"),
+    ],
+    ids=["empty", "half", "unknown operator"],
+)
+def test_a_damaged_file_is_refused_in_one_sentence(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    graph = small_graph()
+    path = write_onnx(graph, tmp_path / "model.onnx")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(RuntimeRefusal, match="onnxruntime does not take the file: ") as refusal:
+        verify_onnx(graph, path, random_codes(np.random.default_rng(1), graph, 2))
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -129,6 +129,12 @@ def program() -> bytes:
     return buffer.getvalue()
 
 
+def wider() -> dict[str, torch.Tensor]:
+    """Twice as many channels everywhere: counts of batches fit, and nothing else."""
+    state = network().state_dict()
+    return {name: torch.cat([entry, entry]) if entry.dim() else entry for name, entry in state.items()}
+
+
 HOSTILE = [
     (lambda canary: b"", "it is empty, neither a state dict"),
     (lambda canary: b"no weights", "neither a state dict written by torch.save nor safetensors"),
@@ -142,6 +148,7 @@ HOSTILE = [
     (lambda canary: saved({}), "it has nothing"),
     (lambda canary: saved({"other.weight": torch.zeros(3)}), "holds no weights of this network: its tensors are other"),
     (lambda canary: saved({"stem.0.weight": torch.zeros(3)}), "its tensors are stem.0.weight float32 [3]; the"),
+    (lambda canary: saved(wider()), "holds no weights of this network: its tensors are stem.0.weight float32 [32,"),
     (lambda canary: saved(network().state_dict())[:-500], "cannot be read as weights"),
     (lambda canary: npz(), "it is an archive, but none that torch.save writes"),
     (lambda canary: npz(np.savez_compressed), "it is an archive, but none that torch.save writes"),

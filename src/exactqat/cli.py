@@ -265,6 +265,15 @@ def _numbers(text: str) -> list[int]:
     return numbers
 
 
+def _path(text: str) -> Path:
+    """What an option names. For pathlib no name, as of a variable that is not set, is the working directory."""
+    import typer
+
+    if not text:
+        raise typer.BadParameter("must not be empty")
+    return Path(text)
+
+
 def _version() -> str:
     from exactqat import __version__
 
@@ -312,7 +321,12 @@ def _application() -> Any:
     def train(
         context: typer.Context,
         out: Annotated[
-            Path, typer.Option(help="Directory for checkpoints, .tflite files, metrics.json and report.html.")
+            Path,
+            typer.Option(
+                parser=_path,
+                metavar="<path>",
+                help="Directory for checkpoints, .tflite files, metrics.json and report.html.",
+            ),
         ],
         data: Annotated[
             str,
@@ -328,8 +342,10 @@ def _application() -> Any:
         weights: Annotated[
             Path | None,
             typer.Option(
+                parser=_path,
+                metavar="<path>",
                 help="Weights to begin float training with: a state dict written by torch.save, or safetensors. What "
-                "fits by name and shape is taken, and the rest told."
+                "fits by name and shape is taken, and the rest told.",
             ),
         ] = None,
         weight_bits: Annotated[
@@ -633,7 +649,7 @@ def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet:
     # The networks are small: a second thread costs more than it gives, and one thread gives the same bits everywhere.
     torch.set_num_threads(1)
     place = training.device_named(device)
-    if Path(given.get("data", "digits")).exists():
+    if given.get("data") and Path(given["data"]).exists():
         # Other commands, in other directories, will look for it.
         given["data"] = str(Path(given["data"]).resolve())
     if "weights" in given:

@@ -23,9 +23,14 @@ def printable(text: object) -> str:
     return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
 
+def on_one_line(text: object) -> str:
+    """`printable`, with an escape for the line's end too."""
+    return printable(text).replace("\n", "\\n")
+
+
 def shortened(text: object, length: int = NAME_LENGTH) -> str:
     """On one line, with an ellipsis behind the first `length` characters."""
-    line = printable(text).replace("\n", "\\n")
+    line = on_one_line(text)
     return line if len(line) <= length else line[: length - 1] + "…"
 
 

@@ -16,7 +16,8 @@ Needs `pip install exactqat[onnx]`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ..device.tensor import CODE_RANGES
 from .graph import Graph, Operator, Quantization, Tensor
 from .simulate import check_inputs, dequantize, simulate, simulate_operator
 from .tflite import import_deploy, write_whole
+from .trial import RuntimeRefusal
 from .verify import Comparison, Report, Tally
 
 OPSET = 21
@@ -54,7 +56,7 @@ def verify_onnx(
 
     x: int8 codes [batch, height, width, channels], or one array per input name; the file gets the real numbers that
     they stand for. Nothing is claimed to be exact: the report says how many codes differ, and by how much. Raises
-    ValueError when the file has no tensor for a result of the graph.
+    ValueError when the file has no tensor for a result of the graph, RuntimeRefusal when onnxruntime does not take it.
     """
     inputs = check_inputs(graph, x)
     total = next(iter(inputs.values())).shape[0]
@@ -255,6 +257,16 @@ def tensor_description(onnx: Any, tensor: Tensor, name: str, dtype: int) -> Any:
     return onnx.helper.make_tensor_value_info(name, dtype, [batch, *shape[1:]])
 
 
+@contextmanager
+def _refusing(doing: str) -> Iterator[None]:
+    """Says in one sentence what onnx and onnxruntime, whose errors have no common kind, have against a file."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - parsers of damaged files raise nearly anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise RuntimeRefusal(f"{doing}: {reason}") from error
+
+
 class _Runtime:
     """onnxruntime on one model: codes in, arrays with channels last out."""
 
@@ -264,21 +276,24 @@ class _Runtime:
         options.intra_op_num_threads = 1
         self.graph = graph
         self.outputs = list(outputs)
-        self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        with _refusing("onnxruntime does not take the file"):
+            self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def run(self, batch: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         feeds = {}
         for name, codes in batch.items():
             real = dequantize(codes, self.graph.tensors[name].quantization)
             feeds[name] = np.ascontiguousarray(real.transpose(channels_first(range(real.ndim))))
-        results = self.session.run(self.outputs, feeds)
+        with _refusing("onnxruntime does not run the file"):
+            results = self.session.run(self.outputs, feeds)
         return [result.transpose(0, 2, 3, 1) if result.ndim == 4 else result for result in results]
 
 
 def _with_codes_as_outputs(graph: Graph, content: bytes) -> bytes:
     """The same model with the codes of all results as its outputs."""
     onnx: Any = import_deploy("onnx", "onnx")
-    model = onnx.load_model_from_string(content)
+    with _refusing("the file is damaged"):
+        model = onnx.load_model_from_string(content)
     present = {output for node in model.graph.node for output in node.output}
     missing = [name for name in graph.results() if f"{name}/codes" not in present]
     if missing:

@@ -10,13 +10,25 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# What the parent can import, the child can; -P: nothing else from the working directory.
+# What the parent can import, the child can; -P: nothing else from the working directory. It gets half of the machine's
+# memory (or 4 GiB of addresses, as libraries take many and fill few), so that a small file that asks for all of it ends
+# this process and no other.
 _PROGRAM = """
-import pickle, sys
+import os, pickle, sys
+try:
+    import resource
+    half = max(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2, 4 << 30)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if not 0 <= soft <= half:  # -1: no limit
+        resource.setrlimit(resource.RLIMIT_AS, (half, hard))
+except (ImportError, AttributeError, ValueError, OSError):
+    pass  # not on Windows
 sys.path[:] = pickle.load(sys.stdin.buffer)
 function, arguments = pickle.load(sys.stdin.buffer)
 try:
     function(*arguments)
+except MemoryError:
+    sys.exit("it asks for more than half of this machine's memory")
 except Exception:
     pass
 """

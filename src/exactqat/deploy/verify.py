@@ -14,6 +14,7 @@ import importlib.util
 import math
 import os
 import platform
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from ..display import shortened, table
 from .emulation import SET_UP, EmulatedInterpreter, is_set_up
 from .graph import Graph
 from .simulate import EXACT, check_inputs, dequantize, simulate, simulate_operator
-from .tflite import IDENTIFIER, import_deploy, is_file_of
+from .tflite import import_deploy, is_file_of
 from .trial import RuntimeRefusal, try_in_a_child
 
 
@@ -416,28 +417,34 @@ def _indices(details: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str,
     return {name: found[name] for name in names}
 
 
+# Where a table of type SubGraph says where its outputs are: in the third field, behind two numbers of two bytes.
+_OUTPUTS = 4 + 2 * 2
+
+
 def _with_outputs(content: bytes, names: tuple[str, ...]) -> bytes:
-    """The same model with the named tensors as its outputs.
+    """The same model with the named tensors as its outputs: a list behind all else, to which the model points.
+
+    It is not unpacked. A small file may name one table, or one list, in so many places that they fill all memory.
 
     Raises:
         ValueError: it has no such tensors, or it is damaged.
     """
-    schema, flatbuffers = import_deploy("ai_edge_litert.schema_py_generated"), import_deploy("flatbuffers")
+    schema = import_deploy("ai_edge_litert.schema_py_generated")
     try:
-        model = schema.ModelT.InitFromPackedBuf(content)
-        subgraph = model.subgraphs[0]
+        subgraph = schema.Model.GetRootAs(content, 0).Subgraphs(0)
         # A name may be missing in a damaged file, and a tensor without one may stay so.
-        positions = {
-            tensor.name.decode(): position
-            for position, tensor in enumerate(subgraph.tensors)
-            if tensor.name is not None
-        }
+        found = ((position, subgraph.Tensors(position).Name()) for position in range(subgraph.TensorsLength()))
+        positions = {name.decode(): position for position, name in found if name is not None}
         missing = [name for name in names if name not in positions]
         if not missing:
-            subgraph.outputs = [positions[name] for name in names]
-            builder = flatbuffers.Builder(len(content))
-            builder.Finish(model.Pack(builder), IDENTIFIER)
-            return bytes(builder.Output())
+            field = subgraph._tab.Offset(_OUTPUTS)
+            if not field:
+                raise ValueError("it has no outputs")
+            place = subgraph._tab.Pos + field
+            start = -(-len(content) // 4) * 4
+            changed = bytearray(content.ljust(start, b"\0"))
+            struct.pack_into("<I", changed, place, start - place)
+            return bytes(changed) + struct.pack(f"<{1 + len(names)}I", len(names), *map(positions.__getitem__, names))
     except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
         raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
     raise ValueError(f"the file has no tensors {missing}; was it written from another graph?")

@@ -14,6 +14,7 @@ How images become numbers, whatever they come from:
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..display import on_one_line
 from .files import check_file
 
 # The split belongs to the data, not to a run: every seed is judged on the same test images.
@@ -86,7 +88,7 @@ def load(name: str, image_size: int | None = None) -> Dataset:
     path = Path(name)
     if path.suffix == ".npz":
         return from_npz(path, image_size)
-    if path.is_dir():
+    if name and path.is_dir():  # without a name it is the working directory
         return from_folder(path, image_size)
     raise ValueError(
         f"data must be 'digits', an .npz file or a folder that holds one folder of images for each class, got {name!r}"
@@ -252,7 +254,34 @@ _Named = tuple[str, np.ndarray]
 
 
 def _subfolders(path: Path) -> dict[str, Path]:
-    return {entry.name: entry for entry in sorted(path.iterdir()) if entry.is_dir() and not entry.name.startswith(".")}
+    found = {entry.name: entry for entry in sorted(path.iterdir()) if entry.is_dir() and not entry.name.startswith(".")}
+    for folder in found.values():
+        # Else all images would be one more class.
+        if folder.is_symlink() and path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{on_one_line(folder)} is a link to a folder that holds it; remove it, it is no class")
+    return found
+
+
+def _files(folder: Path, skipped: list[str]) -> list[Path]:
+    """All files below a class folder, in their order; `skipped` gets what cannot be looked into, or is neither."""
+    files: list[Path] = []
+
+    def unread(error: OSError) -> None:
+        skipped.append(f"{on_one_line(error.filename)}: its images cannot be read: {error.strerror}")
+
+    for place, folders, names in os.walk(folder, onerror=unread):
+        for name in [name for name in folders if name.startswith(".")]:
+            folders.remove(name)
+        for path in (Path(place, name) for name in (*folders, *names) if not name.startswith(".")):
+            # As os.path has it: what must not be looked at is neither.
+            if os.path.isfile(path):
+                files.append(path)
+            elif not os.path.isdir(path):
+                what = "no file that can be read" if os.path.exists(path) else "a link to nothing"
+                skipped.append(f"{on_one_line(path)}: {what}")
+            elif os.path.islink(path):
+                skipped.append(f"{on_one_line(path)}: a link to a folder, which is not followed below a class")
+    return sorted(files)
 
 
 def _read_classes(path: Path, image_size: int | None, skipped: list[str]) -> tuple[list[_Named], list[str]]:
@@ -264,23 +293,29 @@ def _read_classes(path: Path, image_size: int | None, skipped: list[str]) -> tup
         raise ValueError(f"{path} must hold one folder of images for each class, it holds no folder")
     images: list[_Named] = []
     labels: list[str] = []
+    held = 0
     for label, folder in folders.items():
-        before = len(images)
-        files = sorted(entry for entry in folder.rglob("*") if entry.is_file() and not entry.name.startswith("."))
+        before, skipped_before = len(images), len(skipped)
+        files = _files(folder, skipped)
         for file in files:
             try:
                 with Image.open(file) as image:
                     pixels = _pixels(image)
             except Exception as error:  # noqa: BLE001 - Pillow's decoders raise nearly anything for damaged files
-                skipped.append(f"{file}: {error or type(error).__name__}")
+                why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                skipped.append(f"{on_one_line(file)}: {on_one_line(why)}")
                 continue
-            images.append((str(file), _fitted(pixels[None], image_size)[0]))
+            images.append((on_one_line(file), _fitted(pixels[None], image_size)[0]))
             labels.append(label)
+            held += images[-1][1].nbytes
+            _check_memory(held, f"{len(images):,} images of {on_one_line(path)}")
         if len(images) == before:
             why = (
                 f"none of its {len(files)} files can be read as one, such as {skipped[-1]}" if files else "it is empty"
             )
-            raise ValueError(f"class '{label}' has no image in {folder}: {why}")
+            if not files and len(skipped) > skipped_before:
+                why = skipped[-1]
+            raise ValueError(f"class '{on_one_line(label)}' has no image in {on_one_line(folder)}: {why}")
     return images, labels
 
 
@@ -341,11 +376,26 @@ def _range_of(parts: Sequence[np.ndarray]) -> tuple[float, float]:
     return low, high
 
 
+def _check_memory(size: int, what: str) -> None:
+    """Refuses images of more bytes than half of this machine's memory, before the system ends the process: there is a
+    second copy of them while they are divided."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return  # not on Windows
+    if size > memory // 2:
+        raise ValueError(
+            f"{what} take {size / 2**30:,.1f} GiB as numbers, more than half of this machine's memory of "
+            f"{memory / 2**30:,.1f} GiB; give a smaller image_size (--image-size), or fewer images"
+        )
+
+
 def _fitted(images: np.ndarray, size: int | None) -> np.ndarray:
     """The middle square of images [n, channels, height, width], scaled to `size`."""
     height, width = images.shape[2:]
     if size is None or (height, width) == (size, size):
         return images
+    _check_memory(4 * len(images) * images.shape[1] * size**2, f"{len(images):,} images of {size}x{size} pixels")
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     square = torch.from_numpy(np.ascontiguousarray(images[:, :, top : top + side, left : left + side]))

@@ -145,6 +145,8 @@ def entries(out: Path) -> list[str]:
     try:
         names = os.listdir(out)
     except FileNotFoundError:
+        if out.is_symlink():
+            raise NotADirectoryError(f"{out} is a link to {os.readlink(out)}, which is not there") from None
         return []
     except NotADirectoryError as error:
         raise NotADirectoryError(f"{out} is a file; a job needs a directory of its own") from error

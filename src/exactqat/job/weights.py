@@ -142,7 +142,8 @@ def put(model: nn.Module, path: Path) -> Fit:
         else:
             other_shapes.append((name, _what(own[name]), _what(found[name])))
     missing = [name for name in own if name not in found]
-    if not fitting:
+    # Counts of batches alone, which fit any batch norm of that name, are no weights.
+    if not any(entry.is_floating_point() for entry in fitting.values()):
         theirs, ours = (
             _names([f"{name} {_what(entry)}" for name, entry in tensors.items()]) for tensors in (found, own)
         )

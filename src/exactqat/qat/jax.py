@@ -140,11 +140,15 @@ class Prepared:
         outputs, _, new = self._run(params, state, args, kwargs, mode, key)
         return outputs, new
 
-    def calibrate(self, params: Params, state: State, batches: Iterable[Any]) -> tuple[Params, State]:
+    def calibrate(
+        self, params: Params, state: State, batches: Iterable[Any], anew: bool = False
+    ) -> tuple[Params, State]:
         """Sets all activation ranges from data, by the float network in evaluation.
 
         Args:
             batches: each an array, or a tuple of positional or a dictionary of keyword arguments.
+            anew: forget what ranges have seen before, in training or calibration, which else counts as earlier batches
+                do. Ranges that are learned begin again, too.
 
         Raises:
             ValueError: the state is frozen, there is no batch, or one gives values that are not finite.
@@ -155,6 +159,13 @@ class Prepared:
             raise TypeError(f"batches must be an iterable of batches, got an array of shape {shape}; give [it]")
         if _checked_state(state).frozen:
             raise ValueError("calibrate before freeze: the ranges of a frozen network are fixed")
+        if anew:
+            grids = self._functional.grids
+            forgotten = {
+                name: ends if grids[name].rule.ranges == "fixed" else jax.tree.map(jnp.zeros_like, ends)
+                for name, ends in state.ranges.items()
+            }
+            state = replace(state, ranges=forgotten)
         mode = Mode(quantizing=False, observing=True)
         observe = jax.jit(lambda params, state, args, kwargs: self._run(params, state, args, kwargs, mode)[1:])
         count, seen = 0, self._functional.batches_seen(state.ranges)

@@ -425,11 +425,13 @@ def prepare(
     return prepared
 
 
-def calibrate(model: PreparedModel, batches: Iterable[Any]) -> None:
+def calibrate(model: PreparedModel, batches: Iterable[Any], anew: bool = False) -> None:
     """Sets all activation ranges from data: runs the float network, in evaluation, over `batches` of inputs.
 
     Args:
         batches: batches of inputs as `predict` takes one, or a data set that `fit` takes, whose targets are left out.
+        anew: forget what ranges have seen before, in training or calibration, which else counts as earlier batches do.
+            Ranges that are learned begin again, too.
 
     Raises:
         ValueError: the model is frozen, there is no batch, or one has other shapes than the model was prepared for or
@@ -441,21 +443,38 @@ def calibrate(model: PreparedModel, batches: Iterable[Any]) -> None:
         raise TypeError(f"batches must be an iterable of batches, got an array of shape {shape}; give [it]")
     if model.frozen:
         raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
-    functional = model._held.functional
-    count, seen = 0, functional.batches_seen(model._held.ranges)
+    held = model._held
+    count = 0
     if isinstance(batches, keras.utils.PyDataset):
         batches = map(batches.__getitem__, range(len(batches)))
     wanted = len(model.plan.network.inputs)
-    for batch in batches:
-        if isinstance(batch, tuple) and len(keras.tree.flatten(batch)) != wanted:
-            batch = keras.utils.unpack_x_y_sample_weight(batch)[0]
-        model._run(batch, Mode(quantizing=False, observing=True))
-        count += 1
-        now = functional.batches_seen(model._held.ranges)
-        functional.refuse_batch(count, seen, now)
-        seen = now
-    if count == 0:
-        raise ValueError("batches is empty: ranges need at least one batch")
+    before = [
+        (variable, ops.convert_to_numpy(variable.value))
+        for tree in (held.ranges, held.learned)
+        for name, ends in tree.items()
+        # Others that are learned are of weights.
+        if anew and name in held.ranges and held.functional.grids[name].rule.ranges != "fixed"
+        for variable in ends.values()
+    ]
+    try:
+        for variable, value in before:
+            variable.assign(np.zeros_like(value))
+        seen = held.functional.batches_seen(held.ranges)
+        for batch in batches:
+            if isinstance(batch, tuple) and len(keras.tree.flatten(batch)) != wanted:
+                batch = keras.utils.unpack_x_y_sample_weight(batch)[0]
+            model._run(batch, Mode(quantizing=False, observing=True))
+            count += 1
+            now = held.functional.batches_seen(held.ranges)
+            held.functional.refuse_batch(count, seen, now)
+            seen = now
+        if count == 0:
+            raise ValueError("batches is empty: ranges need at least one batch")
+    except BaseException:
+        # What ranges had seen is not lost.
+        for variable, value in before:
+            variable.assign(value)
+        raise
     model._changed_phase(calibrated=True)
 
 
