@@ -35,11 +35,10 @@ TESTS = (
     "test_xla.py",
 )
 SOME = {
-    "--few": (  # for emulators
+    "--few": (  # for emulators, in which no Python starts another
         "test_arithmetic.py",
         "test_bits.py",
         "test_fake_quant_rows.py",
-        "test_halves.py",
         "test_kernels.py",
         "test_rounded_sums.py",
         "test_xla.py",
