@@ -46,7 +46,8 @@ demo: $(VENV)/.installed
 # Files side by side, as two processes share out their tests better than two threads their loops. Whoever waits for the other
 # thread of a loop leaves the core to the other process meanwhile.
 test: $(VENV)/.installed
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 20
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile \
+		--no-loadscope-reorder --durations 20
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -c "import torch; assert torch.cuda.is_available(), 'PyTorch finds no GPU'"

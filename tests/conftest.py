@@ -22,6 +22,17 @@ from exactqat import cpu, reference
 from exactqat.operators import OPERATORS, Operator
 from exactqat.operators.op import Lowering, TensorSpec
 
+# Few tests that take long: their files come first, so that no process is left with one while others have nothing to do.
+LONG = [
+    f"test_{name}.py"
+    for name in ("keras_kit", "ptx", "resume", "job_safety", "jax_devices", "job", "distributed", "networks", "jax_kit")
+] + [f"test_{name}.py" for name in ("stubs", "frontends", "docs", "notebooks", "devices", "train", "end_to_end")]
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
 BY_RAW_NAME = {op.raw_name: op for op in OPERATORS.values() if op.raw_name}
 
 
