@@ -255,8 +255,10 @@ def test_what_is_not_finite_is_told_when_it_comes(policy: str, odd: float) -> No
     broken = batch.clone()
     broken[3, 1, 2, 2] = odd
     model = prepared(Residual(), batch, qat.Rule(ranges=policy))
+    before = {name: value.clone() for name, value in model.state_dict().items() if ".range." in name}
     with pytest.raises(ValueError, match="batch 2 of batches gives NaN or infinity in 'stem'"):
-        qat.calibrate(model, [batch, broken, batch])
+        qat.calibrate(model, [2 * batch, broken, batch])
+    assert before and all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
     free = qat.prepare(Residual(), batch, [qat.Rule(ranges=policy)])
     with pytest.raises(ValueError, match="batch 1 of batches gives NaN or infinity in 'input'"):
         qat.calibrate(free, [broken])

@@ -453,11 +453,11 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], anew: bool = False) 
         for tree in (held.ranges, held.learned)
         for name, ends in tree.items()
         # Others that are learned are of weights.
-        if anew and name in held.ranges and held.functional.grids[name].rule.ranges != "fixed"
+        if name in held.ranges and held.functional.grids[name].rule.ranges != "fixed"
         for variable in ends.values()
     ]
     try:
-        for variable, value in before:
+        for variable, value in before if anew else ():
             variable.assign(np.zeros_like(value))
         seen = held.functional.batches_seen(held.ranges)
         for batch in batches:

@@ -610,8 +610,8 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], anew: bool = False) 
             Ranges that are learned begin again, too.
 
     Raises:
-        ValueError: the model is frozen, there is no batch, or one gives values that are not finite. Ranges that began
-            anew are as they were then.
+        ValueError: the model is frozen, there is no batch, or one gives values that are not finite. Ranges are then as
+            they were before.
         TypeError: batches is one tensor.
     """
     if isinstance(batches, Tensor | np.ndarray):
@@ -620,9 +620,9 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], anew: bool = False) 
     if model.frozen:
         raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
     ranges = [module for module in model.modules() if isinstance(module, ActivationRange) and module.policy != "fixed"]
-    before = [(each, [end.detach().clone() for end in each.state()]) for each in ranges if anew]
+    before = [(each, [end.detach().clone() for end in each.state()]) for each in ranges]
     try:
-        for each, _ in before:
+        for each in ranges if anew else ():
             for end in each.state():
                 end.zero_()
         with _without_quantization(model, observing=True):
