@@ -99,6 +99,7 @@ TRAINING = {
         "freeze",
         "PreparedModel",
         "UnsettledStatisticsWarning",
+        "RangesMovedWarning",
     ),  # fmt: skip
     "Rules": ("Rule", "UnusedRuleWarning", "UnsupportedOperator"),
     "Layers of a prepared model": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks in Keras 3, from `fit` to the runtime, on the backend that KERAS_BACKEND names.
 
-KERAS_BACKEND=jax python tests/keras_networks.py [names]
+KERAS_BACKEND=jax python tests/keras_networks.py [names]            (seeds 0; SEED=7 for others)
 KERAS_BACKEND=jax python tests/keras_networks.py --applications ResNet50 ...      (minutes each)
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -148,6 +149,7 @@ if __name__ == "__main__":
         }
         names = names[1:]
     for name in names:
+        keras.utils.set_random_seed(int(os.environ.get("SEED", "0")))
         with tempfile.TemporaryDirectory() as folder_:
             count = to_the_device(NETWORKS[name](), Path(folder_))
         print(f"{keras.backend.backend()} {name}: {count} integers compared, 0 differ", flush=True)

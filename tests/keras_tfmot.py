@@ -14,6 +14,7 @@ from exactqat import deploy, qat
 from exactqat.deploy.lower import lower
 from exactqat.qat import tfmot
 
+keras.utils.set_random_seed(0)
 names = tfmot.quantization.keras
 LastValueQuantizer = names.quantizers.LastValueQuantizer
 MovingAverageQuantizer = names.quantizers.MovingAverageQuantizer

@@ -66,13 +66,18 @@ def normalize(share: slice, dtype: Any = torch.float32) -> dict[str, Any]:
 
 
 def observe(policy: str, share: slice) -> tuple[Any, Any, Any]:
-    """Three batches seen by a range; the later ones are wider."""
+    """Three batches seen by a range; the later ones are wider. Those with NaN or infinity in one share say nothing."""
     percentile = 60.0 if policy == "far_percentile" else 99.0
     rule = qat.Rule(ranges=policy.removeprefix("far_"), ema_decay=0.9, percentile=percentile)
     observed = qat.ActivationRange(rule)
     with synchronized(observed) if dist.is_initialized() else torch.enable_grad():
         for step in range(3):
             observed.observe((images()[0][share] - 30.0) * (step + 1))
+            for image, value in ((0, torch.nan), (7, torch.nan), (3, torch.inf), (7, -torch.inf)):
+                broken = images()[0] - 30.0
+                broken[image] = value
+                observed.observe(broken[share])
+    assert policy.endswith("percentile") or observed.batches == 3
     return observed.minimum, observed.maximum, observed.batches
 
 

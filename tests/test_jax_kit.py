@@ -117,6 +117,25 @@ def test_calibration_anew_forgets(policy: str) -> None:
     assert not jax.tree.all(jax.tree.map(lambda one, two: bool((one == two).all()), once, averaged))
 
 
+def test_ranges_that_do_not_fit_one_another_are_moved(tmp_path: Path) -> None:
+    """A difference of nearly equal values, a layer behind values that vanish, a constant a few steps from zero."""
+    params = {"gate": np.full(6, 3e-9, np.float32), "shift": np.full(6, 2e-6, np.float32), **weights(a=(6, 6), b=(6, 2))}
+
+    def forward(p, x):
+        y = x @ p["a"]
+        vanishing = jax.nn.relu(1e-9 * y - 1e-6) @ p["a"] + p["shift"]
+        both = jnp.concatenate([y - (y + 1e-4 * x), jax.nn.sigmoid(y) * p["gate"], vanishing], -2)
+        return both @ p["b"]
+
+    x = numbers(4, 5, 6)
+    prepared = prepare(forward, params, x)
+    params, state = prepared.init()
+    params, state = prepared.calibrate(params, state, [x])
+    with pytest.warns(qat.RangesMovedWarning, match="freeze has moved that of 'sub'"):
+        state = prepared.freeze(state, params)
+    assert_exact(prepared, params, state, (x,), tmp_path)
+
+
 def test_layers_tell_what_they_are() -> None:
     params = {**weights(kernel=(3, 3, 4, 6)), "norm": norm(6)}
     prepared = prepare(

@@ -23,7 +23,18 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import REQUIRED, Attributes, DeviceOperator, FileStep, Refusal, Shape, is_xnnpack, need, register
+from .operator import (
+    REQUIRED,
+    Attributes,
+    DeviceOperator,
+    FileStep,
+    Refusal,
+    ScaleLimits,
+    Shape,
+    is_xnnpack,
+    need,
+    register,
+)
 from .tensor import INDICES, INT8_MAX, INT8_MIN, INT16_MAX, INT16_MIN, Tensor, code_range, dequantize, quantize
 
 CODES = np.arange(INT8_MIN, INT8_MAX + 1).astype(np.int8)
@@ -610,6 +621,9 @@ class HardSwish(Unary):
     kind = "HARD_SWISH"
     pointwise = False  # on ARM it matters which values share a vector
     options = "HardSwishOptions"
+
+    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
+        return ScaleLimits("each", 2.0**-9, 2.0**7)
 
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
         ratio = scale_of(inputs[0]) / scale_of(output)

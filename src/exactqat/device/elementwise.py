@@ -21,7 +21,7 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import Attributes, DeviceOperator, Shape, is_xnnpack, need, register
+from .operator import Attributes, DeviceOperator, ScaleLimits, Shape, is_xnnpack, need, register
 from .tensor import Tensor
 
 # Values that LiteRT's default kernels for int16 add at a time.
@@ -61,6 +61,9 @@ class Binary(DeviceOperator):
             else:
                 fits = len(tensor.shape) < rank or tensor.shape[0] == 1
                 need(fits, f"{tensor.name!r} {tensor.shape} is a constant, which cannot differ along the batch")
+        limits = self.scale_limits([tensor.dtype for tensor in (*inputs, output)], attributes)
+        if limits is not None:
+            limits.need(inputs, output)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         operands = writer.aligned(operator, len(output.shape))
@@ -90,10 +93,8 @@ class Add(FusedBinary):
     # Whether LiteRT has a kernel of vectors for int16.
     in_vectors: ClassVar[bool] = True
 
-    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
-        super().check(inputs, output, attributes)
-        ratio = max(float(scale_of(tensor) / scale_of(output)) for tensor in inputs)
-        need(ratio < 256, f"input scale / output scale must be below 256, got {ratio:g}")
+    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
+        return ScaleLimits("each", highest=256)
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         first, second = operands
@@ -159,15 +160,8 @@ class Multiply(FusedBinary):
     options = "MulOptions"
     onnx_kind = "Mul"
 
-    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
-        super().check(inputs, output, attributes)
-        ratio = float(scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output))
-        if output.dtype == "int16":
-            message = f"product of the input scales / output scale must be in [2**-31, 1) in int16, got {ratio:g}"
-            need(2.0**-31 <= ratio < 1, message)
-            return
-        message = f"product of the input scales / output scale must be in [2**-16, 256), got {ratio:g}"
-        need(2.0**-16 <= ratio < 256, message)
+    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
+        return ScaleLimits("product", 2.0**-31, 1) if dtypes[-1] == "int16" else ScaleLimits("product", 2.0**-16, 256)
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return activate(primitives, operands[0] * operands[1], attributes)

@@ -23,7 +23,7 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import Attributes, DeviceOperator, Shape, is_xnnpack, need, register
+from .operator import Attributes, DeviceOperator, ScaleLimits, Shape, is_xnnpack, need, register
 from .tensor import Tensor
 from .weighted import Weighted, real_multiplier
 
@@ -121,6 +121,9 @@ class BatchMatrixMultiply(DeviceOperator):
         need(fits, f"matrices do not fit: {shapes[0]}, {shapes[1]}")
         return (*broadcast_shape([first[:-2], second[:-2]]), first[-2], second[-1])
 
+    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
+        return ScaleLimits("product", 2.0**-32, 256)
+
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         rank, rows = len(output.shape), output.shape[0]
         need(rank >= 3, f"the batch must be among the leading axes, got a result of {output.shape}")
@@ -131,9 +134,7 @@ class BatchMatrixMultiply(DeviceOperator):
             else:
                 fits = len(tensor.shape) < rank or tensor.shape[0] == 1
                 need(fits, f"{tensor.name!r} {tensor.shape} is a constant, which cannot differ along the batch")
-        ratio = float(scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output))
-        message = f"product of the input scales / output scale must be in [2**-32, 256), got {ratio:g}"
-        need(2.0**-32 <= ratio < 256, message)
+        self.scale_limits([tensor.dtype for tensor in (*inputs, output)], attributes).need(inputs, output)
 
     def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
         depth = inputs[0].shape[-2 if attributes["adj_x"] else -1]

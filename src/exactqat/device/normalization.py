@@ -21,7 +21,7 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import Attributes, DeviceOperator, Refusal, is_xnnpack, need, register
+from .operator import Attributes, DeviceOperator, Refusal, ScaleLimits, is_xnnpack, need, register
 from .tensor import INT8_MAX, INT8_MIN, Tensor
 
 # Sums of exponentials are held with this many integer bits, exponents themselves with five.
@@ -91,6 +91,9 @@ class Softmax(Row):
         beta = attributes["beta"]
         need(math.isfinite(beta) and beta > 0, f"beta must be positive and finite, got {beta}")
 
+    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
+        return ScaleLimits("operand", 2.0**-26 / attributes["beta"])
+
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
         super().check(inputs, output, attributes)
         product = float(scale_of(inputs[0])) * attributes["beta"]
@@ -146,6 +149,9 @@ class LogSoftmax(Row):
     kind = "LOG_SOFTMAX"
     fixed_grid = (16 / 256, 127)
     options = "LogSoftmaxOptions"
+
+    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
+        return ScaleLimits("operand", 2.0**-26)
 
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
         super().check(inputs, output, attributes)

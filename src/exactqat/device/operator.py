@@ -9,6 +9,7 @@ verifier and the sweep against the runtimes read it there; nowhere else is an op
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -81,6 +82,45 @@ class FileStep:
     name: str = ""
     dtype: str = ""
     shape: Shape | None = None
+
+
+@dataclass(frozen=True)
+class ScaleLimits:
+    """How far the scales of an operator's operands may lie from that of its result, for the kernels' fixed point.
+
+    Attributes:
+        of: what is bounded: "each" operand's scale or their "product", divided by the result's; or the "operand" alone.
+        lowest, highest: lowest <= what is bounded < highest.
+    """
+
+    of: str
+    lowest: float = 0.0
+    highest: float = math.inf
+
+    def bounded(self, operands: Sequence[Any], result: Any) -> list[float]:
+        """What has to lie within the limits, computed in the scales' own type."""
+        if self.of == "operand":
+            return [float(scale) for scale in operands]
+        over = operands if self.of == "each" else [math.prod(operands)]
+        return [float(scale / result) for scale in over]
+
+    def need(self, inputs: Sequence[Tensor], output: Tensor) -> None:
+        """Raises Refusal if these tensors' scales are not within the limits."""
+        scales = [tensor.quantization.scale[0] for tensor in (*inputs, output)]
+        what = {
+            "each": "input scale / output scale",
+            "product": "product of the input scales / output scale",
+            "operand": "input scale",
+        }[self.of]
+        for value in self.bounded(scales[:-1], scales[-1]):
+            message = f"{what} must be {self}, got {value:g}"
+            need(self.lowest <= value < self.highest, message)
+
+    def __str__(self) -> str:
+        ends = [f"2**{math.log2(end):g}" if 0 < end < 1 else f"{end:g}" for end in (self.lowest, self.highest)]
+        if math.isinf(self.highest):
+            return f"at least {ends[0]}"
+        return f"in [{ends[0]}, {ends[1]})" if self.lowest else f"below {ends[1]}"
 
 
 class DeviceOperator:
@@ -196,6 +236,13 @@ class DeviceOperator:
             elif name in PAIRS:
                 fits = np.shape(value) == (2,) and min(value) >= 1
                 need(fits, f"{name} must be two positive integers, got {value}")
+
+    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits | None:
+        """What `check` asks of scales, so that freezing can make ranges fit it; None where it asks for nothing.
+
+        dtypes: of the operands and the result.
+        """
+        return None
 
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
         """Refuses what the runtimes refuse, or compute by other arithmetic than `integers`, once scales are known."""
@@ -382,6 +429,7 @@ __all__ = [
     "Layout",
     "Quantization",
     "Refusal",
+    "ScaleLimits",
     "Shape",
     "Tensor",
     "in_int16",

@@ -9,8 +9,15 @@ from typing import Any
 import numpy as np
 
 from .arithmetic import Arrays, Tensors, centered, finish, fixed_point, multiply_fixed_point, scale_of
-from .operator import Attributes, DeviceOperator, is_xnnpack, need, register
+from .operator import Attributes, DeviceOperator, ScaleLimits, is_xnnpack, need, register
 from .tensor import Tensor
+
+
+def _exponents(given: str, result: str) -> tuple[int, int]:
+    """XNNPACK's bounds of input scale / output scale for int8; with int16, what kernels shift codes by in 32 bits."""
+    if "int16" not in (given, result):
+        return -8, 7
+    return -31, 22 if given == "int8" else 15
 
 
 @register
@@ -24,12 +31,13 @@ class Quantize(DeviceOperator):
     dtypes = ("int8", "int16")
     changes_dtype = True
 
+    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
+        low, high = _exponents(*dtypes)
+        return ScaleLimits("each", 2.0**low, 2.0**high)
+
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         ratio = float(scale_of(inputs[0]) / scale_of(output))
-        # XNNPACK's bounds for int8; with int16, what kernels shift codes by within 32 bits.
-        low, high = -8, 7
-        if "int16" in (inputs[0].dtype, output.dtype):
-            low, high = -31, 22 if inputs[0].dtype == "int8" else 15
+        low, high = _exponents(inputs[0].dtype, output.dtype)
         fits = 2.0**low <= ratio <= 2.0**high
         need(fits, f"input scale / output scale must be in [2**{low}, 2**{high}], got {ratio:g}")
 

@@ -22,7 +22,7 @@ from .arithmetic import (
     zero_point_of,
 )
 from .blocks import blocks, repeated, rows_of_block, scratch, share, threads
-from .operator import Attributes, DeviceOperator, is_xnnpack, need
+from .operator import Attributes, DeviceOperator, ScaleLimits, is_xnnpack, need
 from .tensor import INT8_MAX, INT8_MIN, Quantization, Tensor, code_range
 
 # The largest code of a bias; of int64, what kernels' sums of 48 bits hold.
@@ -88,6 +88,10 @@ class Weighted(DeviceOperator):
     def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
         return math.prod(output.shape[:-1]) * math.prod(inputs[1].shape)
 
+    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
+        """The filter's scale is one of the operands'."""
+        return ScaleLimits("product", 2.0**-32, 256)
+
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         input, filter, bias = inputs
         for tensor, dtype in ((filter, "int8"), (bias, bias_dtype(input))):
@@ -104,8 +108,9 @@ class Weighted(DeviceOperator):
         need(fits, "bias scale must be exactly float32(input scale * filter scale)")
 
         multiplier = (bias_scale / output.quantization.scale).astype(np.float64)
-        fits = bool(np.all((multiplier >= 2.0**-32) & (multiplier < 256)))
-        message = "input scale * filter scale / output scale must be in [2**-32, 256) for every channel"
+        limits = self.scale_limits([tensor.dtype for tensor in (input, output)], attributes)
+        fits = bool(np.all((multiplier >= limits.lowest) & (multiplier < limits.highest)))
+        message = f"input scale * filter scale / output scale must be {limits} for every channel"
         need(fits, f"{message}, got {multiplier.min():g}..{multiplier.max():g}")
         bound = filter_reach(filter.data, axis, input) + np.abs(bias.data.astype(np.int64))
         # Behind int16, kernels multiply 64-bit sums by 15 bits.

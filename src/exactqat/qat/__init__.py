@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..planning import UnsupportedOperator
+    from ..planning.fitting import RangesMovedWarning
     from ..planning.rules import RangePolicy as RangePolicy
     from ..planning.rules import Rule, UnusedRuleWarning
     from .layers import QuantizedInput, QuantizedLayer, WeightedLayer
@@ -23,6 +24,7 @@ _ROOMS = {
     ".layers": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
     ".modules": ("Conv2d", "DepthwiseConv2d", "FakeQuantize", "FusedBatchNorm2d", "WeightFakeQuantize"),
     "..planning": ("UnsupportedOperator",),
+    "..planning.fitting": ("RangesMovedWarning",),
     "..planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
     ".ranges": ("ActivationRange", "WeightRange"),
     ".train_torch": ("PreparedModel", "UnsettledStatisticsWarning", "calibrate", "freeze", "prepare"),
@@ -40,6 +42,7 @@ __all__ = [
     "PreparedModel",
     "QuantizedInput",
     "QuantizedLayer",
+    "RangesMovedWarning",
     "Rule",
     "UnsettledStatisticsWarning",
     "UnsupportedOperator",

@@ -22,6 +22,7 @@ from keras import tree
 from ..planning.elementwise import SURELY_MASKED
 from ..planning.network import Constant, Network, Place, Step, Value
 from ..planning.plans import Derived
+from ..planning.sequence import MOST_TIME_STEPS
 from .functional import Dropout
 from .functions import POINTS, identify, same
 
@@ -1217,27 +1218,29 @@ def _time_distributed(c: Converter, layer: Any, args: list[Any], kwargs: dict[st
     return c.emit("concat", [c.reshape(each, (batch, 1, *rest)) for each in every], (batch, times, *rest), axis=1)
 
 
+_CELLS = {keras.layers.LSTMCell: "lstm", keras.layers.GRUCell: "gru", keras.layers.SimpleRNNCell: "rnn"}
+
+
 def _run_of_time(c: Converter, layer: Any, x: Moving) -> list[Any]:
     """The sequence of results in the order of time, and the last states."""
     cell: Any = getattr(layer, "cell", None)
-    kind = {keras.layers.LSTMCell: "lstm", keras.layers.GRUCell: "gru"}.get(type(cell), "")
-    if not kind or not isinstance(layer, keras.layers.RNN) or x.rank != 3:
-        raise Refused("only LSTM and GRU over a sequence of vectors are unrolled; use one of them, or Conv1D over time")
-    wanted: dict[str, Any] = {
-        "activation": keras.activations.tanh,
-        "recurrent_activation": keras.activations.sigmoid,
-        "recurrent_dropout": 0.0,
-    } | ({"reset_after": True} if kind == "gru" else {})
-    for name, value in wanted.items():
-        given = getattr(cell, name)
-        if given is not value and given != value:
-            shown, allowed = (getattr(each, "__name__", each) for each in (given, value))
-            raise Refused(f"with {name}={shown}; it is unrolled with {name}={allowed}")
+    if type(cell) not in _CELLS or not isinstance(layer, keras.layers.RNN) or x.rank != 3:
+        raise Refused(
+            "only LSTM, GRU and SimpleRNN over a sequence of vectors are unrolled; use one of them, or Conv1D over time"
+        )
+    if cell.recurrent_dropout:
+        raise Refused(f"with recurrent_dropout={cell.recurrent_dropout}; it is unrolled with recurrent_dropout=0.0")
     if layer.stateful:
         raise Refused("with stateful=True; the state starts from zero at every call, which is stateful=False")
     if cell.dropout:
         # One mask for all times.
         x = c.emit("dropout", [x], x.shape, expression=Dropout(float(cell.dropout), (1,)))
+    kind = _CELLS[type(cell)]
+    # What a step of the network says: PyTorch's LSTM and GRU.
+    usual = cell.activation is keras.activations.tanh and kind != "rnn"
+    usual = usual and cell.recurrent_activation is keras.activations.sigmoid
+    if not (usual and getattr(cell, "reset_after", True)):
+        return _by_steps(c, layer, kind, x)
     units = int(cell.units)
     gates = 4 if kind == "lstm" else 3
     kernel, back = (c.weight(each) for each in (cell.kernel, cell.recurrent_kernel))
@@ -1267,6 +1270,84 @@ def _run_of_time(c: Converter, layer: Any, x: Moving) -> list[Any]:
         for output in range(3 if kind == "lstm" else 2)
     ]
     return [results[0], *(c.reshape(each, (x.shape[0], units)) for each in results[1:])]
+
+
+def _by_steps(c: Converter, layer: Any, kind: str, x: Moving) -> list[Any]:
+    """As `_run_of_time`, from products, sums and functions: other activations, a reset before the product, no gates.
+
+    The first state is zero, so there is no product with it.
+    """
+    cell, (batch, count) = layer.cell, x.shape[:2]
+    if count > MOST_TIME_STEPS:
+        raise Refused(f"over {count} steps of time; at most {MOST_TIME_STEPS} are unrolled")
+    units, path = int(cell.units), c.layer_path(cell.kernel)
+    back, bias = c.weight(cell.recurrent_kernel), c.optional(cell.bias)
+    back_bias: Fixed | None = None
+    if bias is not None and len(bias.shape) == 2:  # of the input, and behind the product with the state
+        both, width = bias, bias.shape[1]
+        bias, back_bias = (c.then(both, (width,), lambda a, at=at: a[at]) for at in (0, 1))
+    function, gate = cell.activation, getattr(cell, "recurrent_activation", None)
+
+    def part(item: Any, first: int, many: int = 1) -> Any:
+        """Some neighbouring gates along the last axis."""
+        start, stop = first * units, (first + many) * units
+        if isinstance(item, Fixed):
+            return c.then(item, (*item.shape[:-1], stop - start), lambda a: a[..., start:stop])
+        return c.cut(item, 1, start, stop)
+
+    def combine(word: str, one: Any, other: Any) -> Moving:
+        return c.emit(word, [one, other], one.shape)
+
+    def product(state: Moving, first: int, many: int) -> Moving:
+        return _linear(c, state, *columns[first, many], path)
+
+    def lstm(given: Moving, state: Moving | None, memory: Moving | None) -> tuple[Moving, Moving]:
+        total = given if state is None else combine("add", given, product(state, 0, 4))
+        into, forget, out = (c.apply(gate, part(total, at)) for at in (0, 1, 3))
+        entering = combine("mul", into, c.apply(function, part(total, 2)))
+        memory = entering if memory is None else combine("add", combine("mul", forget, memory), entering)
+        return combine("mul", out, c.apply(function, memory)), memory
+
+    def gru(given: Moving, state: Moving | None, memory: Moving | None) -> tuple[Moving, None]:
+        gates, new = part(given, 0, 2), part(given, 2)
+        if cell.reset_after:
+            returned: Any = back_bias if state is None else product(state, 0, 3)
+            if returned is not None:
+                gates = combine("add", gates, part(returned, 0, 2))
+                new = combine("add", new, combine("mul", c.apply(gate, part(gates, 1)), part(returned, 2)))
+        elif state is not None:
+            gates = combine("add", gates, product(state, 0, 2))
+            kept = combine("mul", c.apply(gate, part(gates, 1)), state)
+            new = combine("add", new, product(kept, 2, 1))
+        update, new = c.apply(gate, part(gates, 0)), c.apply(function, new)
+        if state is None:
+            return combine("sub", new, combine("mul", update, new)), None
+        return combine("add", new, combine("mul", update, combine("sub", state, new))), None
+
+    def rnn(given: Moving, state: Moving | None, memory: Moving | None) -> tuple[Moving, None]:
+        total = given if state is None else combine("add", given, product(state, 0, 1))
+        return c.apply(function, total), None
+
+    step = {"lstm": lstm, "gru": gru, "rnn": rnn}[kind]
+    uses = {
+        "lstm": [(0, 4)],
+        "gru": [(0, 3)] if getattr(cell, "reset_after", False) else [(0, 2), (2, 1)],
+        "rnn": [(0, 1)],
+    }
+    # Once for all times, which so have the same weights.
+    columns = {use: (part(back, *use), None if back_bias is None else part(back_bias, *use)) for use in uses[kind]}
+    products = _linear(c, x, c.weight(cell.kernel), bias, path)
+    state: Moving | None = None
+    memory: Moving | None = None
+    made: dict[int, Moving] = {}
+    for at in reversed(range(count)) if layer.go_backwards else range(count):
+        given = c.reshape(c.cut(products, 1, at, at + 1), (batch, products.shape[2]))
+        assert isinstance(given, Moving)
+        state, memory = step(given, state, memory)
+        made[at] = state
+    rows = [c.reshape(made[at], (batch, 1, units)) for at in range(count)]
+    sequence = rows[0] if count == 1 else c.emit("concat", rows, (batch, count, units), axis=1)
+    return [sequence, *(each for each in (state, memory) if each is not None)]
 
 
 # --- norms and noise --------------------------------------------------------------------------------------------------

@@ -85,9 +85,12 @@ class CrossReplicaRange(ActivationRange):
         if self.policy != "percentile":
             ends = values.new_full((2,), -torch.inf)
             if values.numel():
-                ends = torch.stack([-values.amin(), values.amax()])
+                # A maximum may pass over NaN, by the order of processes; infinity it finds. Neither moves a range.
+                ends = torch.stack([-values.amin(), values.amax()]).nan_to_num_(torch.inf, torch.inf, -torch.inf)
             dist.all_reduce(ends, dist.ReduceOp.MAX)
             return -ends[0], ends[1]
+        # As one process counts NaN: above all other values, at the lower end too.
+        values = values.nan_to_num(torch.inf, torch.inf, -torch.inf)
         count = torch.tensor(values.numel(), device=values.device)
         dist.all_reduce(count)
         rank = self._rank_of_ends(int(count))

@@ -11,6 +11,7 @@ It does step by step what `layers` does in PyTorch.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..device import OPERATORS, PROFILES, DeviceOperator, profile_named
+from ..planning.fitting import RangesMovedWarning, constant_limits, constant_step, fitting_ranges, told
 from ..planning.plans import (
     SMALLEST_WIDTH,
     BatchNorm,
@@ -159,21 +161,71 @@ class Functional:
         """Grids whose ranges training alone does not set."""
         return [name for name, grid in self.grids.items() if grid.rule.ranges in ("learned", "min_max")]
 
-    def frozen_ranges(self, ranges: Tree, learned: Tree) -> tuple[Tree, Tree]:
-        """What freezing makes of the ranges; see `branch_range`."""
+    def frozen_ranges(self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any]) -> tuple[Tree, Tree]:
+        """What freezing makes of the ranges; see `branch_range` and `fitting_ranges`. Either may lack some of them.
+
+        Warns (`RangesMovedWarning`) where ranges had to be moved, as the device's operators cannot take them beside one
+        another.
+
+        Args:
+            tensors: the network's parameters and variables, as far as they are known.
+        """
         kept, trained = ({name: dict(ends) for name, ends in each.items()} for each in (ranges, learned))
 
         def at(name: str) -> tuple[Any, Any]:
             low, high = (trained.get(name, {}).get(end, kept.get(name, {}).get(end)) for end in _ENDS)
             return low, high
 
+        def put(name: str, ends: Sequence[Any]) -> None:
+            for end, value in zip(_ENDS, ends, strict=True):
+                (trained if end in trained.get(name, {}) else kept)[name][end] = value
+
         for branch, total in self.plan.branches:
             if any(end is None for end in (*at(branch), *at(total))):
                 continue
             ends = branch_range(at(branch), at(total), (self.grids[branch], self.grids[total]), self.primitives.where)
-            for end, value in zip(_ENDS, ends, strict=True):
-                (trained if end in trained.get(branch, {}) else kept)[branch][end] = value
+            put(branch, ends)
+        if self.plan.has_a_device:
+            known = {name: at(name) for name in self.grids}
+            found = {
+                name: (float(low), float(high))
+                for name, (low, high) in known.items()
+                if low is not None and high is not None
+            }
+            moved = fitting_ranges(self.plan, found, self._wanted_scales(kept, trained, tensors))
+            for name, each in moved.items():
+                put(name, [self.primitives.from_numpy(np.asarray(value, np.float32)) for value in each])
+            words = told(moved, found)
+            if words:
+                warnings.warn(words, RangesMovedWarning, stacklevel=3)
         return kept, trained
+
+    def _wanted_scales(self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any]) -> dict[tuple[str, int], float]:
+        """The scales that constants and weights ask for, of those whose values are known."""
+        in_numpy = (
+            {name: {end: np.asarray(value) for end, value in ends.items()} for name, ends in tree.items()}
+            for tree in (learned, ranges)
+        )
+        run = Run(self, Arrays(dict(tensors), *in_numpy), Mode(frozen=True), primitives=primitives_numpy)
+        found = {}
+        for step in self.plan.steps:
+            try:
+                largest = None if step.weights is None else run.largest_weight_scale(step)
+            except KeyError:
+                largest = None
+            if largest is not None:
+                found[(step.path, len(step.operands))] = largest
+            for position, name in enumerate(step.operands):
+                if name in self.grid_of or constant_limits(self.plan, step, position) is None:
+                    continue
+                try:
+                    value = np.asarray(run.constant(name), np.float32)
+                except KeyError:
+                    continue
+                low, high, rule = run.constant_bounds(step, position, value, within_limits=False)
+                steps = grid_steps(self.plan.grids[step.grid].constant_bits, rule.narrow_range)
+                found[(step.path, position)] = float(high - low) / steps
+        return found
 
     def require_finite_state(self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any]) -> None:
         """Raises ValueError if what is fixed from `freeze` on, ranges and statistics of batch norm, holds NaN or
@@ -707,7 +759,8 @@ class Run:
         if step.weights is not None:
             return self._weighted(step, step.weights, operator, attributes, features[0])
         operands = [
-            values[name] if name in values else self._constant_operand(step, name, operator) for name in step.operands
+            values[name] if name in values else self._constant_operand(step, position, operator)
+            for position, name in enumerate(step.operands)
         ]
         source = next(self.functional.grid_of[name] for name in step.operands if name in values)
         if operator.uses_operand_scale and self.mode.quantizing:
@@ -739,21 +792,34 @@ class Run:
             return step.expression(self.primitives, x, self.key(number))
         return self.primitives.dropout(x, step.attributes["dropout"], self.key(number))
 
-    def _constant_operand(self, step: PlanStep, name: str, operator: DeviceOperator) -> Any:
-        value = self.constant(name)
+    def _constant_operand(self, step: PlanStep, position: int, operator: DeviceOperator) -> Any:
+        value = self.constant(step.operands[position])
         if operator.same_quantization:
             return self.store(step.grid, value)
         if not self.mode.quantizing:
             return value
-        low, high, rule = self._constant_bounds(step, value)
+        low, high, rule = self.constant_bounds(step, position, value)
         bits = self.plan.grids[step.grid].constant_bits
         return self.primitives.fake_quantize(value, low, high, bits, rule.narrow_range)
 
-    def _constant_bounds(self, step: PlanStep, value: Any) -> tuple[Any, Any, Rule]:
-        """Its largest magnitude, whatever rules say of ranges: they are about what is stored."""
+    def constant_bounds(
+        self, step: PlanStep, position: int, value: Any, within_limits: bool = True
+    ) -> tuple[Any, Any, Rule]:
+        """Its largest magnitude, whatever rules say of ranges: they are about what is stored.
+
+        within_limits: as far as the operator takes its scale beside those of the other operand and of the result.
+        """
+        p = self.primitives
         rule = replace(self.plan.grids[step.grid].rule, ranges="ema", fixed_range=None, per_channel=False)
-        low, high = _extremes(self.primitives, rule, self.primitives.stop_gradient(value))
-        return low, high, rule
+        low, high = _extremes(p, rule, p.stop_gradient(value))
+        limited = constant_limits(self.plan, step, position)
+        if limited is None or not (within_limits and rule.symmetric):
+            return low, high, rule
+        limits, other = limited
+        least, most = constant_step(limits, *(p.stop_gradient(self.scale(name)) for name in (other, step.grid)))
+        reach = grid_steps(self.plan.grids[step.grid].constant_bits, rule.narrow_range) / 2
+        high = p.minimum(p.maximum(high, least * reach), most * reach)
+        return -high, high, rule
 
     def _moved(
         self, step: PlanStep, operator: DeviceOperator, operands: Sequence[Any], attributes: Mapping[str, Any], x: Any
@@ -864,7 +930,7 @@ class Run:
                 continue
             for position, name in enumerate(step.operands):
                 if name not in self.functional.grid_of:
-                    constants[(step.path, position)] = self._constant_numbers(step, name, grids)
+                    constants[(step.path, position)] = self._constant_numbers(step, position, grids)
             if step.weights is not None:
                 weights[step.path] = self._weight_numbers(step, step.weights)
         return Numbers(grids, weights, constants)
@@ -878,16 +944,16 @@ class Run:
         return scale, int(np.floor(np.float64(min(max(exact, np.float32(0)), steps)) + 0.5))
 
     def _constant_numbers(
-        self, step: PlanStep, name: str, grids: Mapping[str, tuple[np.float32, int]]
+        self, step: PlanStep, position: int, grids: Mapping[str, tuple[np.float32, int]]
     ) -> tuple[np.ndarray, np.float32]:
-        value = np.asarray(self.constant(name), np.float32)
+        value = np.asarray(self.constant(step.operands[position]), np.float32)
         if OPERATORS[step.kind].same_quantization:
             scale, zero_point = grids[step.grid]
             low, high = self.bounds(step.grid)
             bits = self.functional.grids[step.grid].bits
             stored = primitives_numpy.fake_quantize(value, low, high, bits, False)
             return _codes(stored, scale, zero_point) - zero_point, scale
-        low, high, rule = self._constant_bounds(step, value)
+        low, high, rule = self.constant_bounds(step, position, value)
         bits = self.plan.grids[step.grid].constant_bits
         scale = np.float32((high - low) / grid_steps(bits, rule.narrow_range))
         require_finite(f"a constant of '{step.path}'", scale)
@@ -896,6 +962,15 @@ class Run:
             # All zero: the result's own scale, which no operator finds too large beside it.
             scale, _ = grids[step.grid]
         return np.rint(quantized / scale).astype(np.int64), scale
+
+    def largest_weight_scale(self, step: PlanStep) -> float | None:
+        """Of the channels that are not constant, if there are any."""
+        assert step.weights is not None
+        _, raw_scale = self.quantized_weight(step.path, step.weights)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            grid = self.channel_grid(step, raw_scale)
+        alive = np.asarray(grid.weight_scale)[np.asarray(grid.factor) != 0]
+        return float(alive.max()) if alive.size else None
 
     def _weight_numbers(self, step: PlanStep, weights: Weights) -> WeightNumbers:
         """A layer's weights on the device; a negative factor of batch norm has turned the signs of its channel."""

@@ -180,17 +180,25 @@ class Prepared:
             raise ValueError("batches is empty: ranges need at least one batch")
         return params, replace(state, calibrated=True)
 
-    def freeze(self, state: State) -> State:
+    def freeze(self, state: State, params: Params | None = None) -> State:
         """The state of the last phase of training: statistics and ranges are fixed, biases stand on the int32 grid.
 
         From here on the network computes the device's integers, in training and in evaluation (of the `profile` given
         to `prepare`); weights, gamma, beta and biases may still be trained.
 
+        Warns (`exactqat.qat.RangesMovedWarning`) where it had to move ranges, because the device's operators cannot
+        take them beside one another.
+
+        Args:
+            params: with them, that is seen of weights and constants too. Learned ranges are parameters, and stay.
+
         Raises:
             ValueError: a range or a batch norm's statistics are not finite.
         """
         self._functional.require_finite_state(_checked_state(state).ranges, {}, state.variables)
-        ranges, _ = self._functional.frozen_ranges(state.ranges, {})
+        known = state.variables if params is None else self._tensors(params, state)
+        tensors = {name: np.asarray(_float32(leaf)) for name, leaf in known.items()}
+        ranges, _ = self._functional.frozen_ranges(state.ranges, {}, tensors)
         return replace(state, ranges=ranges, frozen=True)
 
     def variables(self, params: Params, state: State) -> Any:

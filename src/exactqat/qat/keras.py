@@ -494,7 +494,7 @@ def freeze(model: PreparedModel) -> None:
     before = [
         {name: {end: variable.value for end, variable in ends.items()} for name, ends in tree.items()} for tree in trees
     ]
-    for tree, after in zip(trees, held.functional.frozen_ranges(*before), strict=True):
+    for tree, after in zip(trees, held.functional.frozen_ranges(*before, arrays.tensors), strict=True):
         for name, ends in tree.items():
             for end, variable in ends.items():
                 variable.assign(after[name][end])

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 import exactqat as eq
 from exactqat.torch import is_plain
 
+from ..device.operator import ScaleLimits
+from ..planning.fitting import constant_step
 from ..planning.plans import SMALLEST_WIDTH
 from ..planning.rules import Rule
 
@@ -246,6 +248,15 @@ class ActivationRange(nn.Module):
             minimum, maximum = _with_width(minimum, maximum)
         return _symmetric(minimum, maximum) if self.bits == WIDE_BITS else (minimum, maximum)
 
+    @torch.no_grad()
+    def scale_so_far(self) -> tuple[Tensor, Tensor]:
+        """The width of a step, and whether the range has seen data, without which the width says nothing; rank 0."""
+        minimum, maximum = _with_width(self.minimum.clamp(max=0.0), self.maximum.clamp(min=0.0))
+        if self.bits == WIDE_BITS:
+            minimum, maximum = _symmetric(minimum, maximum)
+        seen = torch.ones_like(self.batches) if self.policy == "fixed" else self.batches
+        return (maximum - minimum) / grid_steps(self.bits, False), seen > 0
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         low, high = state_dict.get(prefix + "minimum"), state_dict.get(prefix + "maximum")
         if low is not None and high is not None and not low <= 0 <= high:
@@ -321,3 +332,44 @@ class WeightRange(nn.Module):
 
     def extra_repr(self) -> str:
         return "learned" if self.learned else "largest magnitude"
+
+
+class ConstantRange(WeightRange):
+    """The range of a constant operand: its largest magnitude, as far as the operator takes its scale beside those of
+    the other operand and of the result (see `planning.fitting`). It has no state."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        values: Tensor,
+        bits: int,
+        limits: ScaleLimits,
+        others: tuple[ActivationRange, ActivationRange],
+    ) -> None:
+        """
+        Args:
+            rule: one per-tensor range that is not learned.
+            bits: of the constant's codes.
+            others: the ranges of the other operand and of the result.
+        """
+        super().__init__(rule, values)
+        self.bits = bits
+        self.limits = limits
+        # In a tuple, so that these are not registered as children a second time.
+        self._others = others
+
+    def forward(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = super().forward(weight)
+        if not self.rule.symmetric:
+            return low, high
+        (other, other_seen), (result, result_seen) = (each.scale_so_far() for each in self._others)
+        least, most = constant_step(self.limits, other, result)
+        seen = other_seen & result_seen
+        reach = grid_steps(self.bits, self.rule.narrow_range) / 2
+        high = torch.where(seen, high.clamp(least * reach, most * reach), high)
+        return -high, high
+
+    def wanted(self, weight: Tensor) -> float:
+        """The scale that the values ask for."""
+        low, high = super().forward(weight)
+        return float(high - low) / grid_steps(self.bits, self.rule.narrow_range)

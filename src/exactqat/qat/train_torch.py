@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from ..device import OPERATORS, PROFILES, profile_named
 from ..display import shortened, table
 from ..planning import UnsupportedOperator, plan
+from ..planning.fitting import RangesMovedWarning, constant_limits, fitting_ranges, told
 from ..planning.plans import (
     BatchNorm,
     Derived,
@@ -50,7 +51,7 @@ from .layers import (
     fold,
 )
 from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize
-from .ranges import ActivationRange, WeightRange
+from .ranges import ActivationRange, ConstantRange, WeightRange
 
 STATE_FORMAT = 2
 # The child that holds the layers; the others are the user's.
@@ -469,7 +470,13 @@ class _Building:
             rule = replace(self.plan.grids[step.grid].rule, ranges="ema", fixed_range=None, per_channel=False)
             with torch.no_grad():
                 # It is stored in what the other operand is stored in.
-                quantizer = WeightFakeQuantize(rule, source(), bits=self.plan.grids[step.grid].constant_bits)
+                bits = self.plan.grids[step.grid].constant_bits
+                quantizer = WeightFakeQuantize(rule, source(), bits=bits)
+                limited = constant_limits(self.plan, step, position)
+                if limited is not None:
+                    limits, other = limited
+                    others = self.quantizers[other].range, self.quantizers[step.grid].range
+                    quantizer.range = ConstantRange(rule, source(), bits, limits, others)
             constants[position] = ConstantOperand(source, quantizer, self.quantizers[step.grid])
         return constants
 
@@ -544,7 +551,9 @@ def freeze(model: PreparedModel) -> None:
     weights, gamma, beta and biases may still be trained, with the gradients of real numbers. The range of a weight that
     is not learned goes on following its largest magnitude. Only what dropout has changed is computed in real numbers.
 
-    Warns (`UnsettledStatisticsWarning`) of batch norms whose running statistics have seen too few training batches.
+    Warns (`UnsettledStatisticsWarning`) of batch norms whose running statistics have seen too few training batches, and
+    (`RangesMovedWarning`) where it had to move ranges, because the device's operators cannot take them beside one
+    another.
 
     Raises:
         ValueError: a range or a batch norm's statistics are not finite.
@@ -565,7 +574,36 @@ def freeze(model: PreparedModel) -> None:
             low, high = branch_range(own, whole, grids, torch.where)
             found[0].minimum.copy_(low)
             found[0].maximum.copy_(high)
+        _fit_ranges(model)
     model._set_frozen(True)
+
+
+def _fit_ranges(model: PreparedModel) -> None:
+    """Moves ranges that the device's operators cannot take beside one another, and says so."""
+    if not model.plan.has_a_device:
+        return
+    ranges, constants = {}, {}
+    for path, layer in model._steps.items():
+        if not isinstance(layer, QuantizedLayer):
+            continue
+        step = model.plan.stored(path)
+        ranges[step.grid] = layer.output_quantizer.range
+        for position, constant in layer.constants.items():
+            if isinstance(constant, ConstantOperand) and isinstance(constant.quantizer.range, ConstantRange):
+                constants[(path, position)] = constant.quantizer.range.wanted(constant.source())
+        if isinstance(layer, WeightedLayer) and isinstance(step, PlanStep):
+            grid = layer.grid()
+            alive = grid.weight_scale[grid.factor != 0]
+            if alive.numel():
+                constants[(path, len(step.operands))] = float(alive.max())
+    ends = {name: (float(each.minimum), float(each.maximum)) for name, each in ranges.items()}
+    moved = fitting_ranges(model.plan, ends, constants)
+    for name, (low, high) in moved.items():
+        ranges[name].minimum.fill_(low)
+        ranges[name].maximum.fill_(high)
+    words = told(moved, ends)
+    if words:
+        warnings.warn(words, RangesMovedWarning, stacklevel=3)
 
 
 # Share of the values that running statistics began with, from which they count as unsettled. Deviations that are wrong
