@@ -30,6 +30,7 @@ from exactqat.deploy import (
     verify,
     write_tflite,
 )
+from exactqat.deploy.verify import RuntimeRefusal
 from exactqat.device import OPERATORS, Refusal
 from exactqat.device import fixed_point_functions as fixed
 from exactqat.device.activation import FUNCTIONS, Table, off_the_pole
@@ -200,6 +201,36 @@ def test_a_table_in_a_file_of_any_batch(tmp_path: Path) -> None:
         for batch in (1, 4):
             report = verify(graph, path, rng.integers(-128, 128, (batch, 3, 5)).astype(np.int8), profile, batch)
             assert report.differing == 0 and [row.kind for row in report.operators] == ["TABLE", "TABLE", "ADD"]
+
+
+def test_a_table_that_hangs_on_the_last_bit_of_a_library_stands_in_the_file(tmp_path: Path) -> None:
+    """Found in a network: at one code glibc's erfc gave 137.49999 steps, and the float64 one, rounded, 137.5."""
+    source, output = (
+        per_tensor(float(np.uint32(bits).view(np.float32)), zero_point)
+        for bits, zero_point in ((1011079941, 10), (1002060906, -98))
+    )
+    builder = Builder()
+    x = builder.input("x", (1, 256), source)
+    hanging = builder.operator("GELU", [x], output, name="y", approximate=False)
+    settled = builder.operator("GELU", [x], per_tensor(0.02, -110), name="z", approximate=False)
+    graph = builder.graph([hanging, settled])
+    path = write_tflite(graph, tmp_path / "model.tflite")
+    for profile in profiles_here():
+        try:
+            report = verify(graph, path, np.tile(CODES, (3, 1)), profile)
+        except RuntimeRefusal:
+            assert profile == "micro"  # has no GELU
+            continue
+        assert report.values >= 2 * 3 * 256 and report.differing == 0, report.table()
+    gelu = OPERATORS["GELU"]
+    steps = {
+        operator.outputs[0]: [
+            step.kind
+            for step in gelu.tflite_steps([graph.tensors["x"]], graph.tensors[operator.outputs[0]], operator.attributes)
+        ]
+        for operator in graph.operators
+    }
+    assert steps == {"y": ["CAST", "ADD", "GATHER"], "z": ["GELU"]}
 
 
 def test_fixed_point_functions_are_what_they_approximate() -> None:

@@ -119,7 +119,11 @@ def test_calibration_anew_forgets(policy: str) -> None:
 
 def test_ranges_that_do_not_fit_one_another_are_moved(tmp_path: Path) -> None:
     """A difference of nearly equal values, a layer behind values that vanish, a constant a few steps from zero."""
-    params = {"gate": np.full(6, 3e-9, np.float32), "shift": np.full(6, 2e-6, np.float32), **weights(a=(6, 6), b=(6, 2))}
+    params = {
+        "gate": np.full(6, 3e-9, np.float32),
+        "shift": np.full(6, 2e-6, np.float32),
+        **weights(a=(6, 6), b=(6, 2)),
+    }
 
     def forward(p, x):
         y = x @ p["a"]
