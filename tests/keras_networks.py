@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks in Keras 3, from `fit` to the runtime, on the backend that KERAS_BACKEND names.
 
-KERAS_BACKEND=jax python tests/keras_networks.py [names]            (seeds 0; SEED=7 for others)
+KERAS_BACKEND=jax python tests/keras_networks.py [--learned] [names]      (seed 0; SEED=7 for another)
 KERAS_BACKEND=jax python tests/keras_networks.py --applications ResNet50 ...      (minutes each)
 """
 
@@ -139,7 +139,8 @@ def to_the_device(model: Any, folder: Path, rules: tuple[qat.Rule, ...] = (qat.R
 
 
 if __name__ == "__main__":
-    names = sys.argv[1:] or list(NETWORKS)
+    rules_ = (qat.Rule(ranges="learned"),) if "--learned" in sys.argv else (qat.Rule(),)
+    names = [each for each in sys.argv[1:] if each != "--learned"] or list(NETWORKS)
     if names[0] == "--applications":
         NETWORKS = {
             name: lambda name=name: getattr(keras.applications, name)(
@@ -151,5 +152,5 @@ if __name__ == "__main__":
     for name in names:
         keras.utils.set_random_seed(int(os.environ.get("SEED", "0")))
         with tempfile.TemporaryDirectory() as folder_:
-            count = to_the_device(NETWORKS[name](), Path(folder_))
+            count = to_the_device(NETWORKS[name](), Path(folder_), rules_)
         print(f"{keras.backend.backend()} {name}: {count} integers compared, 0 differ", flush=True)

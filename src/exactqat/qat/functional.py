@@ -162,29 +162,30 @@ class Functional:
         return [name for name, grid in self.grids.items() if grid.rule.ranges in ("learned", "min_max")]
 
     def frozen_ranges(self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any]) -> tuple[Tree, Tree]:
-        """What freezing makes of the ranges; see `branch_range` and `fitting_ranges`. Either may lack some of them.
+        """What freezing makes of the ranges, in NumPy where they change; see `branch_range` and `fitting_ranges`.
 
         Warns (`RangesMovedWarning`) where ranges had to be moved, as the device's operators cannot take them beside one
         another.
 
         Args:
-            tensors: the network's parameters and variables, as far as they are known.
+            ranges, learned: arrays that NumPy reads; either may lack some.
+            tensors: the network's parameters and variables in NumPy, as far as they are known.
         """
         kept, trained = ({name: dict(ends) for name, ends in each.items()} for each in (ranges, learned))
 
         def at(name: str) -> tuple[Any, Any]:
-            low, high = (trained.get(name, {}).get(end, kept.get(name, {}).get(end)) for end in _ENDS)
+            found = [trained.get(name, {}).get(end, kept.get(name, {}).get(end)) for end in _ENDS]
+            low, high = (None if end is None else np.asarray(end, np.float32) for end in found)
             return low, high
 
         def put(name: str, ends: Sequence[Any]) -> None:
             for end, value in zip(_ENDS, ends, strict=True):
-                (trained if end in trained.get(name, {}) else kept)[name][end] = value
+                (trained if end in trained.get(name, {}) else kept)[name][end] = np.asarray(value, np.float32)
 
         for branch, total in self.plan.branches:
             if any(end is None for end in (*at(branch), *at(total))):
                 continue
-            ends = branch_range(at(branch), at(total), (self.grids[branch], self.grids[total]), self.primitives.where)
-            put(branch, ends)
+            put(branch, branch_range(at(branch), at(total), (self.grids[branch], self.grids[total]), np.where))
         if self.plan.has_a_device:
             known = {name: at(name) for name in self.grids}
             found = {
@@ -194,7 +195,7 @@ class Functional:
             }
             moved = fitting_ranges(self.plan, found, self._wanted_scales(kept, trained, tensors))
             for name, each in moved.items():
-                put(name, [self.primitives.from_numpy(np.asarray(value, np.float32)) for value in each])
+                put(name, each)
             words = told(moved, found)
             if words:
                 warnings.warn(words, RangesMovedWarning, stacklevel=3)
@@ -202,11 +203,11 @@ class Functional:
 
     def _wanted_scales(self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any]) -> dict[tuple[str, int], float]:
         """The scales that constants and weights ask for, of those whose values are known."""
-        in_numpy = (
+        learned, ranges = (
             {name: {end: np.asarray(value) for end, value in ends.items()} for name, ends in tree.items()}
             for tree in (learned, ranges)
         )
-        run = Run(self, Arrays(dict(tensors), *in_numpy), Mode(frozen=True), primitives=primitives_numpy)
+        run = Run(self, Arrays(dict(tensors), learned, ranges), Mode(frozen=True), primitives=primitives_numpy)
         found = {}
         for step in self.plan.steps:
             try:

@@ -199,7 +199,7 @@ class Prepared:
         known = state.variables if params is None else self._tensors(params, state)
         tensors = {name: np.asarray(_float32(leaf)) for name, leaf in known.items()}
         ranges, _ = self._functional.frozen_ranges(state.ranges, {}, tensors)
-        return replace(state, ranges=ranges, frozen=True)
+        return replace(state, ranges=jax.tree.map(jnp.asarray, ranges), frozen=True)
 
     def variables(self, params: Params, state: State) -> Any:
         """What `prepare` was given, with the trained values: a tree of parameters, Linen's variables, an NNX module."""

@@ -490,11 +490,8 @@ def freeze(model: PreparedModel) -> None:
     held = model._held
     arrays = model._arrays(lambda variable: np.asarray(ops.convert_to_numpy(variable.value)))
     held.functional.require_finite_state(arrays.ranges, arrays.learned, arrays.tensors)
-    trees = held.ranges, held.learned
-    before = [
-        {name: {end: variable.value for end, variable in ends.items()} for name, ends in tree.items()} for tree in trees
-    ]
-    for tree, after in zip(trees, held.functional.frozen_ranges(*before, arrays.tensors), strict=True):
+    frozen = held.functional.frozen_ranges(arrays.ranges, arrays.learned, arrays.tensors)
+    for tree, after in zip((held.ranges, held.learned), frozen, strict=True):
         for name, ends in tree.items():
             for end, variable in ends.items():
                 variable.assign(after[name][end])
