@@ -81,6 +81,7 @@ def recurrent() -> Any:
     x = layers.UnitNormalization()(layers.TimeDistributed(layers.Dense(6))(sound))
     x = layers.Bidirectional(layers.GRU(4, return_sequences=True))(x)
     x = layers.PReLU()(layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True))
+    x = layers.GRU(4, reset_after=False, return_sequences=True)(x)
     return keras.Model(sound, layers.LSTM(3)(x))
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kit for Keras 3. A process has one backend, so every backend has processes of its own."""
+"""The kit for Keras 3. A process has one backend, so every backend has processes of its own.
+
+The longest programs run on PyTorch, which compiles nothing; `KERAS_BACKEND=jax` (or tensorflow) runs them on another one.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parent
+BACKEND = os.environ.get("KERAS_BACKEND", "torch")
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs exactqat[keras]")
 
 
@@ -180,7 +184,7 @@ regular = prepared_by(head(kernel_regularizer="l2", kernel_constraint=keras.cons
 assert len(regular.losses) == 1
 regular.compile("sgd", "mse")
 regular.fit(x, np.zeros((16, 4)), verbose=0)
-assert regular.trainable_variables[0].numpy().min() >= 0
+assert ops.convert_to_numpy(regular.trainable_variables[0]).min() >= 0
 with pytest.warns(UserWarning, match="left out: .*dense"):
     adding = head(activity_regularizer="l2")
     qat.keras.prepare(adding)
@@ -286,25 +290,6 @@ prepared = prepared_by(plain, bytes_)
 assert [step.kind for step in prepared.plan.steps][-2:] == ["RESIZE_BILINEAR", "CONV_2D"]
 assert np.abs(predict(prepared, bytes_) - predict(plain, bytes_)).max() < 0.05 * np.abs(predict(plain, bytes_)).max()
 
-# Cells that no step of the network says are unrolled from products and functions.
-sound = rng.standard_normal((16, 3, 6)).astype("f")
-for layer in (
-    layers.SimpleRNN(4),
-    layers.SimpleRNN(4, activation="relu", go_backwards=True, return_sequences=True, use_bias=False),
-    layers.GRU(4, reset_after=False, return_sequences=True),
-    layers.GRU(4, recurrent_activation="hard_sigmoid", bias_initializer="random_normal"),
-    layers.GRU(4, activation="relu", reset_after=False, use_bias=False, go_backwards=True),
-    layers.LSTM(4, activation="softsign", recurrent_activation="hard_sigmoid", return_state=True),
-    layers.Bidirectional(layers.SimpleRNN(3, return_sequences=True)),
-):
-    given = keras.Input((3, 6))
-    plain = keras.Model(given, layer(given))
-    prepared = prepared_by(plain, sound)
-    for own, theirs in zip(*map(keras.tree.flatten, (prepared(sound), plain(sound))), strict=True):
-        assert np.abs(own - theirs).max() < 0.06 * np.abs(theirs).max(), (layer, np.abs(own - theirs).max())
-    qat.keras.freeze(prepared)
-    lower(prepared)
-
 # Refusals name the layer and say what to do.
 for layer, shape, word in (
     (layers.RNN(layers.StackedRNNCells([layers.LSTMCell(4)])), (8, 6), "RNN: only LSTM, GRU and SimpleRNN"),
@@ -375,6 +360,13 @@ CASES = (
     (words, lambda x: layers.Bidirectional(layers.GRU(5, return_state=True), merge_mode=None)(x)),
     (words, lambda x: layers.Bidirectional(layers.GRU(5, return_sequences=True), merge_mode="ave")(x)),
     (words, lambda x: layers.Bidirectional(layers.GRU(5), backward_layer=layers.LSTM(5, go_backwards=True))(x)),
+    (words, lambda x: layers.SimpleRNN(4)(x)),
+    (words, lambda x: layers.SimpleRNN(4, "relu", go_backwards=True, return_sequences=True, use_bias=False)(x)),
+    (words, lambda x: layers.Bidirectional(layers.SimpleRNN(3, return_sequences=True))(x)),
+    (words, lambda x: layers.GRU(4, reset_after=False, return_sequences=True)(x)),
+    (words, lambda x: layers.GRU(4, recurrent_activation="hard_sigmoid")(x)),
+    (words, lambda x: layers.GRU(4, "relu", reset_after=False, use_bias=False, go_backwards=True)(x)),
+    (words, lambda x: layers.LSTM(4, "softsign", recurrent_activation="hard_sigmoid", return_state=True)(x)),
     (words, lambda x: layers.TimeDistributed(layers.Dense(3, "relu"))(x)),
     ((3, *images), lambda x: layers.TimeDistributed(layers.BatchNormalization())(x)),
     ((3, *images), lambda x: layers.TimeDistributed(layers.Conv2D(3, 3))(x)),
@@ -405,18 +397,19 @@ for shape, function in CASES:
     for training in (False, True):
         made = prepared._run(x, Mode(training=training, quantizing=False))
         for ours, theirs in zip(keras.tree.flatten(made), keras.tree.flatten(model(x, training=training)), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+            own, wanted = map(ops.convert_to_numpy, (ours, theirs))
+            np.testing.assert_allclose(own, wanted, rtol=1e-4, atol=1e-4)
 """
 
 
 def test_no_argument_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run("jax", "-c", ARGUMENTS)
+    run(BACKEND, "-c", ARGUMENTS)
 
 
 def test_what_people_do_with_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run("jax", "-c", USE)
+    run(BACKEND, "-c", USE)
 
 
 def test_names_of_tfmot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
