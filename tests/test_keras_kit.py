@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kit for Keras 3. A process has one backend, so every backend has processes of its own.
 
-The longest programs run on PyTorch, which compiles nothing; `KERAS_BACKEND=jax` (or tensorflow) runs them on another one.
+The longest programs run on PyTorch, which compiles nothing; `KERAS_BACKEND=jax` (or tensorflow) runs them elsewhere.
 """
 
 from __future__ import annotations
