@@ -37,14 +37,16 @@ def test_every_operator_has_its_cases_and_its_counts() -> None:
 @pytest.mark.parametrize("profile", HERE)
 @pytest.mark.parametrize("kind", NAMES)
 def test_equals_the_runtime(kind: str, profile: str, tmp_path: Path) -> None:
+    if (kind, profile) not in MEASURED:
+        # TFLite-Micro has no such operator; where the file holds a table instead, it has that.
+        outcome = sweep(kind, profile, 4, tmp_path)
+        assert profile == "micro" and outcome.refused and not outcome.differing
+        return
     # A function of one int16 has 65,536 inputs, all of which are compared.
     outcome = sweep(kind, profile, SWEEP // 4 if ":" in kind else SWEEP, tmp_path)
-    # TFLite-Micro lacks some operators, and some ranks of others.
+    # TFLite-Micro lacks some ranks.
     assert outcome.values > 0 or (profile == "micro" and outcome.refused)
     assert profile == "micro" or not outcome.refused
-    if (kind, profile) not in MEASURED:
-        assert not outcome.values
-        return
     print(f"{kind} {profile}: {outcome.values:,} compared, {outcome.differing} differ, by {outcome.largest} at most")
     values, differing, largest = MEASURED[kind, profile]
     assert outcome.largest <= largest, outcome.examples

@@ -187,7 +187,12 @@ class Functional:
                 continue
             put(branch, branch_range(at(branch), at(total), (self.grids[branch], self.grids[total]), np.where))
         if self.plan.has_a_device:
-            known = {name: at(name) for name in self.grids}
+            # A range without data says nothing yet.
+            known = {
+                name: at(name)
+                for name, grid in self.grids.items()
+                if grid.rule.ranges == "fixed" or kept.get(name, {}).get("batches", 0) > 0
+            }
             found = {
                 name: (float(low), float(high))
                 for name, (low, high) in known.items()

@@ -582,16 +582,20 @@ def _fit_ranges(model: PreparedModel) -> None:
     """Moves ranges that the device's operators cannot take beside one another, and says so."""
     if not model.plan.has_a_device:
         return
-    ranges, constants = {}, {}
-    for path, layer in model._steps.items():
-        if not isinstance(layer, QuantizedLayer):
-            continue
+    layers = {path: layer for path, layer in model._steps.items() if isinstance(layer, QuantizedLayer)}
+    ranges = {model.plan.stored(path).grid: layer.output_quantizer.range for path, layer in layers.items()}
+    # One without data says nothing yet.
+    ranges = {name: each for name, each in ranges.items() if each.policy == "fixed" or each.batches > 0}
+    constants = {}
+    for path, layer in layers.items():
         step = model.plan.stored(path)
-        ranges[step.grid] = layer.output_quantizer.range
         for position, constant in layer.constants.items():
             if isinstance(constant, ConstantOperand) and isinstance(constant.quantizer.range, ConstantRange):
                 constants[(path, position)] = constant.quantizer.range.wanted(constant.source())
-        if isinstance(layer, WeightedLayer) and isinstance(step, PlanStep):
+        if not isinstance(layer, WeightedLayer) or not isinstance(step, PlanStep):
+            continue
+        source = model.plan.stored(next(name for name in step.operands if model.plan.is_stored(name)))
+        if ranges.keys() >= {step.grid, source.grid}:
             grid = layer.grid()
             alive = grid.weight_scale[grid.factor != 0]
             if alive.numel():
