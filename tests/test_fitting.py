@@ -135,6 +135,25 @@ def test_whatever_training_makes_of_the_numbers(name: str, how: str, tmp_path: P
     assert_exact(*made, tmp_path)
 
 
+def test_relu6_on_a_grid_whose_int32_does_not_reach_6(tmp_path: Path) -> None:
+    """LiteRT refuses the file of such an int16 layer, though no code comes near 6."""
+    pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+    from agreement import assert_exact
+
+    layer = torch.nn.Conv2d(3, 4, 3)
+    with torch.no_grad():
+        layer.weight.mul_(1e-5)
+        layer.bias.mul_(1e-5)  # type: ignore[union-attr]
+    x = torch.randn(2, 3, 6, 6)
+    prepared = qat.prepare(torch.nn.Sequential(layer, torch.nn.ReLU6()), x, [qat.Rule(activation_bits=16)])
+    qat.calibrate(prepared, [x])
+    qat.freeze(prepared)
+    graph = assert_exact(prepared.eval(), x, tmp_path)
+    (step,) = graph.operators
+    assert step.attributes["activation"] == "RELU6"
+    assert 6 / graph.tensors[step.outputs[0]].quantization.scale[0] > 2**31
+
+
 def test_freeze_says_what_it_moved() -> None:
     class Cancels(torch.nn.Module):
         def __init__(self) -> None:

@@ -75,6 +75,9 @@ def import_deploy(name: str, extra: str = "deploy") -> Any:
         raise ImportError(f"{name} is needed here: pip install exactqat[{extra}]") from error
 
 
+_RELU, _RELU6 = (("ActivationFunctionType", name) for name in ("RELU", "RELU6"))
+
+
 class _Writer:
     """Collects buffers, tensors and operator codes of one model in the order in which the graph names them."""
 
@@ -171,6 +174,9 @@ class _Writer:
         fields = {}
         for name, value in step.fields.items():
             enumeration = isinstance(value, tuple)
+            if value == _RELU6 and 6 / float(output.quantization.scale[0]) >= 2.0**31:
+                # No code of so fine a grid comes near 6, and the code of 6 is more than LiteRT's int32 holds.
+                value = _RELU
             fields[name] = getattr(getattr(schema, value[0]), value[1]) if enumeration else value
         entry = schema.OperatorT(
             opcodeIndex=self.codes.setdefault((step.kind, step.version), len(self.codes)),
