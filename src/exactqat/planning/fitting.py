@@ -53,8 +53,8 @@ def limits_of(step: PlanStep, grids: Sequence[Grid], result: Grid) -> ScaleLimit
     """What a step's operator asks of scales. grids: of the operands, constants have those of the others."""
     if not step.kind or step.outside or step.expression is not None:
         return None
-    dtypes = [grid.dtype for grid in (*grids, result)]
-    return OPERATORS[step.kind].scale_limits(dtypes, {"beta": 1.0, **step.attributes})
+    operator, dtypes = OPERATORS[step.kind], [grid.dtype for grid in (*grids, result)]
+    return operator.scale_limits(dtypes, {**operator.attributes, **step.attributes})
 
 
 def constant_limits(plan: Plan, step: PlanStep, position: int) -> tuple[ScaleLimits, str] | None:
