@@ -484,8 +484,8 @@ def freeze(model: PreparedModel) -> None:
     The model stays compiled; the next `fit` trains what is left. Where there are learned ranges, its optimizer starts
     anew with the same settings: it was made for more variables, and its momentum would go on moving them.
 
-    Warns (`exactqat.qat.RangesMovedWarning`) where it had to move ranges, because the device's operators cannot take them
-    beside one another.
+    Warns (`exactqat.qat.RangesMovedWarning`) where it had to move ranges, because the device's operators cannot take
+    them beside one another.
 
     Raises:
         ValueError: a range or a batch norm's statistics are not finite.
