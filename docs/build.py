@@ -100,6 +100,7 @@ TRAINING = {
         "PreparedModel",
         "UnsettledStatisticsWarning",
         "RangesMovedWarning",
+        "FinalActivationWarning",
     ),  # fmt: skip
     "Rules": ("Rule", "UnusedRuleWarning", "UnsupportedOperator"),
     "Layers of a prepared model": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
@@ -107,7 +108,15 @@ TRAINING = {
     "Layers with TensorFlow's arithmetic": ("Conv2d", "DepthwiseConv2d", "FusedBatchNorm2d"),
 }
 DEPLOYMENT = {
-    "From a trained model to a file and its proof": ("lower", "write_tflite", "verify", "Report", "layer_values"),
+    "From a trained model to a file and its proof": (
+        "lower",
+        "write_tflite",
+        "verify",
+        "Report",
+        "layer_values",
+        "device_codes",
+    ),
+    "Names and axes": ("input_codes", "output_values", "Signature", "Port"),
     "Integers": ("quantize", "dequantize", "simulate", "unclaimed", "profiles_here"),
     "Other files": ("write_onnx", "verify_onnx", "c_array", "write_c_array"),
     "What it takes": ("footprint", "Footprint", "npu_footprint", "NpuFootprint"),

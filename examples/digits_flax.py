@@ -50,8 +50,9 @@ for number in range(8):
         carry = (carry[0], prepared.freeze(carry[1]), carry[2])
     carry, losses = epoch(carry, np.random.default_rng(number).permutation(1408).reshape(22, 64))
 graph = prepared.lower(*carry[:2])
-codes = deploy.quantize(np.asarray(images[1408:]), graph.tensors["input"].quantization)
+codes = deploy.input_codes(graph, images[1408:])
 scores = deploy.simulate(graph, codes)[graph.outputs[0]]
-report = deploy.verify(graph, deploy.write_tflite(graph, "digits.tflite"), codes)
+path = deploy.write_tflite(graph, "digits.tflite")
+report = deploy.verify(graph, path, model=prepared.trained(*carry[:2]), data=images[1408:])
 print(f"accuracy {(scores.argmax(1) == labels[1408:]).mean():.3f}; {report.values} integers, {report.differing} differ")
-assert report.differing == 0
+assert report.equal

@@ -37,9 +37,9 @@ prepared.save("digits.keras")
 
 loaded = keras.saving.load_model("digits.keras")
 graph = deploy.lower(loaded)
-codes = deploy.quantize(images[test], graph.tensors["input"].quantization)
+codes = deploy.input_codes(graph, images[test])
 scores = deploy.simulate(graph, codes)[graph.outputs[0]]
 assert np.array_equal(scores.argmax(1), loaded.predict(images[test], verbose=0).argmax(1))
-report = deploy.verify(graph, deploy.write_tflite(graph, "digits.tflite"), codes)
+report = deploy.verify(graph, deploy.write_tflite(graph, "digits.tflite"), model=loaded, data=images[test])
 print(f"accuracy {(scores.argmax(1) == labels[test]).mean():.3f}; {report.values} integers, {report.differing} differ")
-assert report.differing == 0
+assert report.equal

@@ -394,6 +394,48 @@ def synchronized_says_where_it_belongs() -> None:
             raise AssertionError(f"{wrong} was taken for a name")
 
 
+@check
+def training_in_replicas_moves_what_one_device_moves() -> None:
+    """Ranges, running statistics and gradients of the kit, inside of `synchronized`, are those of the whole batch."""
+    import exactqat.qat.jax as kit
+    from exactqat.qat import Rule
+
+    def model(params: Any, x: Any) -> Any:
+        y = jax.lax.conv_general_dilated(x, params["w"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        y = kit.batch_norm(y, params["scale"], params["offset"], params["mean"], params["variance"], momentum=0.5)
+        return jnp.tanh(jax.nn.relu(y)).mean((1, 2)) @ params["head"]
+
+    given = {"w": normal(3, 3, 4, 4), "scale": jnp.ones(4), "offset": jnp.zeros(4), "mean": jnp.zeros(4)}
+    given |= {"variance": jnp.ones(4), "head": normal(4, 3)}
+    # Every device has other values.
+    images = X * jnp.arange(1, 9).reshape(-1, 1, 1, 1)
+    for rule in (
+        Rule(),
+        Rule(ranges="percentile", percentile=90),
+        Rule(ranges="last_batch"),
+        Rule(fold_batch_norm=True),
+    ):
+        prepared = kit.prepare(model, given, images, rules=[rule])
+
+        def step(params: Any, state: Any, x: Any, kept: Any = prepared, mean: Any = lambda value: value) -> Any:
+            def loss(params: Any) -> Any:
+                y, new = kept.apply(params, state, x, train=True)
+                return mean((y**2).mean()), new
+
+            return jax.value_and_grad(loss, has_aux=True)(params)
+
+        def replica(params: Any, state: Any, x: Any, step: Any = step) -> Any:
+            with frontend.synchronized("b"):
+                return step(params, state, x, mean=partial(jax.lax.pmean, axis_name="b"))
+
+        params, state = prepared.init()
+        mapped = jax.shard_map(replica, mesh=mesh(b=8), in_specs=(P(), P(), P("b")), out_specs=P())
+        got, wanted = jax.jit(mapped)(params, state, images), step(params, state, images)
+        close(got[0][1], wanted[0][1], f"state under {rule}")
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+            assert float(jnp.abs(a - b).max()) <= 1e-4 * (1 + float(jnp.abs(b).max())), f"{rule}: {a} {b}"
+
+
 def main() -> int:
     found = {}
     chosen = {name: CHECKS[name] for name in sys.argv[1:]} or CHECKS

@@ -573,14 +573,16 @@ def test_what_forward_changes_is_said() -> None:
         m.table += 1
         return m.conv(x)
 
-    with pytest.warns(UserWarning, match="changes table in place"):
+    with pytest.warns(UserWarning, match="changes table, which nothing in the captured network reads"):
         capture(Function(function), IMAGE)
 
 
 def test_spectral_norm_is_that_of_evaluation() -> None:
     model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 4)))
-    with pytest.warns(UserWarning, match="training computes something else"):
-        network = capture(model, SEQUENCE)
+    network = captured(model, SEQUENCE)
+    assert [path for path, _ in network.input_tree.updates] == [
+        f"0.parametrizations.weight.0.{name}" for name in ("_u", "_v")
+    ]
     assert differences(network, model, [SEQUENCE], False) <= 1e-6
     (weight,) = [constant for constant in network.constants.values() if not constant.parameter]
     assert weight.trainable and weight.name == "0.weight"
@@ -600,7 +602,8 @@ def test_the_model_stays_as_it_is() -> None:
     model = Keeps()
     model.bn.eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    captured(model, IMAGE)
+    with pytest.warns(UserWarning, match="forward counts in 'calls'"):
+        capture(model, IMAGE)
     assert (model.calls, model.cache, model.training, model.bn.training) == (0, {}, True, False)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -715,7 +718,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_refusals_say_where(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exactqat.qat.capture_torch._PRIMES", (31, 37))
+    monkeypatch.setattr("exactqat.qat.capturing_torch.batch.PRIMES", (31, 37))
     with pytest.raises(CaptureError, match=message) as refusal:
         capture(Function(REFUSED[message]), IMAGE)
     if "no result" not in message and "alone" not in message:

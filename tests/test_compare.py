@@ -22,11 +22,21 @@ from exactqat import cli  # noqa: E402
 Call = Callable[..., tuple[int, str, str]]
 
 
+IMAGES = 359
+
+
+def answers(accuracy: float) -> list[int]:
+    """To images of one class: as many are right as the accuracy says, the last ones."""
+    wrong = round((1 - accuracy) * IMAGES)
+    return [1] * wrong + [0] * (IMAGES - wrong)
+
+
 def network(accuracy: float, chosen: str = "qat_ema") -> dict[str, Any]:
     return {
         "chosen": chosen,
         chosen: {
             "title": "QAT, EMA ranges", "device_accuracy": accuracy, "file_bytes": 23064, "values_differing": 0,
+            "training_differing": 0, "answers": answers(accuracy),
             "footprint": {"arena_bytes": 9664, "multiply_accumulates": 110832},
         },
     }  # fmt: skip
@@ -38,10 +48,11 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name, seed, accuracy in (("one", 0, 0.9), ("two", 1, 0.935)):
         (tmp_path / name).mkdir()
-        settings = {"seed": seed, "data": "digits", "epochs_qat": 80, "weight_bits": None}
+        settings = {"seed": seed, "data": "digits", "epochs_qat": 80, "weight_bits": None, "device": "micro"}
         (tmp_path / name / "job.json").write_text(json.dumps({"format": 1, "settings": settings, "images": "abc"}))
         metrics = {
-            "data": {"test": 359}, "seconds": 1.5, "float": {"test_accuracy": 0.95},
+            "data": {"test": IMAGES}, "seconds": 1.5, "float": {"test_accuracy": 0.95, "answers": answers(0.95)},
+            "labels": [0] * IMAGES,
             "networks": {"w8a8": network(0.95), "w4a4": network(accuracy)},
         }  # fmt: skip
         (tmp_path / name / "metrics.json").write_text(json.dumps(metrics))
@@ -52,7 +63,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["exactqat", "compare", *arguments])
-        monkeypatch.setenv("COLUMNS", "160")
+        monkeypatch.setenv("COLUMNS", "200")
         status: Any = 0
         try:
             cli.main()
@@ -70,9 +81,13 @@ def test_jobs_stand_side_by_side(jobs: Path, call: Call) -> None:
     assert status == 0
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
     assert ["--seed", "0", "1"] in rows and not any("--data" in row for row in rows)
-    where = rows.index(["W4A4", "one", "QAT, EMA ranges", "90.0%", "–", "23,064", "9,664", "110,832", "0"])
-    assert rows[where + 1] == ["", "two", "QAT, EMA ranges", "93.5%", "+3.5", "23,064", "9,664", "110,832", "0"]
-    assert "With 359 test images, differences below 3.3 points may be luck" in output
+    figures = ["23,064", "9,664", "110,832", "0", "0"]
+    where = rows.index(["W4A4", "one", "micro", "QAT, EMA ranges", "90.0%", "–", "–", *figures])
+    shown = ["", "two", "micro", "QAT, EMA ranges", "93.5%", "+3.6 (+1.8 to +3.6)", "no luck, p<0.001", *figures]
+    assert rows[where + 1] == shown
+    # Of a row that answers as the first job's does, nothing can be luck.
+    assert ["", "two", "micro", "QAT, EMA ranges", "95.0%", "0.0", "none", *figures] in rows
+    assert "McNemar's exact test" in output
     page = (jobs / "page.html").read_text()
     assert "<tr class=delivered><td class=t>W4A4</td><td class=t>two</td>" in page and "prefers-color-scheme" in page
     assert "<tr><td class=t>W4A4</td><td class=t>one</td>" in page
@@ -85,11 +100,34 @@ def test_other_images_are_told(jobs: Path, call: Call) -> None:
     assert "The jobs have different images" in call("one", "two")[1]
 
 
+def test_jobs_of_before_answers_were_kept(jobs: Path, call: Call) -> None:
+    path = jobs / "two" / "metrics.json"
+    metrics = json.loads(path.read_text())
+    del metrics["labels"], metrics["float"]["answers"]
+    for name in ("w8a8", "w4a4"):
+        del metrics["networks"][name]["qat_ema"]["answers"], metrics["networks"][name]["qat_ema"]["training_differing"]
+    path.write_text(json.dumps(metrics))
+    job = json.loads((jobs / "two" / "job.json").read_text())
+    job["settings"]["profile"] = job["settings"].pop("device")
+    (jobs / "two" / "job.json").write_text(json.dumps(job))
+    status, output, _ = call("one", "two")
+    assert status == 0 and "+3.5" in output and "not known" in output
+    assert "two keeps no answers to single images" in output and not re.search("--(device|profile)", output)
+
+
+def test_a_device_that_computes_something_else_is_named(jobs: Path, call: Call) -> None:
+    path = jobs / "two" / "metrics.json"
+    metrics = json.loads(path.read_text())
+    metrics["networks"]["w4a4"]["qat_ema"]["training_differing"] = 7
+    path.write_text(json.dumps(metrics))
+    assert "two: micro does not compute what was trained, in W4A4." in call("one", "two")[1]
+
+
 def test_three_and_more_jobs_and_options_anywhere(jobs: Path, call: Call) -> None:
     shutil.copytree("two", "three")
     shutil.copytree("two", "four")
     status, output, _ = call("one", "two", "--html", "page.html", "three", "four")
-    assert status == 0 and output.count("+3.5") == 3
+    assert status == 0 and output.count("+3.6 (") == 3
     assert call("one", "two", "three", "--htlm", "page.html")[0] == 2
 
 
@@ -131,7 +169,7 @@ def test_any_number_of_columns_shows_all(jobs: Path, columns: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"COLUMNS": columns}
     command = [sys.executable, "-m", "exactqat.cli", "compare", "one", "two"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    assert "93.5%" in done.stdout and "differences below" in done.stdout and not done.stderr
+    assert "93.5%" in done.stdout and "McNemar" in done.stdout and not done.stderr
     lines = done.stdout.splitlines()
     assert columns != "40" or not any(line.endswith(" ") for line in lines)
     # A paragraph for each row only where there is a width to keep.
@@ -139,7 +177,7 @@ def test_any_number_of_columns_shows_all(jobs: Path, columns: str) -> None:
 
 
 def test_terminals_without_unicode_show_plain_signs(jobs: Path) -> None:
-    environment = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "160"}
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "200"}
     command = [sys.executable, "-m", "exactqat.cli", "compare", "one", "two"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     rows = [line for line in done.stdout.splitlines() if line.startswith(("|", "+"))]

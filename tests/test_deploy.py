@@ -474,6 +474,6 @@ def test_importing_the_room_needs_numpy_only() -> None:
 
 def test_missing_runtime_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ai_edge_litert.schema_py_generated", None)
-    with pytest.raises(ImportError, match=r"pip install exactqat\[deploy\]"):
+    with pytest.raises(ImportError, match=r"pip install 'exactqat\[deploy\]'"):
         write_tflite(small_graph(np.random.default_rng(0)), tmp_path / "model.tflite")
     assert not list(tmp_path.iterdir())

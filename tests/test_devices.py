@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -253,14 +252,46 @@ def test_names_of_headers() -> None:
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from exactqat import cli
+def test_devices_by_name() -> None:
+    pytest.importorskip("torch")
+    from exactqat.job import devices
 
-    monkeypatch.setenv("EXACTQAT_ARM64_CPU", "")
-    assert cli._profile_of("here", "") == "xnnpack" and cli._profile_of("micro", "") == "micro"
-    assert cli._profile_of("arm64", "cortex-a53") == "xnnpack-arm64"
-    assert os.environ["EXACTQAT_ARM64_CPU"] == "cortex-a53"
-    with pytest.raises(ValueError, match="--device must be one of trained, here, x86, arm64, .* got 'toaster'"):
-        cli._profile_of("toaster", "")
-    with pytest.raises(ValueError, match="--device micro takes no choice behind a colon, got 'fast'"):
-        cli._profile_of("micro", "fast")
+    for name in ("xnnpack-x86", "xnnpack-arm64", "reference", "micro"):
+        assert devices.device_named(name) == name and devices.device_to_verify(name) == (name, "")
+    assert devices.device_to_verify("xnnpack-arm64:cortex-a53") == ("xnnpack-arm64", "cortex-a53")
+    assert devices.device_to_verify("ethos-u:ethos-u65-256") == ("ethos-u", "ethos-u65-256")
+    with pytest.raises(ValueError, match="--device must be one of xnnpack-x86, .*, micro, ethos-u, got 'toaster'$"):
+        devices.device_to_verify("toaster")
+    with pytest.raises(ValueError, match="--device micro takes no choice after a colon, got 'fast'"):
+        devices.device_to_verify("micro:fast")
+    with pytest.raises(ValueError, match="--device ethos-u cannot be trained for"):
+        devices.device_named("ethos-u")
+
+
+@pytest.mark.parametrize(
+    ("former", "now"),
+    [
+        ("arm64", "it is called xnnpack-arm64 now"),
+        ("arm64:cortex-a53", "it is called xnnpack-arm64:cortex-a53 now"),
+        ("x86", "it is called xnnpack-x86 now"),
+        ("cuda:1", "where networks train is --accelerator cuda:1 now"),
+        ("cpu", "where networks train is --accelerator cpu now"),
+        ("here", "leave --device out"),
+        ("trained", "leave --device out"),
+        ("xnnpack", "name xnnpack-x86 or xnnpack-arm64"),
+    ],
+)
+def test_former_names_are_refused_with_the_new_one(former: str, now: str) -> None:
+    pytest.importorskip("torch")
+    from exactqat.job import devices
+
+    for named in (devices.device_named, devices.device_to_verify):
+        with pytest.raises(ValueError, match=f"got '{former}'; .*{now}"):
+            named(former)
+
+
+def test_profiles_of_python_say_what_a_former_name_is_called() -> None:
+    with pytest.raises(
+        ValueError, match="profile must be one of xnnpack-x86, .*got 'arm64'; it is called 'xnnpack-arm64'"
+    ):
+        simulate(small_graph(), np.zeros((1, 6, 6, 2), np.int8), "arm64")

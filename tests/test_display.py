@@ -79,7 +79,8 @@ def test_a_report_says_what_it_found() -> None:
     assert second[5:] == ["no", "–", "–"] and whole[1] == "whole graph"
     worse = Report("micro", (Comparison("a", "ADD", 10, 3, 1, True),), (), "reference")
     assert repr(worse) == (
-        "Report(micro, trained for reference: 1 operators, 10 integers compared, 3 differ, most of them in a)"
+        "Report(micro, trained for reference: 1 operators, 10 integers compared, 3 differ, most of them in a; "
+        "not compared with training)"
     )
     assert len(cells(worse._repr_html_())[0]) == 6
 

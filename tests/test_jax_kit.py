@@ -132,7 +132,8 @@ def test_ranges_that_do_not_fit_one_another_are_moved(tmp_path: Path) -> None:
         return both @ p["b"]
 
     x = numbers(4, 5, 6)
-    prepared = prepare(forward, params, x)
+    # What is left of such gradients is rounding.
+    prepared = prepare(forward, params, x, check=False)
     params, state = prepared.init()
     params, state = prepared.calibrate(params, state, [x])
     with pytest.warns(qat.RangesMovedWarning, match="freeze has moved that of 'sub'"):
@@ -192,7 +193,7 @@ def test_arguments_that_are_none() -> None:
     params, state = prepared.init()
     with pytest.raises(RuntimeError, match="seen no data"):
         prepared.apply(params, state, X)
-    with pytest.raises(ValueError, match=r"input must have shape \['any', 6, 8\], got \[4, 8\]"):
+    with pytest.raises(ValueError, match=r"x must have shape \[batch, 6, 8\], .*got \[4, 8\]"):
         prepared.apply(params, state, X[:, 0], train=True)
     with pytest.raises(TypeError, match="must nest"):
         prepared.apply(params, state, X, X, train=True)
@@ -209,7 +210,7 @@ def test_arguments_that_are_none() -> None:
     with pytest.raises(RuntimeError, match="seen no data"):
         prepared.lower(params, prepared.freeze(state))
     with pytest.raises(ValueError, match="before freeze"):
-        prepared.calibrate(params, prepared.freeze(state), [X])
+        prepared.calibrate(params, prepared.freeze(prepared.calibrate(params, state, [X])[1]), [X])
     learned = prepare(function, LINEAR, X, [qat.Rule(ranges="learned")])
     with pytest.raises(ValueError, match="call calibrate first"):
         learned.apply(*learned.init(), X, train=True)
@@ -544,7 +545,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
 def test_the_page_runs(tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
     page = Path(__file__).resolve().parent.parent / "docs" / "jax-kit.md"
-    (program,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    program = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
 
 

@@ -72,8 +72,8 @@ def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.Complete
     metrics = json.loads((finished[0] / "metrics.json").read_text())
     assert metrics["settings"] == {
         "seed": 3, "epochs_float": 1, "epochs_qat": 1, "data": "digits", "model": "small_mobilenet",
-        "weight_bits": None, "activation_bits": None, "batch_size": 64, "image_size": None, "profile": "xnnpack-x86",
-        "weights": None,
+        "weight_bits": None, "activation_bits": None, "batch_size": 64, "image_size": None, "device": "xnnpack-x86",
+        "weights": None, "from_job": None,
     }  # fmt: skip
     assert metrics["weights"] is None
     assert metrics["resumed"] is False and metrics["data"]["skipped"] == []
@@ -93,7 +93,7 @@ def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.Complete
             noises = [(layer["trained_sqnr"], layer["device_sqnr"]) for layer in network["layers"]]
             measured = [pair for pair in noises if None not in pair]
             assert len(measured) >= 10 and all(abs(trained - device) < 1.0 for trained, device in measured)
-            assert network["fake_quant_differing"] == 0 < network["fake_quant_values"]
+            assert network["training_differing"] == 0 < network["training_values"]
             assert network["test_accuracy"] == network["device_accuracy"]
             compared += network["values_compared"]
         kinds = {layer["operator"] for layer in networks[networks["chosen"]]["layers"]}
@@ -291,7 +291,7 @@ def on_a_terminal(columns: int, arguments: list[str]) -> str:
 
 def test_forty_columns_are_enough(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     shown = on_a_terminal(40, ["verify", str(finished[0])])
-    assert "every single one is equal" in " ".join(shown.split())
+    assert "computes what was trained: none of 3,590 integers" in " ".join(shown.split())
     paths = [line for line in shown.splitlines() if str(finished[0]) in line]
     words = [line for line in shown.splitlines() if line not in paths]
     assert "W8A8 on the runtime " in shown and max(map(len, words)) <= 40 and not re.search("[│┃]", shown)
@@ -361,21 +361,28 @@ def test_help_on_benchmarks_needs_no_checkout(
 def test_a_job_for_another_device(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     given = {"epochs_float": 1, "epochs_qat": 1, "weight_bits": 4, "activation_bits": 8}
-    results = pipeline.run(pipeline.Settings(tmp_path, profile="micro", **given))
+    results = pipeline.run(pipeline.Settings(tmp_path, device="micro", **given))
     for outcome in results.outcomes:
         assert outcome.model.profile == "micro" and outcome.report.trained_for == "micro"
-        assert outcome.fake_quant_differing == 0 < outcome.fake_quant_values
+        assert outcome.report.training_differing == 0 < outcome.report.training_values
         assert outcome.test_accuracy == pytest.approx(outcome.device_accuracy)
     restored, checkpoint = pipeline.restore(tmp_path / "w4a8" / "checkpoint.pt")
     assert restored.profile == checkpoint["profile"] == "micro"
     (tmp_path / "metrics.json").write_text(json.dumps(pipeline.metrics(results)))
     assert "the device itself, here those of <code>micro</code>" in report.write_report(results).read_text()
-    with pytest.raises(ValueError, match="profile must be one of xnnpack-x86, .*, got 'npu'"):
-        pipeline.Settings(tmp_path, profile="npu")
+    with pytest.raises(ValueError, match="--device must be one of xnnpack-x86, .*, got 'npu'"):
+        pipeline.Settings(tmp_path, device="npu")
     job = json.loads((tmp_path / "job.json").read_text())
-    del job["settings"]["profile"]  # as jobs were that knew no profiles
+    job["settings"]["profile"] = job["settings"].pop("device")  # as it was called in jobs before
     (tmp_path / "job.json").write_text(json.dumps(job))
-    assert pipeline.stored_settings(tmp_path).profile == "xnnpack-x86"
+    assert pipeline.stored_settings(tmp_path).device == "micro"
+    job["settings"]["device"] = "micro"
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    with pytest.raises(ValueError, match="job.json cannot be read: settings must not hold both device and profile"):
+        pipeline.stored_settings(tmp_path)
+    del job["settings"]["profile"], job["settings"]["device"]  # as jobs were that knew no devices
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    assert pipeline.stored_settings(tmp_path).device == "xnnpack-x86"
 
 
 def test_the_same_seed_gives_the_same_bits(
@@ -392,7 +399,7 @@ def test_verify_accepts_the_result_and_notices_a_changed_file(
 ) -> None:
     reports = pipeline.verify_directory(finished[0])
     assert sorted(reports) == sorted(PRECISIONS)
-    assert all(report.differing == 0 and report.values > 100_000 for report in reports.values())
+    assert all(found.differing == 0 and found.report.values > 100_000 for found in reports.values())
     (tmp_path / "w8a8").mkdir()
     for name in ("checkpoint.pt", "model.tflite"):
         (tmp_path / "w8a8" / name).write_bytes((finished[0] / "w8a8" / name).read_bytes())
@@ -426,8 +433,13 @@ def test_eight_bits_take_a_quarter_of_the_epochs(tmp_path: Path) -> None:
         (["train", "--out", "x", "--epochs-qat", "0"], "--epochs-qat"),
         (["train"], "--out"),
         (["train", "--out", "/proc/x", "--epochs-float", "1"], "/proc/x/job.json cannot be written: No such file"),
-        (["train", "--out", "x", "--device", "tpu"], "--device must be cpu, cuda, or one of several as in cuda:1, got"),
-        (["train", "--out", "x", "--device", "cuda:97"], "--device cuda:97 is not there: PyTorch"),
+        (
+            ["train", "--out", "x", "--accelerator", "tpu"],
+            "--accelerator must be cpu, cuda, or one of several as in cuda",
+        ),
+        (["train", "--out", "x", "--accelerator", "cuda:97"], "--accelerator cuda:97 is not there: PyTorch"),
+        (["train", "--out", "x", "--data", "faces", "--model", "nn"], "model must be one of small_mobilenet, dscnn"),
+        (["train", "--out", "x", "--data", "faces", "--weights", "nowhere.pt"], "nowhere.pt is not there"),
         (["verify", "nowhere"], "run `exactqat train` first"),
         (["export", "nowhere"], "run `exactqat train` first"),
         (["report", "nowhere"], "nowhere is not there; run `exactqat train` first"),
@@ -709,11 +721,18 @@ def test_atomic_writing_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_report_names_differences_as_what_they_are() -> None:
     class Results:
+        settings = pipeline.Settings(Path("x"), device="micro")
         outcomes = [object()] * 2
         dataset = data.load("digits")
         values_compared, values_differing = 1000, 7
+        training_values, training_differing = 2000, 9
+        ran_as = "xnnpack-x86"
+        predictions = (0, 10)
 
-    assert "7 of them differ" in report.closing_sentence(Results())  # type: ignore[arg-type]
+    (ran, runs), (computes, trained), (there, device) = report.closing_sentences(Results())  # type: ignore[arg-type]
+    assert not ran and "(LiteRT with XNNPACK on x86): 7 of them differ" in runs
+    assert not computes and "what TFLite-Micro computes: 9 of them differ" in trained
+    assert not there and device.startswith("Trained for micro. The files did not run there")
 
 
 def test_mistakes_among_many_classes_are_a_table() -> None:

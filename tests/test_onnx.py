@@ -298,6 +298,6 @@ def test_a_damaged_file_is_refused_in_one_sentence(damage: Callable[[bytes], byt
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(ImportError, match=r"pip install exactqat\[onnx\]"):
+    with pytest.raises(ImportError, match=r"pip install 'exactqat\[onnx\]'"):
         write_onnx(small_graph(), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())

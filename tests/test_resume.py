@@ -471,7 +471,7 @@ def test_a_finished_job_is_told_again_without_training(tmp_path: Path) -> None:
         cli._report(out)
         assert (out / "report.html").read_bytes() == page
         # Settings that are not given are those of the job.
-        assert cli._train(out, {}, resume=True, restart=False, quiet=True) == 0
+        assert cli._train(out, {}, resume=True, restart=False, quiet=True)
         with pytest.raises(ValueError, match="a job with --seed 0, it cannot be continued with --seed 4"):
             cli._train(out, {"seed": 4}, resume=True, restart=False, quiet=True)
     assert written(out) == files

@@ -454,6 +454,7 @@ def test_parameters_are_divided_into_ranges_and_others() -> None:
     named = {name for name, parameter in prepared.named_parameters() if id(parameter) in others}
     assert named == {"range.0.weight", "range.0.bias"}
     assert len(prepared.range_parameters()) == len(list(prepared.parameters())) - 2
+    qat.calibrate(prepared, [torch.rand(2, 4)])
     qat.freeze(prepared)
     assert not any(parameter.requires_grad for parameter in prepared.range_parameters())
 

@@ -10,7 +10,7 @@ first asked for.
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
-from exactqat import frontends as _frontends  # noqa: F401 (without it no call finds its way)
+from exactqat import frontends as _frontends
 from exactqat import nn, quantization, raw_ops
 from exactqat.cpu import get_num_threads, set_num_threads
 from exactqat.gradients import grad_pass_through
@@ -43,3 +43,6 @@ def __getattr__(name: str) -> _Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_LATER})
+
+
+_frontends.load_early()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.status import Status
     from rich.text import Text
 
-    from .job.pipeline import Results
+    from .job.pipeline import Results, Verified
     from .job.training import History
 
 INSTALL = "pip install 'exactqat[job]'"
@@ -378,19 +378,31 @@ def _application() -> Any:
                 "which only fine-tune.",
             ),
         ] = 80,
-        profile: Annotated[
+        device: Annotated[
             str,
             typer.Option(
-                help="Device whose integers the frozen epochs compute: xnnpack-x86, xnnpack-arm64, reference or micro."
+                help="Device to train for, whose integers the frozen epochs compute: xnnpack-x86, xnnpack-arm64 "
+                "(LiteRT with XNNPACK), reference (LiteRT's reference kernels) or micro (TFLite-Micro)."
             ),
         ] = "xnnpack-x86",
+        from_job: Annotated[
+            Path | None,
+            typer.Option(
+                "--from",
+                parser=_path,
+                metavar="DIR",
+                help="A finished job whose networks are trained on for --device, with its settings; --epochs-qat, an "
+                "eighth of its by default, may be given. It is kept as it is.",
+            ),
+        ] = None,
         seed: Annotated[
             int, typer.Option(min=0, help="Of weights, order and shifts. The same seed gives the same bits.")
         ] = 0,
-        device: Annotated[
+        accelerator: Annotated[
             str,
             typer.Option(help="Where networks train: cpu, or cuda (needs a GPU; not yet tried on one)."),
         ] = "cpu",
+        profile: Annotated[str | None, typer.Option(hidden=True)] = None,
         resume: Annotated[
             bool,
             typer.Option(
@@ -411,18 +423,22 @@ def _application() -> Any:
         For each precision: post-training quantization as a baseline, then quantization-aware training with EMA ranges
         and with learned ranges. The better one is delivered as checkpoint.pt and model.tflite in DIR/w8a8/ and so on;
         DIR/report.html tells the story. Under torchrun, all processes work together. A job that is in DIR already is
-        never replaced. Exit status 1 if any integer differs, 2 for whatever else goes wrong.
+        never replaced. Exit status 1 if any integer differs, between the file and its simulation or between the device
+        and training; 2 for whatever else goes wrong.
         """
         options = dict(context.params)
         given = {
             name: options[name]
             for name in options
-            if name not in ("out", "device", "resume", "restart", "quiet")
+            if name not in ("out", "accelerator", "profile", "resume", "restart", "quiet")
             and getattr(context.get_parameter_source(name), "name", "") not in ("DEFAULT", "DEFAULT_MAP")
         }
+        equal = True
         with _failures(errors):
-            differing = _train(out, given, resume, restart, quiet, device)
-        if differing:
+            if profile is not None:
+                raise ValueError(f"--profile is called --device now: --device {profile}")
+            equal = _train(out, given, resume, restart, quiet, accelerator)
+        if not equal:
             raise IntegersDiffer
 
     @application.command()
@@ -446,13 +462,23 @@ def _application() -> Any:
         ] = None,
         c_array: Annotated[
             bool,
-            typer.Option("--c-array", help="Write model.h too: the network as a C header for TFLite-Micro."),
+            typer.Option("--c-array", help="Write a C header for TFLite-Micro too, called like its names (--name)."),
         ] = False,
+        name: Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAME",
+                help="What the header and every name in it begin with, before the precision; the job's own name by "
+                "default. Two networks in one firmware need two names.",
+            ),
+        ] = None,
     ) -> None:
         """Write model.tflite, and model.onnx if the package onnx is installed, again from DIR's checkpoints. Needs no
         data."""
         with _failures(errors):
-            _export(directory, model, c_array)
+            if name is not None and not c_array:
+                raise ValueError("--name is for the C header: give --c-array too")
+            _export(directory, model, c_array, name)
 
     @application.command()
     def verify(
@@ -462,29 +488,25 @@ def _application() -> Any:
             typer.Option(help="The network again, unless it is exactqat's own: files do not decide what code runs."),
         ] = None,
         device: Annotated[
-            str,
+            str | None,
             typer.Option(
-                help="What runs the files: trained (what the network was trained for, if this machine has that, else "
-                "here), here (LiteRT's default kernels on this machine), x86, arm64 (emulated on other machines; "
-                "arm64:CPU chooses one), reference (LiteRT's reference kernels), micro (TFLite-Micro); or ethos-u "
-                "(ethos-u:ACCELERATOR): what Vela compiles them to."
+                help="Device to compare with: xnnpack-x86, xnnpack-arm64 (emulated on other machines; "
+                "xnnpack-arm64:CPU chooses one), reference (LiteRT's reference kernels), micro (TFLite-Micro), by "
+                "default the one that the job trained for; or ethos-u (ethos-u:ACCELERATOR): what Vela compiles the "
+                "files to."
             ),
-        ] = "trained",
+        ] = None,
         quiet: Annotated[bool, typer.Option("--quiet", help="Print the closing sentence only.")] = False,
     ) -> None:
-        """Run DIR's files on the device runtime again and compare **every integer** with the checkpoints'
-        simulation.
+        """Run DIR's files on the device runtime again, and compare **every integer** with the checkpoints' simulation,
+        and what the device computes with what was trained.
 
-        Exit status 1 if any integer differs, 2 for whatever else goes wrong.
+        Exit status 1 if any integer differs, in either comparison; 2 for whatever else goes wrong.
         """
-        differing = 0
+        equal = True
         with _failures(errors):
-            kind, _, choice = device.partition(":")
-            if kind == "ethos-u":
-                _verify_npu(directory, choice, model)
-            else:
-                differing = _verify(directory, quiet, model, _profile_of(kind, choice))
-        if differing:
+            equal = _verify(directory, quiet, model, device)
+        if not equal:
             raise IntegersDiffer
 
     # The third directory and those after it are extra arguments: help on a list of them would name Python's type.
@@ -637,37 +659,51 @@ def _status(console: "Console", text: str) -> "Status":
     return console.status(_line(text), spinner="dots" if console.encoding.startswith("utf") else "line")
 
 
-def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet: bool, device: str = "cpu") -> int:
+def _train(
+    out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet: bool, accelerator: str = "cpu"
+) -> bool:
+    """Trains, and says whether all integers are equal."""
     import torch
 
     from .job import data as sources
-    from .job import pipeline, processes, report, training
+    from .job import devices, pipeline, processes, report, training
     from .job.text import shell_word
 
     if resume and restart:
         raise ValueError("--resume and --restart exclude each other")
     # The networks are small: a second thread costs more than it gives, and one thread gives the same bits everywhere.
     torch.set_num_threads(1)
-    place = training.device_named(device)
+    place = training.accelerator_named(accelerator)
+    if "device" in given:
+        devices.device_named(given["device"])
     if given.get("data") and Path(given["data"]).exists():
         # Other commands, in other directories, will look for it.
         given["data"] = str(Path(given["data"]).resolve())
     if "weights" in given:
         given["weights"] = str(Path(given["weights"]).resolve())
-    settings = pipeline.Settings(out, **given)
+    if "from_job" in given:
+        given["from_job"] = str(given["from_job"].resolve())
+    again = resume and (out / "job.json").exists()
+    if "from_job" in given and not again:
+        settings = pipeline.settings_from(Path(given["from_job"]), out, given)
+    else:
+        settings = pipeline.Settings(out, **given)
     # Again when the directory is locked; this spares reading the data.
     pipeline.check_free(out, resume, restart)
-    if resume and (out / "job.json").exists():
+    if again:
         # What is not given is as it was; what is given is compared.
         settings = replace(pipeline.stored_settings(out, given.get("model")), **given)
+    # Before all images are read; again where the job begins.
+    pipeline.check_before_data(settings, resume)
     with processes.joined() as together, contextlib.ExitStack() as hold:
         console = _console(quiet=not together.writes)
         errors = _console(stderr=True, quiet=not together.writes)
         if not quiet:
             _say(
                 console,
-                ("exactqat train", "bold"), " on ", (settings.data, "bold"), f", seed {settings.seed}, results in ",
-                (str(out), "bold"), f", {together.count} processes" if together.count > 1 else "",
+                ("exactqat train", "bold"), " on ", (settings.data, "bold"), f", seed {settings.seed}, for ",
+                (settings.device, "bold"), ", results in ", (str(out), "bold"),
+                f", {together.count} processes" if together.count > 1 else "",
             )  # fmt: skip
         dataset = sources.load(settings.data, settings.image_size)
         _print_skipped(errors, dataset.skipped)
@@ -694,7 +730,7 @@ def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet:
             )
             results = pipeline.run(settings, progress, dataset, together, resume, restart, place, hold)
             if not together.writes:
-                return 0
+                return True
             # Before anything is drawn or printed, which can fail.
             pipeline.write_metrics(results)
             progress.begin("report")
@@ -714,7 +750,7 @@ def _train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet:
             _say(console, "\nThe story with pictures: ", (str(report_path), "bold"), whole=True)
             verify = f"exactqat verify {shell_word(out)}"
             _say(console, "Compare again at any time: ", (verify, "bold"), whole=True)
-    return results.values_differing
+    return results.equal
 
 
 def _print_skipped(console: "Console", skipped: Sequence[str]) -> None:
@@ -744,20 +780,31 @@ def _report(directory: Path, model: str | None = None) -> None:
         pipeline.write_metrics(results)
         path = report.write_report(results)
     _print_warnings(console, results)
-    _say(console, report.closing_sentence(results))
+    for _, sentence in report.closing_sentences(results):
+        _say(console, sentence)
     _say(console, "Written: ", (str(path), "bold"))
 
 
-def _export(directory: Path, model: str | None = None, headers: bool = False) -> None:
+def _export(directory: Path, model: str | None = None, headers: bool = False, name: str | None = None) -> None:
     from .job import pipeline
 
     console = _console()
     with _native_messages_kept_back():
-        paths = pipeline.export_directory(directory, model, headers)
+        paths = pipeline.export_directory(directory, model, headers, name)
+    _warn_of_unfinished(directory)
     for path in paths:
         _say(console, "Written: ", (str(path), "bold"), f" ({path.stat().st_size:,} bytes)")
     if not any(path.suffix == ".onnx" for path in paths):
         _say(console, "For .onnx files beside them: pip install 'exactqat[onnx]'")
+
+
+def _warn_of_unfinished(directory: Path) -> None:
+    """On the error output, as what is printed is of what there is."""
+    from .job import pipeline
+
+    sentence = pipeline.unfinished(directory)
+    if sentence:
+        _say(_console(stderr=True), ("warning: ", "bold yellow"), f"{sentence}. These are the networks it has so far.")
 
 
 def _compare(directories: Sequence[Path], html: Path | None) -> None:
@@ -776,7 +823,9 @@ def _compare(directories: Sequence[Path], html: Path | None) -> None:
     else:
         _say(console, "The jobs have the same settings.")
     networks: list[TableRow] = [(row, "") for row in compare.rows(jobs)]
-    _show_table(console, "Delivered networks, on the device", compare.HEADER, networks, texts=3, grouped=True)
+    _show_table(
+        console, "Delivered networks, on the device", compare.HEADER, networks, texts=compare.TEXTS, grouped=True
+    )
     for sentence in compare.sentences(jobs):
         _say(console, f"{sentence}.")
     if html is not None:
@@ -791,19 +840,25 @@ def _print_results(console: "Console", results: "Results") -> None:
         cells: list[Cell] = [
             row.network,
             row.method.removesuffix(" ranges") + (" ★" if row.delivered else ""),
-            f"{row.test_accuracy:.1%}",
-            "–" if row.device_accuracy is None else f"{row.device_accuracy:.1%}",
-            f"{row.file_bytes:,}",
-            "–" if row.compared is None else f"{row.compared:,}",
+            f"{row.test_accuracy if row.device_accuracy is None else row.device_accuracy:.1%}",
+            "–"
+            if row.paired is None
+            else f"{round(100 * row.paired.difference, 1) + 0.0:+.1f}, {row.paired.probability()}",
             "–" if row.differing is None else _colored(row.differing),
+            "–" if row.training_differing is None else _colored(row.training_differing),
         ]
         rows.append((cells, "bold" if row.delivered else ""))
-    title = f"{results.dataset.name}: accuracy on {len(results.dataset.test)} test images, integers compared"
-    header = ("network", "method", "PyTorch", "device", "bytes", "compared", "differ")
+    device, tests = results.settings.device, len(results.dataset.test)
+    title = f"{results.dataset.name}: accuracy on {tests} test images on {device}, and how many integers differ"
+    header = ("network", "method", "accuracy", "to float", "runtime", "training")
     _show_table(console, title, header, rows, texts=2, grouped=True)
     explained = (
         "PTQ: post-training quantization. QAT: quantization-aware training. Second word: where ranges come from. "
         "★ delivered (lower validation loss). "
+        "To float: points of difference on the same test images, and the probability p that equally good networks "
+        "differ so much (McNemar's exact test). "
+        "Runtime: integers in which the file differs from its simulation; training: in which the device differs from "
+        "what was trained. "
         "Input and logits keep 8 bits; codes of fewer bits travel in 8-bit containers. "
         f"The job took {results.seconds:.0f} seconds."
     )
@@ -811,9 +866,10 @@ def _print_results(console: "Console", results: "Results") -> None:
     if len(results.settings.precisions) > 1:
         widths: list[TableRow] = [(row, "") for row in findings.width_rows(results)]
         _show_table(console, "What fewer bits cost, and what they save", findings.WIDTHS_HEADER, widths, texts=1)
-        _say(console, (f"{findings.WIDTHS_NOTE} {findings.luck(results)}.", "dim"))
+        _say(console, (findings.WIDTHS_NOTE, "dim"))
     _print_warnings(console, results)
-    _say(console, _verdict(report.closing_sentence(results), results.values_differing))
+    for good, sentence in report.closing_sentences(results):
+        _say(console, _verdict(sentence, good))
 
 
 def _print_warnings(console: "Console", results: "Results") -> None:
@@ -827,32 +883,8 @@ def _colored(differing: int) -> tuple[str, str]:
     return f"{differing:,}", "red" if differing else "green"
 
 
-def _verdict(sentence: str, differing: int) -> tuple[str, str]:
-    return sentence, "bold red" if differing else "bold green"
-
-
-# The profiles of `deploy.verify`, by the names of the devices that compute so.
-DEVICES = {
-    "trained": "",
-    "here": "xnnpack",
-    "x86": "xnnpack-x86",
-    "arm64": "xnnpack-arm64",
-    "reference": "reference",
-    "micro": "micro",
-}
-
-
-def _profile_of(device: str, choice: str) -> str:
-    """The profile of a device, as --device names it."""
-    if device not in DEVICES:
-        raise ValueError(f"--device must be one of {', '.join(DEVICES)} or ethos-u, got {device!r}")
-    if choice:
-        from .deploy import emulation
-
-        if device != "arm64":
-            raise ValueError(f"--device {device} takes no choice behind a colon, got {choice!r}")
-        os.environ["EXACTQAT_ARM64_CPU"] = emulation.cpu_named(choice)
-    return DEVICES[device]
+def _verdict(sentence: str, good: bool) -> tuple[str, str]:
+    return sentence, "bold green" if good else "bold red"
 
 
 def _verify_npu(directory: Path, accelerator: str, model: str | None = None) -> None:
@@ -873,10 +905,23 @@ def _verify_npu(directory: Path, accelerator: str, model: str | None = None) -> 
     _say(console, "What the NPU itself computes is not run here: nothing is claimed for its integers.")
 
 
-def _verify(directory: Path, quiet: bool, model: str | None = None, profile: str = "xnnpack") -> int:
+def _verify(directory: Path, quiet: bool, model: str | None = None, device: str | None = None) -> bool:
+    """Compares, prints, and says whether all integers are equal."""
+    from .job import devices
+
+    named, choice = ("", "") if device is None else devices.device_to_verify(device)
+    if named == devices.NPU:
+        _verify_npu(directory, choice, model)
+        return True
+    if choice:
+        from .deploy import emulation
+
+        os.environ["EXACTQAT_ARM64_CPU"] = emulation.cpu_named(choice)
+
     import torch
 
     from .job import pipeline
+    from .job.text import shell_word
 
     console = _console()
     torch.set_num_threads(1)
@@ -886,34 +931,60 @@ def _verify(directory: Path, quiet: bool, model: str | None = None, profile: str
             begin=lambda text: bars.reset(task, description=text, total=None),
             compared=lambda done, all: bars.update(task, completed=done, total=all),
         )
-        reports = pipeline.verify_directory(directory, progress, model=model, profile=profile)
-    differing = sum(report.differing for report in reports.values())
-    values = sum(report.values for report in reports.values())
-    if not quiet:
-        for precision, report in reports.items():
-            rows: list[TableRow] = [
-                (
-                    [
-                        str(row["tensor"]),
-                        str(row["operator"]),
-                        f"{row['values']:,}",
-                        _colored(int(row["differing"] or 0)),
-                        str(row["largest_difference"]),
-                    ],
-                    "",
-                )
-                for row in report.table()
-            ]
-            title = (
-                f"{precision.upper()}: {directory / precision / 'model.tflite'}, trained for {report.trained_for}, "
-                f"compared with {report.profile}"
-            )
-            _show_table(console, title, ("tensor", "operator", "values", "differing", "largest"), rows, texts=2)
-    verdict = "every single one is equal" if differing == 0 else f"{differing:,} of them differ"
-    ran = next(iter(reports.values())).profile
-    sentence = f"{values:,} integers were compared between our simulation and the runtime ({ran}): {verdict}."
-    _say(console, _verdict(sentence, differing))
-    return differing
+        found = pipeline.verify_directory(directory, progress, model=model, device=named)
+    for precision, each in found.items():
+        if not quiet:
+            _print_comparison(console, directory, precision, each)
+        report = each.report
+        ran, computes, trained = report.sentences()
+        for sentence, good in (
+            (ran, report.values > 0 and not report.differing + report.predictions_differing),
+            (f"{computes}; {each.beside.accuracies()}", not report.training_differing),
+            (trained, report.trained_for == report.profile),
+        ):
+            _say(console, f"{precision.upper()}: ", _verdict(f"{sentence}.", good))
+    _warn_of_unfinished(directory)
+    report = next(iter(found.values())).report
+    if any(each.report.training_differing for each in found.values()):
+        out = directory.with_name(f"{directory.resolve().name}-{report.profile}")
+        _say(console, f"{report.profile} does not compute what was trained. Train the last phase once more, for it:")
+        command = f"exactqat train --from {shell_word(directory)} --device {report.profile} --out {shell_word(out)}"
+        _say(console, (f"  {command}{_model_option(model)}", "bold"), whole=True)
+    not_run = [each.not_run for each in found.values() if each.not_run]
+    if not_run and not any(each.differing for each in found.values()):
+        raise RuntimeError(f"the files were not run: {not_run[0]}")
+    return not any(each.differing for each in found.values())
+
+
+def _model_option(model: str | None) -> str:
+    from .job.text import shell_word
+
+    return "" if model is None else f" --model {shell_word(model)}"
+
+
+def _print_comparison(console: "Console", directory: Path, precision: str, found: "Verified") -> None:
+    """Tensor by tensor."""
+    trained = {each.name: each for each in found.report.training}
+    outputs = len(found.report.operators)
+    rows: list[TableRow] = []
+    for position, row in enumerate(found.report.table()):
+        beside = trained.get(str(row["tensor"])) if position < outputs else None
+        cells: list[Cell] = [
+            str(row["tensor"]),
+            str(row["operator"]),
+            f"{row['values']:,}",
+            _colored(int(row["differing"] or 0)),
+            "–" if beside is None else _colored(beside.differing),
+        ]
+        rows.append((cells, ""))
+    report = found.report
+    title = (
+        f"{precision.upper()}: {directory / precision / 'model.tflite'}, trained for {report.trained_for}, "
+        f"compared with {report.profile}"
+    )
+    header = ("tensor", "operator", "values", "not as simulated", "not as trained")
+    if report.operators:
+        _show_table(console, title, header, rows, texts=2)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a call goes: the module for each framework, loaded when its first array comes."""
+"""Where a call goes: the module for each framework, loaded when its first array comes, or at once with PyTorch there.
 
+A process that is forked while another thread imports a module waits for that module's lock for ever: the thread that
+holds it does not exist in the child. Loaders of data fork. So what PyTorch needs is loaded early, and a fork waits for
+imports of this package that are under way.
+"""
+
+import contextlib
+import importlib
+import os
+import sys
 from types import ModuleType
 
 from exactqat.operators.op import FRONTENDS
@@ -33,3 +42,26 @@ def _tensorflow() -> ModuleType:
 
 
 FRONTENDS.update(numpy=_numpy, torch=_torch, jax=_jax, tensorflow=_tensorflow)
+
+
+def _is_loading(name: str) -> bool:
+    return bool(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False))
+
+
+def load_early() -> None:
+    """What PyTorch's tensors need, if PyTorch is there already."""
+    if sys.modules.get("torch") is not None and not _is_loading("torch"):
+        with contextlib.suppress(ImportError):  # the first call on its tensors says why
+            _torch()
+
+
+def _finish_loading() -> None:
+    """Waits until no thread is in the middle of importing a part of this package."""
+    for name in list(sys.modules):
+        if name.startswith("exactqat.") and _is_loading(name):
+            with contextlib.suppress(Exception):  # which the thread that imports it will see
+                importlib.import_module(name)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_finish_loading)

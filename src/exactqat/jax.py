@@ -703,10 +703,27 @@ def synchronized(axis_name: Hashable | tuple[Hashable, ...]) -> Iterator[None]:
         yield
 
 
+def replicas() -> tuple[Hashable, ...] | None:
+    """The axes of the `synchronized` that is being traced, None outside of one.
+
+    Raises:
+        ValueError: an axis that is not there.
+    """
+    names: tuple[Hashable, ...] | None = _replicas.value
+    if names is not None:
+        try:
+            jax.lax.axis_index(names)
+        except NameError as error:
+            raise ValueError(
+                f"synchronized({', '.join(map(repr, names))}) is for functions that run in such an axis, as inside of "
+                f"jax.shard_map, jax.pmap or jax.vmap(..., axis_name=...): {error}"
+            ) from None
+    return names
+
+
 def _over_replicas(op: Operator, attributes: Attributes, arrays: list[Any]) -> tuple[Any, ...] | None:
     """The results with the sums of all replicas, None if those of one are all that is asked for."""
-    names = _replicas.value
-    if names is None or op.parts_rule is None:
+    if _replicas.value is None or op.parts_rule is None:
         return None
     specs = tuple(_spec(array) for array in arrays)
     _lowered(op, specs, attributes)
@@ -714,12 +731,9 @@ def _over_replicas(op: Operator, attributes: Attributes, arrays: list[Any]) -> t
     if axes is None or not set(axes.whole) - {"?"}:
         return None
     try:
-        jax.lax.axis_index(names)
-    except NameError as error:
-        raise ValueError(
-            f"{op.name}: synchronized({', '.join(map(repr, names))}) is for functions that run in such an axis, as "
-            f"inside of jax.shard_map, jax.pmap or jax.vmap(..., axis_name=...): {error}"
-        ) from None
+        names = replicas()
+    except ValueError as error:
+        raise ValueError(f"{op.name}: {error}") from error.__cause__
     total = partial(jax.lax.psum, axis_name=names)
     return tuple(op.parts_rule(total, tuple(arrays), dict(attributes))[: len(op.results)])
 

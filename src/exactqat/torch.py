@@ -464,8 +464,12 @@ def _copied_into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[An
     lowered = op.check(tuple([_spec(tensor) for tensor in tensors]), attributes)
     check_out_specs(op, lowered, [_spec(given) for given in out])
     results = _overload(op)(*tensors, *[value for _, value in attributes])
-    for given, result in zip(out, results if isinstance(results, tuple) else (results,), strict=True):
-        given.copy_(result)
+    for name, given, result in zip(op.results, out, results if isinstance(results, tuple) else (results,), strict=True):
+        try:
+            given.copy_(result)
+        except AssertionError as error:  # how fake tensors refuse real ones, and those of another mode
+            kinds = f"{type(given).__name__} for operands that give {type(result).__name__}"
+            raise TypeError(f"{op.name}: out for {name} must be a tensor like the operands, got {kinds}") from error
     return op.wrap(out)
 
 

@@ -3,7 +3,7 @@
 
 `lower` makes a trained network's `Graph`, `simulate` computes it in exact integers, `write_tflite` writes it, `verify`
 runs the real runtime beside the simulation; all are generic over the operators that `exactqat.device` declares.
-Importing this package needs NumPy only; writing and running files needs `pip install exactqat[deploy]`.
+Importing this package needs NumPy only; writing and running files needs `pip install 'exactqat[deploy]'`.
 """
 
 from .c_array import c_array, write_c_array
@@ -13,9 +13,10 @@ from .graph import Builder, Graph, Operator, Quantization, Tensor, per_tensor, p
 # The function stands in front of the module it comes from, which Python puts here only while it loads it.
 from .lower import lower
 from .onnx import verify_onnx, write_onnx
+from .signature import Port, Signature, input_codes, output_values
 from .simulate import EXACT, MEASURED, PROFILES, dequantize, quantize, simulate, unclaimed
 from .tflite import write_tflite
-from .values import layer_values
+from .values import device_codes, layer_values
 from .verify import Report, profiles_here, verify
 
 __all__ = [
@@ -27,15 +28,20 @@ __all__ = [
     "Graph",
     "NpuFootprint",
     "Operator",
+    "Port",
     "Quantization",
     "Report",
+    "Signature",
     "Tensor",
     "c_array",
     "dequantize",
+    "device_codes",
     "footprint",
+    "input_codes",
     "layer_values",
     "lower",
     "npu_footprint",
+    "output_values",
     "per_tensor",
     "place_codes",
     "profiles_here",

@@ -15,10 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from .footprint import Footprint, footprint
-from .graph import Graph, Tensor
+from .graph import Graph
+from .signature import Port
 from .simulate import check_inputs, simulate
 from .tflite import import_deploy, tflite_bytes, write_whole
 
+# With which every header begins.
+MADE_BY = "// Made by exactqat"
 _WIDTH = 120
 _TYPES = {"int8": "signed char", "int16": "short", "int32": "int", "int64": "long long"}
 
@@ -27,11 +30,21 @@ def write_c_array(
     graph: Graph,
     path: str | os.PathLike[str],
     x: np.ndarray | Mapping[str, np.ndarray] | None = None,
-    name: str = "model",
+    name: str | None = None,
     description: str = "",
+    class_names: Sequence[str] = (),
 ) -> Path:
-    """Writes the header; see `c_array`."""
-    return write_whole(Path(path), c_array(graph, x, name, description).encode())
+    """Writes the header; see `c_array`. Its names begin with the file's by default, so that two networks can be part of
+    one program."""
+    path = Path(path)
+    name = c_name(path.stem) if name is None else name
+    return write_whole(path, c_array(graph, x, name, description, class_names=class_names).encode())
+
+
+def c_name(text: str) -> str:
+    """A name in C that reads like the text."""
+    name = re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_") or "model"
+    return f"model_{name}" if name[0].isdigit() else name
 
 
 def c_array(
@@ -40,21 +53,26 @@ def c_array(
     name: str = "model",
     description: str = "",
     found: Footprint | None = None,
+    class_names: Sequence[str] = (),
 ) -> str:
     """The text of a C header that holds the network.
 
     Args:
         x: codes [1, ...] of one example (or one such array per input name), to be recorded with the codes that
             TFLite-Micro makes of it. Random codes if none are given.
-        name: what every name in the header begins with.
+        name: what every name in the header, its guard too, begins with. Two headers in one program need two.
         description: goes into the file, in the model and in the comment on top.
         found: the network's footprint, if it is known.
+        class_names: what the values of the first output stand for, to be written into the header.
 
     Raises:
-        ValueError: `name` is no name in C, or x does not fit.
+        ValueError: `name` is no name in C, or x does not fit, or class_names do not.
     """
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ValueError(f"name must be a name in C (letters, digits and _, no digit first), got {name!r}")
+    values = graph.tensors[graph.outputs[0]].shape[-1]
+    if class_names and len(class_names) != values:
+        raise ValueError(f"class_names must name the {values} values of the first output, got {len(class_names)} names")
     content = tflite_bytes(graph, description)
     found = footprint(graph, content) if found is None else found
     inputs = check_inputs(graph, _random(graph) if x is None else x)
@@ -73,8 +91,9 @@ def c_array(
         "",
         *_operators(upper, content),
         "",
-        *_quantizations(upper, "INPUT", [graph.tensors[each] for each in graph.inputs]),
-        *_quantizations(upper, "OUTPUT", [graph.tensors[each] for each in graph.outputs]),
+        *_quantizations(upper, "INPUT", graph, graph.inputs, graph.signature.inputs),
+        *_quantizations(upper, "OUTPUT", graph, graph.outputs, graph.signature.outputs),
+        *_classes(name, class_names),
         "",
         "// TFLite-Micro reads it in place: it must be aligned.",
         "#ifdef __cplusplus",
@@ -107,7 +126,7 @@ def _random(graph: Graph) -> dict[str, np.ndarray]:
 def _comment(graph: Graph, found: Footprint, description: str) -> list[str]:
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.operators.items()))
     sentences = [
-        f"Made by exactqat{': ' + description if description else ''}. Do not edit.",
+        f"{MADE_BY.removeprefix('// ')}{': ' + description if description else ''}. Do not edit.",
         f"{found.flash_bytes:,} bytes of flash, {found.multiply_accumulates:,} multiply-accumulates for one example.",
         f"Operators: {kinds}.",
     ]
@@ -147,18 +166,44 @@ def _resolver_name(kind: str) -> str:
     return "".join(word if word[0].isdigit() else word.capitalize() for word in words)
 
 
-def _quantizations(upper: str, side: str, tensors: Sequence[Tensor]) -> list[str]:
+def _quantizations(upper: str, side: str, graph: Graph, names: Sequence[str], ports: Sequence[Port]) -> list[str]:
     """real value = (code - zero point) * scale"""
-    lines = [f"#define {upper}_{side}_COUNT {len(tensors)}"]
-    for number, tensor in enumerate(tensors):
+    lines = [f"#define {upper}_{side}_COUNT {len(names)}"]
+    for number, tensor in enumerate(graph.tensors[name] for name in names):
         begin = f"#define {upper}_{side}_{number}"
         shape = "x".join(map(str, tensor.shape))
         lines.append(f"// {side.lower()} {number}: {tensor.dtype} [{shape}], real = (code - zero point) * scale")
+        # What the user's program knows of it.
+        said = [port.described(tensor) for port in ports if port.tensor == tensor.name]
+        lines += [re.sub(r"[^ -~]", "?", f"//   {each}").rstrip("\\") for each in said]
         lines.append(f"{begin}_SIZE {int(np.prod(tensor.shape))}")
         if len(tensor.quantization.scale):
             lines.append(f"{begin}_SCALE {_float(tensor.quantization.scale[0])}")
             lines.append(f"{begin}_ZERO_POINT {int(tensor.quantization.zero_point[0])}")
     return lines
+
+
+def _classes(name: str, class_names: Sequence[str]) -> list[str]:
+    """Names of the classes, in UTF-8, in the order of the output's values."""
+    if not class_names:
+        return []
+    return [
+        "",
+        "// What each value of output 0 stands for, in UTF-8.",
+        f"#define {name.upper()}_CLASS_COUNT {len(class_names)}",
+        f"static const char* const {name}_class_names[{len(class_names)}] = {{",
+        *(f"  {_string(each)}," for each in class_names),
+        "};",
+    ]
+
+
+def _string(text: str) -> str:
+    """A literal that is read back to the same bytes, whatever they are; ? could begin a trigraph."""
+    escaped = "".join(
+        chr(byte) if 32 <= byte < 127 and byte not in b'"\\?' else f"\\{byte:03o}"
+        for byte in text.encode("utf-8", "surrogatepass")
+    )
+    return f'"{escaped}"'
 
 
 def _float(value: np.floating) -> str:

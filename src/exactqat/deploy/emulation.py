@@ -2,7 +2,7 @@
 """The runtime of ARM phones on another processor: LiteRT's aarch64 wheel under QEMU's user-mode emulation.
 
 `python -m exactqat.deploy.set_up_arm64` sets it up. With it `deploy.verify` takes the profile "xnnpack-arm64" on any
-machine, and `exactqat verify DIR --device arm64` compares a job's files.
+machine, and `exactqat verify DIR --device xnnpack-arm64` compares a job's files.
 
 XNNPACK chooses its kernels by the processor, so several are emulated (`CPUS`): one for each family of instructions for
 products of int8.

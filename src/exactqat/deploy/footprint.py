@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .graph import Graph
+from .graph import Graph, require_graph
 from .tflite import import_deploy, tflite_bytes
 
 MICRO = "pip install 'exactqat[micro]'"
@@ -80,6 +80,7 @@ def footprint(graph: Graph, content: bytes | None = None) -> Footprint:
     Args:
         content: its .tflite file, if that was written already.
     """
+    require_graph(graph)
     content = tflite_bytes(graph) if content is None else content
     arena, why_not = _arena(content)
     work = sum(graph.multiply_accumulates(operator) for operator in graph.operators)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from ..device.arithmetic import same_padding
 from ..device.operator import REQUIRED, Refusal, in_int16, need
 from ..device.tensor import CODE_RANGES, INDICES
 from ..display import listed, table
+from .signature import Signature, plain_signature
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,12 @@ class Operator:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def require_graph(graph: Any) -> None:
+    """Raises TypeError for what is no graph."""
+    if not isinstance(graph, Graph):
+        raise TypeError(f"graph must be a Graph, which exactqat.deploy.lower(model) gives, got {type(graph).__name__}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +57,26 @@ class Graph:
       shifts them to the BOTTOM, where code 0 is -128 and int8 saturation is the lower clamp.
 
     Weights of fewer bits need no placement: their codes are a subset of -127..127.
+
+    Attributes:
+        trained_for: the profile whose integers training computed, if the graph was lowered from a trained network.
+        ports: the `signature` of a graph that was lowered from a model: the user's names and axes.
     """
 
     tensors: Mapping[str, Tensor]
     operators: tuple[Operator, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    trained_for: str = ""
+    ports: Signature | None = None
+
+    @property
+    def signature(self) -> Signature:
+        """What the user calls inputs and outputs, and where the user's axes lie in them; of a graph that was put
+        together by hand its own names and axes."""
+        if self.ports is not None:
+            return self.ports
+        return plain_signature(*([self.tensors[name] for name in names] for names in (self.inputs, self.outputs)))
 
     def validate(self) -> None:
         """Raises ValueError naming the operator or tensor, what was given and what is allowed."""
@@ -66,6 +87,11 @@ class Graph:
         for name in (*self.inputs, *self.outputs):
             if name not in self.tensors:
                 raise ValueError(f"graph input or output {name!r} is not among the tensors")
+        for side, names in (("inputs", self.inputs), ("outputs", self.outputs)):
+            if len(set(names)) != len(names):
+                raise ValueError(f"the graph's {side} must differ, got {list(names)}; its signature may name one twice")
+        if self.ports is not None:
+            self._check_ports(self.ports)
         for name in self.inputs:
             shape = self.tensors[name].shape
             _need(f"input {name!r}", shape[0] == 1, f"inputs have batch 1 in the graph, got {shape}")
@@ -80,9 +106,25 @@ class Graph:
             if name not in ready:
                 raise ValueError(f"graph output {name!r} is produced by no operator")
 
+    def _check_ports(self, signature: Signature) -> None:
+        for side, names, ports in (
+            ("input", self.inputs, signature.inputs),
+            ("output", self.outputs, signature.outputs),
+        ):
+            words = [port.name for port in ports]
+            if len(set(words)) != len(words):
+                raise ValueError(f"the signature has {side}s of one name: {words}")
+            if {port.tensor for port in ports} != set(names):
+                raise ValueError(f"the signature's {side}s are the tensors {[port.tensor for port in ports]}, the "
+                                 f"graph's {list(names)}")  # fmt: skip
+            for port in ports:
+                if sorted(port.axes) != list(range(len(self.tensors[port.tensor].shape))):
+                    shape = self.tensors[port.tensor].shape
+                    raise ValueError(f"the signature has axes {port.axes} for {side} {port.name!r} of shape {shape}")
+
     def with_outputs(self, outputs: Sequence[str]) -> Graph:
-        """The same graph with other tensors as its outputs."""
-        return Graph(self.tensors, self.operators, self.inputs, tuple(outputs))
+        """The same graph with other tensors as its outputs, of which the user has no names."""
+        return replace(self, outputs=tuple(outputs), ports=None)
 
     def results(self) -> tuple[str, ...]:
         """Names of all computed tensors, in order of execution."""
@@ -216,10 +258,10 @@ class Builder:
         self._operators: list[Operator] = []
         self._inputs: list[str] = []
 
-    def graph(self, outputs: Sequence[str], validated: bool = True) -> Graph:
+    def graph(self, outputs: Sequence[str], validated: bool = True, signature: Signature | None = None) -> Graph:
         """The graph. validated: refuse what the device would, as a whole network; a part of one may read other things
-        than a network's inputs."""
-        graph = Graph(dict(self._tensors), tuple(self._operators), tuple(self._inputs), tuple(outputs))
+        than a network's inputs. signature: the user's names and axes, where they are not the tensors' own."""
+        graph = Graph(dict(self._tensors), tuple(self._operators), tuple(self._inputs), tuple(outputs), ports=signature)
         if validated:
             graph.validate()
         return graph

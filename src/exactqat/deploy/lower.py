@@ -19,7 +19,8 @@ import numpy as np
 from ..device import OPERATORS
 from ..device.operator import DeviceOperator, Layout
 from ..planning.plans import Numbers, Plan, PlanInput, PlanStep
-from .graph import Builder, Graph, Quantization, per_tensor, place_codes, same_padding
+from .graph import INT8_MIN, Builder, Graph, Quantization, per_tensor, place_codes, same_padding
+from .signature import Port, Signature
 
 # A factor that no size has, for the axis of the batch: sizes alone do not tell it from others.
 _BATCH = 1_000_003
@@ -75,11 +76,17 @@ def lower_with_layouts(model: Any) -> tuple[Graph, dict[str, Layout]]:
     """As `lower`, and by path of the plan where the axes of each stored tensor lie."""
     plan = getattr(model, "plan", None)
     if not isinstance(plan, Plan):
-        raise TypeError(f"model must come from exactqat.qat.prepare, got {type(model).__name__}")
+        raise TypeError(
+            f"model must come from exactqat.qat.prepare (or that of qat.jax, qat.keras), got {type(model).__name__}"
+        )
+    if not hasattr(model, "frozen"):
+        raise TypeError(
+            f"this {type(model).__name__}, of JAX, holds no numbers: call its own lower(params, state) instead"
+        )
     if not model.frozen:
         raise ValueError("model must be frozen before it is lowered: call exactqat.qat.freeze and train its last phase")
     lowering = Lowering(plan, model.numbers())
-    graph = lowering.run()
+    graph = replace(lowering.run(), trained_for=getattr(model, "profile", None) or "")
     return graph, lowering.layouts()
 
 
@@ -110,7 +117,7 @@ def lower_step(plan: Plan, step: PlanStep, numbers: Numbers) -> LoweredStep:
     whole = Lowering(plan, numbers)
     read = [plan.stored(path) for path in dict.fromkeys(step.operands) if plan.is_stored(path)]
     inputs = tuple(PlanInput(each.path, each.grid, each.shape, each.batch_axis) for each in read)
-    part = replace(plan, inputs=inputs, steps=(step,), outputs=(step.path,), device_outputs=())
+    part = replace(plan, inputs=inputs, steps=(step,), outputs=(step.path,), device_outputs=(), results=())
     lowering = Lowering(part, numbers, {each.path: whole.placement(each.path) for each in read})
     graph = lowering.run(validated=False)
     layouts = {each.path: lowering.layout(each.path) for each in inputs}
@@ -166,15 +173,23 @@ class Lowering:
         for each in self.plan.inputs:
             self._input(each)
         for step in self.plan.steps:
-            if step.outside:
+            if step.left_out:
                 continue
-            if step.expression is not None or not step.kind:
+            if step.device_kind:
+                self._enter(step.path, step.shape, int(step.batch_axis or 0), self._indices(step))
+            elif step.expression is not None or not step.kind:
                 self.results[step.path] = self.results[step.operands[0]]
             elif step.batch_axis is not None:
                 stored = OPERATORS[step.kind].lower(self, step)
                 if stored is not None:
                     self._enter(step.path, step.shape, step.batch_axis, stored)
-        return self.builder.graph([self._output(path) for path in self.plan.device_outputs], validated)
+        if not self.plan.results:
+            parts = dict.fromkeys(self._output(path) for path in self.plan.device_outputs)
+            return self.builder.graph(list(parts), validated)
+        pairs = zip(self.plan.device_outputs, self.plan.results, strict=True)
+        outputs = [self.operand(path, Layout(result.axes)) for path, result in pairs]
+        # Results that are one tensor are one output; the signature says which result is which.
+        return self.builder.graph(list(dict.fromkeys(outputs)), validated, self._signature(outputs))
 
     def layouts(self) -> dict[str, Layout]:
         """Where the axes of all tensors lie that carry the name of their path."""
@@ -609,6 +624,41 @@ class Lowering:
 
     # --- inputs and outputs -----------------------------------------------------------------------------------------
 
+    def _signature(self, outputs: Sequence[str]) -> Signature:
+        return Signature(
+            tuple(
+                Port(each.name or each.path, self._first(each.path).name, self.layout(each.path).axes, (),
+                     self._limits(each))
+                for each in self.plan.inputs
+            ),
+            tuple(
+                Port(result.name, name, result.axes, tuple(self._described(path) for path in result.outside))
+                for result, name in zip(self.plan.results, outputs, strict=True)
+            ),
+        )  # fmt: skip
+
+    def _limits(self, given: PlanInput) -> tuple[int, int] | None:
+        bits = self.plan.grids[given.grid].bits
+        return (INT8_MIN, INT8_MIN + 2**bits - 1) if bits < 8 else None
+
+    def _described(self, path: str) -> str:
+        """A step that is left out, for people: "softmax over axis 1"."""
+        step = self.plan.stored(path)
+        assert isinstance(step, PlanStep)
+        axis = step.attributes.get("axis")
+        return step.kind if axis is None else f"{step.kind} over axis {axis}"
+
+    def _indices(self, step: PlanStep) -> Stored:
+        """The last operator of the device where its results are integers without a grid."""
+        operator, (path,) = OPERATORS[step.device_kind], step.operands
+        layout = self.layout(path)
+        removed = operator.removed_axes(step.attributes)
+        attributes = self._device_attributes(operator, step, layout)
+        attributes["output_type"] = "int32"  # TFLite-Micro knows no other
+        name = operator.build(self.builder, self.operand(path, layout), name=self.name(step.path), **attributes)
+        kept = [axis for axis in layout.axes if axis not in removed]
+        return Stored(name, Layout(tuple(axis - sum(gone < axis for gone in removed) for axis in kept)))
+
     def _input(self, given: PlanInput) -> None:
         layout = self._input_layout(given)
         shape = tuple(given.shape[axis] if axis >= 0 else 1 for axis in layout.axes)
@@ -616,7 +666,10 @@ class Lowering:
         self._enter(given.path, given.shape, given.batch_axis, Stored(name, layout))
 
     def _input_layout(self, given: PlanInput) -> Layout:
-        """Channels last where the first operator that cares wants them there, and for images; else the user's order."""
+        """The contract's (`planning.files`). Of a part of a network: channels last where the first operator that cares
+        wants them there, and for images; else the user's order."""
+        if given.axes:
+            return Layout(given.axes)
         rank = len(given.shape)
         plain = Layout((given.batch_axis, *[axis for axis in range(rank) if axis != given.batch_axis]))
         channel_axis = self._asked_channel_axis(given.path, rank)
@@ -630,7 +683,7 @@ class Lowering:
     def _asked_channel_axis(self, path: str, rank: int) -> int | None:
         reached = {path}
         for step in self.plan.steps:
-            if step.outside or not reached.intersection(step.operands):
+            if step.left_out or not reached.intersection(step.operands):
                 continue
             operator = OPERATORS.get(step.kind)
             if operator is not None and operator.spatial:
@@ -641,7 +694,7 @@ class Lowering:
         return None
 
     def _output(self, path: str) -> str:
-        """As the network's user sees it; feature maps stay with their channels last."""
+        """Of a part of a network: as its user sees it; feature maps stay with their channels last."""
         result = self.results[path]
         layout = self._first(path).layout
         rank = len(result.shape)

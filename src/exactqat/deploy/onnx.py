@@ -3,21 +3,24 @@
 
 Every tensor passes through QuantizeLinear and DequantizeLinear, and the operators between them are ONNX's float ones
 (opset 21), as each operator's declaration in `exactqat.device` says; runtimes with integer kernels fuse the three.
-Inputs and outputs are float32 (indices: integers) with any batch; tensors of four axes have their channels second, the
-others lie as in the graph. What the file means is fixed by float arithmetic, rounded half to even, so results that lie
+Inputs and outputs are float32 (indices: integers) with any batch, the user's names and the user's axes, as
+`Graph.signature` has them; those of a graph that was put together by hand have the graph's names, and of four axes the
+channels second. In between, tensors of four axes have their channels second, the others lie as in the graph. What the
+file means is fixed by float arithmetic, rounded half to even, so results that lie
 exactly between two codes may differ from the integers of `simulate`; `verify_onnx` counts them.
 
 Runtimes on x86 without VNNI instructions add products of uint8 and int8 in 16 bits, which can saturate. Activations
 are int8 here, for which such kernels use wider sums.
 
-Needs `pip install exactqat[onnx]`.
+Needs `pip install 'exactqat[onnx]'`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,8 @@ import numpy as np
 
 from ..device import OPERATORS
 from ..device.tensor import CODE_RANGES
-from .graph import Graph, Operator, Quantization, Tensor
+from .graph import Graph, Operator, Quantization, Tensor, require_graph
+from .signature import METADATA, Port, Signature
 from .simulate import check_inputs, dequantize, simulate, simulate_operator
 from .tflite import import_deploy, write_whole
 from .trial import RuntimeRefusal
@@ -37,9 +41,11 @@ OPSET = 21
 def write_onnx(graph: Graph, path: str | os.PathLike[str], description: str = "") -> Path:
     """Validates `graph` and writes it to `path`; the same graph always gives the same bytes.
 
-    The file's inputs and outputs have the graph's names, float32, channels first. Their codes, and those of every
-    tensor in between, are called ``<name>/codes``. The file appears whole or not at all.
+    Inputs and outputs are float32 and carry the user's names and axes; ``metadata_props`` holds the signature as JSON
+    under "exactqat". The codes of every tensor of the graph are called ``<name>/codes``. The file appears whole or not
+    at all.
     """
+    require_graph(graph)
     return write_whole(Path(path), onnx_bytes(graph, description))
 
 
@@ -64,18 +70,21 @@ def verify_onnx(
         raise ValueError("x holds no images, so nothing would be compared")
     content = Path(path).read_bytes()
     names = graph.results()
-    plain = _Runtime(graph, content, graph.outputs)
-    opened = _Runtime(graph, _with_codes_as_outputs(graph, content), tuple(f"{name}/codes" for name in names))
+    inner = _inner_names(graph)
+    wanted = [(each.name, each.tensor, each.order) for each in _ends(graph)[1]]
+    plain = _Runtime(graph, content, wanted)
+    codes_of = [(f"{inner[name]}/codes", name, channels_first(range(len(graph.tensors[name].shape)))) for name in names]
+    opened = _Runtime(graph, _with_codes_as_outputs(graph, content), codes_of)
     operators = {name: Tally() for name in names}
     outputs = {name: Tally() for name in graph.outputs}
     for start in range(0, total, batch_size):
         batch = {name: codes[start : start + batch_size] for name, codes in inputs.items()}
-        device = {**batch, **dict(zip(names, opened.run(batch), strict=True))}
+        device = {**batch, **opened.run(batch)}
         for operator in graph.operators:
             name = operator.outputs[0]
             operators[name].add(device[name], simulate_operator(graph, operator, device, "xnnpack"))
         end_to_end = simulate(graph, batch)
-        for name, real in zip(graph.outputs, plain.run(batch), strict=True):
+        for name, real in plain.run(batch).items():
             quantization = graph.tensors[name].quantization
             codes = np.rint(real / quantization.scale[0]).astype(np.int64) + quantization.zero_point[0]
             outputs[name].add(codes, end_to_end[name])
@@ -91,22 +100,25 @@ class _Writer:
     """Collects nodes and constants; what declarations say of their form in ONNX, they say to this."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+        self.ends = _ends(graph)
+        self.graph = _renamed(graph, _inner_names(graph))
+        self.inner = _inner_names(graph)
         self.onnx: Any = import_deploy("onnx", "onnx")
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
 
     def finish(self, description: str) -> bytes:
-        for name in self.graph.inputs:
-            self.store(name, name, self.graph.tensors[name].quantization, f"{name}/stored")
+        for end in self.ends[0]:
+            self.take(end)
         for operator in self.graph.operators:
             OPERATORS[operator.kind].onnx(self, operator, self.graph.tensors[operator.outputs[0]])
+        for end in self.ends[1]:
+            self.give(end)
         helper = self.onnx.helper
         body = helper.make_graph(
             self.nodes,
             "main",
-            [self.description(name) for name in self.graph.inputs],
-            [self.description(name) for name in self.graph.outputs],
+            *([self.description(end) for end in side] for side in self.ends),
             list(self.constants.values()),
         )
         opset = [helper.make_opsetid("", OPSET)]
@@ -114,11 +126,48 @@ class _Writer:
         model = helper.make_model(
             body, opset_imports=opset, producer_name="exactqat", doc_string=description, ir_version=10
         )
+        ports = (tuple(end.port for end in side) for side in self.ends)
+        helper.set_model_props(model, {METADATA: Signature(*ports).as_json()})
         self.onnx.checker.check_model(model, full_check=True)
         return bytes(model.SerializeToString(deterministic=True))
 
-    def description(self, name: str) -> Any:
-        return tensor_description(self.onnx, self.graph.tensors[name], name, self.onnx.TensorProto.FLOAT)
+    def description(self, end: _End) -> Any:
+        tensor = self.graph.tensors[self.inner[end.tensor]]
+        return tensor_description(self.onnx, tensor, end.name, self.onnx.TensorProto.FLOAT, end.order)
+
+    def take(self, end: _End) -> None:
+        """An input: real numbers in the user's axes."""
+        name, real = self.inner[end.tensor], end.name
+        quantization = self.graph.tensors[name].quantization
+        if end.port.limits is not None:
+            scale, zero_point = quantization.scale[0], quantization.zero_point[0]
+            ends = [np.float32((limit - zero_point) * scale) for limit in end.port.limits]
+            limits = [self.constant(f"{name}/{word}", each) for word, each in zip(("low", "high"), ends, strict=True)]
+            real = self.node("Clip", [real, *limits], f"{name}/clipped")
+        inner = channels_first(range(len(end.order)))
+        if end.order == inner:
+            self.store(name, real, quantization, f"{name}/stored")
+            return
+        parameters = self.parameters(name, quantization)
+        given = self.node("QuantizeLinear", [real, *parameters], f"{name}/given")
+        turn = [end.order.index(axis) for axis in inner]
+        codes = self.node("Transpose", [given], f"{name}/codes", perm=turn)
+        self.node("DequantizeLinear", [codes, *parameters], f"{name}/stored")
+
+    def give(self, end: _End) -> None:
+        """An output in the user's axes and under the user's name."""
+        name = self.inner[end.tensor]
+        inner = channels_first(range(len(end.order)))
+        if end.order == inner:
+            if self.real(name) != end.name:
+                self.node("Identity", [self.real(name)], end.name)
+            return
+        tensor, turn = self.graph.tensors[name], [inner.index(axis) for axis in end.order]
+        if tensor.dtype not in CODE_RANGES:
+            self.node("Transpose", [name], end.name, perm=turn)
+            return
+        codes = self.node("Transpose", [f"{name}/codes"], f"{end.name}/turned", perm=turn)
+        self.node("DequantizeLinear", [codes, *self.parameters(name, tensor.quantization)], end.name)
 
     def constant(self, name: str, values: Any) -> str:
         self.constants[name] = self.onnx.numpy_helper.from_array(np.asarray(values, order="C"), name)
@@ -242,19 +291,80 @@ class _Writer:
         self.node("DequantizeLinear", [codes, *self.parameters(output.name, output.quantization)], output.name)
 
 
+@dataclass(frozen=True)
+class _End:
+    """An input or output of the file: its name, the graph's tensor, the graph's axis that each of its axes holds, and
+    what the file's metadata says of it."""
+
+    name: str
+    tensor: str
+    order: tuple[int, ...]
+    port: Port
+
+
+def _ends(graph: Graph) -> tuple[list[_End], list[_End]]:
+    def end(port: Port) -> _End:
+        order = channels_first(range(len(port.axes))) if graph.ports is None else port.order
+        axes = tuple(port.axes[axis] for axis in order)
+        return _End(port.name, port.tensor, order, replace(port, tensor=port.name, axes=axes))
+
+    inputs, taken = graph.signature.inputs, {port.name for port in graph.signature.inputs}
+    outputs: list[Port] = []
+    others = {port.name for port in graph.signature.outputs}
+    for port in graph.signature.outputs:
+        # No two tensors of the file may have one name; a model may well return what it calls as its input.
+        name = port.name
+        while name in taken or (name != port.name and name in others):
+            name += "_output"
+        taken.add(name)
+        outputs.append(replace(port, name=name))
+    return [end(port) for port in inputs], [end(port) for port in outputs]
+
+
+def _inner_names(graph: Graph) -> dict[str, str]:
+    """What the file calls the graph's tensors: as the graph does, unless an input or output has that name."""
+    inputs, outputs = _ends(graph)
+    # Where the end of a file is a tensor as it is, there is nothing to tell apart.
+    same = {end.name for end in inputs if end.name == end.tensor}
+    same |= {
+        end.name for end in outputs if end.name == end.tensor and end.order == channels_first(range(len(end.order)))
+    }
+    taken = {end.name for end in (*inputs, *outputs)} - same
+    names: dict[str, str] = {}
+    for name in graph.tensors:
+        unique = name
+        while unique in taken or (unique != name and unique in graph.tensors):
+            unique += "/stored"
+        names[name] = unique
+    return names
+
+
+def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
+    def named(each: Sequence[str]) -> tuple[str, ...]:
+        return tuple(names[name] for name in each)
+
+    tensors = {names[name]: replace(tensor, name=names[name]) for name, tensor in graph.tensors.items()}
+    operators = tuple(replace(each, inputs=named(each.inputs), outputs=named(each.outputs)) for each in graph.operators)
+    return Graph(tensors, operators, named(graph.inputs), named(graph.outputs))
+
+
 def channels_first(axes: Any) -> tuple[Any, ...]:
     """Anything that names four axes as [batch, height, width, channels] in ONNX's order; others stay as they are."""
     return (axes[0], axes[3], axes[1], axes[2]) if len(axes) == 4 else tuple(axes)
 
 
-def tensor_description(onnx: Any, tensor: Tensor, name: str, dtype: int) -> Any:
-    """A tensor of the graph for the list of inputs or outputs; indices keep their own type."""
+def tensor_description(onnx: Any, tensor: Tensor, name: str, dtype: int, order: Sequence[int]) -> Any:
+    """A tensor of the graph for the list of inputs or outputs; indices keep their own type.
+
+    order: the graph's axis that
+    each of its axes holds.
+    """
     if tensor.dtype not in CODE_RANGES:
         dtype = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
-    shape = channels_first(tensor.shape)
     # Rows that the network folds into the batch make it a multiple of the inputs' batch.
-    batch = "batch" if shape[0] == 1 else f"{shape[0]}*batch"
-    return onnx.helper.make_tensor_value_info(name, dtype, [batch, *shape[1:]])
+    batch = "batch" if tensor.shape[0] == 1 else f"{tensor.shape[0]}*batch"
+    shape = [tensor.shape[axis] if axis else batch for axis in order]
+    return onnx.helper.make_tensor_value_info(name, dtype, shape)
 
 
 @contextmanager
@@ -268,9 +378,12 @@ def _refusing(doing: str) -> Iterator[None]:
 
 
 class _Runtime:
-    """onnxruntime on one model: codes in, arrays with channels last out."""
+    """onnxruntime on one model: codes in, arrays with the graph's axes out, by tensor name.
 
-    def __init__(self, graph: Graph, content: bytes, outputs: tuple[str, ...]) -> None:
+    outputs: of each the file's name, the graph's, and the graph's axis that each of its axes holds.
+    """
+
+    def __init__(self, graph: Graph, content: bytes, outputs: Sequence[tuple[str, str, tuple[int, ...]]]) -> None:
         runtime = import_deploy("onnxruntime", "onnx")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = 1
@@ -279,14 +392,17 @@ class _Runtime:
         with _refusing("onnxruntime does not take the file"):
             self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
-    def run(self, batch: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         feeds = {}
-        for name, codes in batch.items():
-            real = dequantize(codes, self.graph.tensors[name].quantization)
-            feeds[name] = np.ascontiguousarray(real.transpose(channels_first(range(real.ndim))))
+        for end in _ends(self.graph)[0]:
+            real = dequantize(batch[end.tensor], self.graph.tensors[end.tensor].quantization)
+            feeds[end.name] = np.ascontiguousarray(real.transpose(end.order))
         with _refusing("onnxruntime does not run the file"):
-            results = self.session.run(self.outputs, feeds)
-        return [result.transpose(0, 2, 3, 1) if result.ndim == 4 else result for result in results]
+            results = self.session.run([name for name, _, _ in self.outputs], feeds)
+        return {
+            tensor: result.transpose(np.argsort(order))
+            for (_, tensor, order), result in zip(self.outputs, results, strict=True)
+        }
 
 
 def _with_codes_as_outputs(graph: Graph, content: bytes) -> bytes:
@@ -295,12 +411,15 @@ def _with_codes_as_outputs(graph: Graph, content: bytes) -> bytes:
     with _refusing("the file is damaged"):
         model = onnx.load_model_from_string(content)
     present = {output for node in model.graph.node for output in node.output}
-    missing = [name for name in graph.results() if f"{name}/codes" not in present]
+    inner = _inner_names(graph)
+    missing = [name for name in graph.results() if f"{inner[name]}/codes" not in present]
     if missing:
         raise ValueError(f"the file has no tensors {missing}; was it written from another graph?")
     del model.graph.output[:]
     for name in graph.results():
-        stored = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(graph.tensors[name].dtype))
-        codes = tensor_description(onnx, graph.tensors[name], f"{name}/codes", stored)
+        tensor = graph.tensors[name]
+        stored = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
+        order = channels_first(range(len(tensor.shape)))
+        codes = tensor_description(onnx, tensor, f"{inner[name]}/codes", stored, order)
         model.graph.output.append(codes)
     return bytes(model.SerializeToString())

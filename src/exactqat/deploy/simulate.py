@@ -19,7 +19,7 @@ import numpy as np
 from ..device import OPERATORS, PROFILES, profile_named
 from ..device.blocks import one_thread_for_blas
 from ..device.tensor import dequantize, quantize
-from .graph import Graph, Operator
+from .graph import Graph, Operator, require_graph
 
 
 def _measured() -> dict[tuple[str, str], tuple[int, int, int]]:
@@ -40,6 +40,7 @@ PAYS = 2
 def unclaimed(graph: Graph, profile: str) -> tuple[str, ...]:
     """The kinds of operators in a graph whose equality with the profile's runtime was not shown; none: all are."""
     profile = profile_named(profile)
+    require_graph(graph)
     kinds = dict.fromkeys(graph.measured_as(operator) for operator in graph.operators)
     return tuple(kind for kind in kinds if (kind, profile) not in EXACT)
 
@@ -59,7 +60,7 @@ def simulate(
     """
     profile = profile_named(profile)
     inputs = check_inputs(graph, x)
-    wanted = tuple(graph.outputs if tensors is None else tensors)
+    wanted = tuple(dict.fromkeys(graph.outputs if tensors is None else tensors))
     unknown = [name for name in wanted if name not in (*graph.inputs, *graph.results())]
     if unknown:
         raise ValueError(f"tensors names {unknown}, which the graph does not compute")
@@ -81,10 +82,15 @@ def simulate(
 
 def check_inputs(graph: Graph, x: np.ndarray | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """One [batch, ...] array of codes per input name, or an error that says what does not fit."""
+    require_graph(graph)
     arrays = dict(x) if isinstance(x, Mapping) else {graph.inputs[0]: x}
     if set(arrays) != set(graph.inputs):
         raise ValueError(f"x must hold the inputs {list(graph.inputs)}, got {list(arrays)}")
     for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise TypeError(
+                f"input {name!r} must be a NumPy array of codes, got {type(array).__name__}; `quantize` makes them"
+            )
         expected = graph.tensors[name].shape
         dtype = graph.tensors[name].dtype
         if array.dtype != dtype:

@@ -3,7 +3,7 @@
 
 The schema classes come from the module inside ai-edge-litert (`schema_py_generated`), which every user of this room has
 installed anyway to run the file: writer and runtime then speak the same version of the format, and no generated code
-lives in this repository. flatbuffers and ai-edge-litert are imported on first use: `pip install exactqat[deploy]`.
+lives in this repository. flatbuffers and ai-edge-litert are imported on first use: `pip install 'exactqat[deploy]'`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,21 @@ import numpy as np
 from ..device import OPERATORS
 from ..device.operator import FileStep
 from ..device.tensor import CODE_RANGES, INDICES
-from .graph import Graph, Operator, Quantization, Tensor
+from .graph import Graph, Operator, Quantization, Tensor, per_tensor, require_graph
+from .signature import KEY, METADATA, Signature
 
 IDENTIFIER = b"TFL3"
+_METADATA = METADATA.encode()
 
 
 def write_tflite(graph: Graph, path: str | os.PathLike[str], description: str = "") -> Path:
     """Validates `graph` and writes it to `path`; the same graph always gives the same bytes.
 
-    The batch is 1 in the file; `interpreter.resize_tensor_input` takes any other. The file appears whole or not at all.
+    The batch is 1 in the file; `interpreter.resize_tensor_input` takes any other. The file's signature
+    ``serving_default`` has the user's names of inputs and outputs, its metadata ``exactqat`` also the axes (JSON; see
+    `Graph.signature`). The file appears whole or not at all.
     """
+    require_graph(graph)
     return write_whole(Path(path), tflite_bytes(graph, description))
 
 
@@ -53,6 +58,7 @@ def write_whole(path: Path, content: bytes) -> Path:
 
 def tflite_bytes(graph: Graph, description: str = "") -> bytes:
     """The content of the .tflite file of `graph`."""
+    require_graph(graph)
     graph.validate()
     return _Writer(graph).finish("; ".join(filter(None, ("exactqat", description))))
 
@@ -67,12 +73,52 @@ def is_file_of(graph: Graph, content: bytes) -> bool:
         return False
 
 
+def read_signature(content: bytes) -> Signature:
+    """What a file says of its inputs and outputs.
+
+    Raises:
+        ValueError: it says nothing, or it is damaged.
+    """
+    schema = import_deploy("ai_edge_litert.schema_py_generated")
+    try:
+        model = schema.Model.GetRootAs(content, 0)
+        entries = [model.Metadata(at) for at in range(model.MetadataLength())]
+        found = [bytes(model.Buffers(each.Buffer()).DataAsNumpy()) for each in entries if each.Name() == _METADATA]
+    except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
+        raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
+    if len(found) != 1:
+        raise ValueError("the file does not say how its inputs and outputs lie; write it with write_tflite")
+    return Signature.from_json(found[0])
+
+
+def read_grids(content: bytes) -> dict[str, tuple[str, Quantization]]:
+    """Dtype and quantization of a file's inputs and outputs, by tensor name.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    schema = import_deploy("ai_edge_litert.schema_py_generated")
+    words = {code: word.lower() for word, code in vars(schema.TensorType).items() if isinstance(code, int)}
+    found = {}
+    try:
+        subgraph = schema.Model.GetRootAs(content, 0).Subgraphs(0)
+        for index in (*subgraph.InputsAsNumpy(), *subgraph.OutputsAsNumpy()):
+            tensor = subgraph.Tensors(int(index))
+            grid, dtype = tensor.Quantization(), words[tensor.Type()]
+            known = grid is not None and grid.ScaleLength() == 1
+            quantization = per_tensor(grid.Scale(0), grid.ZeroPoint(0), dtype) if known else INDICES
+            found[tensor.Name().decode()] = (dtype, quantization)
+    except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
+        raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
+    return found
+
+
 def import_deploy(name: str, extra: str = "deploy") -> Any:
     """Imports a module that only this room needs, or says which extra of the package brings it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(f"{name} is needed here: pip install exactqat[{extra}]") from error
+        raise ImportError(f"{name} is needed here: pip install 'exactqat[{extra}]'") from error
 
 
 _RELU, _RELU6 = (("ActivationFunctionType", name) for name in ("RELU", "RELU6"))
@@ -105,10 +151,26 @@ class _Writer:
             subgraphs=[subgraph],
             buffers=self.buffers,
             operatorCodes=[self.operator_code(*code) for code in self.codes],
+            signatureDefs=[self.signature()],
+            metadata=[self.metadata()],
         )
         builder = import_deploy("flatbuffers").Builder(1 << 16)
         builder.Finish(model.Pack(builder), IDENTIFIER)
         return bytes(builder.Output())
+
+    def signature(self) -> Any:
+        """The user's names, by which runtimes take arrays (`interpreter.get_signature_runner()`)."""
+        schema, signature = self.schema, self.graph.signature
+        inputs, outputs = (
+            [schema.TensorMapT(name=port.name, tensorIndex=self.indices[port.tensor]) for port in ports]
+            for ports in (signature.inputs, signature.outputs)
+        )
+        return schema.SignatureDefT(inputs=inputs, outputs=outputs, signatureKey=KEY, subgraphIndex=0)
+
+    def metadata(self) -> Any:
+        """The whole signature, axes included; see `read_signature`."""
+        content = np.frombuffer(self.graph.signature.as_json().encode(), np.uint8)
+        return self.schema.MetadataT(name=METADATA, buffer=self.add_buffer(content))
 
     def add_tensor(self, tensor: Tensor) -> int:
         schema = self.schema

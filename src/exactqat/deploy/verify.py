@@ -5,29 +5,35 @@ Tensors inside a delegate cannot be read, and the interpreter's option to preser
 operators. So the file itself is read back, every operator's result is made an output of the model, and that model runs
 delegated as the plain file does. Each operator is then simulated from the operands the device had, which names the
 operator at fault instead of all that follow it; the untouched file is compared end to end.
+
+That a file runs as it is simulated says nothing of what was trained: devices round differently. So a report also holds
+how many of the integers that this device computes are those that training computed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import math
 import os
 import platform
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..device import OPERATORS, PROFILE_ALIASES, profile_named
+from ..device import OPERATORS, PROFILE_ALIASES, Refusal, profile_named
+from ..device.tensor import CODE_RANGES
 from ..display import shortened, table
 from .emulation import SET_UP, EmulatedInterpreter, is_set_up
 from .graph import Graph
+from .signature import as_codes, input_codes
 from .simulate import EXACT, check_inputs, dequantize, simulate, simulate_operator
-from .tflite import import_deploy, is_file_of
+from .tflite import import_deploy, is_file_of, read_grids, read_signature
 from .trial import RuntimeRefusal, try_in_a_child
 
 
@@ -51,36 +57,133 @@ class Comparison:
     device_sqnr: float | None = None
 
 
+# What runs a network, by the profile's name.
+RUNTIMES = {
+    "xnnpack-x86": "LiteRT with XNNPACK on x86",
+    "xnnpack-arm64": "LiteRT with XNNPACK on 64-bit ARM",
+    "reference": "LiteRT with its reference kernels",
+    "micro": "TFLite-Micro",
+}
+
+
 @dataclass(frozen=True)
 class Report:
-    """operators: each result against its simulation from the device's own operands; outputs: the plain file against
-    the simulation of the whole graph; trained_for: the profile of the trained network, where it is known."""
+    """Three things apart: whether the file runs on a device as it is simulated, whether the device computes what was
+    trained, and for which device it was trained.
+
+    Attributes:
+        profile: the device in question.
+        operators: each result on the runtime against its simulation from the device's own operands; outputs: the plain
+            file against the simulation of the whole graph. They hold no values where the file was not run.
+        trained_for: the profile of the trained network, where it is known.
+        training: what the device computes, by its simulation, against what training computed, tensor by tensor; the
+            graph's outputs are among them. Empty: it was not compared.
+        ran_as: the profile whose runtime ran the file, where that is not the device's own; its simulation is then what
+            the file was compared with.
+        predictions: the file fed with the user's arrays as its metadata says, against what the trained model makes of
+            them, by the names of its results. Empty: no model was given.
+    """
 
     profile: str
     operators: tuple[Comparison, ...]
     outputs: tuple[Comparison, ...]
     trained_for: str = ""
+    training: tuple[Comparison, ...] = ()
+    ran_as: str = ""
+    predictions: tuple[Comparison, ...] = ()
 
     @property
     def differing(self) -> int:
-        """Number of codes that differ, over all operators and outputs."""
+        """Number of codes that differ between runtime and simulation, over all operators and outputs."""
         return sum(comparison.differing for comparison in (*self.operators, *self.outputs))
 
     @property
     def values(self) -> int:
-        """Number of codes compared."""
+        """Number of codes compared between runtime and simulation."""
         return sum(comparison.values for comparison in (*self.operators, *self.outputs))
+
+    @property
+    def predictions_differing(self) -> int:
+        """Number of integers in which the file differs from the model's own results on the user's arrays."""
+        return sum(comparison.differing for comparison in self.predictions)
+
+    @property
+    def training_differing(self) -> int:
+        """Number of codes in which this device differs from training, over all tensors compared."""
+        return sum(comparison.differing for comparison in self.training)
+
+    @property
+    def training_values(self) -> int:
+        """Number of codes compared with training's."""
+        return sum(comparison.values for comparison in self.training)
+
+    @property
+    def equal(self) -> bool:
+        """Whether the file ran, as it is simulated, and the device computes what was trained, on the user's arrays too;
+        of a graph of which no training is known the former alone."""
+        as_simulated = self.values > 0 and self.differing == 0 and self.predictions_differing == 0
+        if not self.training:
+            return as_simulated and self.trained_for in ("", self.profile)
+        return as_simulated and self.training_differing == 0
+
+    def sentences(self) -> tuple[str, str, str]:
+        """The three things, in words: the file on the device, the device beside training, what it was trained for."""
+        device, runtime = (RUNTIMES.get(name, shortened(name)) for name in (self.profile, self.ran_as or self.profile))
+        if self.values:
+            where = f"On {runtime}" + (f" ({device} was not run here)" if self.ran_as else "")
+            runs = "does not run" if self.differing else "runs"
+            ran = f"{where} the file {runs} as simulated: {_share(self.differing, self.values, 'integers')}"
+        else:
+            ran = f"On {runtime} the file was not run"
+        if self.predictions:
+            total = sum(row.values for row in self.predictions)
+            gives = "something else than" if self.predictions_differing else "what"
+            ran += (
+                f"; fed with the user's arrays as its metadata says, it gives {gives} the model returns: "
+                f"{_share(self.predictions_differing, total, 'integers')}"
+            )
+        computes = f"What {device} computes was not compared with what was trained"
+        if self.training:
+            what = "something else than" if self.training_differing else "what"
+            count, whole = self.outputs_beside_training, (self.training_differing, self.training_values)
+            computes = (
+                f"{device} computes {what} was trained: {_share(*count, 'integers of the outputs')}, "
+                f"{_share(*whole, 'of all stored tensors')}"
+            )
+        if not self.trained_for:
+            return ran, computes, "It is not known for which device it was trained"
+        same = "this device" if self.trained_for == self.profile else f"and not for {shortened(self.profile)}"
+        return ran, computes, f"It was trained for {shortened(self.trained_for)}, {same}"
+
+    @property
+    def outputs_beside_training(self) -> tuple[int, int]:
+        """How many codes of the graph's outputs differ from training's, and how many were compared."""
+        names = {each.name for each in self.outputs}
+        found = [each for each in self.training if each.name in names]
+        return sum(each.differing for each in found), sum(each.values for each in found)
 
     def __repr__(self) -> str:
         rows = (*self.operators, *self.outputs)
         worst = max(rows, key=lambda row: row.differing, default=None)
-        if worst is None or not worst.differing:
-            found = "none differs"
+        if worst is None or not self.values:
+            found = "not run"
         else:
-            found = f"{self.differing:,} differ, most of them in {shortened(worst.name)}"
-        trained = f", trained for {shortened(self.trained_for)}" if self.trained_for not in ("", self.profile) else ""
-        compared = f"{len(self.operators):,} operators, {self.values:,} integers compared"
-        return f"Report({shortened(self.profile)}{trained}: {compared}, {found})"
+            found = f"{len(self.operators):,} operators, {self.values:,} integers compared, "
+            found += (
+                f"{self.differing:,} differ, most of them in {shortened(worst.name)}"
+                if worst.differing
+                else "none differs"
+            )
+        if self.training:
+            found += f"; from training {_share(self.training_differing, self.training_values, 'integers')}"
+        elif self.trained_for not in ("", self.profile):
+            found += "; not compared with training"
+        if self.predictions:
+            total = sum(row.values for row in self.predictions)
+            found += f"; from the model's own results {_share(self.predictions_differing, total, 'integers')}"
+        ran = f" run as {shortened(self.ran_as)}" if self.ran_as else ""
+        device = f", trained for {shortened(self.trained_for)}" if self.trained_for not in ("", self.profile) else ""
+        return f"Report({shortened(self.profile)}{ran}{device}: {found})"
 
     def _repr_html_(self) -> str:
         rows = self.table()
@@ -96,7 +199,18 @@ class Report:
             + [decibels(row[name]) for name in ("trained_sqnr", "device_sqnr") if noise]
             for row in rows
         ]  # fmt: skip
-        return table(repr(self), header + (["dB in training", "dB on the device"] if noise else []), cells, 2)
+        header += ["dB in training", "dB on the device"] if noise else []
+        trained = {each.name: each for each in self.training}
+        if trained:
+            header.append("differ from training")
+            whole = len(self.operators)
+            for position, (row, line) in enumerate(zip(rows, cells, strict=True)):
+                found = trained.get(str(row["tensor"])) if position < whole else None
+                line.append(None if found is None else f"{found.differing:,} of {found.values:,}")
+        for each in self.predictions:
+            line = [each.name, each.kind, f"{each.values:,}", f"{each.differing:,}", each.largest_difference, "no"]
+            cells.append(line + [None] * (len(header) - len(line)))
+        return table(f"{self!r}. {'. '.join(self.sentences())}.", header, cells, 2)
 
     def table(self) -> list[dict[str, str | int | float | None]]:
         """One row per operator, then one per output: tensor, operator, values, differing, largest, promise, SQNR."""
@@ -118,26 +232,42 @@ class Report:
 def verify(
     graph: Graph,
     path: str | os.PathLike[str],
-    x: np.ndarray | Mapping[str, np.ndarray],
+    x: np.ndarray | Mapping[str, np.ndarray] | None = None,
     profile: str = "xnnpack",
     batch_size: int = 8,
     float_values: Mapping[str, np.ndarray] | None = None,
     trained_values: Mapping[str, np.ndarray] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    trained_codes: Mapping[str, np.ndarray] | None = None,
+    model: Any = None,
+    data: Any = None,
 ) -> Report:
-    """Compares the file at `path` with `graph` on input codes x [batch, ...] (or one array per input name).
+    """Compares the file at `path` with `graph` on input codes x [batch, ...] (or one array per input name), and what
+    the device computes with what was trained; see `Report`, whose `equal` says whether all of it agrees.
+
+    model, data: the frozen model (in JAX ``prepared.trained(params, state)``) and a batch of the user's own, as it is
+    called with. The file then gets these arrays too, as its metadata says (names, axes, grids), and its results are
+    compared with the model's in evaluation, integer for integer; what the file leaves out, such as a last softmax, is
+    left out of both. Without x, the codes of `data` are taken for all else.
 
     profile: one of `profiles_here`, or "xnnpack" for the runtime's default kernels on this processor. float_values and
     trained_values: what the float and the fake-quantized network make of the same images, or of the first of them, by
     tensor name, channels last (`deploy.layer_values` gives both); the report then holds signal-to-noise ratios
     for these tensors, over these images. progress: called with the number of comparisons done and that of all.
+    trained_codes: what the trained network itself stores for x, or for the first of x, by tensor name
+    (`deploy.device_codes` gives it), to be compared with this device. Without them a graph that was trained for another
+    profile is compared with its simulation by that one; of a graph trained for this one nothing more is compared.
 
     A file that is not what `write_tflite` makes of the graph is run by another process first, because runtimes trust
     what they read. Raises ValueError when the file has no tensor for a result of the graph, RuntimeRefusal when the
-    runtime does not take the file or dies of it, Refusal when it would end the process at these codes. Needs `pip
-    install exactqat[deploy]`.
+    runtime does not take the file or dies of it, Refusal when it would end the process at these codes. Needs
+    `pip install 'exactqat[deploy]'`.
     """
     profile = profile_here(profile)
+    if data is None and (x is None or model is not None):
+        raise TypeError("verify needs x, codes, or data, arrays as the model gets them; with model it needs data")
+    if x is None:
+        x = input_codes(graph, data if model is None else model.evaluated(data)[0])
     inputs = check_inputs(graph, x)
     total = next(iter(inputs.values())).shape[0]
     if total == 0:
@@ -166,6 +296,11 @@ def verify(
     operators = {name: Tally() for name in names}
     noises = {name: (_Noise(), _Noise()) for name in float_values or () if name in operators}
     outputs = {name: Tally() for name in graph.outputs}
+    if trained_codes is None and graph.trained_for not in ("", profile):
+        # A device that would not survive these inputs gives nothing to compare with.
+        with contextlib.suppress(Refusal):
+            trained_codes = simulate(graph, inputs, graph.trained_for, names, batch_size)
+    training = {name: Tally() for name in trained_codes or () if name in operators}
     done, steps = 0, len(batches) * len(graph.operators)
     for batch, start in zip(batches, range(0, total, batch_size), strict=True):
         device = {**batch, **opened.run(batch)}
@@ -186,9 +321,15 @@ def verify(
                 if trained_values is not None and name in trained_values:
                     trained_noise.add(signal, trained_values[name][images])
         # Where every operator agrees from the device's operands, the whole simulation is what the device had.
-        end_to_end = device if agree else simulate(graph, batch, profile)
+        wanted = [*dict.fromkeys((*graph.outputs, *training))]
+        end_to_end = device if agree else simulate(graph, batch, profile, wanted)
         for name, codes in plain.run(batch).items():
             outputs[name].add(codes, end_to_end[name])
+        for name, tally in training.items():
+            assert trained_codes is not None
+            each = graph.tensors[name].shape[0]
+            own = trained_codes[name][start * each : (start + batch_size) * each]
+            tally.add(end_to_end[name][: len(own)], own, "training")
     kinds = {operator.outputs[0]: graph.measured_as(operator) for operator in graph.operators}
     exact = {name: (kind, profile) in EXACT for name, kind in kinds.items()}
     rows = []
@@ -202,7 +343,71 @@ def verify(
         profile,
         tuple(rows),
         tuple(tally.comparison(name, "whole graph", all(exact.values())) for name, tally in outputs.items()),
+        graph.trained_for,
+        # A device computes what was trained where that is the same profile; elsewhere no equality is claimed.
+        tuple(
+            tally.comparison(name, kinds[name], profile == graph.trained_for and exact[name])
+            for name, tally in training.items()
+        ),
+        predictions=() if model is None else _predictions(content, model, data, profile, batch_size),
     )
+
+
+def _predictions(content: bytes, model: Any, data: Any, profile: str, batch_size: int) -> tuple[Comparison, ...]:
+    """The file's results on the user's arrays against the model's; nothing but file, model and arrays is asked."""
+    signature, grids = read_signature(content), read_grids(content)
+    given, results = (
+        tuple(dict.fromkeys(port.tensor for port in side)) for side in (signature.inputs, signature.outputs)
+    )
+    runtime = open_runtime(content, given, results, profile)
+    tallies = {port.name: Tally() for port in signature.outputs}
+    for rows in _batches(data, batch_size):
+        arrays, wanted = model.evaluated(rows)
+        codes = {
+            port.tensor: as_codes(port.to_graph(array), *grids[port.tensor], port.limits)
+            for port, array in zip(signature.inputs, arrays, strict=True)
+        }
+        found = runtime.run(codes)
+        for port, own in zip(signature.outputs, wanted, strict=True):
+            dtype, quantization = grids[port.tensor]
+            device = port.to_user(found[port.tensor]).astype(np.int64)
+            if dtype not in CODE_RANGES:
+                tallies[port.name].add(device, own)
+                continue
+            steps = own.astype(np.float64) / float(quantization.scale[0])
+            trained = np.rint(np.nan_to_num(steps))
+            # What lies between two codes is none, wherever it would be rounded to; so is what is not finite.
+            trained += np.where(np.abs(steps - trained) <= _OFF_GRID, 0, 0.5) + int(quantization.zero_point[0])
+            tallies[port.name].add(device, trained)
+    return tuple(tally.comparison(name, "the model's predict", False) for name, tally in tallies.items())
+
+
+# In steps; float32 holds the steps of all grids closer than that.
+_OFF_GRID = 1e-2
+
+
+def _batches(data: Any, batch_size: int) -> Iterator[Any]:
+    """The user's arrays, however they nest, some rows at a time."""
+    sizes: list[int] = []
+
+    def rows(each: Any, start: int) -> Any:
+        if isinstance(each, Mapping):
+            return {key: rows(value, start) for key, value in each.items()}
+        if isinstance(each, tuple | list):
+            return type(each)(rows(value, start) for value in each)
+        if not getattr(each, "ndim", 0):
+            return each
+        sizes.append(each.shape[0])
+        return each[start : start + batch_size]
+
+    first = rows(data, 0)
+    if not sizes or min(sizes) == 0:
+        raise ValueError("data holds no examples, so nothing would be compared")
+    if len(set(sizes)) > 1:
+        raise ValueError(f"data must hold as many examples for every input, got {sizes}")
+    yield first
+    for start in range(batch_size, sizes[0], batch_size):
+        yield rows(data, start)
 
 
 class Tally:
@@ -211,19 +416,24 @@ class Tally:
     def __init__(self) -> None:
         self.values = self.differing = self.largest = 0
 
-    def add(self, device: np.ndarray, simulated: np.ndarray) -> bool:
-        """Counts, and says whether all were equal."""
+    def add(self, device: np.ndarray, simulated: np.ndarray, other: str = "the graph") -> bool:
+        """Counts, and says whether all were equal; `other` is what the device is compared with."""
         if device.shape != simulated.shape:
-            raise ValueError(f"the device returns shape {device.shape} where the graph has {simulated.shape}")
+            raise ValueError(f"the device returns shape {device.shape} where {other} has {simulated.shape}")
         difference = np.abs(device.astype(np.int64) - simulated)
         differing = int(np.count_nonzero(difference))
         self.values += difference.size
         self.differing += differing
-        self.largest = max(self.largest, int(difference.max(initial=0)))
+        self.largest = max(self.largest, math.ceil(difference.max(initial=0)))
         return not differing
 
     def comparison(self, name: str, kind: str, exact: bool) -> Comparison:
         return Comparison(name, kind, self.values, self.differing, self.largest, exact)
+
+
+def _share(differing: int, values: int, what: str) -> str:
+    """How many of them differ, in words."""
+    return f"{differing:,} of {values:,} {what} differ" if differing else f"none of {values:,} {what} differs"
 
 
 class _Noise:

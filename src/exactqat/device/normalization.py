@@ -192,11 +192,19 @@ class LogSoftmax(Row):
 
 @register
 class L2Normalization(Row):
-    """x divided by the length of its row; a row of zeros stays one. The length of all codes is the same."""
+    """x divided by the length of its row; a row of zeros stays one. The length of all codes is the same.
+
+    A plan may name an `epsilon`, what is divided by at least. The device has none: it sees rows of zeros and of a step
+    or more, so steps are at least as wide.
+    """
 
     kind = "L2_NORMALIZATION"
     fixed_grid = (1 / 128, 0)
     options = "L2NormOptions"
+
+    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits | None:
+        epsilon = attributes.get("epsilon", 0.0)
+        return ScaleLimits("operand", epsilon) if epsilon else None
 
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
         super().check(inputs, output, attributes)
@@ -204,7 +212,8 @@ class L2Normalization(Row):
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         (x,) = operands
-        return x * primitives.rsqrt(primitives.maximum(primitives.sum(x * x, (attributes["axis"],), True), 1e-24))
+        least = max(attributes.get("epsilon", 0.0), 1e-12) ** 2
+        return x * primitives.rsqrt(primitives.maximum(primitives.sum(x * x, (attributes["axis"],), True), least))
 
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str

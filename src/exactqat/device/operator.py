@@ -23,6 +23,8 @@ from .tensor import INDICES, Quantization, Tensor
 PROFILES = ("xnnpack-x86", "xnnpack-arm64", "reference", "micro")
 # Short names that are taken too.
 PROFILE_ALIASES = {"xnnpack": "xnnpack-x86"}
+# What earlier versions called them, in some places.
+FORMER_NAMES = {"x86": "xnnpack-x86", "arm64": "xnnpack-arm64"}
 
 Attributes = Mapping[str, Any]
 Shape = tuple[int, ...]
@@ -36,7 +38,9 @@ def profile_named(profile: str) -> str:
     """
     full = PROFILE_ALIASES.get(profile, profile) if isinstance(profile, str) else profile
     if full not in PROFILES:
-        raise ValueError(f"profile must be one of {', '.join((*PROFILES, *PROFILE_ALIASES))}, got {profile!r}")
+        former = FORMER_NAMES.get(profile) if isinstance(profile, str) else None
+        now = f"; it is called {former!r} now" if former else ""
+        raise ValueError(f"profile must be one of {', '.join((*PROFILES, *PROFILE_ALIASES))}, got {profile!r}{now}")
     return full
 
 

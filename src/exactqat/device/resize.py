@@ -154,16 +154,21 @@ class ResizeBilinear(Resize):
         need(not both, "align_corners and half_pixel_centers exclude each other")
 
     @staticmethod
-    def neighbors(size: int, wanted: int, attributes: Attributes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(index of the value before, of the one behind, share of the latter in 1 / 2**11), as XNNPACK forms them."""
+    def positions(size: int, wanted: int, attributes: Attributes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(index of the value before, of the one after, share of the latter), of results along an axis."""
         step = step_between(size, wanted, attributes)
         position = np.arange(wanted).astype(np.float32) * step
         if attributes["half_pixel_centers"]:
             position = position + (np.float32(0.5) * step - np.float32(0.5))
         position = np.clip(position, np.float32(0), np.float32(size - 1))
         before = position.astype(np.int64)
-        share = np.rint((position - before.astype(np.float32)) * np.float32(2**XNNPACK_BITS)).astype(np.int64)
-        return before, np.minimum(before + 1, size - 1), share
+        return before, np.minimum(before + 1, size - 1), position - before.astype(np.float32)
+
+    @classmethod
+    def neighbors(cls, size: int, wanted: int, attributes: Attributes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Likewise, the share in 1 / 2**11, as XNNPACK rounds it."""
+        before, after, share = cls.positions(size, wanted, attributes)
+        return before, after, np.rint(share * np.float32(2**XNNPACK_BITS)).astype(np.int64)
 
     @staticmethod
     def built_in_neighbors(size: int, wanted: int, attributes: Attributes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -190,21 +195,22 @@ class ResizeBilinear(Resize):
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         (x,) = operands
-        return self.between(primitives, x, attributes)
+        return self.between(primitives, x, attributes, self.positions)
 
     def real_on_grid(self, primitives: Any, operands: Sequence[Any], attributes: Attributes, grid: Any) -> Any:
         # Results of doubled images are often exactly between two codes, so another rounding would show.
         (x,) = operands
         codes = primitives.round(x / grid.scale)
-        return primitives.floor(self.between(primitives, codes, attributes) + 0.5) * grid.scale
+        return primitives.floor(self.between(primitives, codes, attributes, self.neighbors) + 0.5) * grid.scale
 
-    def between(self, primitives: Any, x: Any, attributes: Attributes) -> Any:
+    def between(self, primitives: Any, x: Any, attributes: Attributes, neighbors: Any) -> Any:
         """Along one spatial axis after the other, the last one first, as XNNPACK does it."""
         attributes = {**self.attributes, **attributes}
         for axis, size, wanted in reversed(spatial_sizes(x, attributes)):
-            before, after, share = self.neighbors(size, wanted, attributes)
+            before, after, share = neighbors(size, wanted, attributes)
+            share = share / 2**XNNPACK_BITS if share.dtype.kind == "i" else share
             shape = [wanted if position == axis else 1 for position in range(x.ndim)]
-            share = primitives.array((share / 2**XNNPACK_BITS).astype(np.float32).reshape(shape), x)
+            share = primitives.array(share.astype(np.float32).reshape(shape), x)
             first = primitives.gather(x, before, axis)
             x = first + (primitives.gather(x, after, axis) - first) * share
         return x

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,6 +98,14 @@ def code_range(tensor: Tensor) -> tuple[int, int]:
     return CODE_RANGES[tensor.dtype]
 
 
+def _require_quantization(quantization: Quantization) -> None:
+    if not isinstance(quantization, Quantization):
+        raise TypeError(
+            "quantization must be a Quantization, such as graph.tensors['input'].quantization, got "
+            f"{type(quantization).__name__}"
+        )
+
+
 def quantize(
     x: np.ndarray, quantization: Quantization, lowest: int | None = None, highest: int | None = None
 ) -> np.ndarray:
@@ -105,6 +114,9 @@ def quantize(
     The codes are of the quantization's dtype, and by default all that it has. A tensor of fewer bits names the codes it
     was placed at, for example 112..127. NaN raises ValueError.
     """
+    _require_quantization(quantization)
+    if not isinstance(x, np.ndarray) and (x is None or isinstance(x, str | bytes | Quantization | os.PathLike)):
+        raise TypeError(f"x must be an array of real numbers, got {type(x).__name__}")
     x = np.asarray(x, np.float32)
     ends = CODE_RANGES[quantization.dtype]
     lowest, highest = ends[0] if lowest is None else lowest, ends[1] if highest is None else highest
@@ -122,5 +134,6 @@ def quantize(
 
 def dequantize(codes: np.ndarray, quantization: Quantization) -> np.ndarray:
     """Codes of a per-tensor quantized tensor to real float32 values."""
+    _require_quantization(quantization)
     steps = np.asarray(codes, np.int32) - np.int32(quantization.zero_point[0])
     return steps.astype(np.float32) * quantization.scale[0]

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ..display import listed
 from . import files
+from .devices import current_settings
+from .luck import NOTE, paired
 from .page import cards, escape, page, section, table
-from .text import option_value, shortened
+from .text import option_of, option_value, shortened
 
 WRITTEN_LENGTH = 120
 # What a chosen network's figures are called in metrics.json, in a table, and whether they are whole numbers.
@@ -21,8 +25,11 @@ FIGURES = {
     "file_bytes": ("bytes", True),
     "arena_bytes": ("arena", True),
     "multiply_accumulates": ("multiply-adds", True),
-    "values_differing": ("differ", True),
+    "values_differing": ("not as simulated", True),
+    "training_differing": ("not as trained", True),
 }
+# Figures that jobs of earlier versions do not have.
+LATER = ("arena_bytes", "training_differing")
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,9 @@ class Job:
         test_images: how many there are.
         float_accuracy: of its float network, on the test images.
         networks: delivered ones by precision, each with "method", and the FIGURES, None where one is not known.
+        device: that it was trained for.
+        right: whether each test image was right, by precision, "float32" among them; none where the answers are not
+            known.
     """
 
     name: str
@@ -45,6 +55,8 @@ class Job:
     float_accuracy: float
     seconds: float
     networks: Mapping[str, Mapping[str, Any]]
+    device: str = ""
+    right: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def read(directory: Path) -> Job:
@@ -65,8 +77,13 @@ def read(directory: Path) -> Job:
     settings, images = job.get("settings"), job.get("images")
     if not isinstance(settings, dict) or not isinstance(images, str):
         raise ValueError(f"{directory / 'job.json'} must hold settings, an object, and images, a string")
+    try:
+        settings = current_settings(settings)
+    except ValueError as error:
+        raise ValueError(f"{directory / 'job.json'}: {error}") from error
     data, float_network, networks = (_object(metrics, name, path) for name in ("data", "float", "networks"))
     delivered = {}
+    answers = {"float32": float_network.get("answers")}
     for precision, methods in networks.items():
         where = f"{path}: networks.{shortened(precision, 20)}"
         if not re.fullmatch(r"w\da\d+", precision):
@@ -77,16 +94,38 @@ def read(directory: Path) -> Job:
         known = {**(chosen["footprint"] if isinstance(chosen.get("footprint"), dict) else {}), **chosen}
         if not isinstance(chosen.get("title"), str):
             raise ValueError(f"{path}: networks.{shortened(precision, 20)} must have a title")
-        figures = {
-            name: _number(known, name, path, name == "arena_bytes", whole) for name, (_, whole) in FIGURES.items()
-        }
+        figures = {name: _number(known, name, path, name in LATER, whole) for name, (_, whole) in FIGURES.items()}
         delivered[precision] = {"method": chosen["title"], **figures}
+        answers[precision] = chosen.get("answers")
     test_images = _number(data, "test", path, whole=True)
     accuracy, seconds = _number(float_network, "test_accuracy", path), _number(metrics, "seconds", path)
     assert test_images is not None and accuracy is not None and seconds is not None
     if test_images < 1:
         raise ValueError(f"{path}: test must be at least 1, got {test_images}")
-    return Job(str(directory), settings, images, int(test_images), accuracy, seconds, delivered)
+    right = _right(metrics.get("labels"), answers, int(test_images), path)
+    device = shortened(settings["device"], 40)
+    return Job(str(directory), settings, images, int(test_images), accuracy, seconds, delivered, device, right)
+
+
+def _right(labels: Any, answers: Mapping[str, Any], images: int, path: Path) -> dict[str, np.ndarray]:
+    """Whether each test image was right, by network; nothing of a job of before answers were kept.
+
+    Raises:
+        ValueError: answers or labels are no list of so many whole numbers.
+    """
+    if labels is None:
+        return {}
+    arrays = {}
+    for name, given in {"labels": labels, **answers}.items():
+        if given is None:
+            continue
+        if not isinstance(given, list) or len(given) != images or not all(type(each) is int for each in given):
+            raise ValueError(
+                f"{path}: answers and labels must be {images:,} whole numbers each, those of {name} are not"
+            )
+        arrays[name] = np.array(given, dtype=object)
+    truth = arrays.pop("labels")
+    return {name: (given == truth).astype(bool) for name, given in arrays.items()}
 
 
 def _object(holder: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
@@ -118,13 +157,18 @@ def differing_settings(jobs: Sequence[Job]) -> list[list[str]]:
     for name in names:
         values = [job.settings.get(name) for job in jobs]
         if any(value != values[0] for value in values):
-            option = "--" + shortened(name, 40).replace("_", "-")
+            option = shortened(option_of(name), 40)
             told = ("–" if value is None else shortened(option_value(value), WRITTEN_LENGTH) for value in values)
             rows.append([option, *told])
     return rows
 
 
-HEADER = ("network", "job", "method", "accuracy", "to the first", *(title for title, _ in list(FIGURES.values())[1:]))
+HEADER = (
+    "network", "job", "trained for", "method", "accuracy", "to the first", "difference",
+    *(title for title, _ in list(FIGURES.values())[1:]),
+)  # fmt: skip
+# How many of the cells hold text.
+TEXTS = 4
 
 
 def rows(jobs: Sequence[Job]) -> list[list[str]]:
@@ -132,8 +176,8 @@ def rows(jobs: Sequence[Job]) -> list[list[str]]:
     found: list[list[str]] = []
     blank = ["–"] * (len(FIGURES) - 1)
     for job in jobs:
-        difference = _difference(job.float_accuracy, jobs[0].float_accuracy, job is jobs[0])
-        found.append(["float32", job.name, "float training", f"{job.float_accuracy:.1%}", difference, *blank])
+        difference = _difference(job, jobs[0], "float32", job.float_accuracy, jobs[0].float_accuracy)
+        found.append(["float32", job.name, "–", "float training", f"{job.float_accuracy:.1%}", *difference, *blank])
     for precision in dict.fromkeys(precision for job in jobs for precision in job.networks):
         first = next(job for job in jobs if precision in job.networks)
         for job in jobs:
@@ -141,32 +185,44 @@ def rows(jobs: Sequence[Job]) -> list[list[str]]:
                 continue
             network = job.networks[precision]
             accuracy = network["device_accuracy"]
-            difference = _difference(accuracy, first.networks[precision]["device_accuracy"], job is first)
+            difference = _difference(job, first, precision, accuracy, first.networks[precision]["device_accuracy"])
             figures = ["–" if network[name] is None else f"{network[name]:,}" for name in list(FIGURES)[1:]]
-            found.append([precision.upper(), job.name, network["method"], f"{accuracy:.1%}", difference, *figures])
+            shown = [job.name, job.device, network["method"], f"{accuracy:.1%}"]
+            found.append([precision.upper(), *shown, *difference, *figures])
     return found
 
 
-def _difference(accuracy: float, first: float, is_first: bool) -> str:
-    return "–" if is_first else f"{100 * (accuracy - first):+.1f}"
+def _difference(job: Job, first: Job, network: str, accuracy: float, other: float) -> tuple[str, str]:
+    """A job's network beside the first job's, in points, and whether that may be luck; on the same images alone."""
+    if job is first:
+        return "–", "–"
+    if job.images == first.images and network in job.right and network in first.right:
+        compared = paired(job.right[network], first.right[network])
+        return compared.points(), compared.verdict()
+    return f"{100 * (accuracy - other):+.1f}", "not known"
 
 
 def sentences(jobs: Sequence[Job]) -> list[str]:
     """What must be known before the figures are compared."""
+    found = []
     if len({job.images for job in jobs}) > 1:
-        return [
+        found.append(
             "The jobs have different images, so their accuracies are not of the same test: a difference between them "
             "says nothing about the networks alone"
-        ]
-    return [luck(max(job.float_accuracy for job in jobs), jobs[0].test_images)]
-
-
-def luck(accuracy: float, test_images: int) -> str:
-    """How large a difference of two networks of about that accuracy may be luck."""
-    share, count = min(accuracy, 1.0), test_images
-    # Two standard deviations of the difference of two networks that err independently.
-    points = 200 * math.sqrt(max(2 * share * (1 - share), 1 / count) / count)
-    return f"With {count:,} test images, differences below {points:.1f} points may be luck; compare more than one seed"
+        )
+    old = [job for job in jobs if not job.right]
+    if old:
+        found.append(
+            f"{listed([job.name for job in old])} {'keep' if len(old) > 1 else 'keeps'} no answers to single images, "
+            "so whether a difference may be luck is not known: `exactqat report DIR` writes them"
+        )
+    if any(job.right for job in jobs):
+        found.append(f"To the first: {NOTE.removesuffix('.')}")
+    for job in jobs:
+        wrong = [name.upper() for name, each in job.networks.items() if each["training_differing"]]
+        if wrong:
+            found.append(f"{job.name}: {job.device} does not compute what was trained, in {', '.join(wrong)}")
+    return found
 
 
 def written(jobs: Sequence[Job]) -> str:
@@ -188,12 +244,12 @@ def written(jobs: Sequence[Job]) -> str:
             job.networks[name]["device_accuracy"] for job in jobs for name in job.networks if name.upper() == row[0]
         ]
         top_of = f"{max(shares, default=2.0):.1%}"
-        marked.append((len(shares) > 1 and row[3] == top_of, [shortened(cell, WRITTEN_LENGTH) for cell in row]))
+        marked.append((len(shares) > 1 and row[4] == top_of, [shortened(cell, WRITTEN_LENGTH) for cell in row]))
     return page(
         "exactqat: jobs compared",
         "<h1>Jobs side by side</h1>"
         f"<p class='lead'>{escape(', '.join(names))}</p>"
         + cards([(str(len(jobs)), "jobs"), (f"{top:.1%}", f"the best on a device, of {shortened(best.name, 40)}")])
         + section("Settings in which they differ", settings)
-        + section("Delivered networks", f"<div class='prose'>{table(HEADER, marked, 3)}</div>{notes}"),
+        + section("Delivered networks", f"<div class='prose'>{table(HEADER, marked, TEXTS)}</div>{notes}"),
     )

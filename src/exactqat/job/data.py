@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,12 @@ PART_NAMES = {"train": ("train", "training"), "validation": ("val", "valid", "va
 
 @dataclass(frozen=True)
 class Split:
-    """images: float32 [n, channels, height, width]; labels: int64 [n]."""
+    """images: float32 [n, channels, height, width]; labels: int64 [n]; names: of the images' files, below the data's
+    folder, if they have any."""
 
     images: Tensor
     labels: Tensor
+    names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -207,7 +209,11 @@ def from_folder(path: Path, image_size: int | None = None) -> Dataset:
     parts = {
         part: (images, np.array(labels)) for (part, (_, labels)), images in zip(collected.items(), stacked, strict=True)
     }
-    return _dataset(path.name, parts, (0.0, 1.0), skipped, str(path))
+    photos = {
+        part: [os.path.relpath(name, on_one_line(path)) for name, _ in images]
+        for part, (images, _) in collected.items()
+    }
+    return _dataset(path.name, parts, (0.0, 1.0), skipped, str(path), photos)
 
 
 def from_pairs(pairs: Iterable[tuple[Any, Any]], name: str = "data", image_size: int | None = None) -> Dataset:
@@ -427,11 +433,13 @@ def _dataset(
     value_range: tuple[float, float],
     skipped: Sequence[str] = (),
     where: str = "",
+    names: Mapping[str, Sequence[str]] | None = None,
 ) -> Dataset:
     """Puts the parts together; one part called "" is divided into three, and a missing validation part is taken off.
 
     Args:
         where: the data lie, for messages; its name if that says enough.
+        names: of each part's images, if they have any.
     """
     where = where or name
     whole = next(iter(parts.values()))
@@ -451,7 +459,11 @@ def _dataset(
             raise ValueError(f"{where}: part '{part}' holds class '{strangers[0]}', which the training part lacks")
         codes[part] = np.searchsorted(labels, y).astype(np.int64)
     splits = {
-        part: Split(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(codes[part]))
+        part: Split(
+            torch.from_numpy(np.ascontiguousarray(images)),
+            torch.from_numpy(codes[part]),
+            tuple(names[part]) if names else (),
+        )
         for part, (images, _) in parts.items()
     }
     if "" in splits:
@@ -480,4 +492,8 @@ def _divided(where: str, split: Split, share: float, class_names: tuple[str, ...
     larger = np.setdiff1d(np.arange(len(labels)), smaller)
     # Not in the order of classes: batches without shuffling, as in calibration, should hold all of them.
     parts = [torch.from_numpy(generator.permutation(indices)) for indices in (larger, smaller)]
-    return Split(split.images[parts[0]], split.labels[parts[0]]), Split(split.images[parts[1]], split.labels[parts[1]])
+    first, second = (
+        Split(split.images[part], split.labels[part], tuple(split.names[index] for index in part if split.names))
+        for part in parts
+    )
+    return first, second

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..qat import WeightedLayer
-from . import compare
 from .data import Dataset
+from .luck import NOTE, Paired
 
 if TYPE_CHECKING:
     from .pipeline import Outcome, Results
@@ -110,11 +110,14 @@ def answers_to(results: Results, image: int) -> dict[str, str]:
 
 
 def mistakes(results: Results) -> dict[str, Any]:
-    """The mistaken test images by number, from 0 in the order of the test part; what each shows, and is called."""
+    """The mistaken test images by number, from 0 in the order of the test part, and file; what each shows, and is
+    called."""
     found = mistaken(results)
     labels, names = results.dataset.test.labels.numpy(), results.dataset.class_names
+    photos = results.dataset.test.names
     listed = [
-        {"image": image, "shows": names[labels[image]], "answers": answers_to(results, image)}
+        ({"file": photos[image]} if photos else {})
+        | {"image": image, "shows": names[labels[image]], "answers": answers_to(results, image)}
         for image in found[:MISTAKES_LISTED]
     ]
     return {"images": len(found), "listed": listed}
@@ -133,6 +136,7 @@ class Width:
         file_bytes: of the .tflite file, which holds every weight as int8.
         compressed_file_bytes: of that file deflated, as it is downloaded.
         flash_bytes: on a microcontroller.
+        paired: its answers on the device beside the float network's.
     """
 
     network: str
@@ -145,6 +149,7 @@ class Width:
     file_bytes: int | None
     compressed_file_bytes: int | None
     flash_bytes: int | None
+    paired: Paired | None = None
 
 
 def widths(results: Results) -> list[Width]:
@@ -165,13 +170,15 @@ def widths(results: Results) -> list[Width]:
                 outcome.file_bytes,
                 outcome.compressed_bytes,
                 None if outcome.footprint is None else outcome.footprint.flash_bytes,
+                results.beside_float(outcome.device_predictions),
             )
         )
     return found
 
 
 WIDTHS_HEADER = (
-    "network", "in PyTorch", "on the device", "points to float", "packed bytes", "file bytes", "compressed"
+    "network", "in PyTorch", "on the device", "points to float", "difference", "packed bytes", "file bytes",
+    "compressed",
 )  # fmt: skip
 
 
@@ -180,11 +187,7 @@ WIDTHS_NOTE = (
     "as int8 whatever its bits, so files and flash stay as large as with 8 bits. What gets smaller is the compressed "
     "file, as it is downloaded, and what a device takes that unpacks weights itself."
 )
-
-
-def luck(results: Results) -> str:
-    """How large a difference of two networks may be luck."""
-    return compare.luck(results.float_test_accuracy, len(results.dataset.test))
+LUCK_NOTE = f"Points to float: {NOTE}"
 
 
 def width_rows(results: Results) -> list[list[str]]:
@@ -194,7 +197,7 @@ def width_rows(results: Results) -> list[list[str]]:
             width.network if width.device_accuracy is None else width.network.upper(),
             f"{width.pytorch_accuracy:.1%}",
             "–" if width.device_accuracy is None else f"{width.device_accuracy:.1%}",
-            "–" if width.device_accuracy is None else f"{round(-100 * width.lost, 1) + 0.0:+.1f}",
+            *(("–", "–") if width.paired is None else (width.paired.points(), width.paired.verdict())),
             f"{width.packed_parameter_bytes:,}",
             *("–" if size is None else f"{size:,}" for size in (width.file_bytes, width.compressed_file_bytes)),
         ]

@@ -262,6 +262,28 @@ NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
 }
 
 
+def builder(name: str) -> Callable[[Shape, int], nn.Module]:
+    """What builds the network of that name; see `network`. Imports the module of one that is the user's.
+
+    Raises:
+        ValueError: there is no such network.
+    """
+    if name in NETWORKS:
+        return NETWORKS[name]
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise ValueError(f"model must be one of {', '.join(NETWORKS)} or 'package.module:function', got {name!r}")
+    if "" not in sys.path:
+        # Console scripts lack the working directory, where the user's module may stand. Only here, and last: what the
+        # libraries look for must not be found there.
+        sys.path.append("")
+    try:
+        function: Callable[[Shape, int], nn.Module] = getattr(importlib.import_module(module_name), function_name)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"model {name!r} cannot be loaded: {_what(error)}") from error
+    return function
+
+
 def network(name: str, shape: Shape, classes: int) -> nn.Module:
     """The untrained network of that name.
 
@@ -274,19 +296,9 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
     Raises:
         ValueError: there is no such network, or the function fails or gives something else than a module.
     """
+    function = builder(name)
     if name in NETWORKS:
-        return NETWORKS[name](tuple(shape), classes)
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
-        raise ValueError(f"model must be one of {', '.join(NETWORKS)} or 'package.module:function', got {name!r}")
-    if "" not in sys.path:
-        # Console scripts lack the working directory, where the user's module may stand. Only here, and last: what the
-        # libraries look for must not be found there.
-        sys.path.append("")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"model {name!r} cannot be loaded: {_what(error)}") from error
+        return function(tuple(shape), classes)
     try:
         model = function(tuple(shape), classes)
     except (Exception, SystemExit) as error:

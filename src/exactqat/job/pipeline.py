@@ -12,7 +12,7 @@ import re
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import metadata
@@ -24,23 +24,26 @@ import torch
 from torch import Tensor, nn
 
 from .. import qat
-from ..deploy.c_array import c_array
+from ..deploy.c_array import MADE_BY, c_array, c_name
 from ..deploy.footprint import Footprint, NpuFootprint, footprint, npu_footprint
 from ..deploy.graph import Graph
 from ..deploy.lower import lower, lower_with_layouts
 from ..deploy.onnx import onnx_bytes
-from ..deploy.simulate import quantize, simulate
+from ..deploy.signature import input_codes as codes_of
 from ..deploy.tflite import tflite_bytes, write_tflite
-from ..deploy.values import device_codes, layer_values
-from ..deploy.verify import Report, profile_here, profiles_here, verify
-from ..device import PROFILES, profile_named
+from ..deploy.values import layer_values
+from ..deploy.verify import Comparison, Report, profile_here, profiles_here, verify
+from ..device import PROFILES, Refusal
 from ..qat.modules import overruns_channels_last
-from . import checkpoints, files, findings, training
-from .data import Dataset, load
-from .models import named_in, network
+from . import checkpoints, files, findings, retrained, training
+from .beside import Beside, beside_training
+from .data import Dataset, Split, load
+from .devices import current_settings, device_named
+from .luck import Paired, paired
+from .models import builder, named_in, network
 from .processes import ALONE, Processes
-from .text import option_value, shell_word
-from .weights import Fit, put, restored
+from .text import option_of, option_value, shell_word
+from .weights import Fit, check, put, restored
 
 # Bits of weights and of activations, if the user names none.
 PRECISIONS = ((8, 8), (4, 4), (3, 4))
@@ -60,6 +63,8 @@ FEWEST_BITS, MOST_BITS = 2, 8
 CALIBRATION_BATCH = 256
 # Images whose values are kept for all layers at once.
 LAYER_IMAGES = 128
+# Test images on which delivered networks are compared with what every other device computes.
+ELSEWHERE_IMAGES = 512
 
 
 @dataclass(frozen=True)
@@ -93,8 +98,10 @@ class Settings:
         epochs_qat: of each quantization-aware training with fewer than eight bits; see `epochs_of`.
         batch_size: images in a training step, over all processes.
         image_size: height and width to which images are scaled; None leaves them.
-        profile: the device's arithmetic that training computes by in its last phase, as in `qat.prepare`.
+        device: whose integers training computes in its last phase, as `qat.prepare` has them; see `devices`.
         weights: path of weights that float training begins with, as in `weights.put`; None: a new network's.
+        from_job: directory of a finished job, trained for another device, whose networks are trained on for this one;
+            see `retrained`.
 
     Raises:
         ValueError: a value outside of what is allowed, or of another type.
@@ -110,8 +117,9 @@ class Settings:
     activation_bits: int | Sequence[int] | None = None
     batch_size: int = training.BATCH_SIZE
     image_size: int | None = None
-    profile: str = PROFILES[0]
+    device: str = PROFILES[0]
     weights: str | None = None
+    from_job: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("weight_bits", "activation_bits"):
@@ -125,12 +133,13 @@ class Settings:
             if not low <= value <= high:
                 allowed = f"from {low} to {high}" if value > high else f"at least {low}"
                 raise ValueError(f"{name} must be {allowed}, got {value}")
-        for name in ("data", "model", "profile"):
+        for name in ("data", "model", "device"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} must be a string, got {getattr(self, name)!r}")
-        if self.weights is not None and not isinstance(self.weights, str):
-            raise ValueError(f"weights must be a string, got {self.weights!r}")
-        object.__setattr__(self, "profile", profile_named(self.profile))
+        for name in ("weights", "from_job"):
+            if not isinstance(getattr(self, name), str | None):
+                raise ValueError(f"{name} must be a string, got {getattr(self, name)!r}")
+        device_named(self.device)
 
     @property
     def precisions(self) -> dict[str, tuple[int, int]]:
@@ -148,6 +157,11 @@ class Settings:
         """Epochs of a quantization-aware training; with eight bits, which only fine-tunes, a quarter."""
         share = training.FINE_TUNING_SHARE if min(bits) >= 8 else 1
         return max(1, round(self.epochs_qat * share))
+
+    @property
+    def trainings(self) -> list[str]:
+        """Names of all quantization-aware trainings, in their order."""
+        return [f"{precision}-{method.name}" for precision in self.precisions for method in METHODS if method.trained]
 
     def stored(self) -> dict[str, Any]:
         """All of them but the directory, for job.json."""
@@ -175,10 +189,13 @@ def _bits(name: str, given: Any) -> int | tuple[int, ...] | None:
 class Outcome:
     """One quantized network and what was found out about it.
 
+    device_predictions: the class that the device it was trained for gives every test image: by its runtime where that
+        is this machine's default, else by its exact simulation.
     footprint: what it takes on a microcontroller, of those that are delivered.
     compressed_bytes: of its file, deflated as downloads are.
-    fake_quant_differing / fake_quant_values: codes of stored tensors where the trained PyTorch model differs from the
-        integers of its profile, and how many were compared.
+    report: the file on a runtime, and the device that it was trained for beside training, over all test images.
+    elsewhere: of those that are delivered every device beside training, over the first test images; or why it could not
+        be simulated.
     """
 
     method: Method
@@ -196,8 +213,7 @@ class Outcome:
     compressed_bytes: int = 0
     report: Report | None = None
     footprint: Footprint | None = None
-    fake_quant_differing: int = 0
-    fake_quant_values: int = 0
+    elsewhere: dict[str, Beside | str] = field(default_factory=dict)
 
 
 @dataclass
@@ -244,6 +260,40 @@ class Results:
         """How many of them differ."""
         return sum(outcome.report.differing for outcome in self.outcomes if outcome.report)
 
+    @property
+    def training_values(self) -> int:
+        """Integers of the device that was trained for, compared with training's, over all networks."""
+        return sum(outcome.report.training_values for outcome in self.outcomes if outcome.report)
+
+    @property
+    def training_differing(self) -> int:
+        """How many of them differ."""
+        return sum(outcome.report.training_differing for outcome in self.outcomes if outcome.report)
+
+    @property
+    def predictions(self) -> tuple[int, int]:
+        """How many integers of the files, fed with the user's images, are not the models' own, and how many were
+        compared; 0 of none where the runtime is not that of the device."""
+        rows = [row for outcome in self.outcomes if outcome.report for row in outcome.report.predictions]
+        return sum(row.differing for row in rows), sum(row.values for row in rows)
+
+    @property
+    def equal(self) -> bool:
+        """Whether every file runs as simulated, and the device computes what was trained."""
+        return all(outcome.report.equal for outcome in self.outcomes if outcome.report)
+
+    @property
+    def ran_as(self) -> str:
+        """The profile whose runtime ran the files: the device's own where this machine has it."""
+        report = self.outcomes[0].report
+        assert report is not None
+        return report.ran_as or report.profile
+
+    def beside_float(self, answers: np.ndarray) -> Paired:
+        """A network's answers to the test images beside the float network's, image by image."""
+        labels = self.dataset.test.labels.numpy()
+        return paired(answers == labels, self.float_predictions == labels)
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -288,7 +338,7 @@ def last_layer(model: nn.Module, example: Tensor) -> str:
     Raises:
         qat.UnsupportedOperator: the device cannot run the network; better known before training than after.
     """
-    return list(qat.prepare(model, example).layers())[-1][0]
+    return list(qat.prepare(model, example, keep_final_activation=False).layers())[-1][0]
 
 
 def new_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
@@ -361,7 +411,7 @@ def start(
         given, (stored, stored_fingerprint, stored_fit) = settings.stored(), _read_job(out)
         for name, value in given.items():
             if stored.get(name) != value:
-                option = "--" + name.replace("_", "-")
+                option = option_of(name)
                 raise ValueError(
                     f"{out} holds a job with {option} {option_value(stored.get(name))}, it cannot be continued with "
                     f"{option} {option_value(value)}"
@@ -372,11 +422,17 @@ def start(
             raise ValueError(f"--weights {settings.weights} is not the file with which the job in {out} began")
         files.remove_halves(out)
         return True
+    origin = {}
+    if settings.from_job is not None:
+        source = Path(settings.from_job)
+        if out.resolve() == source.resolve():
+            raise ValueError(f"--out must be another directory than --from, whose job is kept; both are {out}")
+        origin = {"from": retrained.description(source, settings.trainings, fingerprint)}
     if job.exists():
         files.remove_halves(out)
         aside = files.move_aside(out)
         (progress or Progress()).say(f"The job that was in {out} is now in {aside}")
-    content = {"format": JOB_FORMAT, "settings": settings.stored(), "images": fingerprint}
+    content = {"format": JOB_FORMAT, "settings": settings.stored(), "images": fingerprint} | origin
     if fit is not None:
         content["weights"] = fit.stored()
     files.write_atomically(job, (json.dumps(content, indent=2) + "\n").encode())
@@ -395,8 +451,7 @@ def _read_job(out: Path) -> tuple[dict[str, Any], str, Fit | None]:
             raise ValueError(f"it has format {content['format']!r}, this program reads {JOB_FORMAT}")
         if not isinstance(content["settings"], dict) or not isinstance(content["images"], str):
             raise ValueError("settings must be an object and images a string")
-        # Jobs of before there was a choice.
-        settings = {"profile": PROFILES[0], **content["settings"]}
+        settings = current_settings(content["settings"])
         return settings, content["images"], restored(content["weights"]) if "weights" in content else None
     except KeyError as error:
         raise ValueError(f"{path} cannot be read: it has no field {error}") from error
@@ -423,6 +478,31 @@ def stored_settings(out: Path, model: str | None = None) -> Settings:
     return settings
 
 
+def settings_from(source: Path, out: Path, given: Mapping[str, Any]) -> Settings:
+    """The settings of a job in `out` that trains the networks of the finished job in `source` on for another device.
+
+    Args:
+        given: by the user; the other settings are the finished job's. `device` must be among them.
+
+    Raises:
+        FileNotFoundError: there is no job in `source`.
+        ValueError: it is unfinished, or was trained for that device; or `given` holds what is the finished job's.
+    """
+    own = [option_of(name) for name in given if name not in retrained.GIVEN]
+    if own:
+        raise ValueError(f"--from takes {', '.join(own)} from the finished job: leave it out")
+    if "device" not in given:
+        raise ValueError(f"--from needs --device, the device to train for: one of {', '.join(PROFILES)}")
+    finished = stored_settings(source, given.get("model"))
+    if unfinished(source):
+        raise ValueError(unfinished(source))
+    if device_named(given["device"]) == finished.device:
+        raise ValueError(f"the job in {source} was trained for {finished.device} already")
+    epochs = max(1, round(finished.epochs_qat * retrained.EPOCHS_SHARE))
+    chosen = {"epochs_qat": epochs, **given, "weights": None, "from_job": str(source.resolve())}
+    return replace(finished, out=out, **chosen)
+
+
 def run(
     settings: Settings,
     progress: Progress | None = None,
@@ -430,7 +510,7 @@ def run(
     processes: Processes = ALONE,
     resume: bool = False,
     restart: bool = False,
-    device: torch.device = training.CPU,
+    accelerator: torch.device = training.CPU,
     hold: ExitStack | None = None,
 ) -> Results:
     """The whole job except metrics.json and the report. Writes checkpoints and .tflite files under `settings.out`.
@@ -439,15 +519,18 @@ def run(
         dataset: instead of what `settings.data` names, such as from `data.from_pairs`.
         processes: those that work on the job together; all but the first only train.
         resume, restart: see `start`.
-        device: where networks train; everything else, ranges and the device's integers included, is the CPU's.
+        accelerator: where networks train; everything else, ranges and the device's integers included, is the CPU's.
         hold: takes the lock on the directory, for a caller who goes on writing there; by default it ends with the call.
 
     Raises:
         ValueError: several processes on a GPU; another process is at work in the directory.
     """
-    if device.type != "cpu" and processes.count > 1:
-        raise ValueError(f"--device {device}: several processes train on the CPU only; leave out torchrun or --device")
+    if accelerator.type != "cpu" and processes.count > 1:
+        raise ValueError(
+            f"--accelerator {accelerator}: several processes train on the CPU only; leave out torchrun or --accelerator"
+        )
     progress = progress or Progress()
+    check_before_data(settings, resume)
     dataset = dataset or load(settings.data, settings.image_size)
     # Before anything is written: whether there is such a network, and whether the device can run it.
     untrained = _untrained(settings, dataset)
@@ -462,7 +545,10 @@ def run(
             except OSError as error:
                 raise files.cannot_write(settings.out / "job.json", error) from error
             (own if hold is None else hold).enter_context(files.locked(settings.out))
-            return start(settings, dataset, resume, restart, progress, fit)
+            continued = start(settings, dataset, resume, restart, progress, fit)
+            if settings.from_job is not None:
+                retrained.take_over(Path(settings.from_job), settings.out, settings.trainings)
+            return continued
 
         resumed = processes.first_does(begin)
         if settings.weights is not None:
@@ -471,7 +557,19 @@ def run(
             else:
                 for sentence in fit.sentences(settings.weights):
                     progress.say(sentence)
-        return _run(settings, progress, dataset, untrained, processes, resumed, device, fit)
+        return _run(settings, progress, dataset, untrained, processes, resumed, accelerator, fit)
+
+
+def check_before_data(settings: Settings, resume: bool = False) -> None:
+    """Refuses what can be known to be wrong before all images are read: a network that is not there, weights that
+    cannot be read.
+
+    Raises:
+        FileNotFoundError, ValueError: see `models.builder` and `weights.check`.
+    """
+    builder(settings.model)
+    if settings.weights is not None and not (resume and _float_state(settings).exists()):
+        check(Path(settings.weights))
 
 
 def _float_state(settings: Settings) -> Path:
@@ -485,17 +583,19 @@ def _run(
     untrained: nn.Module,
     processes: Processes,
     resumed: bool,
-    device: torch.device,
+    accelerator: torch.device,
     fit: Fit | None,
 ) -> Results:
     started = time.perf_counter()
-    results = _float_network(settings, dataset, untrained, progress, processes, resumed, device)
+    results = _float_network(settings, dataset, untrained, progress, processes, resumed, accelerator)
     results.fit = fit
     for precision in settings.precisions:
         for method in METHODS:
             progress.begin(f"{precision.upper()} {method.title}")
             if method.trained or processes.writes:
-                results.outcomes.append(_quantized_network(results, precision, method, progress, processes, device))
+                results.outcomes.append(
+                    _quantized_network(results, precision, method, progress, processes, accelerator)
+                )
         if not processes.writes:
             continue
         progress.begin(f"{precision.upper()} on the runtime, every integer compared")
@@ -524,16 +624,13 @@ def finished(
         ValueError, FileNotFoundError: there is no job, or an unfinished one.
     """
     settings = stored_settings(out, model)
-    if not (out / "metrics.json").exists():
-        raise ValueError(
-            f"{out} holds an unfinished job: continue it with `exactqat train --resume --out {shell_word(out)}`"
-        )
+    if unfinished(out):
+        raise ValueError(unfinished(out))
     metrics = files.read_json(out / "metrics.json")
     seconds, resumed = metrics.get("seconds"), metrics.get("resumed")
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not isinstance(resumed, bool):
         raise ValueError(f"{out / 'metrics.json'} must hold seconds, a number, and resumed, true or false")
-    trainings = ["float", *(f"{p}-{m.name}" for p in settings.precisions for m in METHODS if m.trained)]
-    for name in trainings:
+    for name in ("float", *settings.trainings):
         path = out / "training" / f"{name}.pt"
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing; without it the job cannot be told again")
@@ -562,7 +659,7 @@ def _float_network(
     progress: Progress,
     processes: Processes,
     resumed: bool,
-    device: torch.device,
+    accelerator: torch.device,
 ) -> Results:
     progress.begin("float training")
     rate = training.FLOAT_LEARNING_RATE if settings.weights is None else training.GIVEN_WEIGHTS_LEARNING_RATE
@@ -578,8 +675,9 @@ def _float_network(
         _float_state(settings),
         settings.batch_size,
         processes=processes,
-        resume=resumed,
-        device=device,
+        # Of a job that trains another's networks on, the finished training was copied.
+        resume=resumed or settings.from_job is not None,
+        accelerator=accelerator,
         on_epoch=lambda history: progress.epoch("float training", history, settings.epochs_float),
     )
     if processes.writes:
@@ -599,21 +697,35 @@ def _float_network(
 
 
 def _quantized_network(
-    results: Results, precision: str, method: Method, progress: Progress, processes: Processes, device: torch.device
+    results: Results,
+    precision: str,
+    method: Method,
+    progress: Progress,
+    processes: Processes,
+    accelerator: torch.device,
 ) -> Outcome:
     settings, dataset = results.settings, results.dataset
     example = dataset.train.images[:2]
     bits = settings.precisions[precision]
     rules = make_rules(bits, method.ranges, dataset.value_range, results.last_layer)
-    model = qat.prepare(results.float_model, example, rules, profile=settings.profile)
-    # In each process over all images: the ranges are then the same bits everywhere.
-    qat.calibrate(model, dataset.train.images.split(CALIBRATION_BATCH))
-    title = f"{precision.upper()} {method.title}"
-    training.check_ranges(model, f"{title}, after calibration")
+    # That the captured network is the user's was checked before anything was trained.
+    model = qat.prepare(
+        results.float_model, example, rules, profile=settings.device, check=False, keep_final_activation=False
+    )
+    title, name = f"{precision.upper()} {method.title}", f"{precision}-{method.name}"
+    trained_on = settings.from_job is not None and method.trained
+    if trained_on:
+        start = retrained.taken_over([name])[f"{name}.pt"]
+        retrained.begin_with(model, settings.out / "training" / start, settings.device)
+    else:
+        # In each process over all images: the ranges are then the same bits everywhere.
+        qat.calibrate(model, dataset.train.images.split(CALIBRATION_BATCH))
+        training.check_ranges(model, f"{title}, after calibration")
     history = None
     if method.trained:
         epochs = settings.epochs_of(bits)
-        rate = training.FINE_TUNING_LEARNING_RATE if min(bits) >= 8 else training.QAT_LEARNING_RATE
+        fine = min(bits) >= 8 or trained_on
+        rate = training.FINE_TUNING_LEARNING_RATE if fine else training.QAT_LEARNING_RATE
         history = training.train(
             model,
             [
@@ -626,12 +738,12 @@ def _quantized_network(
             settings.seed,
             title,
             progress.advance,
-            settings.out / "training" / f"{precision}-{method.name}.pt",
+            settings.out / "training" / f"{name}.pt",
             settings.batch_size,
-            epochs - training.frozen_epochs(epochs),
+            0 if trained_on else epochs - training.frozen_epochs(epochs),
             processes,
             results.resumed,
-            device,
+            accelerator,
             lambda history: progress.epoch(title, history, epochs),
         )
     else:
@@ -688,7 +800,8 @@ def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, di
     original = new_model(named_in(path, checkpoint["network"], model), shape, len(checkpoint["class_names"]))
     try:
         rules = [qat.Rule(**rule) for rule in checkpoint["rules"]]
-        restored = qat.prepare(original, torch.zeros(2, *shape), rules)
+        # What was captured was checked when it was trained; its state fits no other.
+        restored = qat.prepare(original, torch.zeros(2, *shape), rules, check=False, keep_final_activation=False)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path}: its network cannot be prepared by its rules: {error}") from error
     training.load_state(restored, checkpoint["state"], path)
@@ -699,8 +812,12 @@ def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, di
 def restore_graph(path: Path, model: str | None = None) -> tuple[Graph, dict[str, Any]]:
     """The integer network of a checkpoint, and the checkpoint; see `restore`."""
     restored, checkpoint = restore(path, model)
+    return _lowered(restored, path), checkpoint
+
+
+def _lowered(restored: qat.PreparedModel, path: Path) -> Graph:
     try:
-        return lower(restored, torch.zeros(2, *checkpoint["input_shape"])), checkpoint
+        return lower(restored)
     except (ValueError, RuntimeError, ArithmeticError) as error:
         raise ValueError(f"{path}: its network cannot be lowered: {error}") from error
 
@@ -714,24 +831,23 @@ def _deploy(outcome: Outcome, dataset: Dataset, path: Path) -> None:
     codes = input_codes(graph, dataset)
     lowered = lower_with_layouts(outcome.model)
     float_values, trained_values = layer_values(outcome.model, dataset.test.images[:LAYER_IMAGES], lowered=lowered)
-    profile = outcome.model.profile
-    runs = _runs_here(profile)
-    outcome.report = replace(
-        verify(graph, path, codes, runs, float_values=float_values, trained_values=trained_values), trained_for=profile
-    )
-    if profile == profile_here("xnnpack"):
-        logits = run_on_device(graph, path, codes)
-    else:
-        (logits,) = simulate(graph, codes, profile).values()
-    outcome.device_predictions = logits.argmax(1)
+    device = outcome.model.profile
+    ran = verify(
+        graph, path, codes, _runs_here(device), float_values=float_values, trained_values=trained_values,
+        trained_codes={}, **_users_own(outcome.model, dataset, _runs_here(device)),
+    )  # fmt: skip
+    beside = beside_training(outcome.model, graph, dataset.test, codes, [device], lowered)[device]
+    outcome.report = _about(ran, device, beside)
+    outcome.device_predictions = beside.device_answers
+    if device == profile_here("xnnpack"):
+        outcome.device_predictions = run_on_device(graph, path, codes).argmax(1)
     outcome.device_accuracy = float((outcome.device_predictions == dataset.test.labels.numpy()).mean())
-    for start in range(0, len(codes), LAYER_IMAGES):
-        images = slice(start, start + LAYER_IMAGES)
-        trained = device_codes(outcome.model, dataset.test.images[images], lowered=lowered)
-        integers = simulate(graph, codes[images], profile, tensors=list(trained))
-        for name, own in trained.items():
-            outcome.fake_quant_values += own.size
-            outcome.fake_quant_differing += int(np.count_nonzero(own != integers[name]))
+
+
+def _about(ran: Report, device: str, beside: Beside) -> Report:
+    """What was found out about a device: the file on a runtime, its own if possible, and what it computes beside
+    training."""
+    return replace(ran, profile=device, training=beside.tensors, ran_as="" if ran.profile == device else ran.profile)
 
 
 def _runs_here(profile: str) -> str:
@@ -740,9 +856,16 @@ def _runs_here(profile: str) -> str:
 
 
 def input_codes(graph: Graph, dataset: Dataset) -> np.ndarray:
-    """All test images as the device takes them, int8 [n, height, width, channels]."""
-    images = dataset.test.images.numpy().transpose(0, 2, 3, 1)
-    return quantize(images, graph.tensors[graph.inputs[0]].quantization)
+    """All test images as the device takes them, int8, with the axes of the graph's signature."""
+    return codes_of(graph, dataset.test.images.numpy())[graph.inputs[0]]
+
+
+def _users_own(model: qat.PreparedModel, dataset: Dataset, runs: str) -> dict[str, Any]:
+    """Images as the user has them, for `verify` to feed the file with and compare with the model; nothing where the
+    runtime is not that of the model's device."""
+    if profile_here(runs) != model.profile:
+        return {}
+    return {"model": model, "data": dataset.test.images[:LAYER_IMAGES]}
 
 
 def run_on_device(graph: Graph, path: Path, codes: np.ndarray) -> np.ndarray:
@@ -760,7 +883,8 @@ def run_on_device(graph: Graph, path: Path, codes: np.ndarray) -> np.ndarray:
 
 
 def _deliver(results: Results, precision: str) -> None:
-    """Puts the better network of a precision at its place: checkpoint.pt and model.tflite."""
+    """Puts the better network of a precision at its place: checkpoint.pt and model.tflite. Then every device is
+    compared with its training."""
     outcome = results.chosen(precision)
     checkpoint = describe_checkpoint(results.settings, results.dataset, outcome)
     folder = results.settings.out / precision
@@ -768,6 +892,14 @@ def _deliver(results: Results, precision: str) -> None:
     content = tflite_bytes(outcome.graph, f"{precision} {outcome.method.name}")
     outcome.footprint = footprint(outcome.graph, content)
     files.write_atomically(folder / "model.tflite", content)
+    test = results.dataset.test
+    part = Split(test.images[:ELSEWHERE_IMAGES], test.labels[:ELSEWHERE_IMAGES])
+    codes = input_codes(outcome.graph, results.dataset)[:ELSEWHERE_IMAGES]
+    for device in PROFILES:
+        try:
+            outcome.elsewhere |= beside_training(outcome.model, outcome.graph, part, codes, [device])
+        except Refusal as error:
+            outcome.elsewhere[device] = str(error)
 
 
 def _delivered(out: Path, *names: str) -> list[Path]:
@@ -782,6 +914,8 @@ def _delivered(out: Path, *names: str) -> list[Path]:
         for name in files.entries(out)
         if PRECISION.fullmatch(name) and all((out / name / file).exists() for file in names)
     ]
+    if not folders and unfinished(out):
+        raise FileNotFoundError(f"{unfinished(out)}. It has delivered no network yet")
     if not folders:
         raise FileNotFoundError(
             f"no {' with a '.join(names)} beside it in a folder such as {out / 'w8a8'}; run `exactqat train` first"
@@ -791,18 +925,21 @@ def _delivered(out: Path, *names: str) -> list[Path]:
     return sorted(folders, reverse=True)
 
 
-def export_directory(out: Path, model: str | None = None, headers: bool = False) -> list[Path]:
+def export_directory(out: Path, model: str | None = None, headers: bool = False, name: str | None = None) -> list[Path]:
     """Writes the files of every delivered network again from its checkpoint, and gives their paths. Needs no data.
 
     model.tflite always, model.onnx if the package onnx is installed.
 
     Args:
         model: see `restore`.
-        headers: write model.h too, the network as a C header for TFLite-Micro.
+        headers: write a C header for TFLite-Micro too, called like its names.
+        name: what these names begin with; by default the directory's name and the precision, so that networks of
+            several jobs can be part of one program. Of a job with several networks each gets its precision after it.
 
     Raises:
         FileNotFoundError: the directory holds no checkpoint of a delivered network.
-        ValueError: a checkpoint cannot be read; nothing is written then.
+        FileExistsError: there is a file called like a header that is none of exactqat's.
+        ValueError: a checkpoint cannot be read, or `name` is no name in C. Nothing is written then.
     """
     contents: dict[Path, bytes] = {}
     folders = _delivered(out, "checkpoint.pt")
@@ -814,10 +951,37 @@ def export_directory(out: Path, model: str | None = None, headers: bool = False)
             if importlib.util.find_spec("onnx"):
                 contents[folder / "model.onnx"] = onnx_bytes(graph, description)
             if headers:
-                contents[folder / "model.h"] = c_array(graph, description=description).encode()
+                own = f"{c_name(out.resolve().name) if name is None else name}_{folder.name}"
+                own = name if name is not None and len(folders) == 1 else own
+                text = c_array(graph, None, own, description, class_names=checkpoint["class_names"])
+                header = folder / f"{own}.h"
+                if header.exists() and not header.read_bytes().startswith(MADE_BY.encode()):
+                    raise FileExistsError(f"{header} is there already, and none of exactqat's: give another --name")
+                contents[header] = text.encode()
         for path, content in contents.items():
             files.write_atomically(path, content)
     return list(contents)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A delivered file on a device, and the device beside what was trained.
+
+    Attributes:
+        report: of the file and the integers.
+        beside: of the answers to the test images, by the device's exact simulation.
+        not_run: why the file was not run; empty: it was.
+    """
+
+    report: Report
+    beside: Beside
+    not_run: str = ""
+
+    @property
+    def differing(self) -> int:
+        """Integers that differ, between the file and its simulation, between the device and training, or between the
+        file fed with the user's images and the model."""
+        return self.report.differing + self.report.training_differing + self.report.predictions_differing
 
 
 def verify_directory(
@@ -825,36 +989,57 @@ def verify_directory(
     progress: Progress | None = None,
     dataset: Dataset | None = None,
     model: str | None = None,
-    profile: str = "",
-) -> dict[str, Report]:
-    """Runs the delivered files again and compares them with the simulation of the networks in the checkpoints.
+    device: str = "",
+) -> dict[str, Verified]:
+    """Runs the delivered files again on a device, compares them with the simulation of the networks in the checkpoints,
+    and what the device computes with what was trained.
 
     Args:
         model: see `restore`.
-        profile: see `deploy.verify`; by default the one that a network was trained for, if this machine has its
-            runtime, else LiteRT's default kernels.
+        device: a name of `devices`; by default the one that each network was trained for. Its file then runs on
+            LiteRT's default kernels if this machine does not have that device's runtime.
 
     Raises:
         FileNotFoundError: the directory holds no delivered network.
+        ValueError: a file cannot be compared.
     """
     progress = progress or Progress()
-    reports = {}
+    found = {}
     folders = _delivered(out, "checkpoint.pt", "model.tflite")
     for folder in folders:
         files.check_file(folder / "model.tflite")
     with files.locked(out, writes=False):
         for folder in folders:
             progress.begin(f"{folder.name.upper()} on the runtime")
-            graph, checkpoint = restore_graph(folder / "checkpoint.pt", model)
+            restored, checkpoint = restore(folder / "checkpoint.pt", model)
+            graph = _lowered(restored, folder / "checkpoint.pt")
             dataset = dataset or load(checkpoint["data"], checkpoint["image_size"])
             path, codes = folder / "model.tflite", input_codes(graph, dataset)
+            wanted, not_run = device or restored.profile, ""
             try:
-                trained = checkpoint["profile"]
-                report = verify(graph, path, codes, profile or _runs_here(trained), progress=progress.compared)
-                reports[folder.name] = replace(report, trained_for=trained)
+                runs = profile_here(wanted if device else _runs_here(wanted))
+            except (ValueError, ImportError) as error:
+                runs, not_run = "", str(error)
+            try:
+                beside = beside_training(restored, graph, dataset.test, codes, [wanted])[wanted]
+                if runs:
+                    own = _users_own(restored, dataset, runs)
+                    report = verify(graph, path, codes, runs, progress=progress.compared, trained_codes={}, **own)
+                else:
+                    nothing = tuple(Comparison(name, "whole graph", 0, 0, 0, False) for name in graph.outputs)
+                    report = Report(wanted, (), nothing, graph.trained_for)
             except (ValueError, RuntimeError) as error:
                 raise ValueError(f"{path} cannot be compared: {error}") from error
-    return reports
+            found[folder.name] = Verified(_about(report, wanted, beside), beside, not_run)
+    return found
+
+
+def unfinished(out: Path) -> str:
+    """A sentence on a job that has not come to its end, or on what it has not delivered yet; empty: it is finished, or
+    there is no job.json to say so."""
+    if not (out / "job.json").exists() or (out / "metrics.json").exists():
+        return ""
+    return f"{out} holds an unfinished job: continue it with `exactqat train --resume --out {shell_word(out)}`"
 
 
 def npu_directory(out: Path, accelerator: str, model: str | None = None) -> dict[str, NpuFootprint]:
@@ -888,6 +1073,9 @@ def metrics(results: Results) -> dict[str, Any]:
             "skipped": list(dataset.skipped),
         },
         "settings": settings.stored(),
+        "device": settings.device,
+        "formerly_trained_for": retrained.formerly(settings.out) if settings.from_job is not None else None,
+        "ran_as": results.ran_as,
         "seconds": round(results.seconds, 2),
         "resumed": results.resumed,
         "weights": results.fit and results.fit.stored(),
@@ -898,19 +1086,23 @@ def metrics(results: Results) -> dict[str, Any]:
         "float": {
             "validation_accuracy": results.float_validation_accuracy,
             "test_accuracy": results.float_test_accuracy,
+            "answers": results.float_predictions.tolist(),
             "parameter_bytes": results.float_bytes,
             "history": asdict(results.float_history),
         },
         "networks": {
             precision: {
                 "chosen": results.chosen(precision).method.name,
-                **{outcome.method.name: _outcome_metrics(outcome) for outcome in results.of(precision)},
+                **{outcome.method.name: _outcome_metrics(results, outcome) for outcome in results.of(precision)},
             }
             for precision in settings.precisions
         },
         "widths": [asdict(width) for width in findings.widths(results)],
         "values_compared": results.values_compared,
         "values_differing": results.values_differing,
+        "training_values": results.training_values,
+        "training_differing": results.training_differing,
+        "labels": dataset.test.labels.tolist(),
         "guessing": findings.guessing(dataset),
         "warnings": findings.warnings_on(results),
         "classes": findings.per_class(results),
@@ -918,9 +1110,16 @@ def metrics(results: Results) -> dict[str, Any]:
     }
 
 
-def _outcome_metrics(outcome: Outcome) -> dict[str, Any]:
+def _outcome_metrics(results: Results, outcome: Outcome) -> dict[str, Any]:
     assert outcome.report is not None
-    taken = {} if outcome.footprint is None else {"footprint": asdict(outcome.footprint)}
+    taken: dict[str, Any] = {} if outcome.footprint is None else {"footprint": asdict(outcome.footprint)}
+    beside = results.beside_float(outcome.device_predictions)
+    logits_differing, logits = outcome.report.outputs_beside_training
+    if outcome.elsewhere:
+        taken["devices"] = {
+            device: {"not_simulated": found} if isinstance(found, str) else found.stored()
+            for device, found in outcome.elsewhere.items()
+        }
     return taken | {
         "title": outcome.method.title,
         "validation_accuracy": outcome.validation_accuracy,
@@ -931,8 +1130,14 @@ def _outcome_metrics(outcome: Outcome) -> dict[str, Any]:
         "compressed_file_bytes": outcome.compressed_bytes,
         "values_compared": outcome.report.values,
         "values_differing": outcome.report.differing,
-        "fake_quant_values": outcome.fake_quant_values,
-        "fake_quant_differing": outcome.fake_quant_differing,
+        "predictions_values": sum(row.values for row in outcome.report.predictions),
+        "predictions_differing": outcome.report.predictions_differing,
+        "training_values": outcome.report.training_values,
+        "training_differing": outcome.report.training_differing,
+        "training_logits": logits,
+        "training_logits_differing": logits_differing,
+        "beside_float": asdict(beside) | {"may_be_luck": beside.may_be_luck},
+        "answers": outcome.device_predictions.tolist(),
         "packed_parameter_bytes": findings.packed_bytes(outcome),
         "layers": _layers(outcome),
         "history": asdict(outcome.history) if outcome.history else None,
@@ -942,9 +1147,10 @@ def _outcome_metrics(outcome: Outcome) -> dict[str, Any]:
 def _layers(outcome: Outcome) -> list[dict[str, Any]]:
     """A row for each operator and for the whole network, with its multiply-adds for one image."""
     assert outcome.report is not None
-    rows = [dict(row) for row in outcome.report.table()]
     work = [int(row["multiply_accumulates"]) for row in outcome.graph.summary()]
-    for row, count in zip(rows, work + [sum(work)] * len(outcome.report.outputs), strict=True):
+    counts = work + [sum(work)] * len(outcome.report.outputs)
+    rows = [dict(row) for row in outcome.report.table()[: len(counts)]]
+    for row, count in zip(rows, counts, strict=True):
         row["multiply_accumulates"] = count
     return rows
 
@@ -952,5 +1158,8 @@ def _layers(outcome: Outcome) -> list[dict[str, Any]]:
 def write_metrics(results: Results) -> Path:
     """Writes DIR/metrics.json and gives its path."""
     path = results.settings.out / "metrics.json"
-    files.write_atomically(path, (json.dumps(metrics(results), indent=2) + "\n").encode())
+    text = json.dumps(metrics(results), indent=2)
+    # Long lists of numbers, such as the answers, one to a line each would hide all else. Strings hold no ends of lines.
+    text = re.sub(r"\[\n\s+-?\d+(,\n\s+-?\d+)*\n\s*\]", lambda found: re.sub(r"\n\s*", "", found[0]), text)
+    files.write_atomically(path, (text + "\n").encode())
     return path

@@ -14,13 +14,15 @@ import numpy as np
 from torch import Tensor
 
 from ..deploy.simulate import PROFILES, unclaimed
+from ..deploy.verify import RUNTIMES
 from ..qat import WeightedLayer
-from . import charts, files, findings, layer_graph
+from . import charts, files, findings, layer_graph, retrained
+from .luck import Paired
 from .models import NETWORKS
 from .page import cards, escape, page, section, table, warnings
 from .page import charts as side_by_side
 from .pipeline import Outcome, Results, Settings
-from .text import option_value, shell_word, shortened
+from .text import option_of, option_value, shell_word, shortened
 
 # Beyond this many classes a table of mistakes replaces the matrix, which nobody could read.
 MATRIX_CLASSES = 20
@@ -34,21 +36,25 @@ WRITTEN_LENGTH = 120
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the result table; None where a column does not apply."""
+    """One line of the result table; None where a column does not apply. paired: the network on the device beside the
+    float network."""
 
     network: str
     method: str
     test_accuracy: float
     device_accuracy: float | None
     file_bytes: int
-    differing: int | None
-    compared: int | None
-    delivered: bool
+    differing: int | None = None
+    compared: int | None = None
+    training_differing: int | None = None
+    training_compared: int | None = None
+    paired: Paired | None = None
+    delivered: bool = False
 
 
 def result_rows(results: Results) -> list[Row]:
     """The result table, for the terminal and the report."""
-    rows = [Row("float32", "float training", results.float_test_accuracy, None, results.float_bytes, None, None, False)]
+    rows = [Row("float32", "float training", results.float_test_accuracy, None, results.float_bytes)]
     for outcome in results.outcomes:
         assert outcome.report is not None
         rows.append(
@@ -60,21 +66,45 @@ def result_rows(results: Results) -> list[Row]:
                 outcome.file_bytes,
                 outcome.report.differing,
                 outcome.report.values,
+                outcome.report.training_differing,
+                outcome.report.training_values,
+                results.beside_float(outcome.device_predictions),
                 outcome is results.chosen(outcome.precision),
             )
         )
     return rows
 
 
-def closing_sentence(results: Results) -> str:
-    """How many integers were compared, and with what result."""
+def closing_sentences(results: Results) -> list[tuple[bool, str]]:
+    """How many integers were compared, and with what result: of the files on the runtime, of the device beside
+    training; and which device that is. Each with whether it is good news."""
     networks, images = len(results.outcomes), len(results.dataset.test)
-    compared, differing = results.values_compared, results.values_differing
-    outcome = "every single one is equal" if differing == 0 else f"{differing:,} of them differ"
-    return (
-        f"{compared:,} integers (every layer's output of {networks} networks on all {images} test images) "
-        f"were compared between our simulation and the runtime: {outcome}."
+    device = results.settings.device
+
+    def verdict(differing: int) -> str:
+        return "every single one is equal" if differing == 0 else f"{differing:,} of them differ"
+
+    ran = (
+        f"{results.values_compared:,} integers (every layer's output of {networks} networks on all {images} test "
+        f"images) were compared between our simulation and the runtime ({RUNTIMES[results.ran_as]}): "
+        f"{verdict(results.values_differing)}."
     )
+    trained = (
+        f"{results.training_values:,} integers were compared between training and what {RUNTIMES[device]} computes: "
+        f"{verdict(results.training_differing)}."
+    )
+    found = [(results.values_differing == 0, ran), (results.training_differing == 0, trained)]
+    wrong, fed = results.predictions
+    if wrong:
+        found.append(
+            (False, f"Fed with the images, the files give other integers than the models: {wrong:,} of {fed:,}.")
+        )
+    before = retrained.formerly(results.settings.out) if results.settings.from_job is not None else ""
+    formerly = f", from a job that trained for {before}" if before else ""
+    named = f"Trained for {device}{formerly}."
+    if results.ran_as != device:
+        return [*found, (False, f"{named} The files did not run there: this machine does not have {RUNTIMES[device]}.")]
+    return [*found, (True, named)]
 
 
 def write_report(results: Results) -> Path:
@@ -90,13 +120,13 @@ def _page(results: Results) -> str:
     dataset, settings = results.dataset, results.settings
     best = [results.chosen(precision) for precision in settings.precisions]
     finest, coarsest = best[0], best[-1]
-    rounding = sum(o.fake_quant_differing for o in results.outcomes if o.method.trained)
-    rounded = sum(o.fake_quant_values for o in results.outcomes if o.method.trained)
-    equal = results.values_differing == 0
+    trained = [o.report for o in results.outcomes if o.method.trained and o.report]
+    rounding, rounded = sum(r.training_differing for r in trained), sum(r.training_values for r in trained)
     figures = [
         (f"{results.float_test_accuracy:.1%}", "float32 network, test images"),
-        *((f"{o.device_accuracy:.1%}", f"{o.precision.upper()} on the device runtime") for o in best),
+        *((f"{o.device_accuracy:.1%}", f"{o.precision.upper()} on {settings.device}") for o in best),
         (f"{results.values_differing:,}", f"of {results.values_compared:,} integers differ from our simulation"),
+        (f"{results.training_differing:,}", f"of {results.training_values:,} integers differ from training"),
     ]
     of_weights, of_activations = (
         sorted(set(bits), reverse=True) for bits in zip(*settings.precisions.values(), strict=True)
@@ -107,11 +137,17 @@ def _page(results: Results) -> str:
     )
     name, layer = charts.shown_layer(finest)
     out, defaults = shell_word(settings.out), Settings(settings.out).stored()
+    # Of a job that trains another's networks on, the other settings are that one's.
+    shown = settings.stored()
+    if settings.from_job is not None:
+        shown = {key: shown[key] for key in ("from_job", "device", "epochs_qat")}
     options = "".join(
-        f" --{key.replace('_', '-')} {shell_word(option_value(value))}"
-        for key, value in settings.stored().items()
-        if value != defaults[key]
+        f" {option_of(key)} {shell_word(option_value(value))}"
+        for key, value in shown.items()
+        if settings.from_job is not None or value != defaults[key]
     )
+    if settings.from_job is not None:
+        options += _word_on_model(settings)
     commands = f"exactqat train --restart --out {out}{options}\nexactqat verify {out}{_word_on_model(settings)}"
     verb = "learned" if findings.learned(dataset, results.float_test_accuracy) else "was trained"
     sections = [
@@ -132,12 +168,18 @@ def _page(results: Results) -> str:
             "that the weights learn to live on the grid. Ranges either follow the data (EMA: an exponential moving "
             "average of the extremes), or start as least-error ranges and are trained like weights (learned).</li>"
             "<li>Every network is <strong>lowered</strong> to integer operators, written as <code>model.tflite</code>, "
-            "run by the device runtime (LiteRT with XNNPACK), and <strong>every integer of every layer</strong> is "
-            "compared with an independent integer simulation.</li></ol>" + _fit(results) + _skipped(dataset.skipped),
+            f"run by the device runtime ({escape(RUNTIMES[results.ran_as])}), and <strong>every integer of every "
+            "layer</strong> is compared with an independent integer simulation, and that with what training "
+            "computed.</li></ol>" + _origin(results) + _fit(results) + _skipped(dataset.skipped),
         ),
         section(
             "Results",
-            _result_table(results) + f"<p class='{'good' if equal else 'bad'}'>{escape(closing_sentence(results))}</p>"
+            _result_table(results)
+            + "".join(
+                f"<p class='{'good' if good else 'bad'}'>{escape(sentence)}</p>"
+                for good, sentence in closing_sentences(results)
+            )
+            + f"<p class='note'>{escape(findings.LUCK_NOTE)}</p>"
             "<p class='note'>★ marks what was delivered, chosen by the lower validation loss. Input and logits always "
             "have 8 bits. Weights and activations of fewer bits travel in 8-bit containers, so their files are not "
             "smaller. The float32 size counts four bytes per parameter, without a file around it. "
@@ -147,16 +189,16 @@ def _page(results: Results) -> str:
             "What fewer bits cost, and what they save",
             _width_table(results)
             + f"<p class='note'>{escape(findings.WIDTHS_NOTE)} Fewer bits of activations save none of these bytes; "
-            "they are for devices that compute with them. "
-            f"{escape(findings.luck(results))}.</p>" + side_by_side(*charts.widths(results)),
+            "they are for devices that compute with them.</p>" + side_by_side(*charts.widths(results)),
         ),
         section(
             "Does training see what the device computes?",
             "<p>Training computes in float with rounding put in (fake quantization). In its last phase, batch norm is "
             "folded, ranges are fixed, biases stand on the device's int32 grid, and what the network computes are the "
-            f"integers of the device itself, here those of <code>{escape(settings.profile)}</code>. Over all layers "
+            f"integers of the device itself, here those of <code>{escape(settings.device)}</code>: "
+            f"{escape(RUNTIMES[settings.device])}. Over all layers "
             f"of all QAT networks and all test images, <strong>{rounding:,} of {rounded:,}</strong> stored values "
-            f"({rounding / rounded:.4%}) differ from the simulation's.</p>",
+            f"({rounding / rounded:.4%}) differ from the simulation's.</p>" + _devices_table(results, best),
         ),
         section(
             "Which layer hurts",
@@ -187,7 +229,10 @@ def _page(results: Results) -> str:
         ),
         section("Which classes are confused", _class_table(results) + _confusion(results, best)),
         section("Which images are mistaken", _mistaken_images(results)),
-        section("What it takes, and where it is the same", _footprint_table(best) + _parts_table(best) + _claims(best)),
+        section(
+            "What it takes, and where it is the same",
+            _ends(best[0]) + _footprint_table(best) + _parts_table(best) + _claims(best),
+        ),
     ]
     sections.append(
         section(
@@ -210,14 +255,13 @@ def _page(results: Results) -> str:
             f"<pre>{escape(commands)}</pre>"
             "<p class='note'>The first command moves what is there aside before it begins. "
             f"The whole job took {results.seconds:.0f} seconds{resumed}. The same seed on the same "
-            "machine gives the same bits. Accuracies on a few hundred test images carry luck of about a percentage "
-            "point; look at more than one seed before you conclude something from such a difference. All figures are "
-            "in <code>metrics.json</code>.</p>",
+            "machine gives the same bits. All figures are in <code>metrics.json</code>, with every network's answer to "
+            "every test image.</p>",
         )
     )
     return page(
         f"exactqat: {dataset.name}",
-        "<h1>What was trained is what the device computes</h1>"
+        f"<h1>What was trained is {'' if results.equal else 'not '}what the device computes</h1>"
         f"<p class='lead'>exactqat on <em>{escape(dataset.name)}</em>, seed {settings.seed}</p>"
         f"{warnings(findings.warnings_on(results))}{cards(figures)}{''.join(sections)}",
     )
@@ -255,7 +299,10 @@ def _skipped(sentences: Sequence[str]) -> str:
 
 
 def _result_table(results: Results) -> str:
-    header = ["network", "method", "in PyTorch", "on the device", "bytes", "integers compared", "differing"]
+    header = [
+        "network", "method", "in PyTorch", "on the device", "points to float", "difference", "bytes",
+        "compared on the runtime", "differ", "compared with training", "differ",
+    ]  # fmt: skip
     rows = [
         (
             row.delivered,
@@ -264,9 +311,12 @@ def _result_table(results: Results) -> str:
                 row.method + (" ★" if row.delivered else ""),
                 f"{row.test_accuracy:.1%}",
                 "–" if row.device_accuracy is None else f"{row.device_accuracy:.1%}",
+                *(("–", "–") if row.paired is None else (row.paired.points(), row.paired.verdict())),
                 f"{row.file_bytes:,}",
-                "–" if row.compared is None else f"{row.compared:,}",
-                "–" if row.differing is None else f"{row.differing:,}",
+                *(
+                    "–" if count is None else f"{count:,}"
+                    for count in (row.compared, row.differing, row.training_compared, row.training_differing)
+                ),
             ],
         )
         for row in result_rows(results)
@@ -283,6 +333,20 @@ def _listed(numbers: Sequence[int]) -> str:
 def _width_table(results: Results) -> str:
     rows = [(False, row) for row in findings.width_rows(results)]
     return table(findings.WIDTHS_HEADER, rows, 1)
+
+
+def _ends(outcome: Outcome) -> str:
+    """What a program gives the files, and what it gets."""
+    graph = outcome.graph
+    sides = (graph.signature.inputs, graph.signature.outputs)
+    takes, gives = (
+        ", ".join(f"<code>{escape(port.described(graph.tensors[port.tensor]))}</code>" for port in side)
+        for side in sides
+    )
+    return (
+        f"<p>The files take {takes} and give {gives}, in integers: names and axes are the network's, after "
+        "&ldquo;as&rdquo; those of the file. Their metadata says the same.</p>"
+    )
 
 
 def _footprint_table(outcomes: Sequence[Outcome]) -> str:
@@ -332,27 +396,62 @@ def _parts_table(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-# What runs a network so, by the profile's name.
-_DEVICES = {
-    "xnnpack-x86": "LiteRT's default kernels on x86",
-    "xnnpack-arm64": "LiteRT's default kernels on 64-bit ARM",
-    "reference": "LiteRT's reference kernels",
-    "micro": "TFLite-Micro on microcontrollers",
-}
+def _origin(results: Results) -> str:
+    """Whose networks were trained on."""
+    settings = results.settings
+    if settings.from_job is None:
+        return ""
+    return (
+        f"<p>Its networks are those of the job in <code>{escape(shortened(settings.from_job, WRITTEN_LENGTH))}</code>, "
+        f"which were trained for <code>{escape(retrained.formerly(settings.out))}</code>; their last phase was trained "
+        f"once more, for <code>{escape(settings.device)}</code>.</p>"
+    )
+
+
+def _devices_table(results: Results, outcomes: Sequence[Outcome]) -> str:
+    """What every device computes of the delivered networks, beside training."""
+    rows: list[tuple[bool, Sequence[str]]] = []
+    images = 0
+    for outcome in outcomes:
+        for device, found in outcome.elsewhere.items():
+            here = device == results.settings.device
+            cells = [outcome.precision.upper(), device, RUNTIMES[device]]
+            if isinstance(found, str):
+                rows.append((here, [*cells, f"not simulated: {found}", "–", "–", "–", "–"]))
+                continue
+            images = len(found.labels)
+            equal = "what was trained" if found.differing == 0 else "something else"
+            cells += [equal, f"{found.differing:,} of {found.values:,}"]
+            cells += [f"{found.logits.differing:,} of {found.logits.values:,}", f"{found.device_accuracy:.1%}"]
+            cells += [f"{found.answers_differing:,}"]
+            rows.append((here, cells))
+    header = [
+        "network", "device", "runtime", "computes", "integers not training's", "of the logits", "accuracy",
+        "answers changed",
+    ]  # fmt: skip
+    return (
+        f"<p>On any other device the same file computes what that one computes. These are the delivered networks on "
+        f"the first {images:,} test images, by each device's exact simulation; marked is the device that they were "
+        "trained for. Where a device computes something else, its accuracy is not what training saw.</p>"
+        + table(header, rows, 4)
+        + "<p class='note'>For another device, train the last phase once more: <code>exactqat train --from DIR "
+        "--device micro --out DIR-micro</code>.</p>"
+    )
 
 
 def _claims(outcomes: Sequence[Outcome]) -> str:
-    """For which devices equality is claimed, and which operators stand in the way elsewhere."""
+    """On which devices files are claimed to run as simulated, and which operators stand in the way elsewhere."""
     lines = []
-    for profile in PROFILES:
-        missing = dict.fromkeys(kind for outcome in outcomes for kind in unclaimed(outcome.graph, profile))
-        claim = f"not claimed for {', '.join(missing)}" if missing else "every integer is claimed to be equal"
-        lines.append(f"<li>{escape(_DEVICES[profile])}: {escape(claim)}</li>")
+    for device in PROFILES:
+        missing = dict.fromkeys(kind for outcome in outcomes for kind in unclaimed(outcome.graph, device))
+        claim = f"not claimed for {', '.join(missing)}" if missing else "every integer is claimed to be as simulated"
+        lines.append(f"<li>{escape(RUNTIMES[device])} (<code>{device}</code>): {escape(claim)}</li>")
     return (
-        "<p>This job was compared on the machine that ran it. That other devices compute the same integers is claimed "
-        "where every operator of the networks was compared with them over many random cases, without one difference:"
-        f"</p><ul>{''.join(lines)}</ul><p class='note'>Compare yourself: "
-        "<code>exactqat verify DIR --device micro</code>, <code>--device arm64</code>.</p>"
+        "<p>These files were run on the machine that ran this job. That they run as simulated on other devices is "
+        "claimed where every operator of the networks was compared with them over many random cases, without one "
+        "difference. Whether a device computes what was trained is another question: see above.</p>"
+        f"<ul>{''.join(lines)}</ul><p class='note'>Compare yourself: <code>exactqat verify DIR --device micro</code>, "
+        "<code>--device xnnpack-arm64</code>.</p>"
     )
 
 
@@ -491,13 +590,14 @@ def _mistaken_images(results: Results) -> str:
     if not found:
         return "<p>None: the float network and the delivered ones get every test image right.</p>"
     labels, names = results.dataset.test.labels.numpy(), results.dataset.class_names
+    photos = results.dataset.test.names
     shown = []
     for image in found[:SHOWN_IMAGES]:
         truth = names[labels[image]]
-        called = Counter(answer for answer in findings.answers_to(results, image).values())
+        answered = Counter(answer for answer in findings.answers_to(results, image).values())
         wrong = {
             answer: [network for network, given in findings.answers_to(results, image).items() if given == answer]
-            for answer in called
+            for answer in answered
             if answer != truth
         }
         said = "".join(
@@ -506,10 +606,11 @@ def _mistaken_images(results: Results) -> str:
             for answer, networks in wrong.items()
         )
         source, small = _picture_of(results.dataset.test.images[image], results.dataset.value_range)
-        what = f"test image {image}, which shows {truth}"
+        called = photos[image] if photos else str(image)
+        what = f"{'photo' if photos else 'test image'} {called}, which shows {truth}"
         shown.append(
             f"<figure><img alt='{escape(shortened(what, WRITTEN_LENGTH))}' src='{source}'"
-            f"{' class=small' if small else ''}><figcaption>{image}: shows "
+            f"{' class=small' if small else ''}><figcaption>{escape(shortened(called, WRITTEN_LENGTH))}: shows "
             f"<strong>{escape(shortened(truth, charts.DRAWN_LENGTH))}</strong>{said}</figcaption></figure>"
         )
     those = "here are those" if len(found) > len(shown) else "here they are, first those"
@@ -517,7 +618,9 @@ def _mistaken_images(results: Results) -> str:
         f"<p>{len(found):,} of {len(labels):,} test images are called something else by the float network or a "
         f"delivered one; {those} that most of them get wrong, with what each network calls them. Look whether their "
         f"labels are right.</p><div class='gallery'>{''.join(shown)}</div>"
-        "<p class='note'>Images are numbered from 0 in the order of the test part; metrics.json lists them.</p>"
+        "<p class='note'>"
+        + ("" if photos else "Images are numbered from 0 in the order of the test part; ")
+        + "metrics.json lists them.</p>"
     )
 
 

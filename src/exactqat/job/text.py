@@ -8,7 +8,7 @@ import shlex
 
 from ..display import UNPRINTABLE, printable, shortened
 
-__all__ = ["UNPRINTABLE", "option_value", "printable", "shell_word", "shortened"]
+__all__ = ["UNPRINTABLE", "option_of", "option_value", "printable", "shell_word", "shortened"]
 
 
 def shell_word(text: object) -> str:
@@ -29,6 +29,11 @@ def shell_word(text: object) -> str:
 def option_value(value: object) -> str:
     """A setting as its option takes it: several are separated by commas."""
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def option_of(setting: str) -> str:
+    """The option of `exactqat train` that decides a setting."""
+    return "--" + {"from_job": "from"}.get(setting, setting.replace("_", "-"))
 
 
 def _from_bytes(word: str) -> bool:

@@ -58,21 +58,24 @@ class History:
     frozen_from: int | None = None
 
 
-def device_named(name: str) -> torch.device:
-    """The device to train on, with deterministic algorithms if it is a GPU.
+def accelerator_named(name: str, option: str = "--accelerator") -> torch.device:
+    """What to train on, with deterministic algorithms if it is a GPU.
+
+    Args:
+        option: by which it was given, for messages.
 
     Raises:
         ValueError: it is neither "cpu" nor "cuda" (or "cuda:1" and so on), or PyTorch does not see it.
     """
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal())):
-        raise ValueError(f"--device must be cpu, cuda, or one of several as in cuda:1, got {name!r}")
+        raise ValueError(f"{option} must be cpu, cuda, or one of several as in cuda:1, got {name!r}")
     if kind == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(index or 0) >= count:
         seen = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
-        raise ValueError(f"--device {name} is not there: PyTorch {torch.__version__} sees {seen}")
+        raise ValueError(f"{option} {name} is not there: PyTorch {torch.__version__} sees {seen}")
     # Read when cuBLAS starts; without it, its sums depend on what ran before.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
@@ -174,7 +177,7 @@ def train(
     freeze_at: int | None = None,
     processes: Processes = ALONE,
     resume: bool = False,
-    device: torch.device = CPU,
+    accelerator: torch.device = CPU,
     on_epoch: Callable[[History], None] = lambda history: None,
 ) -> History:
     """Trains `model` in place and leaves it in its best state, on the CPU.
@@ -188,18 +191,20 @@ def train(
         seed: of the order and the shifts of the images.
         name: of this training, for error messages.
         batch_size: over all processes.
-        freeze_at: epoch with which the model, a `PreparedModel`, is frozen. Only later states count as the best then.
+        freeze_at: epoch with which the model, a `PreparedModel`, is frozen if it is not yet. Only later states count as
+            the best then.
         processes: those that train together, all with the same arguments.
-        resume: continue from `state_path` if it exists, whatever device it was written on.
+        resume: continue from `state_path` if it exists, whatever it was trained on.
         on_epoch: called with the history so far after every epoch, and after those that `state_path` held.
-        device: where the network trains. Images are drawn and moved about on the CPU, so they are the same everywhere.
+        accelerator: where the network trains. Images are drawn and moved about on the CPU, so they are the same
+            everywhere.
 
     Raises:
         TrainingDiverged: the loss became NaN or infinite.
         RangeCollapsed: a quantization range lost its width.
         ValueError: `state_path` is damaged or belongs to another training.
     """
-    model.to(device)
+    model.to(accelerator)
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(groups)
     steps = steps_per_epoch(training, batch_size)
@@ -227,7 +232,7 @@ def train(
         replica = processes.replica(model) if first_epoch < epochs else model
         for epoch in range(first_epoch, epochs):
             when = f"{name}, epoch {epoch + 1} of {epochs}"
-            if epoch == freeze_at:
+            if epoch == freeze_at and not (isinstance(model, qat.PreparedModel) and model.frozen):
                 assert isinstance(model, qat.PreparedModel)
                 with warnings.catch_warnings():
                     # In so few steps nothing is learned, which is what the report says.
@@ -243,7 +248,9 @@ def train(
                 mine = processes.share(torch.arange(len(labels)))
                 # Averaged over the processes, as their gradients will be, this is the mean over the whole batch, even
                 # if shares differ in size.
-                summed = F.cross_entropy(replica(images[mine].to(device)), labels[mine].to(device), reduction="sum")
+                summed = F.cross_entropy(
+                    replica(images[mine].to(accelerator)), labels[mine].to(accelerator), reduction="sum"
+                )
                 loss = summed * (processes.count / len(labels))
                 value = processes.sums([summed.item()])[0] / len(labels)
                 if not math.isfinite(value):

@@ -117,17 +117,7 @@ def put(model: nn.Module, path: Path) -> Fit:
             The network is as it was then.
         ModuleNotFoundError: safetensors is not installed.
     """
-    if not path.exists():
-        raise FileNotFoundError(f"--weights {path} is not there")
-    check_file(path)
-    try:
-        content = path.read_bytes()
-    except MemoryError:
-        raise ValueError(f"{path} is larger than this machine's memory") from None
-    found = _tensors(content, path)
-    for name, entry in found.items():
-        if entry.layout != torch.strided or entry.device.type != "cpu" or entry.is_nested:
-            raise ValueError(f"{path}: {shortened(name, NAME_LENGTH)} is no dense tensor of numbers")
+    content, found = _read(path)
     own = {name: entry for name, entry in model.state_dict().items() if isinstance(entry, Tensor)}
     prefix = _prefix(found, own)
     if prefix:
@@ -162,6 +152,27 @@ def put(model: nn.Module, path: Path) -> Fit:
         tuple(name for name in found if name not in own),
         tuple(sorted(other_shapes, key=lambda row: order[row[0]])),
     )
+
+
+def check(path: Path) -> None:
+    """Refuses a file that `put` would refuse for any network; raises as that does."""
+    _read(path)
+
+
+def _read(path: Path) -> tuple[bytes, dict[str, Tensor]]:
+    """A file's content, and its tensors by name."""
+    if not path.exists():
+        raise FileNotFoundError(f"--weights {path} is not there")
+    check_file(path)
+    try:
+        content = path.read_bytes()
+    except MemoryError:
+        raise ValueError(f"{path} is larger than this machine's memory") from None
+    found = _tensors(content, path)
+    for name, entry in found.items():
+        if entry.layout != torch.strided or entry.device.type != "cpu" or entry.is_nested:
+            raise ValueError(f"{path}: {shortened(name, NAME_LENGTH)} is no dense tensor of numbers")
+    return content, found
 
 
 def _tensors(content: bytes, path: Path) -> dict[str, Tensor]:

@@ -8,33 +8,62 @@ they have in common. Nothing here knows a framework.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 
+from ..display import shortened
 from . import activations, elementwise, movement, normalization, pooling, reduction, sequence, weights
 from .network import Network
 from .planner import HANDLERS, Planner
-from .plans import Plan
+from .plans import Plan, PlanStep
 from .refusals import UnsupportedOperator
 from .rules import Rule
 
 
-def plan(network: Network, rules: Iterable[Rule] = (Rule(),), deployable: bool = True) -> Plan:
+def plan(
+    network: Network,
+    rules: Iterable[Rule] = (Rule(),),
+    deployable: bool = True,
+    keep_final_activation: bool | None = None,
+) -> Plan:
     """Decides what the device runs for each step of a network, which tensors share a grid, and what cannot be run.
 
     Args:
         network: the model, as captured.
         rules: the first that matches a layer decides it.
         deployable: refuse rules that the device cannot run.
+        keep_final_activation: whether a last softmax, log-softmax, sigmoid or argmax is a part of the device's network.
+            Otherwise it is left to the program that runs the device; see `warn_of_logits`.
 
     Raises:
         UnsupportedOperator: lists every place that the device cannot run, with what to do instead.
         ValueError: no rule matches a layer, or a rule cannot be deployed.
     """
-    return Planner(network, rules, deployable).run()
+    return Planner(network, rules, deployable, bool(keep_final_activation)).run()
+
+
+class FinalActivationWarning(UserWarning):
+    """A last softmax, sigmoid or argmax stays outside of the file, which returns what it is computed from (logits)."""
+
+
+def warn_of_logits(plan: Plan, keep_final_activation: bool | None, stacklevel: int = 3) -> None:
+    """Emits a FinalActivationWarning if a plan leaves a last step out and nobody has chosen that (None)."""
+    found = [(result.name, plan.stored(path)) for result in plan.results for path in result.outside]
+    if not found or keep_final_activation is not None:
+        return
+    said = ", ".join(f"{step.kind} of '{shortened(name)}'" for name, step in found if isinstance(step, PlanStep))
+    warnings.warn(
+        f"the model ends with {said}, which stays outside of the file: the model returns its results, the file what "
+        "they are computed from (logits). keep_final_activation=True makes it a part of the file; False says that this "
+        "is meant",
+        FinalActivationWarning,
+        stacklevel=stacklevel,
+    )
 
 
 __all__ = [
     "HANDLERS",
+    "FinalActivationWarning",
     "UnsupportedOperator",
     "activations",
     "elementwise",
@@ -44,5 +73,6 @@ __all__ = [
     "pooling",
     "reduction",
     "sequence",
+    "warn_of_logits",
     "weights",
 ]

@@ -39,7 +39,12 @@ def hard_swish(planner: Planner, step: Step) -> Stored:
 
 
 def outside(planner: Planner, step: Step) -> bool:
-    """Whether only the model's caller reads a step: then the program that runs the device may compute it."""
+    """Whether a step is left to the program that runs the device: only the model's caller reads it."""
+    return is_last(planner, step) and not planner.keep_final_activation
+
+
+def is_last(planner: Planner, step: Step) -> bool:
+    """Whether only the model's caller reads a step."""
     return planner.returned(step) and not planner.readers(step)
 
 

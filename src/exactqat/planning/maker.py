@@ -124,7 +124,7 @@ class Maker:
                 operands = [self._converted(each, rule) if isinstance(each, Stored) else each for each in operands]
             if bounds is not None:
                 rule = replace(rule, ranges="fixed", fixed_range=bounds)
-                activation, bounds = self._by_saturation(rule, bounds, activation)
+                activation = self._by_saturation(rule, bounds, activation)
             high = activation != "NONE"
             positive = nonnegative or high or (bounds is not None and bounds[0] == 0)
             grid = SharedGrid(path, rule, positive, operator.grid_fixed_in("int16" if rule.wide else "int8"))
@@ -183,24 +183,20 @@ class Maker:
             self.planner.converted[key] = self.planner.draft(stored, step, [x])
         return self.planner.converted[key]
 
-    def _by_saturation(
-        self, rule: Rule, bounds: tuple[float, float], activation: str
-    ) -> tuple[str, tuple[float, float] | None]:
-        """The activation and bounds with which the ends of a grid are those of `bounds`."""
+    def _by_saturation(self, rule: Rule, bounds: tuple[float, float], activation: str) -> str:
+        """The activation with which the ends of a grid are those of `bounds`."""
         low, high = bounds
-        if not rule.wide:
-            return activation, bounds
+        if not rule.wide or low == -high:
+            return activation
         if low == 0:
-            return ("RELU" if activation == "NONE" else activation), None
-        if low == -high:
-            return activation, None
+            return "RELU" if activation == "NONE" else activation
         raise Refused(
             f"{word(self.step)} between {low:g} and {high:g} in 16 bits, whose ranges are symmetric; give it a rule of "
             "8 bits, or a lower bound of 0"
         )
 
-    def leave(self, x: Stored) -> Stored:
-        """The step itself, for the program that runs the device."""
+    def leave(self, x: Stored, device_kind: str = "") -> Stored:
+        """The step itself, for the program that runs the device; see `PlanStep.device_kind`."""
         path = self.name(None)
         stored = replace_stored(x, path, self.planner.shape(self.step), self.planner.batch_axis(self.step))
         step = PlanStep(
@@ -212,22 +208,32 @@ class Maker:
             stored.shape,
             stored.batch_axis,
             outside=True,
+            device_kind=device_kind,
             place=self.step.place,
         )
         return self.planner.draft(stored, step, [x])
 
-    def only_in_training(self, x: Stored, part: str | None = None, expression: Any = None, **attributes: Any) -> Stored:
+    def only_in_training(
+        self,
+        x: Stored,
+        part: str | None = None,
+        expression: Any = None,
+        others: Sequence[Stored | str] = (),
+        **attributes: Any,
+    ) -> Stored:
         """What training makes of a tensor and the device leaves as it is.
 
         Args:
-            attributes: in the place of an expression: `dropout`, a probability, or `stop_gradient`.
+            others: further operands of the expression, tensors or names of constants; the device does not read them.
+            attributes: in the place of an expression: `dropout`, a probability, or `stop_gradient`. With one:
+                `custom_gradient`, where it changes gradients alone.
         """
         path = self.name(part)
         stored = replace_stored(x, path, x.shape, x.batch_axis)
         step = PlanStep(
             path, "", (), attributes, "", x.shape, x.batch_axis, expression=expression, place=self.step.place
         )
-        return self.planner.draft(stored, step, [x])
+        return self.planner.draft(stored, step, [x, *others])
 
     def need(self, kind: str) -> None:
         """Refuses the step if the device has no operator of that kind."""

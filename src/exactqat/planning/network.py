@@ -99,7 +99,10 @@ class Network:
         steps: in order of execution.
         input_tree, output_tree: opaque; the framework's own description of how inputs and outputs nest.
         output_names: a name for each output made from its place in the tree: "output", "output_0", "logits", ...
-        input_names: likewise: "input" for a single one, else the argument's name.
+        input_names: likewise: "input" for a single one, else the argument's name. Rules know inputs by these.
+        argument_names: what the user calls the inputs, a single one too: arguments, keys, input layers; files do so.
+            Empty: as input_names.
+        channels_first: whether images are [N, C, H, W] in its framework; see `files`.
     """
 
     inputs: tuple[str, ...]
@@ -111,6 +114,8 @@ class Network:
     output_names: tuple[str, ...] = ("output",)
     input_tree: Any = None
     output_tree: Any = None
+    argument_names: tuple[str, ...] = ()
+    channels_first: bool = True
 
 
 _WINDOW = "strides, dilations: one integer per spatial axis; padding: (before, after) per spatial axis"
@@ -123,7 +128,8 @@ KINDS: dict[str, str] = {
     "linear": "x, weight [out, in], bias|None; over the last axis",
     "matmul": "a, b, of rank 2 or more, leading axes broadcast; either may be a constant",
     "batch_norm": "x, weight|None, bias|None, mean, variance; epsilon, momentum (None: cumulative), channel_axis, "
-    "training (False: the user has frozen its statistics), counter (name of the buffer that counts batches, or '')",
+    "training (False: the user has frozen its statistics), counter (name of the buffer that counts batches, or ''); "
+    "optional: biased (the running variance is)",
     "layer_norm": "x, weight|None, bias|None; axes (the last ones), epsilon",
     "rms_norm": "x, weight|None; axes, epsilon",
     "group_norm": "x, weight|None, bias|None; groups, epsilon, channel_axis (instance norm: groups = channels)",
@@ -203,6 +209,8 @@ KINDS: dict[str, str] = {
     "backwards: from the last time to the first (the sequence stays in the order of time)",
     "gru": "x, *weights; as lstm, without c_n; update_first: gates as update, reset, new instead of reset, update, new",
     "dropout": "x; expression: opaque, what training makes of x; nothing in evaluation (dropout, stochastic depth)",
+    "custom_gradient": "y, *operands; expression: opaque, the user's own gradient rule: the value is y's, the gradient "
+    "that of the rule at the operands; y in evaluation",
     "identity": "x; expression: None",
     "unsupported": "*x; expression: what no other kind says; refused by the plan with its label",
 }

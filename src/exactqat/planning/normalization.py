@@ -12,7 +12,7 @@ from .network import Step
 from .planner import Planner, Stored, handles
 from .refusals import Refused, word
 
-# Below this an epsilon is lost among the roundings of eight bits: rows are divided by their length as it is.
+# As one more value of the row, a larger epsilon takes too much of the range of the others.
 LARGEST_EPSILON = 1e-4
 # Values of a row of length 1 are stored in steps of 1/128: of longer rows too little is left.
 LONGEST_ROW = 1024
@@ -83,7 +83,7 @@ def layer_norm(planner: Planner, step: Step) -> Stored:
     axis = axes[0] if len(axes) == 1 else None
     short = axis is not None and axis != x.batch_axis and x.shape[axis] <= LONGEST_ROW
     if axis is not None and short and epsilon <= LARGEST_EPSILON and not maker.wide():
-        return _by_length(maker, x, weight, bias, activation, axis)
+        return _by_length(maker, x, weight, bias, activation, axis, epsilon)
     plain = weight is None and bias is None
     how: dict[str, Any] = {"activation": activation} if plain else {}
     part = None if plain else "normalized"
@@ -91,17 +91,37 @@ def layer_norm(planner: Planner, step: Step) -> Stored:
     return result if plain else _scaled(maker, result, weight, bias, activation, axis)
 
 
-def _by_length(maker: Maker, x: Stored, weight: str | None, bias: str | None, activation: str, axis: int) -> Stored:
+def _by_length(
+    maker: Maker, x: Stored, weight: str | None, bias: str | None, activation: str, axis: int, epsilon: float
+) -> Stored:
     """What is normalized is sqrt(count) times a row of length 1, which the device has an operator for.
 
     Its rows are exact, however much their deviations differ; a stored deviation has 256 values for the largest and the
     smallest alike.
     """
+    first = None
     if maker.step.kind == "layer_norm":
-        average = maker.reduce("MEAN", x, (axis,), True, "mean", nonnegative=x.nonnegative)
+        first = average = maker.reduce("MEAN", x, (axis,), True, "mean", nonnegative=x.nonnegative)
         x = maker.subtract(x, average, "centered")
-    row = maker.unary("L2_NORMALIZATION", x, "normalized", attributes={"axis": axis})
+    row = _of_length_one(maker, x, first, axis, epsilon)
     return _scaled(maker, row, weight, bias, activation, axis, math.sqrt(x.shape[axis]))
+
+
+def _of_length_one(maker: Maker, x: Stored, one_value: Stored | None, axis: int, epsilon: float) -> Stored:
+    """x / sqrt(its squared length + count * epsilon): the row is divided by its length with one more value in it.
+
+    one_value: any tensor of one value in each row.
+    """
+    count = x.shape[axis]
+    if epsilon == 0:
+        return maker.unary("L2_NORMALIZATION", x, "normalized", attributes={"axis": axis})
+    if one_value is None:
+        one_value = maker.slice(x, [(axis, 0, 1, 1)], "first")
+    constant = (("mul", (0, 0.0), ()), ("add", (1, math.sqrt(count * epsilon)), ()))
+    more = maker.function("composition", one_value, "epsilon", constant, nonnegative=True)
+    longer = maker.concatenate([x, more], axis, "with_epsilon")
+    row = maker.unary("L2_NORMALIZATION", longer, "normalized_with_epsilon", attributes={"axis": axis})
+    return maker.slice(row, [(axis, 0, count, 1)], "normalized")
 
 
 @handles("group_norm")
@@ -133,26 +153,26 @@ def group_norm(planner: Planner, step: Step) -> Stored:
     return result if plain else _scaled(maker, result, weight, bias, activation, axis)
 
 
-# Lengths are larger, or nothing: on a grid the smallest one is a step.
-_USUAL = 1e-4
+# A shorter row than this is none on a grid: its steps are at least as wide.
+_FINEST_STEP = 1e-5
 
 
 @handles("normalize")
 def normalize(planner: Planner, step: Step) -> Stored:
-    """x / max(length, epsilon); the usual epsilons are below any length on a grid."""
+    """x / max(length, epsilon)"""
     x, axis = planner.tensor(step), int(step.attributes["axis"])
     if axis == x.batch_axis:
         raise Refused(f"{word(step)} over the batch; every example is computed by itself")
     maker = Maker(planner, step, "normalize")
     epsilon = float(step.attributes.get("epsilon") or 0.0)
-    if epsilon > _USUAL:
+    if epsilon > _FINEST_STEP:
         mean = maker.reduce("MEAN", maker.multiply(x, x, "squares"), (axis,), True, "mean", nonnegative=True)
         inverse = (
             ("mul", (0, float(x.shape[axis])), ()),
             *(("sqrt", (1,), ()), ("maximum", (2, epsilon), ()), ("reciprocal", (3,), ())),
         )
         return maker.multiply(x, maker.function("composition", mean, "inverse", inverse, nonnegative=True))
-    if maker.wide():  # no runtime has it in int16
+    if maker.wide():  # no runtime has the operator in int16
         row = _normalized(maker, x, (axis,), 0.0, "row", centered=False)
         return maker.affine(row, 1 / math.sqrt(x.shape[axis]), 0.0)
-    return maker.unary("L2_NORMALIZATION", x, attributes={"axis": axis})
+    return maker.unary("L2_NORMALIZATION", x, attributes={"axis": axis, "epsilon": epsilon})

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..device.operator import in_int16
+from . import files
 from .network import KINDS, Constant, Network, Place, Step
-from .plans import Derived, Grid, Plan, PlanInput, PlanStep, Weights
+from .plans import Derived, Grid, Plan, PlanInput, PlanOutput, PlanStep, Weights
 from .refusals import Problems, Refused, no_operator, word
 from .rules import Rule, RuleBook
 
@@ -125,10 +126,13 @@ class _Draft:
 class Planner:
     """Everything that is known while a network is walked. Handlers use the methods without underscore."""
 
-    def __init__(self, network: Network, rules: Iterable[Rule], deployable: bool) -> None:
+    def __init__(
+        self, network: Network, rules: Iterable[Rule], deployable: bool, keep_final_activation: bool = False
+    ) -> None:
         self.network = network
         self.book = RuleBook(rules)
         self.deployable = deployable
+        self.keep_final_activation = keep_final_activation
         self.constants: dict[str, Constant] = dict(network.constants)
         self.stored: dict[str, Stored] = {}
         # Recurrent layers that were unrolled, by what they read.
@@ -140,6 +144,8 @@ class Planner:
         # Tensors of 8 bits stored once more in 16, or the other way round, by path and the rule they are stored under.
         self.converted: dict[tuple[str, Rule], Stored] = {}
         self.problems = Problems()
+        # Values that something refused has a part in.
+        self.doubtful: set[str] = set()
         self.refused_in_int16 = False
         self._drafts: list[_Draft] = []
         self._live = _live_steps(network)
@@ -155,7 +161,8 @@ class Planner:
         self._between: list[str] = []
 
     def run(self) -> Plan:
-        inputs = [self._input(name, path) for name, path in zip(self.network.inputs, self._input_paths(), strict=True)]
+        words = zip(self.network.inputs, self._input_paths(), self._argument_names(), strict=True)
+        inputs = [self._input(name, path, word) for name, path, word in words]
         for step in self._live:
             if step.output not in self.stored:
                 self._visit(step)
@@ -174,10 +181,20 @@ class Planner:
                 raise no_operator(step)
             result = self.tensor(step) if step.output in self.done_before else HANDLERS[step.kind](self, step)
         except Refused as refused:
-            self.problems.add(word(step), str(refused), step.place)
+            if not self._is_echo(step):
+                self.problems.add(word(step), str(refused), step.place)
+            self.doubtful.add(step.output)
             result = self._stand_in(step)
         for name in (step.output, *self._absorbed):
             self.stored[name] = result
+        if self.doubtful.intersection(each for each in step.inputs if isinstance(each, str)):
+            self.doubtful.update((step.output, *self._absorbed))
+
+    def _is_echo(self, step: Step) -> bool:
+        """Whether a refused step reads truth values or indices that are there by a refused step: whoever mends that one
+        has other tensors here."""
+        read = self.doubtful.intersection(each for each in step.inputs if isinstance(each, str))
+        return any(self.network.values[name].dtype != "float32" for name in read)
 
     def _stand_in(self, step: Step) -> Stored:
         """For a result that cannot be had, so that the rest of the model is still checked."""
@@ -199,21 +216,35 @@ class Planner:
             )
         by_path = {step.path: step for step in steps}
         outputs = tuple(self.stored[name].path for name in self.network.outputs)
-        device_outputs = []
-        for path in outputs:
-            while path in by_path and by_path[path].outside:
-                path = by_path[path].operands[0]
+        makers = {step.output: step for step in self._live}
+        device_outputs, returned, left_out = [], [], []
+        for value, path in zip(self.network.outputs, outputs, strict=True):
+            outside: list[str] = []
+            while path in by_path and by_path[path].left_out:
+                outside.insert(0, path)
+                path, value = by_path[path].operands[0], str(makers[value].inputs[0])
             device_outputs.append(path)
-        named = zip(self.network.inputs, inputs, strict=True)
+            returned.append(value)
+            left_out.append(tuple(outside))
+        words = zip(self._argument_names(), self.network.inputs, inputs, strict=True)
         return Plan(
             self.network,
-            tuple(replace(each, grid=self.stored[name].grid.root().name) for name, each in named),
+            tuple(
+                replace(
+                    each,
+                    grid=self.stored[name].grid.root().name,
+                    name=word_,
+                    axes=files.input_axes(self.network, name),
+                )
+                for word_, name, each in words
+            ),
             tuple(steps),
             grids,
             {**self.network.constants, **self._made_constants(steps)},
             outputs,
             tuple(device_outputs),
             tuple(self.book.unused()),
+            tuple(map(PlanOutput, self._output_names(), files.axes(self.network, returned), left_out)),
         )
 
     def _made_constants(self, steps: Iterable[PlanStep]) -> dict[str, Constant]:
@@ -228,23 +259,33 @@ class Planner:
                 pending += expression.operands if isinstance(expression, Derived) else ()
         return {name: constant for name, constant in self.constants.items() if name in made}
 
-    # --- inputs -----------------------------------------------------------------------------------------------------
+    # --- inputs and outputs -----------------------------------------------------------------------------------------
+
+    def _argument_names(self) -> tuple[str, ...]:
+        return files.distinct(self.network.argument_names or self.network.input_names)
+
+    def _output_names(self) -> tuple[str, ...]:
+        names = self.network.output_names
+        if len(names) != len(self.network.outputs):
+            names = tuple(f"output_{number}" for number in range(len(self.network.outputs)))
+        return files.distinct(names)
 
     def _input_paths(self) -> list[str]:
         # Before all modules: rules and programs know the input by this name.
         return [self._number(name) for name in self.network.input_names]
 
-    def _input(self, name: str, path: str) -> PlanInput:
+    def _input(self, name: str, path: str, word: str) -> PlanInput:
         value = self.network.values[name]
         if value.dtype != "float32" and self._readers.get(name):
             what = (
-                f"the input '{path}' holds {value.dtype}; the device takes real numbers, look up indices outside of it"
+                f"the input '{word}' holds {value.dtype}; the device takes real numbers, look up indices outside of it"
             )
             self.problems.add("input", what, Place())
+            self.doubtful.add(name)
         grid = SharedGrid(path, self.rule(path), of_inputs=True)
         channels = self._asked_channels(name, len(value.shape))
         self.stored[name] = Stored(path, value.shape, value.batch_axis, grid, channels)
-        return PlanInput(path, path, value.shape, value.batch_axis)
+        return PlanInput(path, path, value.shape, value.batch_axis, floating=value.dtype == "float32")
 
     def _asked_channels(self, name: str, rank: int) -> int | None:
         """The axis of the channels that the first reader to care about it names; of images the second one."""
@@ -450,5 +491,5 @@ SUPPORTED = (
     "pooling, means, sums and extremes over any axes but the batch's",
     "reshape, permute, slices, concatenation, padding, resizing, pixel shuffle",
     "LSTM and GRU over a fixed length",
-    "softmax, log_softmax, sigmoid or argmax at the very end, which stay outside of the device's network",
+    "softmax, log_softmax, sigmoid or argmax at the very end, outside of the device's network or in it",
 )

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..device import OPERATORS
+from ..display import listed, shortened
 from .network import Constant, Network, Place, Step
 from .rules import Rule
 
@@ -99,6 +100,7 @@ class BatchNorm:
     """Batch norm folded into a step with weights. Names are those of constants; `counter` counts batches, or is None.
 
     training: whether statistics follow the batches until `freeze` (False: the user has frozen them).
+    biased: whether the running variance takes the batch's biased one, as in Flax and Keras.
     """
 
     weight: str | None
@@ -109,6 +111,7 @@ class BatchNorm:
     epsilon: float
     momentum: float | None
     training: bool = True
+    biased: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,11 @@ class PlanStep:
         weights: of a step with weights.
         outside: not on the device: a last function of its results, left to the program that runs it (softmax). Then
             `kind` is a float kind of `network.KINDS`.
-        expression: training only: opaque, what training makes of the single operand (dropout); the device does nothing.
+        device_kind: of an outside step that the device computes all the same: the operator that makes its integers,
+            which stand for themselves and have no grid (the indices of argmax).
+        expression: training only: opaque, what training makes of the operand (dropout); the device does nothing. With
+            the attribute `custom_gradient` it gives the first operand a gradient, computed from the others, in
+            evaluation too.
         place: of the user's operation.
     """
 
@@ -156,18 +163,48 @@ class PlanStep:
     high: bool = False
     weights: Weights | None = None
     outside: bool = False
+    device_kind: str = ""
     expression: Any = None
     place: Place = Place()
+
+    @property
+    def left_out(self) -> bool:
+        """Whether files do not hold it."""
+        return self.outside and not self.device_kind
 
 
 @dataclass(frozen=True)
 class PlanInput:
-    """A tensor that the device gets: its path ("input", or the argument's name), grid and shape."""
+    """A tensor that the device gets: its path ("input", or the argument's name), grid and shape.
+
+    Attributes:
+        name: what the user calls it.
+        axes: the user's axis that each axis of the file's tensor holds; empty: as its first reader likes it.
+        floating: whether the network takes it in real numbers; otherwise nothing reads it.
+    """
 
     path: str
     grid: str
     shape: tuple[int, ...]
     batch_axis: int = 0
+    name: str = ""
+    axes: tuple[int, ...] = ()
+    floating: bool = True
+
+
+@dataclass(frozen=True)
+class PlanOutput:
+    """What the device gives in the place of one result of the model.
+
+    Attributes:
+        name: what the user calls the result.
+        axes: the user's axis that each axis of the file's tensor holds.
+        outside: paths of the steps that are left to the program that runs the device, in order.
+    """
+
+    name: str
+    axes: tuple[int, ...]
+    outside: tuple[str, ...] = ()
 
 
 # What the cells of a `Row` are.
@@ -191,7 +228,7 @@ class Row(NamedTuple):
 
 
 def _off_device(step: PlanStep) -> bool:
-    return step.outside or not step.kind
+    return step.left_out or not step.kind
 
 
 @dataclass(frozen=True)
@@ -203,6 +240,7 @@ class Plan:
             of rank 2 to 4 has 0, 1 or 2 spatial axes for convolutions (weight [out, in / groups, *window]).
         outputs: paths of what the model returns, flattened as in the network; with outside steps.
         device_outputs: paths of what the device returns in their place.
+        results: how it does, one for each of them; none: of a part of a network.
         constants: those of the network and those that planning made (with NumPy `data`), by name.
         unused_rules: one sentence for every rule that decided nothing.
     """
@@ -215,6 +253,7 @@ class Plan:
     outputs: tuple[str, ...]
     device_outputs: tuple[str, ...]
     unused_rules: tuple[str, ...] = ()
+    results: tuple[PlanOutput, ...] = ()
 
     def stored(self, path: str) -> PlanStep | PlanInput:
         """The step or input that stores the tensor of that path."""
@@ -256,7 +295,7 @@ class Plan:
                 continue
             activation = None if each.activation == "NONE" else each.activation
             weight_bits = None if each.weights is None else each.weights.rule.weight_bits
-            kind = f"{each.kind or 'in training only'}{', not on the device' if each.outside else ''}"
+            kind = f"{each.kind or 'in training only'}{', not on the device' if each.left_out else ''}"
             rows.append(Row(each.path, kind, activation, shape, weight_bits, None if _off_device(each) else bits))
         return rows
 
@@ -309,6 +348,28 @@ def require_finite(what: str, *values: Any) -> None:
         )
 
 
+class MissingData(RuntimeError):
+    """A range is used that has seen no data."""
+
+
+def without_data(names: Iterable[str]) -> str:
+    """A sentence on ranges of these names that have seen no data."""
+    found = list(names)
+    what = f"the range of {found[0]} has" if len(found) == 1 else f"{len(found)} ranges have"
+    which = "" if len(found) == 1 else f" ({listed(found)})"
+    return (
+        f"{what} seen no data{which}, or none that is finite: train a batch or run calibrate on some before freeze and "
+        "evaluation"
+    )
+
+
+def require_data(names: Iterable[str]) -> None:
+    """Raises MissingData if there are ranges of these names without data."""
+    found = [f"'{shortened(name)}'" for name in names]
+    if found:
+        raise MissingData(without_data(found))
+
+
 def refuse_batch(count: int, names: Iterable[str]) -> None:
     """Raises ValueError for the `count`-th batch of a calibration if tensors of these names were not finite."""
     found = list(names)
@@ -351,11 +412,15 @@ __all__ = [
     "Numbers",
     "Plan",
     "PlanInput",
+    "PlanOutput",
     "PlanStep",
     "Step",
+    "MissingData",
     "WeightNumbers",
     "Weights",
     "branch_range",
     "refuse_batch",
+    "require_data",
     "require_finite",
+    "without_data",
 ]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -68,6 +69,7 @@ def max_pool(planner: Planner, step: Step) -> Stored:
     x, attributes = planner.tensor(step), step.attributes
     axis, sizes = _sizes(step, x)
     window, strides, padding = tuple(attributes["window"]), tuple(attributes["strides"]), own_padding(planner, step, x)
+    window, padding = _trimmed(sizes, window, strides, padding, attributes.get("dilations"))
     dilations = tuple(attributes.get("dilations", (1,) * len(sizes)))
     maker = Maker(planner, step, "pool")
     if any(dilation != 1 for dilation in dilations):
@@ -77,6 +79,28 @@ def max_pool(planner: Planner, step: Step) -> Stored:
         x = below_all(maker, x, around(x, axis, padding), "padded")
         same = ()
     return pool(maker, "MAX_POOL_2D", x, window, strides, "SAME" if any(map(any, padding)) and same else "VALID", axis)
+
+
+def _trimmed(
+    sizes: Sequence[int],
+    window: Sequence[int],
+    strides: Sequence[int],
+    padding: Pairs,
+    dilations: Sequence[int] | None,
+) -> tuple[tuple[int, ...], Pairs]:
+    """Window and padding without what lies beyond the image, along axes with one window that covers all of it."""
+    kept: list[tuple[int, tuple[int, int]]] = []
+    for at, (size, side, stride, (before, after)) in enumerate(zip(sizes, window, strides, padding, strict=True)):
+        covering = _inside(size, side, stride, before, after) == [(0, size)]
+        plain = dilations is None or dilations[at] == 1
+        kept.append((size, (0, 0)) if covering and plain and size > 0 else (side, (before, after)))
+    return tuple(side for side, _ in kept), tuple(pair for _, pair in kept)
+
+
+def _inside(size: int, side: int, stride: int, before: int, after: int) -> list[tuple[int, int]]:
+    """(start, stop) of what windows see of the image itself."""
+    starts = range(-before, size + after - side + 1, stride)
+    return [(max(start, 0), min(start + side, size)) for start in starts]
 
 
 def below_all(maker: Maker, x: Stored, paddings: Sequence[tuple[int, int]], part: str | None = None) -> Stored:
@@ -140,17 +164,60 @@ def average_pool(planner: Planner, step: Step) -> Stored:
     if divisor is None and not counts_all and reach == same and not (counts_zeros and any(map(any, padding))):
         return pool(maker, "AVERAGE_POOL_2D", x, window, strides, "SAME", axis)
     factors = _factors(sizes, window, strides, padding, over, counts_zeros, divisor)
+    seen = [
+        _inside(size, side, stride, *pair)
+        for size, side, stride, pair in zip(sizes, window, strides, reach, strict=True)
+    ]
+    if any(map(any, reach)) and _better_by_windows(seen, factors):
+        return _average_by_windows(maker, x, axis, seen, factors * (_counts(seen) / float(np.prod(window))))
     if any(map(any, reach)):
         x = maker.pad(x, around(x, axis, reach), "padded")
     full = bool(np.all(factors == 1))
     averaged = pool(maker, "AVERAGE_POOL_2D", x, window, strides, "VALID", axis, None if full else "of_all")
-    if full:
-        return averaged
+    return averaged if full else _times(maker, averaged, axis, factors)
+
+
+# A mean over padding too is multiplied by as much; steps of the grid that it is stored on are then as much wider.
+_LARGEST_FACTOR = 4.0
+
+
+def _better_by_windows(seen: Sequence[Sequence[tuple[int, int]]], factors: np.ndarray) -> bool:
+    """Whether to take the mean of what each window sees of the image, instead of that with all the padding.
+
+    seen: as `_inside` gives them, for each axis; factors: what the mean with the padding is multiplied by.
+    """
+    if any(start >= stop for each in seen for start, stop in each):
+        return False
+    if all(len(each) == 1 for each in seen):
+        return True
+    return float(factors.max()) > _LARGEST_FACTOR and sum(map(len, seen)) <= MOST_PARTS
+
+
+def _counts(seen: Sequence[Sequence[tuple[int, int]]]) -> np.ndarray:
+    """How many values of the image each window sees."""
+    total: Any = np.ones([len(each) for each in seen])
+    for at, each in enumerate(seen):
+        sizes = np.array([stop - start for start, stop in each])
+        total = total * sizes.reshape([-1 if k == at else 1 for k in range(len(seen))])
+    return total
+
+
+def _average_by_windows(
+    maker: Maker, x: Stored, axis: int, seen: Sequence[Sequence[tuple[int, int]]], ratios: np.ndarray
+) -> Stored:
+    """ratios: what the means of `seen` are multiplied by."""
+    plain = bool(np.allclose(ratios, 1, rtol=1e-12))
+    averaged = _by_windows(maker, x, axis, seen, None if plain else "of_all", average=True)
+    return averaged if plain else _times(maker, averaged, axis, ratios)
+
+
+def _times(maker: Maker, averaged: Stored, axis: int, factors: np.ndarray) -> Stored:
+    """factors: by place."""
     nonnegative = averaged.nonnegative
     if np.all(factors == factors.flat[0]):
         return maker.affine(averaged, float(factors.flat[0]), 0.0, channel_axis=axis, nonnegative=nonnegative)
     spatial = iter(factors.shape)
-    shape = [1 if at in (axis, x.batch_axis) else next(spatial) for at in range(x.rank)]
+    shape = [1 if at in (axis, averaged.batch_axis) else next(spatial) for at in range(averaged.rank)]
     return maker.multiply(averaged, maker.array(factors.reshape(shape), "ratios"), nonnegative=nonnegative)
 
 
@@ -218,25 +285,46 @@ def adaptive_pool(planner: Planner, step: Step) -> Stored:
     if all(each is not None for each in uniform):
         sides, strides = zip(*[each for each in uniform if each is not None], strict=True)
         return pool(maker, kind, x, sides, strides, "VALID", axis)
-    work = [each for each in zip(spatial, windows, strict=True) if len(each[1]) != x.shape[each[0]]]
-    if sum(len(each) for _, each in work) > MOST_PARTS:
+    work = [each for each in windows if len(each) != each[-1][1]]
+    if sum(map(len, work)) > MOST_PARTS:
         raise Refused(f"{word(step)} of {sizes} to {results}, windows of differing sizes; use a divisor of the size")
+    return _by_windows(maker, x, axis, windows, None, average)
+
+
+def _by_windows(
+    maker: Maker, x: Stored, axis: int, windows: Sequence[Sequence[tuple[int, int]]], part: str | None, average: bool
+) -> Stored:
+    """Means or maxima of slices, along one axis after the other; of axes with one window at once.
+
+    windows: (start, stop) of all windows, for each axis.
+    """
+    spatial = [at for at in range(x.rank) if at not in (axis, x.batch_axis)]
+    work = [
+        (at, each)
+        for at, each in zip(spatial, windows, strict=True)
+        if list(each) != [(place, place + 1) for place in range(x.shape[at])]
+    ]
+    whole = [at for at, each in work if average and list(each) == [(0, x.shape[at])]]
+    work = [each for each in work if each[0] not in whole]
+    word_ = "" if part is None else f"{part}_"
+    if whole:
+        x = maker.reduce("MEAN", x, whole, True, f"{word_}mean" if work else part, nonnegative=x.nonnegative)
     for number, (at, each) in enumerate(work, 1):
-        part = None if number == len(work) else f"axis_{at}"
+        last = part if number == len(work) else f"{word_}axis_{at}"
         if all(stop - start == 1 for start, stop in each):
-            x = take(maker, x, at, [start for start, _ in each], part)
+            x = take(maker, x, at, [start for start, _ in each], last)
             continue
         pieces = []
         for index, (start, stop) in enumerate(each):
-            name = f"axis_{at}_window_{index}"
-            piece = maker.slice(x, [(at, start, stop, 1)], name)
-            if stop - start > 1:
-                if average:
-                    nonnegative = x.nonnegative
-                    piece = maker.reduce("MEAN", piece, [at], True, f"{name}_mean", nonnegative=nonnegative)
-                else:
-                    window = [stop - start if k == at else 1 for k in spatial]
-                    piece = pool(maker, kind, piece, window, window, "VALID", axis, f"{name}_largest")
+            name = f"{word_}axis_{at}_window_{index}"
+            piece = x if (start, stop) == (0, x.shape[at]) else maker.slice(x, [(at, start, stop, 1)], name)
+            if stop - start > 1 and average:
+                result = last if len(each) == 1 else f"{name}_mean"
+                piece = maker.reduce("MEAN", piece, [at], True, result, nonnegative=x.nonnegative)
+            elif stop - start > 1:
+                window = [stop - start if k == at else 1 for k in spatial]
+                result = last if len(each) == 1 else f"{name}_largest"
+                piece = pool(maker, "MAX_POOL_2D", piece, window, window, "VALID", axis, result)
             pieces.append(piece)
-        x = maker.concatenate(pieces, at, part)
+        x = pieces[0] if len(pieces) == 1 else maker.concatenate(pieces, at, last)
     return x

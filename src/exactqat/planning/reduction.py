@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .activations import leave_outside, outside
+from .activations import is_last, leave_outside, outside
 from .maker import Maker
 from .network import Step
 from .planner import Planner, Stored, handles
@@ -91,7 +91,23 @@ def norm(planner: Planner, step: Step) -> Stored:
 def largest_index(planner: Planner, step: Step) -> Stored:
     if outside(planner, step):
         return leave_outside(planner, step, "argmax")
+    if is_last(planner, step):
+        return _index(planner, step)
     raise Refused(f"{word(step)} whose result the network computes with; it is supported as the last step only")
+
+
+def _index(planner: Planner, step: Step) -> Stored:
+    """As the last operator of the device: its results are integers as they are, without a grid."""
+    x, axis = planner.tensor(step), int(step.attributes["axis"])
+    maker = Maker(planner, step, "argmax")
+    maker.need("ARG_MAX")
+    if axis == x.batch_axis:
+        raise Refused(f"{word(step)} over the batch; every example is computed by itself")
+    if step.attributes.get("keep_dims"):
+        raise Refused(f"{word(step)} that keeps its axis, in the file; let it drop the axis")
+    if x.grid.wide:
+        raise Refused(f"{word(step)} of 16 bits in the file; leave it outside (keep_final_activation=False)")
+    return maker.leave(x, "ARG_MAX")
 
 
 @handles("softmax", "log_softmax")

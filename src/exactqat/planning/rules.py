@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
@@ -110,14 +110,36 @@ class Rule:
         return None
 
 
+def checked_rules(rules: Rule | Iterable[Rule]) -> tuple[Rule, ...]:
+    """Rules as a tuple; one by itself is a list of one.
+
+    Raises:
+        TypeError: something else is given.
+        ValueError: there is none.
+    """
+    if isinstance(rules, Rule):
+        return (rules,)
+    if isinstance(rules, str | bytes | Mapping | type) or not isinstance(rules, Iterable):
+        given = f"the class {rules.__name__}" if isinstance(rules, type) else type(rules).__name__
+        raise TypeError(f"rules must be a list of Rule, such as [Rule(match='*')], got {given}")
+    made = tuple(rules)
+    for position, rule in enumerate(made):
+        if not isinstance(rule, Rule):
+            how = ": write Rule(**settings)" if isinstance(rule, Mapping) else ""
+            how = ": write Rule()" if rule is Rule else how
+            raise TypeError(f"rules[{position}] must be a Rule, got {type(rule).__name__}{how}")
+    if not made:
+        raise ValueError(
+            "rules holds no rule: give [Rule()] or leave it out (a generator that was read before is empty)"
+        )
+    return made
+
+
 class RuleBook:
     """Finds the rule for a layer and remembers which rules were of use."""
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
-        self.rules = tuple(rules)
-        for position, rule in enumerate(self.rules):
-            if not isinstance(rule, Rule):
-                raise TypeError(f"rules[{position}] must be a Rule, got {type(rule).__name__}")
+    def __init__(self, rules: Rule | Iterable[Rule]) -> None:
+        self.rules = checked_rules(rules)
         self._decided: dict[int, list[str]] = {position: [] for position in range(len(self.rules))}
         self._shadowed: dict[int, set[str]] = {position: set() for position in range(len(self.rules))}
 

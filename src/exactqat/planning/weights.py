@@ -37,6 +37,7 @@ def batch_norm_of(planner: Planner, step: Step) -> BatchNorm:
         float(attributes["epsilon"]),
         attributes.get("momentum"),
         bool(attributes.get("training", True)),
+        bool(attributes.get("biased", False)),
     )
 
 

@@ -10,12 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..planning import UnsupportedOperator
+    from ..planning import FinalActivationWarning, UnsupportedOperator
     from ..planning.fitting import RangesMovedWarning
     from ..planning.rules import RangePolicy as RangePolicy
     from ..planning.rules import Rule, UnusedRuleWarning
     from .layers import QuantizedInput, QuantizedLayer, WeightedLayer
     from .modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
+    from .proof import NotComparedWarning
     from .ranges import ActivationRange, WeightRange
     from .train_torch import PreparedModel, UnsettledStatisticsWarning, calibrate, freeze, prepare
 
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 _ROOMS = {
     ".layers": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
     ".modules": ("Conv2d", "DepthwiseConv2d", "FakeQuantize", "FusedBatchNorm2d", "WeightFakeQuantize"),
-    "..planning": ("UnsupportedOperator",),
+    "..planning": ("FinalActivationWarning", "UnsupportedOperator"),
     "..planning.fitting": ("RangesMovedWarning",),
     "..planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
+    ".proof": ("NotComparedWarning",),
     ".ranges": ("ActivationRange", "WeightRange"),
     ".train_torch": ("PreparedModel", "UnsettledStatisticsWarning", "calibrate", "freeze", "prepare"),
 }
@@ -38,7 +40,9 @@ __all__ = [
     "Conv2d",
     "DepthwiseConv2d",
     "FakeQuantize",
+    "FinalActivationWarning",
     "FusedBatchNorm2d",
+    "NotComparedWarning",
     "PreparedModel",
     "QuantizedInput",
     "QuantizedLayer",
@@ -57,12 +61,20 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f".{name}", __name__)
-    if name not in _ROOM_OF:
+    if name not in _MODULES and name not in _ROOM_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(_ROOM_OF[name], __name__), name)
-    globals()[name] = found
+    try:
+        found = import_module(_ROOM_OF.get(name, f".{name}"), __name__)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        raise ModuleNotFoundError(
+            f"exactqat.qat.{name} needs PyTorch: pip install 'exactqat[torch]' (exactqat.qat.jax is the kit for JAX, "
+            f"exactqat.qat.keras that for Keras) ({error})",
+            name=error.name,
+        ) from error
+    if name in _ROOM_OF:
+        found = globals()[name] = getattr(found, name)
     return found
 
 

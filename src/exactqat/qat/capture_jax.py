@@ -2,8 +2,9 @@
 """A function of JAX arrays as a `Network`: `capture` reads its jaxpr.
 
 The function is traced with a large prime for the batch, so that every size that follows the batch is a multiple of that
-prime and nothing else is; the network's shapes are for one example. What depends on the parameters alone stays opaque:
-such a constant is computed by JAX from the parameters at every step.
+prime and nothing else is; the network's shapes are for one example. A second trace, with another (and even) number of
+examples, shows numbers that follow the batch and numbers of the user's own that look like it. What depends on the
+parameters alone stays opaque: such a constant is computed by JAX from the parameters at every step.
 
 It is traced as in evaluation. Batch norms and dropouts tell what they are (`capturing_jax.layers`), so they train all
 the same.
@@ -12,15 +13,18 @@ the same.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..planning.files import short_names
+from ..planning.inputs import misfit_of_example, with_own_sizes
 from ..planning.network import Network
-from .capturing_jax import CaptureError, Converter, Fixed, Moving, Node, Tidying
+from .capturing_jax import CaptureError, Converter, Fixed, Moving, Node, Sizes, Tidying, Traces
+from .capturing_jax.converter import follows_batches, place_of
 from .capturing_jax.layers import telling
 
 _PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 2003, 2011)
@@ -90,6 +94,7 @@ def capture(
     names: Sequence[str] | None = None,
     trainable: Callable[[str], bool] = lambda name: True,
     signature: inspect.Signature | None = None,
+    in_training: Callable[..., Any] | None = None,
 ) -> Network:
     """The network that ``function(variables, *args, **kwargs)`` computes, for a batch of any size.
 
@@ -101,6 +106,7 @@ def capture(
         names: of the leaves of `variables`, where they are not their paths.
         trainable: whether the parameter of that name is trained.
         signature: of the model, for the names of its inputs.
+        in_training: `function` as in training, where that is known.
 
     Raises:
         CaptureError: the function does not do the same for every input, or has no array among its arguments.
@@ -111,32 +117,91 @@ def capture(
     leaves, definition = jax.tree.flatten(variables)
     names = [name for name, _ in named_leaves(variables)] if names is None else list(names)
     shapes = {name: tuple(np.shape(leaf)) for name, leaf in zip(names, leaves, strict=True)}
-    sizes = [*(size for shape in shapes.values() for size in shape), *(s for each in tree.example for s in each.shape)]
-    prime = next(each for each in _PRIMES if all(size == 0 or size % each for size in sizes))
-    given = [jax.ShapeDtypeStruct(shapes[name], _traced(leaf)) for name, leaf in zip(names, leaves, strict=True)]
-    inputs = [jax.ShapeDtypeStruct((prime, *each.shape[1:]), _traced(each)) for each in tree.example]
+    # Networks are traced in float32, whatever they are in; those that cast by hand may need their own types.
+    of_own_types = False
 
-    def traced(leaves: Sequence[Any], arrays: Sequence[Any]) -> Any:
-        args, kwargs = tree.arguments(arrays)
-        return function(jax.tree.unflatten(definition, leaves), *args, **kwargs)
+    def parameters_given() -> list[jax.ShapeDtypeStruct]:
+        return [
+            jax.ShapeDtypeStruct(shapes[name], jnp.result_type(leaf) if of_own_types else _traced(leaf))
+            for name, leaf in zip(names, leaves, strict=True)
+        ]
 
-    try:
+    def batches(examples: int) -> list[jax.ShapeDtypeStruct]:
+        return [
+            jax.ShapeDtypeStruct((examples, *each.shape[1:]), each.dtype if of_own_types else _traced(each))
+            for each in tree.example
+        ]
+
+    def called(function: Callable[..., Any]) -> Callable[..., Any]:
+        def traced(leaves: Sequence[Any], arrays: Sequence[Any]) -> Any:
+            args, kwargs = tree.arguments(arrays)
+            return function(jax.tree.unflatten(definition, leaves), *args, **kwargs)
+
+        return traced
+
+    stand_in = 0
+
+    def trace(examples: int, function: Callable[..., Any] = function) -> tuple[Any, Any]:
+        nonlocal stand_in
+        stand_in = examples
         with telling():
-            jaxpr, results = jax.make_jaxpr(traced, return_shape=True)(given, inputs)
+            return jax.make_jaxpr(called(function), return_shape=True)(parameters_given(), batches(examples))
+
+    numbers = [
+        *(size for shape in shapes.values() for size in shape),
+        *(s for each in tree.example for s in each.shape),
+    ]
+    try:
+        try:
+            prime, jaxpr, results, sizes = _traced_twice(trace, numbers)
+        except TypeError:
+            of_own_types = True
+            prime, jaxpr, results, sizes = _traced_twice(trace, numbers)
     except jax.errors.ConcretizationTypeError as error:
         raise CaptureError(
             f"the model decides by the values of its input; a network that is deployed does the same for every input: "
             f"{str(error).splitlines()[0]}"
         ) from error
+    except CaptureError:
+        raise
+    except Exception as error:
+        examples = int(tree.example[0].shape[0])
+        text = with_own_sizes(str(error).strip().partition("\n")[0], stand_in, examples)
+        paths = _input_names(tree, signature)
+        given_shapes = {path: tuple(each.shape) for path, each in zip(paths, tree.example, strict=True)}
+
+        def takes(changed: Callable[[tuple[int, ...]], tuple[int, ...]]) -> bool:
+            arrays = [jax.ShapeDtypeStruct(changed(tuple(each.shape)), _traced(each)) for each in tree.example]
+            try:
+                jax.eval_shape(called(function), parameters_given(), arrays)
+            except Exception:  # noqa: BLE001 - the user's function may raise anything
+                return False
+            return True
+
+        misfit = misfit_of_example(text, given_shapes, takes)
+        if misfit is None:
+            raise
+        raise CaptureError(misfit) from error
+    fixed: Set[int] = frozenset()
+    if in_training is not None:
+        try:
+            trained = trace(prime, in_training)[0]
+        except CaptureError:
+            raise
+        except Exception:  # whatever the model raises: it has no training of its own, which the self-check says
+            trained = jaxpr
+        fixed = _refuse_training_branches(jaxpr, trained, prime)
+    given, inputs = parameters_given(), batches(prime)
     tree.results = jax.tree.structure(results)
-    c = Converter(prime, trainable, shapes)
+    traces = Traces(jaxpr.jaxpr, lambda examples: trace(examples)[0].jaxpr)
+    c = Converter(prime, trainable, dict(zip(names, given, strict=True)), traces, sizes, fixed)
     paths = _input_names(tree, signature)
     parameters = [
         Fixed(Node(path=name), shapes[name], np.float32 if jnp.issubdtype(each.dtype, jnp.floating) else each.dtype)
         for name, each in zip(names, given, strict=True)
     ]
     values = [c.input(f"argument_{at}", tuple(each.shape), each.dtype) for at, each in enumerate(inputs)]
-    items = c.run(jaxpr.jaxpr, [c.data(each) for each in jaxpr.consts], [*parameters, *values])
+    items = c.run(*c.closed(jaxpr), [*parameters, *values])
     outputs = []
     for item in items:
         if isinstance(item, Moving) and item.comparison is not None:
@@ -153,11 +218,54 @@ def capture(
         tuple(_output_names(results)),
         tree,
         tree,
+        short_names(_input_paths(tree, signature)),
+        channels_first=False,
     )
 
 
+def _traced_twice(trace: Callable[[int], tuple[Any, Any]], numbers: Sequence[int]) -> tuple[int, Any, Any, Sizes]:
+    """(the stand-in for the size of the batch, what is traced with it, the results' shapes, what follows the batch).
+
+    numbers: sizes that do not follow the batch, as far as they are known before.
+    """
+    own = {number for number in numbers if number}
+    free = [prime for prime in _PRIMES if all(number % prime for number in own)]
+    even = 2 * free[-1]
+    second = None
+    for prime in free[:-1]:
+        jaxpr, results = trace(prime)
+        second = trace(even)[0] if second is None else second
+        sizes = Sizes(jaxpr, second, (prime, even))
+        if not any(number % prime == 0 for number in sizes.own):
+            break
+    if sizes.differs and follows_batches():
+        raise CaptureError(
+            f"{place_of(sizes.different)}: from here on the model computes otherwise for {prime} examples than for "
+            f"{even}; a network computes each example alike, in batches of any size"
+        )
+    return prime, jaxpr, results, sizes
+
+
+def _refuse_training_branches(evaluated: Any, trained: Any, examples: int) -> Set[int]:
+    """Batch norms and dropouts train by themselves, but for those of which the ids are returned; all else must be the
+    same in training."""
+    sizes = Sizes(evaluated, trained, (examples, examples))
+    if not compares_training() or not (sizes.differs or sizes.leaking):
+        return frozenset() if sizes.differs else sizes.fixed
+    at = f"{place_of(sizes.different)}: " if sizes.different is not None else ""
+    raise CaptureError(
+        f"{at}in training the model computes otherwise than in evaluation. What trains is "
+        "captured from evaluation; batch norms and dropouts of Flax or of exactqat.qat.jax are kept, a branch is not: "
+        "write it with them, or outside of the model"
+    )
+
+
+def compares_training() -> bool:
+    """Whether what a model does in training alone is refused."""
+    return True
+
+
 def _traced(leaf: Any) -> Any:
-    """Networks are traced in float32, whatever they are in."""
     dtype = jnp.result_type(leaf)
     return np.dtype(np.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
@@ -165,13 +273,18 @@ def _traced(leaf: Any) -> Any:
 def _input_names(tree: Tree, signature: inspect.Signature | None) -> list[str]:
     if len(tree.arrays) == 1:
         return ["input"]
+    return ["_".join(path) for path in _input_paths(tree, signature)]
+
+
+def _input_paths(tree: Tree, signature: inspect.Signature | None) -> list[tuple[str, ...]]:
+    """Where each array is among the arguments: the argument's name and the way through its tree."""
     args, kwargs = jax.tree.unflatten(tree.definition, list(range(tree.definition.num_leaves)))
     parameters = [] if signature is None else list(signature.parameters)
     named = {(parameters[at] if at < len(parameters) else f"input_{at}"): each for at, each in enumerate(args)} | dict(
         kwargs
     )
     by_index = {
-        index: "_".join((name, *(_word(entry) for entry in path)))
+        index: (name, *(_word(entry) for entry in path))
         for name, each in named.items()
         for path, index in jax.tree_util.tree_flatten_with_path(each)[0]
     }

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Keras 3 model as a `Network`: `capture` reads the graph that Keras itself records, on any of its backends.
 
-The model is called on symbolic tensors whose batch is a large prime, in evaluation; what Keras writes down are layers
-and operations. Layers with weights that Keras knows are steps; others, the user's own included, are called in turn,
-until nothing but operations of `keras.ops` is left.
+The model is called on symbolic tensors in training; what Keras writes down are layers and operations. Layers with
+weights that Keras knows are steps, unless a part of them is the user's own; others are called in turn, until nothing
+but operations of `keras.ops` is left, and once more in evaluation, which must give the same but for what is dropped at
+random. Two sizes of batch stand in for all: where they give two networks, the model computes with the batch's size.
 """
 
 from __future__ import annotations
@@ -20,13 +21,28 @@ import numpy as np
 from keras import tree
 
 from ..planning.elementwise import SURELY_MASKED
+from ..planning.files import distinct
+from ..planning.inputs import misfit_of_example, with_own_sizes
 from ..planning.network import Constant, Network, Place, Step, Value
 from ..planning.plans import Derived
 from ..planning.sequence import MOST_TIME_STEPS
+from . import primitives_keras
 from .functional import Dropout
 from .functions import POINTS, identify, same
+from .symbols_keras import (
+    ChangesWeight,
+    CustomGradientOperation,
+    DrawsNumbers,
+    DropoutOperation,
+    WeightSymbol,
+    has_symbols,
+    in_phase,
+    with_symbols,
+)
 
-_PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 2003, 2011)
+# Sizes of batch that stand in for all: large primes, and small ones with many divisors.
+_STAND_INS = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 2003, 2011)
+_OTHER_STAND_INS = (84, 90, 60, 72, 96, 66, 78, 54, 70, 42)
 # Functions are evaluated in float32 by Keras' own operations.
 _CLOSE = 2e-5
 
@@ -95,6 +111,9 @@ class Converter:
 
     def __init__(self, prime: int, names: Mapping[int, str]) -> None:
         self.prime = prime
+        self.training = True  # what is traced
+        self.drew = False  # whether random numbers were drawn that no step holds
+        self._substituted: list[Callable[[bool], None]] = []
         self.names = names  # of variables, by identity
         self.steps: list[Step] = []
         self.values: dict[str, Value] = {}
@@ -234,6 +253,8 @@ class Converter:
 
     def item(self, value: Any) -> Any:
         """What an argument of a layer or an operation stands for."""
+        if isinstance(value, WeightSymbol):
+            value = value.variable
         if isinstance(value, keras.KerasTensor):
             return self.evaluate(value)
         if isinstance(value, keras.Variable):
@@ -243,7 +264,7 @@ class Converter:
         return value
 
     def evaluate(self, tensor: Any) -> Any:
-        """What a symbolic tensor stands for; the graph behind it is walked without recursion."""
+        """The item of a symbolic tensor; the graph it ends is walked without recursion."""
         stack = [tensor]
         while stack:
             current = stack[-1]
@@ -251,8 +272,14 @@ class Converter:
                 stack.pop()
                 continue
             operation, index, _ = current._keras_history
+            if operation is None:
+                raise Refused("it computes with a symbolic tensor that is no input")
             node = operation._inbound_nodes[index]
-            missing = [each for each in node.arguments.keras_tensors if id(each) not in self._known]
+            missing = [
+                each
+                for each in node.arguments.keras_tensors
+                if id(each) not in self._known and not isinstance(each, WeightSymbol)
+            ]
             if missing:
                 stack += missing
                 continue
@@ -269,17 +296,34 @@ class Converter:
         self._known[id(tensor)] = item
         self._alive.append(tensor)
 
+    def symbol(self, item: Any) -> Any:
+        """A symbolic tensor for an item; what is no tensor stays as it is."""
+        if isinstance(item, Fixed) and not item.name:
+            return item.data
+        if not isinstance(item, Item):
+            return item
+        tensor = keras.KerasTensor(item.shape)
+        self.bind(tensor, item)
+        return tensor
+
     def _call(self, operation: Any, args: list[Any], kwargs: dict[str, Any], node: Any) -> Any:
         layer = isinstance(operation, keras.Layer)
         if not any(isinstance(each, Moving) for each in tree.flatten([args, kwargs])):
-            raise CaptureError(f"{operation.name} computes with symbolic tensors that are no inputs")
-        outer = self._layer
+            if layer:
+                raise Refused(f"'{_path(operation)}' gets nothing that depends on the input")
+            return self.computed(operation, args, kwargs, node)
+        outer, outer_training = self._layer, self.training
         if layer and not isinstance(operation, keras.Model):
             self._layer = _path(operation)
         if layer and (reason := _changed_kernel(operation)):
             return self._unsupported(operation, args, kwargs, node, reason)
         if layer:
+            given = kwargs.get("training")
+            given = getattr(node, "training", None) if given is None else given
             kwargs = {key: each for key, each in kwargs.items() if key != "training" and each is not None}
+            if given is not None and bool(given) and not self.training:
+                raise Refused(f"'{_path(operation)}' is called with training=True in evaluation, too")
+            self.training = self.training if given is None else bool(given)
         try:
             handler = _handler(operation)
             if handler is not None:
@@ -290,10 +334,60 @@ class Converter:
         except Refused as refused:
             return self._unsupported(operation, args, kwargs, node, str(refused))
         finally:
-            self._layer = outer
+            self._layer, self.training = outer, outer_training
+
+    def computed(self, operation: Any, args: list[Any], kwargs: dict[str, Any], node: Any) -> list[Fixed]:
+        """What an operation makes of weights and data alone."""
+        fixed = [each for each in tree.flatten([args, kwargs]) if isinstance(each, Fixed)]
+        names = list(dict.fromkeys(each.name for each in fixed if each.name))
+        if isinstance(operation, DropoutOperation):
+            raise Refused("it drops parts of a weight at random")
+        operation = self._for_any_batch(operation, fixed)
+        bases = [self.constants[name] for name in names]
+        results = []
+        for index, output in enumerate(node.outputs):
+            computed = Computed(operation, args, kwargs, names, index)
+            if not names:
+                data = _numpy(computed.result({}))
+                results.append(Fixed(data=data, shape=data.shape))
+                continue
+            shape = [1 if isinstance(operation, _OverBatch) and size == self.prime else size for size in output.shape]
+            if any(size and size % self.prime == 0 for size in shape):
+                raise Refused("it computes with the size of the batch")
+            name = self._free(f"{names[0]}/{type(operation).__name__.lower().strip('_')}")
+            sources = dict.fromkeys(
+                each for base in bases for each in ((base.name,) if base.parameter else base.sources)
+            )
+            self.constants[name] = Constant(
+                name,
+                tuple(shape),
+                parameter=False,
+                trainable=any(base.trainable for base in bases),
+                sources=tuple(sources),
+                expression=Derived(computed, tuple(names)),
+            )
+            results.append(Fixed(name, shape=shape))
+        return results
+
+    def _for_any_batch(self, operation: Any, fixed: Sequence[Fixed]) -> Any:
+        """A weight repeated for every example is the weight itself, with a batch of one."""
+        if len(fixed) != 1:
+            return operation
+        word, x = type(operation).__name__, fixed[0]
+        if word == "BroadcastTo" and (len(x.shape) < len(operation.shape) or x.shape[:1] == (1,)):
+            shape = tuple(operation.shape)
+            if shape[0] == self.prime and self.prime not in shape[1:]:
+                return _OverBatch((1, *shape[1:]))
+        if word == "Tile" and tuple(tree.flatten(operation.repeats)) == (self.prime, *[1] * (len(x.shape) - 1)):
+            return _OverBatch(x.shape) if x.shape[0] == 1 else operation
+        if word == "Repeat" and operation.repeats == self.prime and operation.axis == 0 and x.shape[:1] == (1,):
+            return _OverBatch(x.shape)
+        return operation
 
     def _unsupported(self, operation: Any, args: Any, kwargs: Any, node: Any, reason: str) -> Any:
         read = [each for each in tree.flatten([args, kwargs]) if isinstance(each, Moving)]
+        if not self.training:
+            raise Refused(reason or f"{type(operation).__name__} has no int8 operator in this library")
         attributes: dict[str, Any] = {"reason": reason} if reason else {}
         results = []
         for output in node.outputs:
@@ -305,40 +399,211 @@ class Converter:
         return results
 
     def expand(self, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """What a layer's `call` does, on symbolic tensors of its own."""
+        """What a layer's `call` does, on symbolic tensors of its own; in training, and the same in evaluation."""
+        if not self.training or _is_container(layer):
+            return self._traced(layer, args, kwargs, self.training)
+        drew, self.drew = self.drew, False
+        began = len(self.steps)
+        results: Any = None
+        failure: Refused | None = None
+        try:
+            results = self._traced(layer, args, kwargs, True)
+        except Refused as refused:
+            failure = refused
+        branches = "training" in inspect.signature(layer.call).parameters or self.drew
+        branches = branches and not any(step.kind == "unsupported" for step in self.steps[began:])
+        self.drew = drew
+        if not branches or not compares_phases():
+            if failure is not None:
+                raise failure
+            return results
+        made = len(self.steps)
+        self.training = False
+        try:
+            evaluated = self._traced(layer, args, kwargs, False)
+            same_ = failure is None and self._same_but_for_dropout(results, evaluated)
+        finally:
+            self.training = True
+            self.drew = drew
+            if failure is not None:
+                self._roll_back(began)
+        if not same_ and not layer.trainable_variables and not _own_state(layer):
+            (first, *others) = [each for each in tree.flatten(args) if isinstance(each, Moving)]
+            if evaluated is first and not others and not kwargs:
+                self._roll_back(began)
+                return self.emit("dropout", [first], first.shape, expression=InTraining(layer))
+        if failure is not None:
+            raise Refused(f"in training, {failure}")
+        if not same_:
+            raise Refused("it computes something else in training than in evaluation")
+        self._roll_back(made)
+        return results
 
-        def symbol(item: Any) -> Any:
-            if not isinstance(item, Moving):
-                return item.data if isinstance(item, Fixed) else item
-            tensor = keras.KerasTensor(item.shape)
-            self.bind(tensor, item)
-            return tensor
+    def _roll_back(self, count: int) -> None:
+        """Forgets all steps but the first ones."""
+        gone = {step.output for step in self.steps[count:]}
+        del self.steps[count:]
+        for name in gone:
+            del self.values[name], self.items[name]
+        self._made = {key: each for key, each in self._made.items() if each.name not in gone}
 
-        args, kwargs = tree.map_structure(symbol, args), tree.map_structure(symbol, kwargs)
-        parameters = inspect.signature(layer.call).parameters
-        if "training" in parameters:
-            kwargs["training"] = False
+    def _same_but_for_dropout(self, trained: Any, evaluated: Any) -> bool:
+        """Whether items are the same functions of the input, but for what is dropped in training."""
+        made = {step.output: step for step in self.steps}
+
+        def source(name: Any) -> Any:
+            while name in made and made[name].kind == "dropout":
+                name = made[name].inputs[0]
+            return name
+
+        def attributes(step: Step) -> list[tuple[str, str]]:
+            hidden = ("expression", "training")
+            return sorted((key, repr(each)) for key, each in step.attributes.items() if key not in hidden)
+
+        first, second = (tree.flatten(each) for each in (trained, evaluated))
+        if len(first) != len(second):
+            return False
+        pending: list[tuple[Any, Any]] = []
+        seen = set[tuple[Any, Any]]()
+        for one, other in zip(first, second, strict=True):
+            if isinstance(one, Moving) and isinstance(other, Moving):
+                pending.append((one.name, other.name))
+            elif not _same_argument(one, other):
+                return False
+        while pending:
+            pair = one, other = tuple(source(each) for each in pending.pop())
+            if one == other or pair in seen:
+                continue
+            seen.add(pair)
+            step, twin = made.get(one), made.get(other)
+            if step is None or twin is None:
+                if step is not twin or not isinstance(one, str) or not isinstance(other, str):
+                    return False
+                if not _same_constant(one, other, self.constants, self.constants):
+                    return False
+                continue
+            if step.kind != twin.kind or attributes(step) != attributes(twin) or len(step.inputs) != len(twin.inputs):
+                return False
+            if self.values[one].shape != self.values[other].shape:
+                return False
+            pending += zip(step.inputs, twin.inputs, strict=True)
+        return True
+
+    def _traced(self, layer: Any, args: list[Any], kwargs: dict[str, Any], training: bool) -> Any:
+        args, kwargs = tree.map_structure(self.symbol, args), tree.map_structure(self.symbol, kwargs)
+        if "training" in inspect.signature(layer.call).parameters:
+            kwargs["training"] = training
         before = self.read
         self.read = set()
         try:
             try:
-                symbols = layer.call(*args, **kwargs)
-            except (TypeError, ValueError, AttributeError) as error:
+                with self._weights_as_symbols(layer), self._built_in_call(layer), in_phase(layer, training):
+                    symbols = layer.call(*args, **kwargs)
+                results = tree.map_structure(self.item, symbols)
+            except (ChangesWeight, DrawsNumbers) as reason:
+                self.drew = self.drew or isinstance(reason, DrawsNumbers)
+                raise Refused(str(reason)) from reason
+            except (TypeError, ValueError, AttributeError, RuntimeError, NotImplementedError, IndexError) as error:
                 given = [self.item(each) for each in args if isinstance(each, keras.KerasTensor)]
                 known = self.by_values(layer.call, given[0]) if len(given) == 1 and not layer.variables else None
                 if known is not None:
                     return known
-                raise Refused(f"it computes by other means than keras.ops ({_first_line(error)})") from error
-            results = tree.map_structure(self.item, symbols)
+                raise Refused(f"it computes by other means than keras.ops ({first_line(error)})") from error
             unread = [each for each in layer._trainable_variables if id(each) not in self.read]
             if unread and not isinstance(layer, keras.Model):
                 raise Refused(
-                    f"it computes with its weight '{unread[0].name}' before that meets the input, which would fix it; "
-                    "let the weight itself be an operand of what reads the input"
+                    f"its weight '{unread[0].name}' does not reach its result, or by other means than keras.ops, "
+                    "which would fix it"
                 )
         finally:
             self.read |= before
         return results
+
+    @contextmanager
+    def _weights_as_symbols(self, layer: Any) -> Iterator[None]:
+        """A layer's attributes hold symbols for its variables, so that what is computed of them is written down."""
+        if _is_container(layer) or not follows_weights():
+            yield
+            return
+        symbols: dict[int, WeightSymbol] = {}
+        changed: list[tuple[dict[str, Any], str, Any, Any]] = []
+
+        def replaced(value: Any) -> Any:
+            if isinstance(value, keras.Variable):
+                if id(value) not in self.names or is_seed(value):
+                    return value
+                return symbols.setdefault(id(value), WeightSymbol(value))
+            if isinstance(value, dict):
+                made = {key: replaced(each) for key, each in value.items()}
+                return made if any(made[key] is not value[key] for key in value) else value
+            if isinstance(value, list | tuple) and type(value).__name__ in ("list", "tuple", "TrackedList"):
+                several = [replaced(each) for each in value]
+                kept = all(one is other for one, other in zip(several, value, strict=True))
+                return value if kept else tuple(several) if isinstance(value, tuple) else several
+            return value
+
+        for each in layer._flatten_layers():
+            held = vars(each)
+            for name, value in list(held.items()):
+                if name in _VARIABLE_LISTS or not isinstance(value, keras.Variable | list | tuple | dict):
+                    continue
+                other = replaced(value)
+                if other is not value:
+                    changed.append((held, name, value, other))
+
+        def switch(on: bool) -> None:
+            for held, name, value, other in changed:
+                held[name] = other if on else value
+
+        switch(True)
+        self._substituted.append(switch)
+        try:
+            yield
+        finally:
+            self._substituted.pop()
+            switch(False)
+
+    @contextmanager
+    def with_weights(self) -> Iterator[None]:
+        """Layers hold their variables again."""
+        hidden, self._substituted = self._substituted, []
+        for switch in hidden[::-1]:
+            switch(False)
+        try:
+            yield
+        finally:
+            self._substituted = hidden
+            for switch in hidden:
+                switch(True)
+
+    @contextmanager
+    def _built_in_call(self, layer: Any) -> Iterator[None]:
+        """What `super().call(...)` of a layer is, where that is a layer of Keras that is a step."""
+        known, handler = _known_class(layer), _table_entry(layer)
+        if handler is None or known is None or _changed(layer, known) != {"call"} or "call" in vars(layer):
+            yield
+            return
+        defining: Any = next(each for each in known.__mro__ if "call" in vars(each))
+        original = vars(defining)["call"]
+
+        def call(called: Any, *args: Any, **kwargs: Any) -> Any:
+            if called is not layer or not has_symbols((args, kwargs)):
+                return original(called, *args, **kwargs)
+            given = kwargs.pop("training", None)
+            kwargs = {key: each for key, each in kwargs.items() if each is not None}
+            outer, self.training = self.training, self.training if given is None else bool(given)
+            try:
+                items, more = tree.map_structure(self.item, list(args)), tree.map_structure(self.item, kwargs)
+                with self.with_weights():
+                    return tree.map_structure(self.symbol, handler(self, layer, items, more))
+            finally:
+                self.training = outer
+
+        defining.call = call
+        try:
+            yield
+        finally:
+            defining.call = original
 
     def apply(self, function: Any, x: Any) -> Any:
         """A function such as a layer's activation."""
@@ -349,9 +614,7 @@ class Converter:
         except (TypeError, ValueError, AttributeError) as error:
             known = self.by_values(function, x)
             if known is None:
-                raise Refused(
-                    f"its activation computes by other means than keras.ops ({_first_line(error)})"
-                ) from error
+                raise Refused(f"its activation computes by other means than keras.ops ({first_line(error)})") from error
             return known
 
     def called(self, function: Callable[[Any], Any], x: Item) -> Any:
@@ -393,18 +656,181 @@ class Converter:
         return None
 
 
-def _handler(operation: Any) -> Handler | None:
-    """The handler of the class that says what the operation does; none where the user has said otherwise."""
+class _OverBatch(keras.Operation):
+    """A weight in another shape, the same for every example."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.broadcast_to(x, self.shape)
+
+    def compute_output_spec(self, x: Any) -> Any:
+        return keras.KerasTensor(self.shape)
+
+
+class Computed:
+    """A function of weights: a result of an operation of `keras.ops`. Gets and gives NumPy arrays, or `WithMethods`."""
+
+    def __init__(self, operation: Any, args: Any, kwargs: Any, names: Sequence[str], index: int) -> None:
+        self.operation, self.args, self.kwargs = operation, args, kwargs
+        self.names = tuple(names)
+        self.index = index
+
+    def __call__(self, *arrays: Any) -> Any:
+        wrapped = isinstance(arrays[0], primitives_keras.WithMethods)
+        tensors = [each.tensor if wrapped else keras.ops.convert_to_tensor(each) for each in arrays]
+        result = self.result(dict(zip(self.names, tensors, strict=True)))
+        return primitives_keras.WithMethods(result) if wrapped else _numpy(result)
+
+    def result(self, tensors: Mapping[str, Any]) -> Any:
+        def value(item: Any) -> Any:
+            if not isinstance(item, Fixed):
+                return item
+            return tensors[item.name] if item.name in tensors else keras.ops.convert_to_tensor(item.data)
+
+        args, kwargs = tree.map_structure(value, self.args), tree.map_structure(value, self.kwargs)
+        return tree.flatten(self.operation.call(*args, **kwargs))[self.index]
+
+    def same(self, other: Any) -> bool:
+        """Whether it is the same function."""
+        if not isinstance(other, Computed) or type(self.operation) is not type(other.operation):
+            return False
+        first, second = (
+            {key: repr(each) for key, each in vars(one.operation).items() if key != "name" and key[0] != "_"}
+            for one in (self, other)
+        )
+        given = [tree.flatten([each.args, each.kwargs]) for each in (self, other)]
+        return (
+            self.index == other.index
+            and (first == second or isinstance(self.operation, CustomGradientOperation))
+            and len(given[0]) == len(given[1])
+            and all(map(_same_argument, *given))
+        )
+
+
+def _same_argument(one: Any, other: Any) -> bool:
+    """Whether two arguments are the same; weights are compared by those who know them."""
+    if isinstance(one, Fixed) and isinstance(other, Fixed):
+        if one.name or other.name:
+            return bool(one.name) == bool(other.name)
+        return np.array_equal(one.data, other.data)
+    return not isinstance(one, Item) and not isinstance(other, Item) and bool(one == other)
+
+
+Constants = Mapping[str, Constant]
+
+
+def _same_constant(one: str, other: str, first: Constants, second: Constants) -> bool:
+    """Whether two constants, each of its own network, hold the same numbers."""
+    if one not in first or other not in second:
+        return one == other and one not in first and other not in second
+    a, b = first[one], second[other]
+    if a.shape != b.shape or a.parameter != b.parameter or (a.expression is None) != (b.expression is None):
+        return False
+    if a.parameter:
+        return a.name == b.name
+    if a.expression is None:
+        return np.array_equal(a.data, b.data)
+    operands = zip(a.expression.operands, b.expression.operands, strict=False)
+    return (
+        _same_function(a.expression.function, b.expression.function)
+        and len(a.expression.operands) == len(b.expression.operands)
+        and all(_same_constant(*pair, first, second) for pair in operands)
+    )
+
+
+def _same_function(one: Any, other: Any) -> bool:
+    if isinstance(one, Computed):
+        return one.same(other)
+    if isinstance(other, Computed) or one.__code__ is not other.__code__ or one.__defaults__ != other.__defaults__:
+        return False
+    cells = [[each.cell_contents for each in function.__closure__ or ()] for function in (one, other)]
+    return len(cells[0]) == len(cells[1]) and all(repr(a) == repr(b) for a, b in zip(*cells, strict=True))
+
+
+# What a class of the user's may say otherwise without changing what a layer computes.
+_HARMLESS = {
+    "__init__", "__module__", "__doc__", "__qualname__", "__firstlineno__", "__static_attributes__",
+    "__annotations__", "__call__", "__repr__", "__str__", "__orig_bases__", "__parameters__", "__abstractmethods__",
+    "_abc_impl", "__slots__", "__dict__", "__weakref__", "__annotate__", "__annotate_func__", "__new__",
+    "__init_subclass__", "__del__", "__annotations_cache__", "get_config", "from_config", "build", "quantize",
+    "compute_output_shape", "compute_output_spec", "compute_mask", "count_params", "get_build_config",
+    "build_from_config", "get_compile_config", "compile_from_config", "save_own_variables", "load_own_variables",
+    "save_assets", "load_assets", "add_weight", "add_loss", "stateless_call", "supports_masking", "name", "path",
+    "summary", "train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "compile", "fit",
+    "evaluate", "predict", "metrics", "make_train_function", "make_test_function", "make_predict_function",
+    "train_on_batch", "test_on_batch", "predict_on_batch",
+}  # fmt: skip
+# Where Keras itself keeps what a layer holds.
+_VARIABLE_LISTS = ("_trainable_variables", "_non_trainable_variables", "_layers", "_metrics", "_losses", "_tracker")
+
+
+def compares_phases() -> bool:
+    """Whether a layer's training is compared with its evaluation."""
+    return True
+
+
+def follows_weights() -> bool:
+    """Whether what layers compute of their weights is written down."""
+    return True
+
+
+def finds_changes() -> bool:
+    """Whether parts of Keras' layers that the user has changed are looked for."""
+    return True
+
+
+def _changed(operation: Any, known: type) -> set[str]:
+    """The methods and properties of a class of Keras that a class of the user's, or the object, has its own of."""
+    classes = itertools.takewhile(lambda each: each is not known, type(operation).__mro__)
+    names = {name for each in classes for name in vars(each) if hasattr(known, name)}
+    names |= {name for name, value in vars(operation).items() if callable(value) and hasattr(known, name)}
+    return names - _HARMLESS
+
+
+def _known_class(operation: Any) -> type | None:
+    """The class of Keras, or of this library, that it is one of."""
+    ours = ("keras.", "exactqat.")
+    return next((each for each in type(operation).__mro__ if each.__module__.startswith(ours)), None)
+
+
+def _table_entry(operation: Any) -> Handler | None:
     table = LAYERS if isinstance(operation, keras.Layer) else OPERATIONS
     for known in type(operation).__mro__:
-        if "call" in vars(known):
-            if not known.__module__.startswith("keras."):
-                return None
-            break
-    for known in type(operation).__mro__:
-        if known.__module__.startswith("keras.") and known.__name__ in table:
+        if known.__module__.startswith(("keras.", "exactqat.")) and known.__name__ in table:
             return table[known.__name__]
     return None
+
+
+def _handler(operation: Any) -> Handler | None:
+    """The handler of the class that says what the operation does; none where a part of it is the user's own."""
+    known = _known_class(operation)
+    if known is None:
+        return None
+    changed = _changed(operation, known)
+    if changed and (finds_changes() or "call" in changed - vars(operation).keys()):
+        return None
+    return _table_entry(operation)
+
+
+def _is_container(layer: Any) -> bool:
+    """Whether a model does nothing but call its layers."""
+    return (
+        isinstance(layer, keras.Model)
+        and "call" not in vars(layer)
+        and type(layer).call.__module__.startswith("keras.")
+    )
+
+
+def is_seed(variable: Any) -> bool:
+    return "seed_generator" in variable.path
+
+
+def _own_state(layer: Any) -> list[Any]:
+    """Variables that are no weights and no state of random numbers."""
+    return [each for each in layer.non_trainable_variables if not is_seed(each)]
 
 
 def _changed_kernel(layer: Any) -> str:
@@ -416,8 +842,9 @@ def _changed_kernel(layer: Any) -> str:
     return ""
 
 
-def _first_line(error: Exception) -> str:
-    line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip() and "Exception encountered" not in line]
+    line = lines[0] if lines else type(error).__name__
     return line.split(". ")[0].rstrip(".")
 
 
@@ -557,6 +984,64 @@ def _same(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any])
     return args[0]
 
 
+@operations("CustomGradientOperation")
+def _custom_gradient(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The forward computation, and a step that keeps the user's gradient."""
+    if operation.results is None:
+        (x,) = args
+        known = c.by_values(lambda given: operation.forward(given), x)
+        if known is None:
+            raise Refused(f"it has a custom gradient, and computes by other means than keras.ops ({operation.failure})")
+        results = [known]
+    else:
+        results = [c.item(each) for each in operation.results]
+    if not keeps_custom_gradients():
+        return results
+    if kwargs or not all(isinstance(each, Item) for each in args):
+        raise Refused("a function with a custom gradient is called with other arguments than tensors")
+    made = []
+    for index, result in enumerate(results):
+        if not isinstance(result, Moving):
+            raise Refused("it has a custom gradient and a result that does not depend on the input")
+        expression = CustomGradient(operation, index)
+        made.append(
+            c.emit("custom_gradient", [result, *args], result.shape, label="custom_gradient", expression=expression)
+        )
+    return made
+
+
+def keeps_custom_gradients() -> bool:
+    """Whether gradients of the user's own are kept."""
+    return True
+
+
+class CustomGradient:
+    """The expression of a step "custom_gradient": the value of `y`, and the gradient of the user's function."""
+
+    def __init__(self, operation: Any, index: int) -> None:
+        self.operation = operation
+        self.index = index
+        self.sources: tuple[str, ...] = ()
+
+    def __call__(self, primitives: Any, y: Any, *operands: Any, shared: dict[Any, Any]) -> Any:
+        if self.operation not in shared:
+            shared[self.operation] = tree.flatten(self.operation.call(*operands))
+        return primitives.straight_through(y, shared[self.operation][self.index])
+
+
+@operations("DropoutOperation")
+def _dropout_operation(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    if not c.training:
+        raise Refused("it drops values in evaluation, too")
+    if not operation.rate:
+        return x
+    shape = operation.noise_shape
+    kept = () if shape is None else tuple(at for at, size in enumerate(shape) if size == 1 and x.shape[at] != 1)
+    c.drew = True
+    return c.emit("dropout", [x], x.shape, expression=Dropout(float(operation.rate), kept))
+
+
 @operations("StopGradient")
 def _stop(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return c.emit("identity", [args[0]], args[0].shape, expression=None, stop_gradient=True)
@@ -654,6 +1139,14 @@ def _pool(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any])
     sizes = [size for at, size in enumerate(x.shape) if at not in (0, axis)]
     ones = (1,) * count
     padding = _padding(operation.padding, sizes, window, strides, ones)
+    uneven = any(before != after for before, after in padding)
+    if uneven and type(operation).__name__ == "AveragePool" and keras.backend.backend() == "torch":
+        # There Keras repeats the edge and counts it, where the padding is not the same on both sides.
+        spatial = iter(padding)
+        pairs = tuple((0, 0) if at in (0, axis) else next(spatial) for at in range(x.rank))
+        wide = [size + before + after for size, (before, after) in zip(x.shape, pairs, strict=True)]
+        x = c.emit("pad", [x], wide, padding=pairs, mode="replicate", value=0.0)
+        padding = ((0, 0),) * count
     shape = _windowed(x, axis, window, strides, padding, ones, x.shape[axis])
     common: dict[str, Any] = {"window": window, "strides": strides, "padding": padding, "channel_axis": axis}
     if type(operation).__name__ == "MaxPool":
@@ -1232,7 +1725,7 @@ def _run_of_time(c: Converter, layer: Any, x: Moving) -> list[Any]:
         raise Refused(f"with recurrent_dropout={cell.recurrent_dropout}; it is unrolled with recurrent_dropout=0.0")
     if layer.stateful:
         raise Refused("with stateful=True; the state starts from zero at every call, which is stateful=False")
-    if cell.dropout:
+    if cell.dropout and c.training:
         # One mask for all times.
         x = c.emit("dropout", [x], x.shape, expression=Dropout(float(cell.dropout), (1,)))
     kind = _CELLS[type(cell)]
@@ -1366,7 +1859,7 @@ def _batch_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any
         epsilon=float(layer.epsilon),
         momentum=1.0 - float(layer.momentum),
         channel_axis=axis % x.rank,
-        training=bool(layer.trainable),
+        training=bool(layer.trainable) and c.training,
         counter="",
     )
 
@@ -1444,7 +1937,7 @@ def _group_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any
 @layers("Dropout", "SpatialDropout1D", "SpatialDropout2D")
 def _dropout(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x = args[0]
-    if not layer.rate:
+    if not layer.rate or not c.training:
         return x
     kept: tuple[int, ...] = ()
     if type(layer).__name__.startswith("Spatial"):
@@ -1468,6 +1961,8 @@ class InTraining:
 
 @layers("GaussianNoise", "GaussianDropout", "AlphaDropout", "StochasticDepth")
 def _noise(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if not c.training:
+        return args[0]
     return c.emit("dropout", [args[0]], args[0].shape, expression=InTraining(layer))
 
 
@@ -1481,6 +1976,8 @@ def _image(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) ->
     x, name = args[0], type(layer).__name__
     if name == "RandomCrop" or not (name.startswith("Rand") or name in ("MixUp", "CutMix", "AugMix")):
         raise Refused("it prepares images; do it to the data, in front of the model")
+    if not c.training:
+        return x
     return c.emit("dropout", [x], x.shape, expression=InTraining(layer))
 
 
@@ -1620,35 +2117,153 @@ def capture(model: Any, shapes: Any, names: Mapping[int, str], losses: list[str]
     Raises:
         CaptureError: the model cannot be called on symbolic tensors.
     """
-    flat = _flat_shapes(shapes)
-    sizes = [size for shape in flat for size in shape[1:]] + [size for each in model.variables for size in each.shape]
-    prime = next(each for each in _PRIMES if all(not size or size % each for size in sizes))
+    known = [size for shape in _flat_shapes(shapes) for size in shape[1:]]
+    known += [size for each in model.variables for size in each.shape]
+
+    def fitting(stand_ins: Sequence[int]) -> list[int]:
+        return [each for each in stand_ins if all(not size or size % each for size in known)]
+
+    large, small = fitting(_STAND_INS), fitting(_OTHER_STAND_INS)
+    if not compares_batches():
+        return _captured(model, shapes, names, losses, large[0])
+    sizes = {"large": large, "small": small or large[2:]}
+    made: dict[str, Network | CaptureError] = {}
+    words = ["large", "small"]
+    for attempt in range(3):
+        for word in words:
+            if attempt >= len(sizes[word]):
+                continue
+            try:
+                kept = losses if not made else None
+                made[word] = _captured(model, shapes, names, kept, sizes[word][attempt])
+            except CaptureError as error:
+                made[word] = error
+        first, second = made["large"], made["small"]
+        if isinstance(first, CaptureError) and isinstance(second, CaptureError):
+            raise first
+        place = None
+        if isinstance(first, Network) and isinstance(second, Network):
+            place = _first_difference(first, second)
+            if place is None:
+                return first
+        # A size of the model's own may happen to be a multiple of a stand-in: then something is refused.
+        words = [word for word, each in made.items() if isinstance(each, CaptureError) or _refuses(each)]
+        if not words:
+            break
+    raise CaptureError(f"{place or 'the model'} computes with the size of the batch, which is another in use")
+
+
+def _refuses(network: Network) -> bool:
+    return any(step.kind == "unsupported" for step in network.steps)
+
+
+def compares_batches() -> bool:
+    """Whether the model is traced with several sizes of batch."""
+    return True
+
+
+def _first_difference(one: Network, other: Network) -> Place | None:
+    """Where two networks of one model differ first."""
+
+    def attributes(step: Step) -> list[tuple[str, str]]:
+        return sorted((key, repr(each)) for key, each in step.attributes.items() if key != "expression")
+
+    for step, twin in zip(one.steps, other.steps, strict=False):
+        same_step = (step.kind, step.inputs, step.output) == (twin.kind, twin.inputs, twin.output)
+        if (
+            not same_step
+            or attributes(step) != attributes(twin)
+            or one.values[step.output] != other.values[step.output]
+        ):
+            return step.place
+        names = [name for name in step.inputs if isinstance(name, str)]
+        if not all(_same_constant(name, name, one.constants, other.constants) for name in names):
+            return step.place
+    same_ends = one.outputs == other.outputs and len(one.steps) == len(other.steps)
+    return None if same_ends else Place(path="the model")
+
+
+def _captured(model: Any, shapes: Any, names: Mapping[int, str], losses: list[str] | None, prime: int) -> Network:
+    """The network for a batch that `prime` stands in for."""
     c = Converter(prime, names)
-    symbols = [keras.KerasTensor((prime, *shape[1:])) for shape in flat]
-    paths = [f"argument_{at}" for at in range(len(symbols))]
-    for path, symbol in zip(paths, symbols, strict=True):
-        c.bind(symbol, c.input(path, symbol.shape, "float32"))
+    flat = _flat_shapes(shapes)
+    paths = [f"argument_{at}" for at in range(len(flat))]
+    given_ = [c.input(path, (prime, *shape[1:]), "float32") for path, shape in zip(paths, flat, strict=True)]
     functional = getattr(model, "_functional", None) or model
     inputs_ = getattr(functional, "_inputs", None) or []
     c.whole_inputs = {path for path, each in zip(paths, inputs_, strict=False) if "int" in str(each.dtype)}
-    given = _pack(shapes, symbols)
-    with _unchanged(model, losses if losses is not None else []):
-        more = {"training": False} if "training" in inspect.signature(model.call).parameters else {}
+    given = _pack(shapes, given_)
+    seeds = [(each, keras.ops.convert_to_numpy(each.value)) for each in model.variables if is_seed(each)]
+
+    def own(variable: Any) -> bool:
+        return id(variable) in names and not is_seed(variable)
+
+    with _unchanged(model, losses if losses is not None else []), with_symbols(c.with_weights, own):
         try:
-            results = model.call(given, **more)
+            results = c.expand(model, [given], {})
+        except Refused as refused:
+            error = refused.__cause__
+            if error is None or isinstance(error, ChangesWeight | DrawsNumbers):
+                raise CaptureError(f"the model cannot be prepared: {refused}") from refused
+            text = with_own_sizes(str(error), prime, next((size for size, *_ in flat if size), 1))
+            more = {"training": False} if "training" in inspect.signature(model.call).parameters else {}
+
+            def takes(changed: Callable[[tuple[int, ...]], tuple[int, ...]]) -> bool:
+                try:
+                    model.call(_pack(shapes, [keras.KerasTensor(changed(shape)) for shape in flat]), **more)
+                except Exception:  # noqa: BLE001 - the user's model may raise anything
+                    return False
+                return True
+
+            words = ["input"] if len(paths) == 1 else paths
+            misfit = misfit_of_example(text, dict(zip(words, flat, strict=True)), takes)
+            raise CaptureError(misfit or f"the model cannot be called on symbolic tensors: {text}") from error
         except CaptureError:
             raise
         except Exception as error:
-            raise CaptureError(f"the model cannot be called on symbolic tensors: {error}") from error
-        items = [c.item(each) for each in tree.flatten(results)]
+            raise CaptureError(f"the model cannot be called on symbolic tensors: {first_line(error)}") from error
+    for variable, value in seeds:
+        variable.assign(value)
+    items = tree.flatten(results)
     outputs = [c.operand(each) if isinstance(each, Item) else str(each) for each in items]
-    words = list(getattr(model, "input_names", None) or [])
-    inputs = ["input"] if len(paths) == 1 else [str(each).replace("/", ".") for each in words] or paths
-    ends = ["output"] if len(outputs) == 1 else [f"output_{at}" for at in range(len(outputs))]
+    words = _input_words(model, shapes, functional, len(paths))
+    inputs = ["input"] if len(paths) == 1 else [each.replace("/", ".") for each in words]
+    ends = _output_words(results, functional, len(outputs))
     whole = Tree(given, results, [each.name for each in inputs_])
     return Network(
-        tuple(paths), tuple(outputs), c.values, c.constants, tuple(c.steps), tuple(inputs), tuple(ends), whole, whole
+        tuple(paths),
+        tuple(outputs),
+        c.values,
+        c.constants,
+        tuple(c.steps),
+        tuple(inputs),
+        tuple(ends),
+        whole,
+        whole,
+        tuple(words),
+        channels_first=False,
     )
+
+
+def _input_words(model: Any, shapes: Any, functional: Any, count: int) -> list[str]:
+    """What the user calls the inputs: keys of a dictionary, else names of the input layers, else `call`'s argument."""
+    if isinstance(shapes, Mapping) and all(_is_shape(each) for each in shapes.values()):
+        return [str(key) for key in sorted(shapes)]
+    words = [str(each._keras_history.operation.name) for each in getattr(functional, "_inputs", None) or []]
+    if len(words) != count:
+        word = next(iter(inspect.signature(model.call).parameters), "input")
+        words = [word] if count == 1 else [f"{word}_{at}" for at in range(count)]
+    return list(distinct(words))
+
+
+def _output_words(results: Any, functional: Any, count: int) -> list[str]:
+    """Likewise of the results: keys, else the names that Keras gives a functional model's outputs: its last layers'."""
+    if isinstance(results, Mapping) and len(results) == count:
+        return [str(key) for key in sorted(results)]
+    words = [str(each) for each in getattr(functional, "output_names", None) or []]
+    if len(words) != count:
+        words = ["output"] if count == 1 else [f"output_{at}" for at in range(count)]
+    return list(distinct(words))
 
 
 def _is_shape(value: Any) -> bool:

@@ -39,15 +39,15 @@ class DeviceStep:
         self._known: tuple[list[bytes], LoweredStep] | None = None
 
     def __call__(self, trained: Sequence[np.ndarray], features: Sequence[np.ndarray]) -> np.ndarray:
-        """The stored tensor in real numbers, float32, its axes in the user's order; NaN where an operand has any.
+        """The stored tensor in real numbers, float32, its axes in the user's order; of examples in which an operand
+        has NaN, for which there is no code, all of it is NaN.
 
         Args:
             trained: what `numbers_of` takes.
             features: real numbers on the grids of the operands.
         """
         lowered = self._lowered(trained)
-        graph, broken = lowered.graph, any(bool(np.isnan(each).any()) for each in features)
-        values = {}
+        graph, values = lowered.graph, {}
         for name, feature in zip(self.operands, features, strict=True):
             tensor = graph.tensors[name]
             scale, zero_point = tensor.quantization.scale[0], int(tensor.quantization.zero_point[0])
@@ -59,7 +59,21 @@ class DeviceStep:
         stored = graph.tensors[lowered.stored.name]
         steps = values[stored.name].astype(np.float32) - np.float32(stored.quantization.zero_point[0])
         result = in_users_order(steps, lowered.stored.layout) * stored.quantization.scale[0]
-        return np.full_like(result, np.nan) if broken else result
+        return self._with_nan(result, features)
+
+    def _with_nan(self, result: np.ndarray, features: Sequence[np.ndarray]) -> np.ndarray:
+        broken: np.ndarray | bool = False
+        for name, feature in zip(self.operands, features, strict=True):
+            stored, missing = self.plan.stored(name), np.isnan(feature)
+            if missing.any():
+                # One example after the other, each with all of its rows.
+                examples = feature.shape[stored.batch_axis] // stored.shape[stored.batch_axis]
+                broken = broken | np.moveaxis(missing, stored.batch_axis, 0).reshape(examples, -1).any(1)
+        if broken is False:
+            return result
+        own = np.repeat(np.asarray(broken), self.step.shape[self.step.batch_axis])
+        np.moveaxis(result, self.step.batch_axis, 0)[own] = np.nan
+        return result
 
     def _lowered(self, trained: Sequence[np.ndarray]) -> LoweredStep:
         key = [array.tobytes() for array in trained]

@@ -18,7 +18,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from exactqat.torch import fused, is_plain
 
@@ -31,7 +30,8 @@ from ..device import Tensor as DeviceTensor
 from ..device.arithmetic import bounds, fixed_point, zero_point_of
 from ..planning.plans import Numbers, Plan, PlanStep
 from . import primitives_torch
-from .layers import Outside, QuantizedInput, QuantizedLayer, TrainingOnly, WeightedLayer
+from .gradients_torch import is_differentiated, straight_through
+from .layers import CustomGradient, Outside, QuantizedInput, QuantizedLayer, TrainingOnly, WeightedLayer
 from .modules import FakeQuantize, per_channel
 
 _round_sums = fused("rounded_sums")
@@ -107,7 +107,7 @@ class Device:
     _kept = ("_seen", "_grids", "_lowering", "_placements", "_results", "_lowered", "_tables")
 
     def _forget(self) -> None:
-        self._seen: list[tuple[Tensor, int | None]] = []
+        self._seen: Tensor | None = None
         self._grids: dict[str, tuple[np.float32, int]] = {}
         self._lowering: Lowering | None = None
         self._placements: dict[str, Quantization] = {}
@@ -125,13 +125,15 @@ class Device:
         return self.exists and all(each.quantizing and not each.observing for each in self.quantizers.values())
 
     def refresh(self) -> None:
-        """Follows the ranges, should somebody have set others."""
+        """Follows the ranges, should somebody have set others.
+
+        Their values are compared, all at once: neither a tensor's identity nor its version shows what was written
+        through ``.data``.
+        """
         ends = [end for each in self.quantizers.values() for end in (each.range.minimum, each.range.maximum)]
-        seen = [(end, None if end.is_inference() else end._version) for end in ends]
-        same = len(seen) == len(self._seen) and all(
-            tensor is known and version is not None and version == known_version
-            for (tensor, version), (known, known_version) in zip(seen, self._seen, strict=True)
-        )
+        with torch.no_grad():
+            values = torch.stack([_unwrapped(end) for end in ends])
+        same = self._seen is not None and self._seen.device == values.device and torch.equal(values, self._seen)
         if same and self._lowering is not None:
             return
         grids = {name: each.scale_and_zero_point() for name, each in self.quantizers.items()}
@@ -139,7 +141,7 @@ class Device:
             self._forget()
             self._grids = grids
             self._lowering = Lowering(self.plan, Numbers(grids, {}))
-        self._seen = seen
+        self._seen = values
 
     # --- a whole network --------------------------------------------------------------------------------------------
 
@@ -162,23 +164,61 @@ class Device:
         self.refresh()
         first = next(iter(inputs.values()))
         values: dict[str, Value] = {}
+        broken: dict[str, Tensor] = {}
         with torch.autocast(first.device.type, enabled=False):
             for path, given in inputs.items():
+                given, missing = self._without_nan(path, given)
+                if missing is not None:
+                    broken[path] = missing
                 values[path] = self.step(path, steps[path], [given])
                 if seen is not None:
-                    seen[path] = real(values[path])
+                    seen[path] = self._with_nan(path, real(values[path]), broken)
             for path, operands, finished in order:
                 values[path] = self.step(path, steps[path], [values[name] for name in operands])
+                if broken:
+                    self._spread(path, operands, broken)
                 if seen is not None:
-                    seen[path] = real(values[path])
+                    seen[path] = self._with_nan(path, real(values[path]), broken)
                 for name in finished:
                     del values[name]
-            return {path: real(value) for path, value in values.items()}
+            return {path: self._with_nan(path, real(value), broken) for path, value in values.items()}
+
+    # --- NaN, for which there is no code ----------------------------------------------------------------------------
+
+    def _without_nan(self, path: str, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A tensor with zeros for NaN, and which of the examples had any."""
+        missing = x.isnan()
+        if not missing.any():
+            return x, None
+        stored = self.plan.stored(path)
+        rows = stored.shape[stored.batch_axis]
+        # One example after the other, each with all of its rows.
+        examples = missing.movedim(stored.batch_axis, 0).reshape(x.shape[stored.batch_axis] // rows, -1).any(1)
+        return x.masked_fill(missing, 0.0), examples
+
+    @staticmethod
+    def _spread(path: str, operands: Sequence[str], broken: dict[str, Tensor]) -> None:
+        """What is computed of an example with NaN is broken too."""
+        for name in operands:
+            if name in broken:
+                broken[path] = broken[name] | broken[path] if path in broken else broken[name]
+
+    def _with_nan(self, path: str, x: Tensor, broken: Mapping[str, Tensor]) -> Tensor:
+        """A result with NaN for all of a broken example, whose gradients are then NaN too."""
+        if path not in broken or not x.is_floating_point():
+            return x
+        stored = self.plan.stored(path)
+        rows = broken[path].repeat_interleave(stored.shape[stored.batch_axis])
+        # A factor, so that no gradient of a broken example is a number either.
+        factor = torch.ones_like(rows, dtype=x.dtype).masked_fill(rows, math.nan)
+        return x * per_channel(factor, x.dim(), stored.batch_axis)
 
     def step(self, path: str, module: nn.Module, given: Sequence[Value]) -> Value:
         """What one step of the plan makes of its operands."""
         if isinstance(module, TrainingOnly):
             return self._training_only(module, given[0])
+        if isinstance(module, CustomGradient):
+            return self._custom_gradient(module, given)
         if isinstance(module, Outside):
             return cast(Tensor, module(real(given[0])))
         layer = cast(QuantizedLayer, module)
@@ -201,15 +241,32 @@ class Device:
         if isinstance(layer, QuantizedInput):
             return real(self._input(path, layer, features[0]))
         operands = [name for name in cast(PlanStep, self.plan.stored(path)).operands if self.plan.is_stored(name)]
+        broken: dict[str, Tensor] = {}
         with torch.autocast(features[0].device.type, enabled=False):
-            given = [self._on_grid(name, each) for name, each in zip(operands, features, strict=True)]
-            return real(self.compute(path, layer, given))
+            given = []
+            for name, each in zip(operands, features, strict=True):
+                feature, missing = self._without_nan(name, each)
+                if missing is not None:
+                    broken[name] = missing
+                given.append(self._on_grid(name, feature))
+            self._spread(path, operands, broken)
+            return self._with_nan(path, real(self.compute(path, layer, given)), broken)
 
     def _training_only(self, module: TrainingOnly, x: Value) -> Value:
         noisy = module.training and (module.expression is not None or module.dropout > 0) and not module.stop_gradient
         if isinstance(x, OnGrid) and not noisy and not _is_watched(module):
             return OnGrid(x.steps.detach(), x.scale) if module.stop_gradient else x
         return cast(Tensor, module(real(x)))
+
+    @staticmethod
+    def _custom_gradient(module: CustomGradient, given: Sequence[Value]) -> Value:
+        x, *operands = given
+        if not isinstance(x, OnGrid) or _is_watched(module):
+            return cast(Tensor, module(*map(real, given)))
+        gradient_of = module.gradient_of([real(each) for each in operands])
+        if gradient_of is None:
+            return OnGrid(x.steps.detach(), x.scale)
+        return OnGrid(straight_through(gradient_of, x.steps.detach(), factor=1 / float(x.scale)), x.scale)
 
     def _input(self, path: str, layer: QuantizedInput, given: Tensor) -> Value:
         stored = layer.compose(given)
@@ -268,7 +325,7 @@ class Device:
         """The device's steps with the gradient of the layer in real numbers."""
         scale = self._placement(path).scale[0]
         trained = torch.is_grad_enabled() and (isinstance(layer, WeightedLayer) or layer.constants)
-        if not (trained or any(_is_differentiated(each.steps) for each in operands)):
+        if not (trained or any(is_differentiated(each.steps) for each in operands)):
             return OnGrid(steps, scale)
         if isinstance(layer, WeightedLayer):
             values = layer.compute_frozen(operands[0].real())
@@ -311,7 +368,7 @@ class Device:
         # Not a division by a number, for which GPUs multiply with its inverse.
         multiplier = (scale * float(input_scale)) / torch.full_like(scale, float(result.scale))
         multiplier = per_channel(multiplier, sums.dim(), axis)
-        differentiated = _is_differentiated(sums)
+        differentiated = is_differentiated(sums)
         if rounding == "float32":
             # Sums beyond 2**24 come in float64; the one rounding to float32 is the device's. In place where nobody
             # else sees them.
@@ -473,64 +530,6 @@ def real(value: Value) -> Tensor:
     return value.real() if isinstance(value, OnGrid) else value
 
 
-class _StraightThrough(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gradient_of: Tensor, value: Tensor, low: float, high: float, factor: float) -> Tensor:
-        result = value.view_as(value)
-        _StraightThrough.keep(ctx, (gradient_of, value, low, high, factor))
-        return result
-
-    @staticmethod
-    def keep(ctx: Any, inputs: tuple[Any, ...]) -> None:
-        gradient_of, _, ctx.low, ctx.high, ctx.factor = inputs
-        if not math.isinf(ctx.low):
-            ctx.save_for_backward(gradient_of)
-            ctx.save_for_forward(gradient_of)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        (gradient,) = gradients
-        if not math.isinf(ctx.low):
-            gradient = torch.ops.aten.hardtanh_backward(gradient, ctx.saved_tensors[0], ctx.low, ctx.high)
-        return gradient if ctx.factor == 1 else gradient * ctx.factor, None, None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Any, *rest: Any) -> Any:
-        if not math.isinf(ctx.low):
-            (x,) = ctx.saved_tensors
-            tangent = torch.where((x > ctx.low) & (x < ctx.high), tangent, torch.zeros_like(tangent))
-        return (tangent * ctx.factor).view_as(tangent)
-
-
-class _StraightThroughTransformed(_StraightThrough):
-    """The form that `torch.func` takes; Its signature is inspected at every call, which costs more than the rest."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(gradient_of: Tensor, value: Tensor, low: float, high: float, factor: float) -> Tensor:  # type: ignore[override]
-        return value.view_as(value)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _StraightThrough.keep(ctx, inputs)
-
-
-def _is_differentiated(tensor: Tensor) -> bool:
-    return (torch.is_grad_enabled() and tensor.requires_grad) or forward_ad._current_level >= 0
-
-
-def straight_through(
-    gradient_of: Tensor, value: Tensor, low: float = -math.inf, high: float = math.inf, factor: float = 1.0
-) -> Tensor:
-    """The value, with `factor` times the gradient of another tensor where that lies between low and high."""
-    if not _is_differentiated(gradient_of):
-        return value
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    function = _StraightThroughTransformed if transformed else _StraightThrough
-    return cast(Tensor, function.apply(gradient_of, value, low, high, factor))
-
-
 def _is_watched(module: nn.Module) -> bool:
     """Whether somebody's hooks want to see what a module is called with, or change it."""
     every = nn.modules.module
@@ -549,11 +548,14 @@ def _is_watched(module: nn.Module) -> bool:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    tensor = tensor.detach().cpu()
-    # Transforms such as torch.func.grad wrap tensors in others that have no memory.
+    return _unwrapped(tensor.detach().cpu()).numpy()
+
+
+def _unwrapped(tensor: Tensor) -> Tensor:
+    """Transforms such as torch.func.grad wrap tensors in others that have no memory."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor.numpy()
+    return tensor
 
 
 def _taken(table: Tensor, index: Tensor) -> Tensor:

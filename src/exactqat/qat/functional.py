@@ -33,6 +33,7 @@ from ..planning.plans import (
     Weights,
     branch_range,
     refuse_batch,
+    require_data,
     require_finite,
 )
 from ..planning.rules import Rule
@@ -47,10 +48,6 @@ _CLIPPING_CANDIDATES = 24
 _ENDS = ("minimum", "maximum")
 
 Tree = dict[str, dict[str, Any]]
-
-
-class MissingData(RuntimeError):
-    """A range is used that has seen no data."""
 
 
 @dataclass(frozen=True)
@@ -248,6 +245,10 @@ class Functional:
         """By grid, how many batches have moved its range."""
         return {name: int(ranges[name]["batches"]) for name, grid in self.grids.items() if grid.rule.ranges != "fixed"}
 
+    def require_data(self, ranges: Tree) -> None:
+        """Raises RuntimeError, naming the first of them, where ranges have seen no data. ranges: not traced."""
+        require_data(name for name, batches in self.batches_seen(ranges).items() if batches == 0)
+
     def refuse_batch(self, count: int, before: Mapping[str, int], after: Mapping[str, int]) -> None:
         """Raises ValueError for the `count`-th batch of a calibration if it moved less than all ranges, as values that
         are not finite do. before, after: `batches_seen`."""
@@ -256,7 +257,12 @@ class Functional:
     @property
     def random_steps(self) -> list[str]:
         """Steps that need random numbers in training."""
-        return [step.path for step in self.plan.steps if step.expression is not None or "dropout" in step.attributes]
+        return [
+            step.path
+            for step in self.plan.steps
+            if (step.expression is not None and not step.attributes.get("custom_gradient"))
+            or "dropout" in step.attributes
+        ]
 
     @property
     def tensors(self) -> list[str]:
@@ -437,21 +443,30 @@ class TrainedNetwork:
     Attributes:
         plan: what the device runs.
         frozen: whether its last phase of training has begun; only then it is lowered.
+        profile: whose integers it computes then; None: it stays fake quantized.
     """
 
     def __init__(
-        self, functional: Functional, arrays: Arrays, frozen: bool, run: Callable[..., dict[str, np.ndarray]]
+        self,
+        functional: Functional,
+        arrays: Arrays,
+        frozen: bool,
+        run: Callable[..., dict[str, np.ndarray]],
+        called: Callable[[Any], tuple[list[np.ndarray], dict[str, np.ndarray]]],
     ) -> None:
         """
         Args:
             arrays: in NumPy.
             run: (inputs, quantizing) -> what every step makes, in NumPy, in evaluation.
+            called: a batch, nested as the model takes it -> the inputs, and what every step makes, likewise.
         """
         self.plan = functional.plan
+        self.profile = functional.profile
         self.frozen = frozen
         self._functional = functional
         self._arrays = arrays
         self._run = run
+        self._called = called
         self._numbers: Numbers | None = None
 
     def numbers(self) -> Numbers:
@@ -459,6 +474,12 @@ class TrainedNetwork:
         if self._numbers is None:
             self._numbers = self._functional.numbers(self._arrays)
         return self._numbers
+
+    def evaluated(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without last steps that the
+        device's network leaves out. batch: as the model takes it."""
+        inputs, values = self._called(batch)
+        return inputs, [values[path] for path in self.plan.device_outputs]
 
     def stored_codes(self, *inputs: Any) -> dict[str, np.ndarray]:
         """Codes of every tensor that the device stores, by layer path, in the user's order of axes."""
@@ -496,6 +517,8 @@ class Run:
         self.ranges = {name: dict(ends) for name, ends in arrays.ranges.items()}
         self.shown: dict[str, list[tuple[Any, Any]]] = {}
         self.constants: dict[str, Any] = {}
+        # What custom gradients compute once for several steps.
+        self.shared: dict[Any, Any] = {}
 
     # --- constants ----------------------------------------------------------------------------------------------------
 
@@ -571,14 +594,15 @@ class Run:
         if rule.ranges == "fixed":
             return
         shown = self.shown.setdefault(name, [])
-        shown.append(self._ends(grid, p.stop_gradient(x)))
+        shown.append(p.extremes_of_replicas(*self._ends(grid, p.stop_gradient(x))))
         low, high = shown[0]
         for other_low, other_high in shown[1:]:
             low, high = p.minimum(low, other_low), p.maximum(high, other_high)
         takes = high - low < math.inf
         # Calibration tells of what the largest value does not show: XLA's passes over NaN on a CPU.
         if self.mode.observing:
-            takes = takes & (p.amin(p.where(abs(x) < math.inf, 1.0, 0.0), tuple(range(len(x.shape)))) > 0)
+            finite = p.amin(p.where(abs(x) < math.inf, 1.0, 0.0), tuple(range(len(x.shape))))
+            takes = takes & (p.extremes_of_replicas(finite, finite)[0] > 0)
         count = self.arrays.ranges[name]["batches"]
         before = {
             end: p.stop_gradient(
@@ -737,7 +761,8 @@ class Run:
         operands = [name for name in step.operands if name in values]
         kept = all(name in on_grid for name in operands)
         if step.expression is not None or not step.kind:
-            if kept and (step.attributes.get("stop_gradient") or not self.mode.training):
+            same_value = step.attributes.get("stop_gradient") or step.attributes.get("custom_gradient")
+            if step.operands[0] in on_grid and (same_value or not self.mode.training):
                 on_grid.add(step.path)
             return x
         operator = OPERATORS[step.kind]
@@ -754,6 +779,8 @@ class Run:
         p = self.primitives
         features = [values[name] for name in step.operands if name in values]
         if step.expression is not None or not step.kind:
+            if step.attributes.get("custom_gradient"):
+                return self._with_custom_gradient(step, values)
             return self._only_in_training(number, step, features[0])
         if step.outside:
             return p.FUNCTIONS[step.kind](features[0], **step.attributes)
@@ -779,7 +806,9 @@ class Run:
     def _stored(self, step: PlanStep, x: Any) -> Any:
         """Activation, then the grid of the stored tensor."""
         x = self._activated(x, step.activation)
-        if step.bounds is not None:
+        # On a symmetric grid of 16 bits saturation clamps, one code below the lower bound.
+        by_saturation = self.functional.grids[step.grid].rule.wide and self.mode.quantizing
+        if step.bounds is not None and not by_saturation:
             x = self.primitives.clip(x, *step.bounds)
         return self.store(step.grid, x)
 
@@ -797,6 +826,11 @@ class Run:
         if step.expression is not None:
             return step.expression(self.primitives, x, self.key(number))
         return self.primitives.dropout(x, step.attributes["dropout"], self.key(number))
+
+    def _with_custom_gradient(self, step: PlanStep, values: Mapping[str, Any]) -> Any:
+        """The first operand's value; its gradient is the user's rule at the others, constants as they are trained."""
+        y, *operands = (values[name] if name in values else self.constant(name) for name in step.operands)
+        return step.expression(self.primitives, y, *operands, shared=self.shared)
 
     def _constant_operand(self, step: PlanStep, position: int, operator: DeviceOperator) -> Any:
         value = self.constant(step.operands[position])
@@ -881,7 +915,12 @@ class Run:
             count = self.tensors[norm.counter] + 1
             self.tensors[norm.counter] = count
             share = share if share is not None else 1.0 / count
-        y, mean, variance = p.batch_norm(x, weight, bias, mean, variance, norm.epsilon, share, axis)
+        y, mean, new = p.batch_norm(x, weight, bias, mean, variance, norm.epsilon, share, axis)
+        if norm.biased and share is not None:
+            rows = math.prod(size for at, size in enumerate(x.shape) if at != axis) * p.count_of_replicas()
+            kept = variance * (1.0 - share)
+            new = kept + (new - kept) * ((rows - 1) / rows if rows > 1 else 1.0)
+        variance = new
         self.tensors[norm.mean], self.tensors[norm.variance] = mean, variance
         return y
 
@@ -904,8 +943,9 @@ class Run:
         raw = compute(self.constant(weights.weight), bias)
         axis = self._channel_axis(step, len(raw.shape))
         others = [at for at in range(len(raw.shape)) if at != axis]
-        mean = p.mean(raw, others)
-        variance = p.mean(p.square(raw - per_channel(p, mean, len(raw.shape), axis)), others)
+        mean = p.mean_of_replicas(p.mean(raw, others))
+        deviations = p.square(raw - per_channel(p, mean, len(raw.shape), axis))
+        variance = p.mean_of_replicas(p.mean(deviations, others))
         correction = running / p.sqrt(variance + norm.epsilon)
         shift = factor * correction * (mean if bias is None else mean - bias)
         shift = -shift if beta is None else beta - shift
@@ -920,9 +960,7 @@ class Run:
         grids: dict[str, tuple[np.float32, int]] = {}
         for name, grid in self.functional.grids.items():
             if grid.rule.ranges != "fixed" and not self.ranges[name]["batches"] > 0:
-                raise MissingData(
-                    f"the range of '{name}' has seen no data: train a batch or calibrate before the network is lowered"
-                )
+                require_data([name])
             require_finite(f"the range of '{name}'", *self.bounds(name))
             grids[name] = self.nudged(name)
         return self.numbers_of(self.plan.steps, grids)

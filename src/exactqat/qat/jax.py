@@ -17,7 +17,8 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -29,14 +30,19 @@ import numpy as np
 
 from ..device import PROFILES
 from ..display import table
-from ..planning import UnsupportedOperator, plan
-from ..planning.plans import ROW_HEADER
-from ..planning.rules import Rule, UnusedRuleWarning
+from ..planning import UnsupportedOperator, plan, warn_of_logits
+from ..planning.inputs import require_input
+from ..planning.plans import ROW_HEADER, require_data
+from ..planning.rules import Rule, UnusedRuleWarning, checked_rules
+from . import batches as loading
 from . import primitives_jax
-from .capture_jax import CaptureError, capture, named_leaves
+from .capture_jax import CaptureError, capture, compares_training, named_leaves
 from .capturing_jax.layers import batch_norm as _told_batch_norm
 from .capturing_jax.layers import capturing, layer
+from .frameworks import elsewhere, framework_of
 from .functional import Arrays, Functional, Mode, TrainedNetwork
+from .progress import at_work
+from .proof import NotComparedWarning, Proof
 
 if TYPE_CHECKING:
     from ..deploy import Graph
@@ -57,15 +63,50 @@ class State:
         frozen: whether the last phase of training has begun. It is no array: a jitted function is compiled once for
             each phase.
         calibrated: likewise, whether `calibrate` has run.
+        phase: an array ``"frozen"`` of a frozen state, nothing before. Stores of arrays keep neither `frozen` nor
+            `calibrated`; so the arrays of a frozen state do not fit into a state that is not, where it would go on as
+            if it had never been frozen.
     """
 
     variables: dict[str, Any]
     ranges: dict[str, dict[str, Any]]
     frozen: bool = False
     calibrated: bool = False
+    phase: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.frozen != ("frozen" in self.phase):
+            object.__setattr__(self, "phase", {"frozen": np.ones((), np.int32)} if self.frozen else {})
 
 
-jax.tree_util.register_dataclass(State, data_fields=["variables", "ranges"], meta_fields=["frozen", "calibrated"])
+jax.tree_util.register_dataclass(
+    State, data_fields=["variables", "ranges", "phase"], meta_fields=["frozen", "calibrated"]
+)
+
+
+@cache
+def _register_with_flax() -> None:
+    """Lets `flax.serialization` take states, which say whether they are frozen."""
+    try:
+        from flax import serialization
+    except ImportError:
+        return
+
+    words = ["variables", "ranges", "frozen", "calibrated"]
+
+    def to_dict(state: State) -> dict[str, Any]:
+        return {word: serialization.to_state_dict(getattr(state, word)) for word in words}
+
+    def from_dict(state: State, given: dict[str, Any]) -> State:
+        missing = sorted(set(words) - set(given))
+        if missing:
+            raise ValueError(f"a state's dictionary must have {words}, got none of {missing}")
+        variables, ranges = (
+            serialization.from_state_dict(getattr(state, word), given[word]) for word in ("variables", "ranges")
+        )
+        return State(variables, ranges, bool(given["frozen"]), bool(given["calibrated"]))
+
+    serialization.register_serialization_state(State, to_dict, from_dict)
 
 
 @dataclass(frozen=True)
@@ -80,6 +121,9 @@ class _Model:
         tree: makes the user's tree of trained leaves from a mapping of all of them.
         names_of_tree: the other way round: a tree of trained leaves by name.
         restore: what the user gave, with other values.
+        run: the user's model itself, of (leaves in `names`' order, args, kwargs, training, key): its results and all
+            leaves after it, by name.
+        trains: whether `run` knows training from evaluation.
     """
 
     function: Callable[..., Any]
@@ -89,6 +133,8 @@ class _Model:
     tree: Callable[[Mapping[str, Any]], Any]
     names_of_tree: Callable[[Any], dict[str, Any]]
     restore: Callable[[Mapping[str, Any]], Any]
+    run: Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any], bool, Any], tuple[Any, dict[str, Any]]]
+    trains: bool
     signature: inspect.Signature | None = None
 
 
@@ -98,11 +144,13 @@ class Prepared:
     Attributes:
         plan: what the device runs.
         unused_rules: one sentence for every rule that decided nothing.
+        proof: what `prepare` compared with the user's model; None if it was not asked to.
     """
 
     def __init__(self, model: _Model, functional: Functional) -> None:
         self.plan = functional.plan
         self.unused_rules = list(functional.plan.unused_rules)
+        self.proof: Proof | None = None
         self._model = model
         self._functional = functional
 
@@ -117,6 +165,8 @@ class Prepared:
         leaves = {name: _float32(leaf) for name, leaf in zip(self._model.names, self._model.leaves, strict=True)}
         arrays = self._functional.initial({name: np.asarray(leaf) for name, leaf in leaves.items()})
         learned, ranges = jax.tree.map(jnp.asarray, (arrays.learned, arrays.ranges))
+        if sys.modules.get("flax") is not None:
+            _register_with_flax()
         others = {name: leaf for name, leaf in leaves.items() if name not in self._model.trained}
         return {"model": self._model.tree(leaves), "ranges": learned}, State(others, ranges)
 
@@ -146,17 +196,16 @@ class Prepared:
         """Sets all activation ranges from data, by the float network in evaluation.
 
         Args:
-            batches: each an array, or a tuple of positional or a dictionary of keyword arguments.
+            batches: each an array, or a tuple of positional or a dictionary of keyword arguments. A loader of
+                ``(x, y)`` will do for a model that takes one argument: `y` is left out.
             anew: forget what ranges have seen before, in training or calibration, which else counts as earlier batches
                 do. Ranges that are learned begin again, too.
 
         Raises:
             ValueError: the state is frozen, there is no batch, or one gives values that are not finite.
-            TypeError: batches is one array.
+            TypeError: batches is one array, or one of them is not what the model takes.
         """
-        if isinstance(batches, jax.Array | np.ndarray):
-            shape = list(batches.shape)
-            raise TypeError(f"batches must be an iterable of batches, got an array of shape {shape}; give [it]")
+        batches = loading.checked(batches, isinstance(batches, jax.Array | np.ndarray))
         if _checked_state(state).frozen:
             raise ValueError("calibrate before freeze: the ranges of a frozen network are fixed")
         if anew:
@@ -170,7 +219,11 @@ class Prepared:
         observe = jax.jit(lambda params, state, args, kwargs: self._run(params, state, args, kwargs, mode)[1:])
         count, seen = 0, self._functional.batches_seen(state.ranges)
         for batch in batches:
-            args, kwargs = _arguments(batch)
+            args, kwargs = loading.arguments(batch, loading.places(self._model.signature, _FLAGS))
+            try:
+                self.plan.network.input_tree.flatten(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{error}; {loading.ALONE}") from None
             params, state = observe(params, state, args, kwargs)
             count += 1
             now = self._functional.batches_seen(state.ranges)
@@ -194,8 +247,10 @@ class Prepared:
 
         Raises:
             ValueError: a range or a batch norm's statistics are not finite.
+            RuntimeError: ranges have seen no data.
         """
         self._functional.require_finite_state(_checked_state(state).ranges, {}, state.variables)
+        self._functional.require_data(state.ranges)
         known = state.variables if params is None else self._tensors(params, state)
         tensors = {name: np.asarray(_float32(leaf)) for name, leaf in known.items()}
         ranges, _ = self._functional.frozen_ranges(state.ranges, {}, tensors)
@@ -216,7 +271,14 @@ class Prepared:
             self._run(params, state, inputs, {}, mode, seen=seen)
             return {path: np.asarray(value) for path, value in seen.items()}
 
-        return TrainedNetwork(self._functional, Arrays(*in_numpy), state.frozen, run)
+        def called(batch: Any) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+            args, kwargs = loading.arguments(batch)
+            seen: dict[str, Any] = {}
+            self._run(params, state, args, kwargs, Mode(frozen=state.frozen), seen=seen)
+            given = self.plan.network.input_tree.flatten(*args, **kwargs)
+            return [np.asarray(each, np.float32) for each in given], {name: np.asarray(seen[name]) for name in seen}
+
+        return TrainedNetwork(self._functional, Arrays(*in_numpy), state.frozen, run, called)
 
     def lower(self, params: Params, state: State) -> Graph:
         """The integer graph of a frozen network, for `exactqat.deploy`.
@@ -291,7 +353,7 @@ class Prepared:
         for name, grid in self._functional.grids.items():
             batches = arrays.ranges[name]["batches"]
             if grid.rule.ranges != "fixed" and not isinstance(batches, jax.core.Tracer) and int(batches) == 0:
-                raise RuntimeError(f"the range of '{name}' has seen no data: train a batch or run calibrate first")
+                require_data([name])
 
 
 def prepare(
@@ -301,6 +363,8 @@ def prepare(
     rules: Iterable[Rule] = (Rule(),),
     deployable: bool = True,
     profile: str | None = PROFILES[0],
+    keep_final_activation: bool | None = None,
+    check: bool = True,
 ) -> Prepared:
     """A model that trains under the device's arithmetic, in float32.
 
@@ -323,15 +387,26 @@ def prepare(
             on the host, by a callback for each layer. None: it stays fake quantization, which rounds sums otherwise (up
             to some percent of a deep network's codes) and needs no callback, on an accelerator for instance or for
             `jax.export`.
+        keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax that is the model's last step is a part
+            of the device's network: then the file returns what the model does, in the device's integers (a softmax in
+            steps of 1/256). If not, the model trains and predicts with it, and the file returns what it is computed
+            from (logits). None: not, and a FinalActivationWarning says so.
+        check: run the model beside the prepared one, quantization and randomness off, and compare results, gradients
+            and statistics, in evaluation and, where the model is known in training, there, with several numbers of
+            examples. `Prepared.proof` holds what was compared. Turn it off to save a few compilations and runs, for a
+            model that has passed before.
 
     Raises:
-        UnsupportedOperator: lists every operator the device cannot run, with its place and what to do.
+        UnsupportedOperator: lists every operator the device cannot run, with its place and what to do; or the network
+            that would be trained is not the model, with what differs first and by how much.
         ValueError: no rule matches a layer, or a rule cannot be deployed.
         TypeError: an argument is missing or of another kind.
     """
     is_nnx, is_linen = _is_nnx(model), _is_linen(model)
-    if not callable(model):
-        raise TypeError(f"model must be a function or a module of Flax, got {type(model).__name__}")
+    if not callable(model) or framework_of(model) in ("torch", "keras"):
+        raise TypeError(
+            f"model must be a function or a module of Flax, got {type(model).__name__}{elsewhere(model, 'jax')}"
+        )
     words = ["example", "rules"] if is_nnx else ["variables", "example", "rules"]
     named = dict(zip(words, given, strict=False))
     if len(given) > len(words) or (example is not None and "example" in named):
@@ -340,8 +415,8 @@ def prepare(
     if example is None or (not is_nnx and "variables" not in named):
         missing = "example" if example is None else "variables"
         raise TypeError(f"prepare needs {' and '.join(words[:-1])} behind the model; {missing} is missing")
-    rules = named.get("rules", rules)
-    args, kwargs = _arguments(example)
+    rules = checked_rules(named.get("rules", rules))
+    args, kwargs = loading.arguments(example)
     if is_nnx:
         known = _nnx_model(model)
     elif is_linen:
@@ -349,25 +424,57 @@ def prepare(
     else:
         known = _function_model(model, named["variables"])
     try:
-        network = capture(
-            known.function,
-            known.leaves,
-            args,
-            kwargs,
-            names=known.names,
-            trainable=known.trained.__contains__,
-            signature=known.signature,
-        )
+        with at_work("prepare reads the model"):
+            network = capture(
+                known.function,
+                known.leaves,
+                args,
+                kwargs,
+                names=known.names,
+                trainable=known.trained.__contains__,
+                signature=known.signature,
+                in_training=_in_training(known) if known.trains else None,
+            )
     except CaptureError as error:
         raise UnsupportedOperator(str(error)) from error
-    planned = plan(network, rules, deployable)
+    planned = plan(network, rules, deployable, keep_final_activation)
     for sentence in planned.unused_rules:
         warnings.warn(sentence, UnusedRuleWarning, stacklevel=2)
+    warn_of_logits(planned, keep_final_activation)
     functional = Functional(planned, primitives_jax, profile)
     if not (is_nnx or is_linen):
         # Only now it is known which of its leaves are statistics.
         known = _function_model(model, named["variables"], frozenset(functional.statistics))
-    return Prepared(known, functional)
+    prepared = Prepared(known, functional)
+    if check:
+        from .proof_jax import compare_with_original
+
+        prepared.proof = compare_with_original(known, prepared, args, kwargs)
+        if prepared.proof.refusal:
+            raise UnsupportedOperator(prepared.proof.refusal)
+        if prepared.proof.missing:
+            warnings.warn(prepared.proof.missing, NotComparedWarning, stacklevel=2)
+    return prepared
+
+
+def _in_training(known: _Model) -> Callable[..., Any]:
+    """The model's function as in training; refuses what training changes but the statistics of batch norms."""
+
+    def function(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        results, after = known.run(leaves, args, kwargs, True, jax.random.key(0))
+        changed = [
+            name
+            for name, leaf in zip(known.names, leaves, strict=True)
+            if after[name] is not leaf and not jnp.issubdtype(after[name].dtype, jnp.unsignedinteger)
+        ]
+        if changed and compares_training():
+            raise CaptureError(
+                f"in training the model changes '{changed[0]}' by itself; of what is not trained only the statistics "
+                "of batch norms (Flax's, or exactqat.qat.jax.batch_norm) follow training: keep it outside of the model"
+            )
+        return results
+
+    return function
 
 
 def batch_norm(
@@ -460,8 +567,13 @@ def _function_model(function: Callable[..., Any], params: Any, statistics: froze
     def call(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         return function(jax.tree.unflatten(definition, list(leaves)), *args, **kwargs)
 
+    def run(
+        leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        return call(leaves, *args, **kwargs), dict(zip(names, leaves, strict=True))
+
     leaves = [leaf for _, leaf in found]
-    return _Model(call, names, leaves, trained, tree, names_of_tree, restore, _without_first(function))
+    return _Model(call, names, leaves, trained, tree, names_of_tree, restore, run, False, _without_first(function))
 
 
 def _statistics(params: Any) -> frozenset[str]:
@@ -503,6 +615,25 @@ def _linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mappi
     def call(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         return module.apply(jax.tree.unflatten(definition, list(leaves)), *args, **flags, **kwargs)
 
+    full_names = {full: name for (full, _), name in zip(found, names, strict=True)}
+    others = [collection for collection in variables if collection != "params"]
+
+    def run(
+        leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        given = {name: not value if training else value for name, value in flags.items()}
+        results, updates = module.apply(
+            jax.tree.unflatten(definition, list(leaves)),
+            *args,
+            **given,
+            **kwargs,
+            mutable=others if training else [],
+            # All other streams of random numbers follow that of the parameters.
+            rngs={"params": key, "dropout": jax.random.fold_in(key, 1)},
+        )
+        changed = {full_names[full]: leaf for full, leaf in named_leaves(dict(updates)) if full in full_names}
+        return results, {**dict(zip(names, leaves, strict=True)), **changed}
+
     def tree(leaves: Mapping[str, Any]) -> Any:
         return jax.tree.unflatten(params_definition, [leaves[name] for name in params_names])
 
@@ -512,7 +643,9 @@ def _linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mappi
     def restore(leaves: Mapping[str, Any]) -> Any:
         return jax.tree.unflatten(definition, [leaves[name] for name in names])
 
-    return _Model(call, names, [leaf for _, leaf in found], trained, tree, names_of_tree, restore, signature)
+    leaves = [leaf for _, leaf in found]
+    trains = bool(flags or others)
+    return _Model(call, names, leaves, trained, tree, names_of_tree, restore, run, trains, signature)
 
 
 def _nnx_model(module: Any) -> _Model:
@@ -535,7 +668,7 @@ def _nnx_model(module: Any) -> _Model:
     def restore(leaves: Mapping[str, Any]) -> Any:
         state = nnx.from_flat_state(
             {
-                path: held.replace(leaves[".".join(map(str, path))]) if ".".join(map(str, path)) in leaves else held
+                path: held.replace(leaves.get(".".join(map(str, path)), held[...]))
                 for path, held in {**flat_params, **flat_others}.items()
             }
         )
@@ -544,10 +677,19 @@ def _nnx_model(module: Any) -> _Model:
     signature = inspect.signature(type(module).__call__)
     signature = signature.replace(parameters=list(signature.parameters.values())[1:])
 
-    def call(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+    def run(
+        leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
+    ) -> tuple[Any, dict[str, Any]]:
         made = restore(dict(zip(names, leaves, strict=True)))
-        made.eval()
-        return made(*args, **_unused_flags(signature, args, kwargs), **kwargs)
+        made.train() if training else made.eval()
+        flags = _unused_flags(signature, args, kwargs)
+        given = {name: not value if training else value for name, value in flags.items()}
+        results = made(*args, **given, **kwargs)
+        after = {".".join(map(str, path)): held[...] for path, held in nnx.to_flat_state(nnx.state(made))}
+        return results, {name: after[name] for name in names}
+
+    def call(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        return run(leaves, args, kwargs, False, None)[0]
 
     def tree(leaves: Mapping[str, Any]) -> Any:
         return jax.tree.unflatten(tree_definition, [leaves[name] for name in structure_names])
@@ -555,14 +697,7 @@ def _nnx_model(module: Any) -> _Model:
     def names_of_tree(tree: Any) -> dict[str, Any]:
         return dict(zip(structure_names, jax.tree.leaves(tree), strict=True))
 
-    return _Model(call, names, list(numbers.values()), trained, tree, names_of_tree, restore, signature)
-
-
-def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A model's arguments: one, several in a tuple or list, or by name."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
+    return _Model(call, names, list(numbers.values()), trained, tree, names_of_tree, restore, run, True, signature)
 
 
 def _checked_state(state: Any) -> State:
@@ -579,13 +714,5 @@ def _float32(leaf: Any) -> Any:
 def _checked(x: Any, given: Any) -> Any:
     """An input in float32, of the shape that the network was captured for."""
     array = _float32(x)
-    shape = given.shape
-    fits = array.ndim == len(shape) and all(
-        size == wanted
-        for axis, (size, wanted) in enumerate(zip(array.shape, shape, strict=True))
-        if axis != given.batch_axis
-    )
-    if not fits:
-        wanted = ["any" if axis == given.batch_axis else size for axis, size in enumerate(shape)]
-        raise ValueError(f"{given.path} must have shape {wanted}, got {list(array.shape)}")
+    require_input(given, tuple(array.shape), array.dtype, jnp.issubdtype(array.dtype, jnp.floating))
     return array

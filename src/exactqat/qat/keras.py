@@ -20,17 +20,29 @@ try:
     import keras
     from keras import ops
 except ImportError as error:
-    raise ImportError(f"Keras 3 and its backend are needed here: pip install 'exactqat[keras]' ({error})") from error
+    missing = getattr(error, "name", None) or "keras"
+    how = "pip install 'exactqat[keras]' and a backend: JAX, PyTorch or TensorFlow"
+    if missing.partition(".")[0] != "keras":
+        how = (
+            f"its backend, {missing}, is not installed: pip install 'exactqat[keras]' {missing}, or let "
+            "KERAS_BACKEND=jax, torch or tensorflow in the environment name another, before Keras is first imported"
+        )
+    raise ImportError(f"Keras 3 and its backend are needed here: {how} ({error})") from error
 import numpy as np
 
 from ..device import PROFILES
 from ..display import listed, shortened, table
-from ..planning import UnsupportedOperator, plan
-from ..planning.plans import ROW_HEADER, Numbers, Plan
-from ..planning.rules import Rule, UnusedRuleWarning
+from ..planning import UnsupportedOperator, plan, warn_of_logits
+from ..planning.inputs import require_input
+from ..planning.plans import ROW_HEADER, Numbers, Plan, PlanInput
+from ..planning.rules import Rule, UnusedRuleWarning, checked_rules
+from . import batches as loading
 from . import primitives_keras
 from .capture_keras import CaptureError, InTraining, capture, variable_names
+from .frameworks import elsewhere
 from .functional import Arrays, Functional, Mode, TrainedNetwork
+from .progress import at_work
+from .proof import NotComparedWarning, Proof
 
 __all__ = ["PreparedModel", "calibrate", "freeze", "prepare"]
 
@@ -42,6 +54,11 @@ class _Held:
     learned: dict[str, dict[str, Any]]
     ranges: dict[str, dict[str, Any]]
     seeds: Any
+    proof: Any
+    originals: dict[str, Any]
+    followed: dict[str, bool]
+    norms: list[tuple[Any, bool]]
+    steps_left_out: list[str]
 
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)
@@ -73,6 +90,7 @@ class PreparedModel(keras.Model):
         calibrated: bool = False,
         profile: str | None = PROFILES[0],
         statistics: Mapping[str, Any] | None = None,
+        keep_final_activation: bool | None = False,
         **rest: Any,
     ) -> None:
         """What `prepare` calls; Keras does when it loads one."""
@@ -88,19 +106,30 @@ class PreparedModel(keras.Model):
         if statistics is not None:
             _give_statistics(model, names, statistics)
         losses: list[str] = []
-        network = capture(model, shapes, names, losses)
-        planned = plan(network, rules, deployable)
+        with at_work("prepare reads the model"):
+            network = capture(model, shapes, names, losses)
+        planned = plan(network, rules, deployable, keep_final_activation)
         functional = Functional(planned, primitives_keras, profile)
         self._held = _Held(
             original=model,
             rules=list(rules),
             shapes=shapes,
             deployable=deployable,
+            keep_final_activation=keep_final_activation,
             functional=functional,
             frozen=bool(frozen),
             calibrated=bool(calibrated),
             losses_left_out=losses,
+            proof=None,
         )
+        self._held.steps_left_out = _own_steps(model)
+        self._held.originals = {names[id(each)]: each for each in model.variables}
+        self._held.followed = self._wanted_trainability()
+        self._held.norms = [
+            (layer, bool(layer.trainable))
+            for layer in model._flatten_layers()
+            if isinstance(layer, keras.layers.BatchNormalization)
+        ]
         used = set(functional.tensors)
         variables = {names[id(each)]: each for each in model.variables if names[id(each)] in used}
         values = {name: np.asarray(ops.convert_to_numpy(each.value)) for name, each in variables.items()}
@@ -147,8 +176,19 @@ class PreparedModel(keras.Model):
         return self._held.functional.plan
 
     @property
+    def profile(self) -> str | None:
+        """Whose integers the network computes once it is frozen; None: it stays fake quantized."""
+        return self._held.functional.profile
+
+    @property
     def unused_rules(self) -> list[str]:
         return list(self.plan.unused_rules)
+
+    @property
+    def proof(self) -> Proof | None:
+        """What `prepare` compared with the user's model; None if it was not asked to, and in a loaded model."""
+        found: Proof | None = self._held.proof
+        return found
 
     @property
     def frozen(self) -> bool:
@@ -162,6 +202,18 @@ class PreparedModel(keras.Model):
     def losses_left_out(self) -> list[str]:
         """Layers of the float model that add a loss of their results (`add_loss`, `activity_regularizer`)."""
         return list(self._held.losses_left_out)
+
+    @property
+    def steps_left_out(self) -> list[str]:
+        """Methods of the float model's class that say how it trains (`train_step`, `compute_loss`, ...)."""
+        return list(self._held.steps_left_out)
+
+    @property
+    def output_names(self) -> list[str] | None:
+        """As Keras calls the float model's outputs, by which losses and metrics are given; None if it does not."""
+        original = self._held.original
+        names = getattr(getattr(original, "_functional", None) or original, "output_names", None)
+        return list(names) if names and len(names) == len(self.plan.network.outputs) else None
 
     @property
     def trainable(self) -> bool:
@@ -180,6 +232,67 @@ class PreparedModel(keras.Model):
         for variable in self.range_variables():
             variable.trainable = self.trainable and not held.frozen
 
+    # --- as the float model says --------------------------------------------------------------------------------------
+
+    def _wanted_trainability(self) -> dict[str, bool]:
+        return {name: bool(variable.trainable) for name, variable in self._held.originals.items()}
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As Keras does. What is trained follows the float model's layers: set their `trainable` before.
+
+        Raises:
+            ValueError: `jit_compile=True` on PyTorch, or the float model's batch norms were fixed or freed since
+                `prepare`, which decides whether they follow the batch.
+        """
+        if kwargs.get("jit_compile") is True and keras.backend.backend() == "torch":
+            raise ValueError(
+                "jit_compile=True: a prepared model is not compiled by torch.compile; leave it out (the backends jax "
+                "and tensorflow compile)"
+            )
+        for layer, trainable in self._held.norms:
+            if bool(layer.trainable) != trainable:
+                raise ValueError(
+                    f"the batch norm '{layer.name}' was {'' if trainable else 'not '}trainable when the model was "
+                    "prepared, and that decides whether it follows the batch; prepare the model again"
+                )
+        wanted = self._wanted_trainability()
+        for name, variable in self._held.tensors.items():
+            if wanted[name] != self._held.followed[name]:
+                variable.trainable = wanted[name] and variable.dtype == "float32"
+        self._held.followed = wanted
+        super().compile(*args, **kwargs)
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """As Keras does, which leaves it to models with a `compile` of their own."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if getattr(self, "optimizer", None) is not None:
+            self.optimizer.build(self.trainable_variables)
+
+    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_steps("train_step", "compute_loss", "compute_metrics")
+        if self._wanted_trainability() != self._held.followed:
+            raise ValueError(
+                "the float model's layers were made trainable, or fixed, after this model was compiled; compile it"
+            )
+        return super().train_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_steps("test_step", "compute_loss", "compute_metrics")
+        return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_steps("predict_step")
+        return super().predict_step(*args, **kwargs)
+
+    def _refuse_steps(self, *names: str) -> None:
+        own = [name for name in self._held.steps_left_out if name in names]
+        if own:
+            raise NotImplementedError(
+                f"{type(self._held.original).__name__} has its own {listed(own)}, which a prepared model does not run. "
+                "Write the loop yourself, with prepared(x, training=True); or have the model without it prepared "
+                "(keras.Model(model.inputs, model.outputs))"
+            )
+
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         held = self._held
         if held.functional.needs_calibration and not held.calibrated:
@@ -190,30 +303,29 @@ class PreparedModel(keras.Model):
     def _run(self, inputs: Any, mode: Mode, seen: dict[str, Any] | None = None) -> Any:
         held = self._held
         tree = self.plan.network.input_tree
-        given = [
-            self._as_prepared(name, ops.cast(ops.convert_to_tensor(each), "float32"))
-            for name, each in zip(self.plan.network.inputs, tree.flatten(inputs), strict=True)
-        ]
+        given = self._given(inputs)
         before = self._arrays(lambda variable: variable.value)
         outputs, after = held.functional.run(before, given, mode, lambda number: held.seeds, seen)
         if mode.training or mode.observing:
             self._assign(before, after, mode)
         return tree.unflatten(outputs)
 
-    def _as_prepared(self, name: str, x: Any) -> Any:
+    def _given(self, inputs: Any) -> list[Any]:
+        """The tensors of a call, flat, as the network takes them."""
+        return [
+            self._as_prepared(each, ops.cast(ops.convert_to_tensor(x), "float32"))
+            for each, x in zip(self.plan.inputs, self.plan.network.input_tree.flatten(inputs), strict=True)
+        ]
+
+    @staticmethod
+    def _as_prepared(prepared: PlanInput, x: Any) -> Any:
         """An input in the shape that the network was prepared for; Keras adds and drops a last axis of one."""
-        value = self.plan.network.values[name]
-        wanted = tuple(None if axis == value.batch_axis else size for axis, size in enumerate(value.shape))
-        given = tuple(x.shape)
-        if len(given) == len(wanted) + 1 and given[-1] == 1:
+        rank, given = len(prepared.shape), tuple(x.shape)
+        if len(given) == rank + 1 and given[-1] == 1:
             x = ops.squeeze(x, axis=-1)
-        elif len(given) == len(wanted) - 1 and wanted[-1] == 1:
+        elif len(given) == rank - 1 and prepared.shape[-1] == 1:
             x = ops.expand_dims(x, axis=-1)
-        shape = tuple(x.shape)
-        if len(shape) != len(wanted) or any(
-            each is not None and size is not None and each != size for each, size in zip(shape, wanted, strict=True)
-        ):
-            raise ValueError(f"the model was prepared for an input of shape {wanted}, got {given}")
+        require_input(prepared, tuple(x.shape), x.dtype, True)
         return x
 
     def _arrays(self, value: Any) -> Arrays:
@@ -247,12 +359,25 @@ class PreparedModel(keras.Model):
             self._run(inputs[0] if len(inputs) == 1 else inputs, Mode(frozen=self.frozen, quantizing=quantizing), seen)
             return {path: np.asarray(ops.convert_to_numpy(value)) for path, value in seen.items()}
 
+        def called(batch: Any) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+            seen: dict[str, Any] = {}
+            self._run(batch, Mode(frozen=self.frozen), seen)
+            given = self._given(batch)
+            return [ops.convert_to_numpy(each) for each in given], {
+                path: np.asarray(ops.convert_to_numpy(value)) for path, value in seen.items()
+            }
+
         arrays = self._arrays(lambda variable: np.asarray(ops.convert_to_numpy(variable.value)))
-        return TrainedNetwork(self._held.functional, arrays, self.frozen, run)
+        return TrainedNetwork(self._held.functional, arrays, self.frozen, run, called)
 
     def numbers(self) -> Numbers:
         """What training leaves behind, for `deploy.lower`."""
         return self._trained().numbers()
+
+    def evaluated(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without last steps that the
+        device's network leaves out. batch: as `predict` takes one."""
+        return self._trained().evaluated(batch)
 
     def stored_codes(self, *inputs: Any) -> dict[str, np.ndarray]:
         """Codes of every tensor that the device stores, by layer path, in the user's order of axes."""
@@ -283,6 +408,7 @@ class PreparedModel(keras.Model):
             "rules": [asdict(rule) for rule in held.rules],
             "shapes": held.shapes,
             "deployable": held.deployable,
+            "keep_final_activation": bool(held.keep_final_activation),
             "frozen": held.frozen,
             "calibrated": held.calibrated,
             "profile": held.functional.profile,
@@ -302,6 +428,10 @@ class PreparedModel(keras.Model):
 
     def load_own_variables(self, store: Any) -> None:
         variables = self._stored_variables()
+        if not store.keys():
+            raise ValueError(
+                "these are another model's weights; those of the float model are loaded into it before it is prepared"
+            )
         if len(store.keys()) != len(variables):
             raise ValueError(
                 f"these are {len(store.keys())} variables, this prepared model has {len(variables)}: prepare the same "
@@ -367,6 +497,13 @@ class PreparedModel(keras.Model):
         """Keras' quantization behind training, of layers; a prepared model has none."""
         raise NotImplementedError("a prepared model becomes integers by qat.keras.freeze and deploy.lower")
 
+    def export(self, *args: Any, **kwargs: Any) -> None:
+        """Keras' export, of a function of the backend; a prepared model becomes a file otherwise."""
+        raise NotImplementedError(
+            "a prepared model is exported as integers: qat.keras.freeze, then deploy.write_tflite(deploy.lower(model), "
+            "path) or deploy.write_onnx; model.save keeps it for further training"
+        )
+
     def _changed_phase(self, **changes: Any) -> None:
         self._held.__dict__.update(changes)
         # Compiled functions are of the phase before.
@@ -381,6 +518,8 @@ def prepare(
     example: Any = None,
     deployable: bool = True,
     profile: str | None = PROFILES[0],
+    keep_final_activation: bool | None = None,
+    check: bool = True,
 ) -> PreparedModel:
     """A model that trains under the device's arithmetic, in float32.
 
@@ -394,14 +533,23 @@ def prepare(
         profile: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are made
             on the host, layer by layer. None: it stays fake quantization, which rounds sums otherwise (up to some
             percent of a deep network's codes) and needs nothing from the host.
+        keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax that is the model's last step is a part
+            of the device's network: then the file returns what the model does, in the device's integers (a softmax in
+            steps of 1/256). If not, the model trains and predicts with it, and the file returns what it is computed
+            from (logits). None: not, and a FinalActivationWarning says so.
+        check: run the model beside the prepared one, quantization and randomness off, and compare results, gradients
+            and variables, in training and in evaluation, with several numbers of examples. `PreparedModel.proof` holds
+            what was found, and how long it took.
 
     Raises:
-        UnsupportedOperator: lists every operation the device cannot run, with what to do.
+        UnsupportedOperator: lists every operation the device cannot run, with what to do; or the prepared network
+            computes something else than the model, which `check` found.
         ValueError: no rule matches a layer, a rule cannot be deployed, or a size is not known.
         TypeError: the model is none of Keras.
     """
     if not isinstance(model, keras.Model):
-        raise TypeError(f"model must be a keras.Model, got {type(model).__name__}")
+        raise TypeError(f"model must be a keras.Model, got {type(model).__name__}{elsewhere(model, 'keras')}")
+    rules = checked_rules(rules)
     if isinstance(model, PreparedModel):
         raise TypeError("model is prepared already; prepare the float model that it was made from")
     shapes = None
@@ -410,9 +558,25 @@ def prepare(
             model(example)
         shapes = keras.tree.map_structure(lambda each: tuple(np.shape(each)), example)
     try:
-        prepared = PreparedModel(model, list(rules), shapes, deployable, profile=profile, name=f"{model.name}_prepared")
+        prepared = PreparedModel(
+            model,
+            list(rules),
+            shapes,
+            deployable,
+            profile=profile,
+            keep_final_activation=keep_final_activation,
+            name=f"{model.name}_prepared",
+        )
     except CaptureError as error:
         raise UnsupportedOperator(str(error)) from error
+    if check:
+        from .proof_keras import compare_with_original
+
+        prepared._held.proof = proof = compare_with_original(model, prepared, example)
+        if proof.refusal:
+            raise UnsupportedOperator(proof.refusal)
+        if proof.missing:
+            warnings.warn(proof.missing, NotComparedWarning, stacklevel=2)
     if prepared.losses_left_out:
         warnings.warn(
             f"losses that layers add of their results are left out: {listed(prepared.losses_left_out)} (add_loss, "
@@ -420,8 +584,16 @@ def prepare(
             UserWarning,
             stacklevel=2,
         )
+    if prepared.steps_left_out:
+        warnings.warn(
+            f"{type(model).__name__} has its own {listed(prepared.steps_left_out)}, which the prepared model does not "
+            "run: its fit and evaluate refuse; write the loop yourself, with prepared(x, training=True)",
+            UserWarning,
+            stacklevel=2,
+        )
     for sentence in prepared.unused_rules:
         warnings.warn(sentence, UnusedRuleWarning, stacklevel=2)
+    warn_of_logits(prepared.plan, keep_final_activation)
     return prepared
 
 
@@ -429,24 +601,24 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], anew: bool = False) 
     """Sets all activation ranges from data: runs the float network, in evaluation, over `batches` of inputs.
 
     Args:
-        batches: batches of inputs as `predict` takes one, or a data set that `fit` takes, whose targets are left out.
+        batches: batches of inputs as `predict` takes one, or a data set that `fit` takes, whose targets are left out:
+            of a tuple or list of more arrays than the model has inputs, the first element is the inputs.
         anew: forget what ranges have seen before, in training or calibration, which else counts as earlier batches do.
             Ranges that are learned begin again, too.
 
     Raises:
         ValueError: the model is frozen, there is no batch, or one has other shapes than the model was prepared for or
             gives values that are not finite.
-        TypeError: batches is one array.
+        TypeError: batches is one array, or the model is not prepared.
     """
-    if ops.is_tensor(batches) or isinstance(batches, np.ndarray):
-        shape = tuple(getattr(batches, "shape", ()))
-        raise TypeError(f"batches must be an iterable of batches, got an array of shape {shape}; give [it]")
+    _require_prepared(model)
+    if isinstance(batches, keras.utils.PyDataset):
+        batches = map(batches.__getitem__, range(len(batches)))
+    batches = loading.checked(batches, ops.is_tensor(batches) or isinstance(batches, np.ndarray))
     if model.frozen:
         raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
     held = model._held
     count = 0
-    if isinstance(batches, keras.utils.PyDataset):
-        batches = map(batches.__getitem__, range(len(batches)))
     wanted = len(model.plan.network.inputs)
     before = [
         (variable, ops.convert_to_numpy(variable.value))
@@ -461,7 +633,7 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], anew: bool = False) 
             variable.assign(np.zeros_like(value))
         seen = held.functional.batches_seen(held.ranges)
         for batch in batches:
-            if isinstance(batch, tuple) and len(keras.tree.flatten(batch)) != wanted:
+            if isinstance(batch, tuple | list) and len(keras.tree.flatten(batch)) != wanted:
                 batch = keras.utils.unpack_x_y_sample_weight(batch)[0]
             model._run(batch, Mode(quantizing=False, observing=True))
             count += 1
@@ -489,10 +661,14 @@ def freeze(model: PreparedModel) -> None:
 
     Raises:
         ValueError: a range or a batch norm's statistics are not finite.
+        RuntimeError: ranges have seen no data.
+        TypeError: the model does not come from `prepare`.
     """
+    _require_prepared(model)
     held = model._held
     arrays = model._arrays(lambda variable: np.asarray(ops.convert_to_numpy(variable.value)))
     held.functional.require_finite_state(arrays.ranges, arrays.learned, arrays.tensors)
+    held.functional.require_data(arrays.ranges)
     frozen = held.functional.frozen_ranges(arrays.ranges, arrays.learned, arrays.tensors)
     for tree, after in zip((held.ranges, held.learned), frozen, strict=True):
         for name, ends in tree.items():
@@ -503,6 +679,12 @@ def freeze(model: PreparedModel) -> None:
         model.optimizer = type(optimizer).from_config(optimizer.get_config())
     model._changed_phase(frozen=True)
     model._set_ranges_trainable()
+
+
+def _require_prepared(model: Any) -> None:
+    if not isinstance(model, PreparedModel):
+        how = elsewhere(model, "keras") or "; prepare it first: model = exactqat.qat.keras.prepare(model)"
+        raise TypeError(f"model must come from exactqat.qat.keras.prepare, got {type(model).__name__}{how}")
 
 
 def _shapes(model: Any) -> Any:
@@ -522,6 +704,16 @@ def _shapes(model: Any) -> Any:
             "sizes: give example, a batch of the size that is to be deployed"
         )
     return shapes
+
+
+# How a model trains, evaluates and predicts; a class may have its own.
+_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
+
+
+def _own_steps(model: Any) -> list[str]:
+    """Those of `_STEPS` that the user has written."""
+    classes = [each for each in type(model).__mro__ if not each.__module__.startswith("keras.")]
+    return [name for name in _STEPS if name in vars(model) or any(name in vars(each) for each in classes)]
 
 
 def _adapted(model: Any) -> list[Any]:

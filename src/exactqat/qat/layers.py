@@ -22,7 +22,9 @@ from ..device import OPERATORS, DeviceOperator
 from ..device.weighted import Weighted
 from ..planning.plans import WeightNumbers
 from . import primitives_torch
+from .gradients_torch import is_differentiated, straight_through
 from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize, per_channel
+from .owners_torch import BEFORE
 
 LARGEST_BIAS_CODE = 2.0**30
 # Of a bias in int64, behind int16 activations.
@@ -35,15 +37,31 @@ Source = Callable[[], Tensor]
 
 
 class Held:
-    """The parameter or buffer that a module holds under a name."""
+    """The parameter or buffer that a module holds under a name.
+
+    Attributes:
+        moves: steps of training write into it, so that what is computed of it needs a copy for its backward pass.
+    """
 
     def __init__(self, owner: nn.Module, name: str) -> None:
         self.owner = owner
         self.name = name
+        self.moves = False
 
     def __call__(self) -> Tensor:
-        held = self.owner._parameters.get(self.name)
-        return cast(Tensor, self.owner._buffers[self.name] if held is None else held)
+        held = self.tensor()
+        return held.clone() if self.moves and torch.is_grad_enabled() else held
+
+    def tensor(self) -> Tensor:
+        """What is held itself."""
+        held: Tensor | None = self.owner._parameters.get(self.name)
+        if held is None:
+            held = self.owner._buffers.get(self.name)
+        if held is None:
+            raise RuntimeError(
+                f"'{self.name}' of the prepared model's {type(self.owner).__name__} was taken away: {BEFORE}"
+            )
+        return held
 
 
 class Computed:
@@ -230,7 +248,9 @@ class QuantizedLayer(nn.Module):
 
     @property
     def operator(self) -> DeviceOperator:
-        """What the device knows of it."""
+        """What the device knows of it; an input has none."""
+        if not self.kind:
+            raise AttributeError("an input has no operator")
         return OPERATORS[self.kind]
 
     def compute_with(self, integers: Integers, path: str) -> None:
@@ -240,7 +260,9 @@ class QuantizedLayer(nn.Module):
     def clamped(self, features: Tensor) -> Tensor:
         """Activation, and what the function itself is clamped to."""
         features = activate(features, self.activation)
-        return features if self.bounds is None else features.clamp(*self.bounds)
+        # On a symmetric grid of 16 bits saturation clamps, one code below the lower bound.
+        by_saturation = self.output_quantizer.rule.wide and self.output_quantizer.quantizing
+        return features if self.bounds is None or by_saturation else features.clamp(*self.bounds)
 
     def store(self, features: Tensor) -> Tensor:
         """Activation, then the grid of the stored tensor."""
@@ -310,7 +332,10 @@ class WeightedLayer(QuantizedLayer):
         weight_quantizer: layers with the same weight share one.
         batch_norm: what is folded into the weights, or None.
         folded: whether the weight is quantized with batch norm in it (`Rule.fold_batch_norm`).
+        of_all_processes: whether statistics must be those of all processes; off where each one runs on the same data.
     """
+
+    of_all_processes = True
 
     def __init__(
         self,
@@ -404,7 +429,7 @@ class WeightedLayer(QuantizedLayer):
 
     def statistics(self, raw: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and biased variance of each channel of a batch, for a folded batch norm."""
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if self.of_all_processes and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             raise RuntimeError(
                 "Rule.fold_batch_norm needs the statistics of all processes: train inside qat.distributed.synchronized"
             )
@@ -494,6 +519,29 @@ class TrainingOnly(nn.Module):
         if self.expression is not None:
             return self.expression(*(source() for source in self._sources), features)
         return F.dropout(features, self.dropout)
+
+
+class CustomGradient(nn.Module):
+    """A tensor as it is, with the gradient of the user's own rule; whatever computed its value passes none."""
+
+    def __init__(self, expression: Callable[..., Tensor], sources: Sequence[Source]) -> None:
+        """
+        Args:
+            expression: the user's function of `sources` and further operands.
+        """
+        super().__init__()
+        self.expression = expression
+        self._sources = tuple(sources)
+
+    def gradient_of(self, operands: Sequence[Tensor]) -> Tensor | None:
+        """What gives the gradient; None where nothing asks for one."""
+        given = [*(source() for source in self._sources), *operands]
+        return self.expression(*given) if any(map(is_differentiated, given)) else None
+
+    def forward(self, value: Tensor, *operands: Tensor) -> Tensor:
+        gradient_of = self.gradient_of(operands)
+        value = value.detach()
+        return value if gradient_of is None else straight_through(gradient_of, value)
 
 
 class Outside(nn.Module):

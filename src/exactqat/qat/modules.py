@@ -89,6 +89,11 @@ def strides_first(
     return features, (1,) * len(strides)
 
 
+def is_recomputing() -> bool:
+    """Whether this runs as a part of a backward pass, as what `torch.utils.checkpoint` computes once more."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
 class FakeQuantize(nn.Module):
     """Rounds an activation to the grid its device tensor will have; gradients as in TensorFlow's operators.
 
@@ -106,8 +111,9 @@ class FakeQuantize(nn.Module):
 
     @property
     def observes(self) -> bool:
-        """Whether the next tensor moves the range."""
-        return self.observing or (self.training and not self.frozen and self.range.follows_training_data)
+        """Whether the next tensor moves the range; one that a checkpoint computes again has done so."""
+        follows = self.training and not self.frozen and self.range.follows_training_data
+        return self.observing or (follows and not is_recomputing())
 
     def forward(self, activation: Tensor) -> Tensor:
         if self.observes:

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array, lax
 
 import exactqat as eq
-from exactqat.jax import mesh_size, placed_like
+from exactqat.jax import mesh_size, placed_like, replicas
 
 Pairs = Sequence[Sequence[int]]
 
@@ -68,11 +68,12 @@ def straight_through(value: Array, gradient_of: Array) -> Array:
 
 
 @jax.custom_jvp
-def _with_gradient_of(value: Array, gradient_of: Array) -> Array:
+def with_gradient_of(value: Array, gradient_of: Array) -> Array:
+    """The first one's value with the second one's gradient, whatever the second one's value is."""
     return value
 
 
-@_with_gradient_of.defjvp
+@with_gradient_of.defjvp
 def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     return primals[0], tangents[1]
 
@@ -98,7 +99,7 @@ def on_host(
 
     given = jax.tree.map(lax.stop_gradient, (list(first), list(second)))
     made = jax.pure_callback(called, jax.ShapeDtypeStruct(like.shape, like.dtype), *given, vmap_method="sequential")
-    return _with_gradient_of(placed_like(made, like), like)
+    return with_gradient_of(placed_like(made, like), like)
 
 
 # --- over axes --------------------------------------------------------------------------------------------------------
@@ -149,8 +150,27 @@ def log_softmax(x: Array, axis: int) -> Array:
 
 
 def sorted_values(x: Array) -> Array:
-    """All values of an array in ascending order, flat."""
-    return jnp.sort(x.reshape(-1))
+    """All values of an array in ascending order, flat; in `exactqat.jax.synchronized` those of all replicas."""
+    names = replicas()
+    return jnp.sort((x if names is None else lax.all_gather(x, names)).reshape(-1))
+
+
+def extremes_of_replicas(low: Array, high: Array) -> tuple[Array, Array]:
+    """The smallest and the largest of all replicas in `exactqat.jax.synchronized`, else what is given."""
+    names = replicas()
+    return (low, high) if names is None else (lax.pmin(low, names), lax.pmax(high, names))
+
+
+def count_of_replicas() -> int:
+    """How many there are in `exactqat.jax.synchronized`, else 1."""
+    names = replicas()
+    return 1 if names is None else int(lax.psum(1, names))
+
+
+def mean_of_replicas(x: Array) -> Array:
+    """The mean over all replicas in `exactqat.jax.synchronized`, else what is given."""
+    names = replicas()
+    return x if names is None else lax.pmean(x, names)
 
 
 # --- movement ---------------------------------------------------------------------------------------------------------

@@ -21,8 +21,9 @@ import exactqat as eq
 from exactqat.torch import is_plain
 
 from ..device.operator import ScaleLimits
+from ..display import shortened
 from ..planning.fitting import constant_step
-from ..planning.plans import SMALLEST_WIDTH
+from ..planning.plans import SMALLEST_WIDTH, MissingData, without_data
 from ..planning.rules import Rule
 
 _CLIPPING_CANDIDATES = 24
@@ -67,9 +68,6 @@ def fake_quantize(channels_last: Tensor, minimum: Tensor, maximum: Tensor, bits:
     return cast(Tensor, operator(channels_last, minimum, maximum, num_bits=bits, narrow_range=narrow_range))
 
 
-NO_DATA = "this range has seen no data, or none that is finite: train a batch or run exactqat.qat.calibrate first"
-
-
 class ActivationRange(nn.Module):
     """The range of one stored tensor. Calling it gives ``(min, max)``, both rank 0, min <= 0 <= max; with 16 bits these
     are the ends of the symmetric grid that holds the range.
@@ -81,6 +79,8 @@ class ActivationRange(nn.Module):
     minimum: Tensor
     maximum: Tensor
     batches: Tensor
+    # The layer that stores on it, of a network.
+    name = ""
 
     def __init__(self, rule: Rule, nonnegative: bool = False, trained: bool = True) -> None:
         """
@@ -109,6 +109,10 @@ class ActivationRange(nn.Module):
         else:
             self.register_buffer("minimum", torch.tensor(float(low)))
             self.register_buffer("maximum", torch.tensor(float(high)))
+
+    def named(self) -> str:
+        """What messages call it."""
+        return f"'{shortened(self.name)}'" if self.name else "a tensor"
 
     def state(self) -> tuple[Tensor, Tensor, Tensor]:
         """Minimum, maximum and the number of batches, all rank 0, as they are kept."""
@@ -233,9 +237,9 @@ class ActivationRange(nn.Module):
         at_hand = _are_at_hand(minimum, maximum)
         if self.policy != "fixed" and not self._shown:
             if torch.compiler.is_compiling():  # where no value decides what is called
-                torch._assert_async(self.batches > 0, NO_DATA)
+                torch._assert_async(self.batches > 0, without_data([self.named()]))
             elif self.batches.item() == 0:
-                raise RuntimeError(NO_DATA)
+                raise MissingData(without_data([self.named()]))
         if self.policy == "learned":
             # An optimizer's step may cross zero, where the gradient would end for good. `.data`: a version counter must
             # not move, another forward of the same step may have saved this tensor (with these very values) for its

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..device import OPERATORS, PROFILES, profile_named
 from ..display import shortened, table
-from ..planning import UnsupportedOperator, plan
+from ..planning import UnsupportedOperator, plan, warn_of_logits
 from ..planning.fitting import RangesMovedWarning, constant_limits, fitting_ranges, told
+from ..planning.inputs import require_input
 from ..planning.plans import (
     BatchNorm,
     Derived,
@@ -33,13 +34,18 @@ from ..planning.plans import (
     PlanStep,
     branch_range,
     refuse_batch,
+    require_data,
     require_finite,
 )
-from ..planning.rules import Rule, UnusedRuleWarning
+from ..planning.rules import Rule, UnusedRuleWarning, checked_rules
+from . import batches as loading
 from .capture_torch import CaptureError, capture
+from .frameworks import elsewhere
+from .gradients_torch import with_hooks
 from .layers import (
     Computed,
     ConstantOperand,
+    CustomGradient,
     Held,
     Outside,
     QuantizedInput,
@@ -50,7 +56,10 @@ from .layers import (
     WeightedLayer,
     fold,
 )
-from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize
+from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize, is_recomputing
+from .owners_torch import FILE, Owner, require_called_plainly, require_float32
+from .progress import at_work
+from .proof import NotComparedWarning, Proof
 from .ranges import ActivationRange, ConstantRange, WeightRange
 
 STATE_FORMAT = 2
@@ -64,7 +73,7 @@ class UnsettledStatisticsWarning(UserWarning):
     measured."""
 
 
-class PreparedModel(nn.Module):
+class PreparedModel(Owner):
     """A model under the device's arithmetic. Trains like any module; `freeze` starts its last phase.
 
     Takes and gives what the user's model does, with any number of examples in a batch. Its parameters and buffers carry
@@ -77,6 +86,7 @@ class PreparedModel(nn.Module):
         frozen: whether the last phase has begun; part of the state dict. From then on the device's integers are
             computed, in training and in evaluation: what is stored is exactly ``(code - zero point) * scale``.
         profile: whose integers, by the names of `deploy.PROFILES`; part of the state dict. May be set.
+        proof: what `prepare` compared with the user's model; None if it was not asked to.
     """
 
     def __init__(self, plan: Plan, tensors: Mapping[str, Tensor], profile: str = PROFILES[0]) -> None:
@@ -92,11 +102,13 @@ class PreparedModel(nn.Module):
         super().__init__()
         self.plan = plan
         self.unused_rules = list(plan.unused_rules)
+        self.proof: Proof | None = None
         self._frozen = False
         building = _Building(self, plan, tensors)
         # In a dictionary, as they are registered where their paths say.
         self._steps: dict[str, nn.Module] = building.run()
         self._order = _order(plan)
+        self._updates = building.updates()
         self._device = Device(plan, building.quantizers, profile)
         # Training batches that the batch norms of layers had seen before.
         self._counted: dict[str, int] = {}
@@ -106,6 +118,9 @@ class PreparedModel(nn.Module):
             if isinstance(step, WeightedLayer) and step.batch_norm is not None:
                 counted = step.batch_norm.tensors().batches
                 self._counted[path] = 0 if counted is None else int(counted)
+        for module in self.modules():
+            if isinstance(module, Owner):
+                module.close()
 
     @property
     def frozen(self) -> bool:
@@ -120,16 +135,32 @@ class PreparedModel(nn.Module):
         self._device.change_profile(profile)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        require_called_plainly(args, self._frozen)
         return self._run(args, kwargs)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> PreparedModel:
+        require_float32(fn)
+        return super()._apply(fn, recurse)
+
+    def __prepare_scriptable__(self) -> PreparedModel:
+        """What `torch.jit.script` asks for first."""
+        raise TypeError(f"a prepared model cannot be scripted by torch.jit: {FILE}")
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], seen: dict[str, Tensor] | None = None) -> Any:
         network = self.plan.network
         given = list(args) if network.input_tree is None else network.input_tree.flatten(*args, **kwargs)
+        for each, tensor in zip(self.plan.inputs, given, strict=True):
+            require_input(each, tuple(tensor.shape), tensor.dtype, tensor.dtype.is_floating_point)
         inputs = {each.path: tensor.to(torch.float32) for each, tensor in zip(self.plan.inputs, given, strict=True)}
+        updates = self._updates if self.training and not is_recomputing() else []
+        if network.input_tree is not None and network.input_tree.updates_first:
+            _update(updates)
         if self._frozen and self._device.ready():
             values = self._device.run(self._steps, self._order, inputs, seen)
         else:
             values = self._composed(inputs, seen)
+        if network.input_tree is not None and not network.input_tree.updates_first:
+            _update(updates)
         results = [values[path] for path in self.plan.outputs]
         if network.output_tree is None:
             return results[0] if len(results) == 1 else tuple(results)
@@ -171,6 +202,29 @@ class PreparedModel(nn.Module):
         """As `stored_tensors`, of the same network without quantization."""
         with _without_quantization(self):
             return {name: value for name, (_, value) in self.stored_tensors(*args, **kwargs).items()}
+
+    @torch.no_grad()
+    def evaluated(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without last steps that the
+        device's network leaves out.
+
+        Args:
+            batch: a tensor or an array, or a tuple of positional or a dictionary of keyword arguments.
+        """
+        was_training, tree = self.training, self.plan.network.input_tree
+        args, kwargs = tree_map_only(np.ndarray, torch.from_numpy, loading.arguments(batch))
+        device = next((each.device for each in (*self.parameters(), *self.buffers())), torch.device("cpu"))
+        args, kwargs = tree_map_only(Tensor, lambda each: each.to(device), (args, kwargs))
+        given = list(args) if tree is None else tree.flatten(*args, **kwargs)
+        seen: dict[str, Tensor] = {}
+        self.eval()
+        try:
+            self._run(args, kwargs, seen)
+        finally:
+            self.train(was_training)
+        results = [seen[path] for path in self.plan.device_outputs]
+        inputs, outputs = ([each.cpu().numpy() for each in side] for side in (given, results))
+        return inputs, outputs
 
     def layer_values(self, *args: Any, **kwargs: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """What the float and the fake-quantized network store, by layer path, in the user's order of axes.
@@ -305,7 +359,7 @@ class PreparedModel(nn.Module):
         else:
             kind, activation = stored.kind or "in training only", stored.activation
         if not isinstance(layer, QuantizedLayer):
-            outside = isinstance(stored, PlanStep) and stored.outside
+            outside = isinstance(stored, PlanStep) and stored.left_out
             return [stored.path, f"{kind}, not on the device" if outside else kind, activation, shape, *[None] * 5]
         grid = self.plan.grids[stored.grid]
         observed = layer.output_quantizer.range
@@ -316,6 +370,13 @@ class PreparedModel(nn.Module):
             weights = "x".join(map(str, layer.weight_source().shape))
             weight_bits = layer.weight_quantizer.rule.weight_bits
         return [stored.path, kind, activation, shape, observed.policy, ends, weights, weight_bits, grid.bits]
+
+
+@torch.no_grad()
+def _update(updates: Sequence[tuple[Held, Source]]) -> None:
+    new = [source() for _, source in updates]
+    for (held, _), values in zip(updates, new, strict=True):
+        held.tensor().copy_(values)
 
 
 def _order(plan: Plan) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
@@ -380,11 +441,11 @@ class _Building:
         original = self.tensors[path]
         if id(original) not in self.held:
             parent, _, name = path.rpartition(".")
-            owner = _node(self.model, parent)
+            owner = _node(self.model, parent, Owner)
             copied = original.detach().clone()
             copied = copied.to(torch.float32) if copied.is_floating_point() else copied
             if isinstance(original, nn.Parameter):
-                owner._parameters[name] = nn.Parameter(copied, requires_grad=original.requires_grad)
+                owner._parameters[name] = with_hooks(nn.Parameter(copied), original)
             else:
                 owner._buffers[name] = copied
             self.held[id(original)] = Held(owner, name)
@@ -415,6 +476,16 @@ class _Building:
             self.data[name] = Held(self.root, buffer)
         return self.data[name]
 
+    def updates(self) -> list[tuple[Held, Source]]:
+        """What training makes of parameters and buffers beside gradients."""
+        found: list[tuple[Held, Source]] = []
+        for path, expression in [] if self.plan.network.input_tree is None else self.plan.network.input_tree.updates:
+            held = self.holder(path)
+            held.moves = True
+            self.root._modules[f"update_{len(found) + 1}"] = expression
+            found.append((held, Computed(expression, [self.holder(source) for source in expression.sources])))
+        return found
+
     def optional(self, name: str | None) -> Source | None:
         return None if name is None else self.source(name)
 
@@ -424,6 +495,8 @@ class _Building:
     # --- layers -----------------------------------------------------------------------------------------------------
 
     def _layer(self, step: PlanStep) -> nn.Module:
+        if step.attributes.get("custom_gradient"):
+            return CustomGradient(step.expression, [self.holder(path) for path in step.expression.sources])
         if step.expression is not None:
             return TrainingOnly(step.expression, [self.holder(path) for path in step.expression.sources])
         if not step.kind:
@@ -525,12 +598,12 @@ class _Building:
         )
 
 
-def _node(root: nn.Module, path: str) -> nn.Module:
+def _node(root: nn.Module, path: str, kind: type[nn.Module] = nn.Module) -> nn.Module:
     """The module at a path, made if need be; through `_modules`, as names may be those of a module's own attributes."""
     node = root
     for name in filter(None, path.split(".")):
         if name not in node._modules:
-            node._modules[name] = nn.Module()
+            node._modules[name] = kind()
         node = cast(nn.Module, node._modules[name])
     return node
 
@@ -541,7 +614,26 @@ def _quantizer(grid: Grid) -> FakeQuantize:
         rule = replace(rule, ranges="fixed", fixed_range=grid.fixed_range, activation_bits=grid.bits)
     quantizer = FakeQuantize(rule, grid.nonnegative, grid.trained)
     quantizer.range.writers = 0
+    quantizer.range.name = grid.name
     return quantizer
+
+
+def _prepared(model: Any) -> PreparedModel:
+    """The prepared model, also of what `torch.compile` gave.
+
+    Raises:
+        TypeError: it is none.
+    """
+    model = getattr(model, "_orig_mod", model)
+    if isinstance(model, PreparedModel):
+        return model
+    if isinstance(model, nn.Module):
+        inside = next((path for path, each in model.named_modules() if isinstance(each, PreparedModel)), None)
+        what = "which was not prepared: model = exactqat.qat.prepare(model, example_input)"
+        what = what if inside is None else f"give the prepared model within it, model.{inside}"
+        raise TypeError(f"model must come from exactqat.qat.prepare, got {type(model).__name__}, {what}")
+    given = f"{type(model).__name__}{elsewhere(model, 'torch')}"
+    raise TypeError(f"model must come from exactqat.qat.prepare, got {given}")
 
 
 def freeze(model: PreparedModel) -> None:
@@ -557,8 +649,13 @@ def freeze(model: PreparedModel) -> None:
 
     Raises:
         ValueError: a range or a batch norm's statistics are not finite.
+        RuntimeError: ranges have seen no data.
+        TypeError: the model does not come from `prepare`.
     """
+    model = _prepared(model)
     model._require_finite_ranges()
+    ranges = {each.range.name: each.range for each in model._device.quantizers.values()}
+    require_data(name for name, each in ranges.items() if each.policy != "fixed" and int(each.batches) == 0)
     for path, layer in model._steps.items():
         if isinstance(layer, WeightedLayer) and layer.batch_norm is not None:
             _, _, mean, variance, _ = layer.batch_norm.tensors()
@@ -647,18 +744,18 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], anew: bool = False) 
     """Sets all activation ranges from data: runs the float network, in evaluation mode, over `batches` of inputs.
 
     Args:
-        batches: each a tensor, or a tuple of positional or a dictionary of keyword arguments.
+        batches: each a tensor, or a tuple of positional or a dictionary of keyword arguments. A loader of ``(x, y)``
+            will do for a model that takes one argument: `y` is left out.
         anew: forget what ranges have seen before, in training or calibration, which else counts as earlier batches do.
             Ranges that are learned begin again, too.
 
     Raises:
         ValueError: the model is frozen, there is no batch, or one gives values that are not finite. Ranges are then as
             they were before.
-        TypeError: batches is one tensor.
+        TypeError: batches is one tensor, one of them is not what the model takes, or the model is not prepared.
     """
-    if isinstance(batches, Tensor | np.ndarray):
-        shape = list(batches.shape)
-        raise TypeError(f"batches must be an iterable of batches, got an array of shape {shape}; give [it]")
+    model = _prepared(model)
+    batches = loading.checked(batches, isinstance(batches, Tensor | np.ndarray))
     if model.frozen:
         raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
     ranges = [module for module in model.modules() if isinstance(module, ActivationRange) and module.policy != "fixed"]
@@ -670,7 +767,7 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], anew: bool = False) 
         with _without_quantization(model, observing=True):
             count, seen = 0, model._batches_seen()
             for batch in batches:
-                args, kwargs = _arguments(batch)
+                args, kwargs = _fitting_arguments(model, batch)
                 model(*args, **kwargs)
                 count += 1
                 now = model._batches_seen()
@@ -687,11 +784,20 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], anew: bool = False) 
         raise
 
 
-def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A model's arguments: one, several in a tuple or list, or by name."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
+def _fitting_arguments(model: PreparedModel, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the model takes of a batch.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    tree = model.plan.network.input_tree
+    args, kwargs = loading.arguments(batch, None if tree is None else loading.places(tree.signature))
+    if tree is not None:
+        try:
+            tree.flatten(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{error}; {loading.ALONE}") from None
+    return args, kwargs
 
 
 @contextmanager
@@ -714,12 +820,26 @@ def _without_quantization(model: PreparedModel, observing: bool = False) -> Iter
         model.train(was_training)
 
 
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Float32, and gradients that are recorded, whatever `prepare` is called in."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
 def prepare(
     model: nn.Module,
     example_input: Any,
     rules: Iterable[Rule] = (Rule(),),
     deployable: bool = True,
     profile: str = PROFILES[0],
+    check: bool = True,
+    keep_final_activation: bool | None = None,
 ) -> PreparedModel:
     """A copy of `model` that trains under the device's arithmetic, in float32.
 
@@ -733,34 +853,56 @@ def prepare(
         deployable: refuse rules that the device cannot run. Turn it off to study other settings in training only.
         profile: the arithmetic that the frozen model computes by, a name of `deploy.PROFILES`: ``"xnnpack-x86"``,
             ``"xnnpack-arm64"``, ``"reference"`` or ``"micro"``.
+        check: run the model beside the prepared one, quantization and randomness off, and compare results, gradients
+            and buffers, in training and in evaluation, with several numbers of examples. `PreparedModel.proof` holds
+            what was compared. Turn it off to save a few forward and backward runs, for a model that has passed before.
+        keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax that is the model's last step is a part
+            of the device's network: then the file returns what the model does, in the device's integers (a softmax in
+            steps of 1/256). If not, the model trains and predicts with it, and the file returns what it is computed
+            from (logits). None: not, and a FinalActivationWarning says so.
 
     Raises:
-        UnsupportedOperator: lists every operator the device cannot run, with its place and what to do.
+        UnsupportedOperator: lists every operator the device cannot run, with its place and what to do; or the network
+            that would be trained is not the model, with what differs first and by how much.
         ValueError: no rule matches a layer, a rule cannot be deployed, there is no such profile, or the model is
             prepared already.
-        TypeError: the model is no module, or a scripted one.
+        TypeError: the model is no module, or a scripted one, or the rules are no rules.
     """
     profile = profile_named(profile)
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}{elsewhere(model, 'torch')}")
+    rules = checked_rules(rules)
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise TypeError("model is a torch.jit.ScriptModule, or holds one: give the torch.nn.Module that it was made of")
     if any(isinstance(module, PreparedModel) for module in model.modules()):
         raise ValueError("model is prepared already, or holds a model that is: give the one that prepare was given")
-    args, kwargs = _arguments(example_input)
+    args, kwargs = loading.arguments(example_input)
     if not any(isinstance(given, Tensor) for given in tree_leaves((args, kwargs))):
         raise ValueError(
             "example_input must be a tensor, or a tuple or dictionary of the model's arguments with a tensor among "
-            f"them, got {type(example_input).__name__}"
+            f"them, got {type(example_input).__name__}; such as next(iter(loader))[0], torch.from_numpy(array) or "
+            "torch.zeros(shape)"
         )
     try:
-        network = capture(model, args, kwargs)
+        with at_work("prepare reads the model"), _undisturbed():
+            network = capture(model, args, kwargs)
     except CaptureError as error:
         raise UnsupportedOperator(str(error)) from error
-    planned = plan(network, rules, deployable)
+    planned = plan(network, rules, deployable, keep_final_activation)
     for sentence in planned.unused_rules:
         warnings.warn(sentence, UnusedRuleWarning, stacklevel=2)
+    warn_of_logits(planned, keep_final_activation)
     tensors = dict(model.named_parameters(remove_duplicate=False))
-    prepared = PreparedModel(planned, tensors | dict(model.named_buffers(remove_duplicate=False)), profile)
+    with _undisturbed():
+        prepared = PreparedModel(planned, tensors | dict(model.named_buffers(remove_duplicate=False)), profile)
     prepared.train(model.training)
+    if check:
+        from .proof_torch import compare_with_original
+
+        with at_work("prepare compares what it made with the model"), _undisturbed():
+            prepared.proof = compare_with_original(model, prepared, args, kwargs)
+        if prepared.proof.refusal:
+            raise UnsupportedOperator(prepared.proof.refusal)
+        if prepared.proof.missing:
+            warnings.warn(prepared.proof.missing, NotComparedWarning, stacklevel=2)
     return prepared

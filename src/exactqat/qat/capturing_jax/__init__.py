@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from . import elementwise, layers, movement, reduction, weights
+from . import custom, elementwise, layers, movement, reduction, weights
 from .converter import HANDLERS, Converter
+from .custom import Traces
 from .items import CaptureError, Fixed, Moving, Node
+from .sizes import Sizes
 from .tidy import Tidying
 
 __all__ = [
@@ -15,7 +17,10 @@ __all__ = [
     "Fixed",
     "Moving",
     "Node",
+    "Sizes",
     "Tidying",
+    "Traces",
+    "custom",
     "elementwise",
     "layers",
     "movement",

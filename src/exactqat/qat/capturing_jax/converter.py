@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ...planning.network import Constant, Place, Step, Value
 from ..functions import POINTS
-from .items import CaptureError, Expression, Fixed, Item, Moving, Node, Refused, nodes
+from .items import CaptureError, Expression, Fixed, Item, Moving, Node, Refused, nodes, trained_sources
+from .sizes import Sizes
 
 Handler = Callable[["Converter", Any, list[Any]], Any]
 # By the name of a primitive, filled by `handles`; a handler gives an item, or a list for several results.
@@ -42,17 +45,37 @@ class Converter:
         prime: the traced size of the batch.
         steps, values, constants: of the network.
         made_by: the step that makes a value.
+        traces: the model's custom gradients for any number of examples.
+        sizes: what follows the batch.
     """
 
-    def __init__(self, prime: int, trainable: Callable[[str], bool], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        prime: int,
+        trainable: Callable[[str], bool],
+        leaves: Mapping[str, jax.ShapeDtypeStruct],
+        traces: Any,
+        sizes: Sizes,
+        fixed_in_training: Set[int] = frozenset(),
+    ) -> None:
+        """leaves: the model's parameters. fixed_in_training: ids of equations of layers that evaluate in training."""
         self.prime = prime
+        self.traces = traces
+        self.sizes = sizes
+        self.fixed_in_training = fixed_in_training
+        # How many functions with custom gradients are being read.
+        self.inside_custom = 0
         self.steps: list[Step] = []
         self.values: dict[str, Value] = {}
         self.constants: dict[str, Constant] = {}
         self.made_by: dict[str, Step] = {}
         self.items: dict[str, Moving] = {}
         self._trainable = trainable
-        self._shapes = shapes
+        self._shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+        self._leaves = leaves
+        self._checked: dict[int, str] = {}
+        # Ids are those of living nodes.
+        self._kept: list[Fixed] = []
         self._names: dict[int, str] = {}
         self._made: dict[Any, Moving] = {}
         self._fixed_items: dict[str, Fixed] = {}
@@ -91,7 +114,7 @@ class Converter:
     def emit(
         self,
         kind: str,
-        operands: Sequence[Item | float | None],
+        operands: Sequence[Item | str | float | None],
         shape: Sequence[int],
         /,
         dtype: Any = np.float32,
@@ -120,9 +143,9 @@ class Converter:
     def _label(self, kind: str) -> str:
         return self._equations[-1].primitive.name if kind == "unsupported" and self._equations else kind
 
-    def operand(self, item: Item | float | None) -> str | float | None:
+    def operand(self, item: Item | str | float | None) -> str | float | None:
         """How a step names what it reads."""
-        if item is None or isinstance(item, float | int):
+        if item is None or isinstance(item, float | int | str):
             return item
         if isinstance(item, Moving):
             if item.comparison is not None:
@@ -162,7 +185,7 @@ class Converter:
                     name,
                     item.shape,
                     parameter=False,
-                    trainable=any(map(self._trainable, found)),
+                    trainable=any(map(self._trainable, trained_sources(node))),
                     sources=found,
                     expression=Expression(node),
                 )
@@ -186,25 +209,19 @@ class Converter:
 
     def place(self) -> Place:
         """Where the current equation, or the call that it stands in, is in the user's files."""
-        path = ""
-        for equation in reversed(self._equations):
-            info = equation.source_info
-            # Linen names the scopes of its modules, the model's own first.
-            scopes = [each for each in str(info.name_stack).split("/") if each.replace("_", "a").isalnum()][1:]
-            path = path or ".".join(scopes)
-            for frame in [] if info.traceback is None else info.traceback.frames:
-                if not _is_library(frame.file_name):
-                    return Place(path, frame.file_name, frame.line_num)
-        return Place(path)
+        return place_of(*self._equations)
 
     def step_of(self, item: Any) -> Step | None:
         """The step that made an item."""
         return self.made_by.get(item.name) if isinstance(item, Moving) else None
 
-    def made_from(self, item: Any, kind: str) -> tuple[Step, Moving] | None:
-        """The step of that kind that made an item, and its first operand; identities aside."""
+    def made_from(self, item: Any, kind: str, stopped: bool = False) -> tuple[Step, Moving] | None:
+        """The step of that kind that made an item, and its first operand; identities aside.
+
+        stopped: those that stop gradients, too.
+        """
         step = self.step_of(item)
-        while step is not None and step.kind == "identity":
+        while step is not None and step.kind == "identity" and (stopped or not step.attributes.get("stop_gradient")):
             step = self.made_by.get(str(step.inputs[0]))
         if step is None or step.kind != kind or step.inputs[0] not in self.items:
             return None
@@ -239,7 +256,7 @@ class Converter:
 
         def read(variable: Any) -> Any:
             if hasattr(variable, "val"):  # a literal
-                return self.data(variable.val, variable.aval.dtype)
+                return self.data(variable.val, variable.aval.dtype, leaks=id(variable) in self.sizes.leaking)
             return known[variable]
 
         for equation in jaxpr.eqns:
@@ -249,17 +266,74 @@ class Converter:
             self._equations.pop()
         return [read(each) for each in jaxpr.outvars]
 
-    def data(self, values: Any, dtype: Any = None) -> Fixed:
-        """Numbers as an item; of floating point numbers there is but one kind."""
+    def data(self, values: Any, dtype: Any = None, leaks: bool = False) -> Fixed:
+        """Numbers as an item; of floating point numbers there is but one kind.
+
+        leaks: they follow the size of the batch.
+        """
+        if jnp.issubdtype(jnp.result_type(values), jax.dtypes.prng_key):
+            return Fixed(Node(data=values, leak=self._leak(leaks)), tuple(values.shape), values.dtype)
         array = np.asarray(values) if dtype is None else np.asarray(values).astype(dtype)
         if jnp.issubdtype(array.dtype, jnp.floating):
             array = array.astype(np.float32)
-        return Fixed(Node(data=array), array.shape, array.dtype)
+        axes = [axis for axis, size in enumerate(array.shape) if size and size % self.prime == 0]
+        for axis in axes:
+            factor = array.shape[axis] // self.prime
+            rows = np.moveaxis(array, axis, 0)
+            leaks = leaks or not all(
+                np.array_equal(rows[:factor], each)
+                for each in rows.reshape(-1, *rows.shape[1:]).reshape(self.prime, factor, *rows.shape[1:])
+            )
+            array = np.moveaxis(rows[:factor], 0, axis)
+        if not axes:
+            return Fixed(Node(data=array, leak=self._leak(leaks)), array.shape, array.dtype)
+        one = array
+
+        def repeated(rows: int = 1) -> list[np.ndarray]:
+            return [np.tile(one, [rows if axis in axes else 1 for axis in range(one.ndim)])]
+
+        return Fixed(Node(function=repeated, by_rows=True, leak=self._leak(leaks)), array.shape, array.dtype)
+
+    def _leak(self, leaks: bool) -> str:
+        return str(self.place()) if leaks else ""
+
+    def _follows(self, item: Fixed) -> str:
+        """What is wrong with something that follows the size of the batch; empty for all else."""
+        key = id(item.node)
+        if key not in self._checked:
+            self._checked[key] = "" if not follows_batches() else self._found_following(item)
+            self._kept.append(item)
+        return self._checked[key]
+
+    def _found_following(self, item: Fixed) -> str:
+        found = list(nodes(item.node))
+        leak = next((each.leak for each in found if each.leak), "")
+        if leak:
+            return f"{leak}: {_SIZE_OF_BATCH}"
+        if not any(each.by_rows for each in found) or any(each.random for each in found):
+            return ""
+        generator = np.random.default_rng(0)
+        expression = Expression(item.node)
+        leaves = [self._leaves[name] for name in expression.sources]
+        arrays = [
+            generator.uniform(0.5, 1.5, leaf.shape).astype(leaf.dtype)
+            if jnp.issubdtype(leaf.dtype, jnp.floating)
+            else np.zeros(leaf.shape, leaf.dtype)
+            for leaf in leaves
+        ]
+        try:
+            one, three = (np.asarray(expression(*arrays, rows=rows), np.float64) for rows in (1, 3))
+        except (TypeError, ValueError) as error:
+            return f"{self.place()}: {_SIZE_OF_BATCH} ({error})"
+        repeats = [large // small if small else 1 for large, small in zip(three.shape, one.shape, strict=True)]
+        alike = np.tile(one, repeats)
+        same = alike.shape == three.shape and np.allclose(alike, three, 1e-5, 1e-6, equal_nan=True)
+        return "" if same else f"{self.place()}: {_SIZE_OF_BATCH}"
 
     def closed(self, jaxpr: Any) -> tuple[Any, list[Any]]:
         """A jaxpr and its constants as items."""
         if hasattr(jaxpr, "jaxpr"):
-            return jaxpr.jaxpr, [self.data(each) for each in jaxpr.consts]
+            return jaxpr.jaxpr, [self.data(each, leaks=id(each) in self.sizes.leaking) for each in jaxpr.consts]
         return jaxpr, []
 
     def inline(self, jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
@@ -278,10 +352,30 @@ class Converter:
                 if handler is None:
                     raise Refused("")
                 results = handler(self, equation, operands)
+                self._check_sizes(equation, operands)
                 return results if isinstance(results, list) else [results]
             except Refused as refused:
                 return self._unsupported(name, operands, outputs, str(refused))
         return self._fixed(equation, operands, outputs)
+
+    def _check_sizes(self, equation: Any, operands: Sequence[Any]) -> None:
+        """Refuses a step that computes with the size of the batch, if what it reads can be had at all."""
+        for each in operands:
+            step = self.step_of(each)
+            if step is not None and step.kind == "unsupported" and step.attributes.get("reason"):
+                return
+        if follows_batches() and id(equation) in self.sizes.leaking:
+            raise Refused(_SIZE_OF_BATCH)
+        for each in operands:
+            if isinstance(each, Fixed) and self._follows(each):
+                raise Refused(_SIZE_OF_BATCH)
+
+    def _stopped(self, item: Fixed) -> Fixed:
+        """A constant that no gradient passes."""
+        if not keeps_stops() or not item.sources:
+            return item
+        node = Node(function=lambda array: [jax.lax.stop_gradient(array)], inputs=(item.node,), stopped=True)
+        return Fixed(node, item.shape, item.dtype)
 
     def _unsupported(self, name: str, operands: list[Any], outputs: Sequence[Any], reason: str) -> list[Any]:
         """Steps that the plan refuses with their label, so that all of a model's obstacles are told at once."""
@@ -306,36 +400,68 @@ class Converter:
             jnp.issubdtype(dtype, jnp.floating) for dtype in (operands[0].dtype, equation.params["new_dtype"])
         ):
             return operands
-        if name in ("copy", "copy_p", "stop_gradient", "reduce_precision"):
+        if name in ("copy", "copy_p", "reduce_precision"):
             return operands[:1]
+        if name == "stop_gradient":
+            return [self._stopped(operands[0])]
         # Keys that nobody draws from are no obstacle.
         random = str(self.place()) if "random" in name or "threefry" in name else ""
-        params = _for_one(equation.params, self.prime)
-        primitive = equation.primitive
-        subfunctions = any(hasattr(value, "eqns") or hasattr(value, "jaxpr") for value in params.values())
-        bind_params = primitive.get_bind_params(params) if subfunctions else ((), params)
+        leak = self._leak(id(equation) in self.sizes.leaking or id(equation) in self.sizes.holding)
+        params, prime, primitive = equation.params, self.prime, equation.primitive
+        by_rows = _has_batches(params, prime)
 
-        def function(*arrays: Any) -> list[Any]:
-            extra, rest = bind_params
-            results = primitive.bind(*extra, *(jnp.asarray(array) for array in arrays), **rest)
-            return list(results) if primitive.multiple_results else [results]
+        def function(*arrays: Any, rows: int = 1) -> list[Any]:
+            return bound(primitive, _for_rows(params, prime, rows), [jnp.asarray(array) for array in arrays])
 
         inputs = tuple(each.node for each in operands)
         results = []
         for index, aval in enumerate(outputs):
-            node = Node(function=function, inputs=inputs, index=index, random=random)
+            node = Node(function=function, inputs=inputs, index=index, random=random, by_rows=by_rows, leak=leak)
             dtype = np.float32 if jnp.issubdtype(aval.dtype, jnp.floating) else aval.dtype
             results.append(Fixed(node, self.for_one(aval.shape), dtype))
         return results
 
 
-_CONTROL = ("scan", "while", "cond")
+def place_of(*equations: Any) -> Place:
+    """Where the last of these equations, or the call that it is in, is in the user's files."""
+    path = ""
+    for equation in reversed(equations):
+        info = equation.source_info
+        # Linen names the scopes of its modules, the model's own first.
+        scopes = [each for each in str(info.name_stack).split("/") if each.replace("_", "a").isalnum()][1:]
+        path = path or ".".join(scopes)
+        for frame in [] if info.traceback is None else info.traceback.frames:
+            if not _is_library(frame.file_name):
+                return Place(path, frame.file_name, frame.line_num)
+    return Place(path)
+
+
+_CONTROL = ("scan", "while", "cond", "custom_jvp_call", "custom_vjp_call")
+_SIZE_OF_BATCH = (
+    "it computes with the size of the batch, or with an example's place in it; a network computes each example alike, "
+    "in batches of any size: take a number of your own, or compute it outside of the model"
+)
+
+
+def follows_batches() -> bool:
+    """Whether numbers that follow the size of the batch are refused."""
+    return True
+
+
+def keeps_stops() -> bool:
+    """Whether parameters under `jax.lax.stop_gradient` are constant for gradients."""
+    return True
+
+
 # Frames of a traceback that are nobody's model.
-_LIBRARIES = ("jax", "jaxlib", "flax", "numpy", os.path.join("exactqat", "qat"), "keras")
+_LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "keras")
+_OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def _is_library(file: str) -> bool:
-    return file.startswith("<") or any(f"{os.sep}{each}{os.sep}" in file for each in _LIBRARIES)
+    found = [getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES]
+    folders = (_OWN, *(os.path.dirname(each) + os.sep for each in found if each))
+    return file.startswith(("<", *folders))
 
 
 def layer_path(path: str) -> str:
@@ -344,7 +470,7 @@ def layer_path(path: str) -> str:
 
 
 def _dtype(dtype: Any) -> str:
-    return "float32" if jnp.issubdtype(dtype, jnp.floating) else "int64"
+    return "float32" if jnp.issubdtype(dtype, jnp.floating) else str(dtype)
 
 
 def _operand_of(item: Moving) -> Moving:
@@ -356,12 +482,39 @@ def _operand_of(item: Moving) -> Moving:
     raise AssertionError("a comparison of constants")
 
 
-def _for_one(value: Any, prime: int) -> Any:
-    """Sizes in the parameters of an equation for a batch of one."""
+def bound(primitive: Any, params: Any, arrays: Sequence[Any]) -> list[Any]:
+    """What a primitive gives for these arrays."""
+    subfunctions = any(hasattr(value, "eqns") or hasattr(value, "jaxpr") for value in params.values())
+    params = {key: _in_float32(value) for key, value in params.items()}
+    made = primitive.get_bind_params(params) if subfunctions else params
+    # Older versions of JAX give the functions apart.
+    functions, rest = made if isinstance(made, tuple) else ((), made)
+    results = primitive.bind(*functions, *arrays, **rest)
+    return list(results) if primitive.multiple_results else [results]
+
+
+def _in_float32(value: Any) -> Any:
+    """A type of half precision in the parameters of an equation: networks train in float32."""
+    is_type = isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic))
+    if is_type and jnp.issubdtype(value, jnp.floating) and np.dtype(value).itemsize < 4:
+        return np.dtype(np.float32)
+    return value
+
+
+def _has_batches(value: Any, prime: int) -> bool:
     if isinstance(value, dict):
-        return {key: _for_one(each, prime) for key, each in value.items()}
+        return any(_has_batches(each, prime) for each in value.values())
     if type(value) is tuple:
-        return tuple(_for_one(each, prime) for each in value)
+        return any(_has_batches(each, prime) for each in value)
+    return isinstance(value, int) and not isinstance(value, bool) and value != 0 and value % prime == 0
+
+
+def _for_rows(value: Any, prime: int, rows: int) -> Any:
+    """Sizes in the parameters of an equation for a batch of so many examples."""
+    if isinstance(value, dict):
+        return {key: _for_rows(each, prime, rows) for key, each in value.items()}
+    if type(value) is tuple:
+        return tuple(_for_rows(each, prime, rows) for each in value)
     if isinstance(value, int) and not isinstance(value, bool) and value and value % prime == 0:
-        return value // prime
+        return value // prime * rows
     return value

@@ -237,7 +237,8 @@ def _shifted(c: Converter, x: Item) -> tuple[Moving, Moving] | None:
         return None
     shifted = c.made_from(made[1], "sub")
     if shifted is not None and isinstance(shifted[0].inputs[1], str) and shifted[0].inputs[1] in c.items:
-        largest = c.made_from(c.items[shifted[0].inputs[1]], "amax")
+        # Softmax is the same whatever is subtracted, so are its gradients.
+        largest = c.made_from(c.items[shifted[0].inputs[1]], "amax", stopped=True)
         if largest is not None and largest[1] is shifted[1]:
             return x, shifted[1]
     return x, made[1]

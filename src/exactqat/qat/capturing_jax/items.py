@@ -25,6 +25,9 @@ class Node:
 
     function: of the arrays of `inputs`; gives a list of results, of which this is number `index`.
     random: where random numbers are drawn; empty for all else.
+    stopped: whether no gradient passes from its only input.
+    by_rows: whether the function takes `rows`, the number of examples, too, as its result's shape follows it.
+    leak: where a number that follows the size of the batch comes in; empty for all else.
     """
 
     path: str = ""
@@ -33,6 +36,9 @@ class Node:
     inputs: tuple[Node, ...] = ()
     index: int = 0
     random: str = ""
+    stopped: bool = False
+    by_rows: bool = False
+    leak: str = ""
 
 
 @dataclass(eq=False)
@@ -116,6 +122,25 @@ def sources(node: Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.path for each in nodes(node) if each.path))
 
 
+def trained_sources(node: Node) -> tuple[str, ...]:
+    """Paths of the parameters that gradients of a node reach."""
+    seen: dict[int, Node] = {}
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if id(current) not in seen and not current.stopped:
+            seen[id(current)] = current
+            stack.extend(current.inputs)
+    return tuple(dict.fromkeys(each.path for each in seen.values() if each.path))
+
+
+def unstopped(node: Node) -> Node:
+    """What a node is but for stopped gradients in front of it."""
+    while node.stopped:
+        (node,) = node.inputs
+    return node
+
+
 class Expression:
     """A node as a function of the arrays of its `sources`."""
 
@@ -123,7 +148,8 @@ class Expression:
         self.node = node
         self.sources = sources(node)
 
-    def __call__(self, *arrays: Any) -> Any:
+    def __call__(self, *arrays: Any, rows: int = 1) -> Any:
+        """rows: examples, of what follows their number."""
         given = dict(zip(self.sources, arrays, strict=True))
         made: dict[int, Any] = {}
         stack = [(self.node, False)]
@@ -136,7 +162,8 @@ class Expression:
             elif node.function is None:
                 made[id(node)] = node.data
             elif ready:
-                made[id(node)] = node.function(*(made[id(each)] for each in node.inputs))[node.index]
+                more = {"rows": rows} if node.by_rows else {}
+                made[id(node)] = node.function(*(made[id(each)] for each in node.inputs), **more)[node.index]
             else:
                 stack.append((node, True))
                 stack.extend((each, False) for each in node.inputs)

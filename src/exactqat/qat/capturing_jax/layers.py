@@ -8,6 +8,7 @@ equation of a primitive of our own. Flax's layers do so by themselves; for plain
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +16,14 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching
 
 from ..functional import Dropout
 from .converter import Converter, handles
-from .items import Fixed, Item, Refused
+from .items import Fixed, Item, Refused, unstopped
 
 _LAYER = Primitive("exactqat_layer")
 _capturing: ContextVar[bool] = ContextVar("exactqat_capturing", default=False)
@@ -61,8 +63,13 @@ def capturing() -> bool:
     return _capturing.get()
 
 
-def layer(kind: str, x: Any, *tensors: Any, shape: tuple[int, ...] | None = None, **attributes: Any) -> Any:
-    """One equation for a step of this kind; tensors may be None."""
+def layer(
+    kind: str, x: Any, *tensors: Any, shape: tuple[int, ...] | None = None, trains: bool = True, **attributes: Any
+) -> Any:
+    """One equation for a step of this kind; tensors may be None.
+
+    trains: whether the call asks for what it does in training.
+    """
     x = jnp.asarray(x)
     return _LAYER.bind(
         x,
@@ -71,6 +78,7 @@ def layer(kind: str, x: Any, *tensors: Any, shape: tuple[int, ...] | None = None
         present=tuple(each is not None for each in tensors),
         attributes=tuple(attributes.items()),
         shape=shape,
+        trains=trains,
     )
 
 
@@ -82,14 +90,29 @@ def _layer(c: Converter, equation: Any, operands: list[Any]) -> Item:
     if any(each is not None and not isinstance(each, Fixed) for each in tensors):
         raise Refused("its parameters depend on the input")
     attributes = dict(params["attributes"])
+    if params["kind"] == "batch_norm":
+        tensors[2:] = [_statistic(each) for each in tensors[2:]]
+        attributes["training"] = id(equation) not in c.fixed_in_training
     shape = equation.outvars[0].aval.shape
     module = next((c.module_of(each) for each in tensors if each is not None), "")
     if params["kind"] == "group_norm":
         return _group_norm(c, x, tensors, module, attributes)
+    if params["kind"] == "dropout" and id(equation) in c.fixed_in_training:
+        return x
     if params["kind"] == "dropout":
         expression = Dropout(attributes["rate"], attributes["kept_axes"])
         return c.emit("dropout", [x], shape, expression=expression)
     return c.emit(params["kind"], [x, *tensors], shape, module=module, **attributes)
+
+
+def _statistic(item: Item | None) -> Item | None:
+    """A running statistic, which has no gradient anyway, as the parameter that it is."""
+    if not isinstance(item, Fixed):
+        return item
+    node = unstopped(item.node)
+    if not node.path and node.function is not None:
+        raise Refused("its statistics are computed; they must be leaves of the parameters, which training moves")
+    return Fixed(node, item.shape, item.dtype)
 
 
 def _group_norm(c: Converter, x: Item, tensors: Sequence[Item | None], module: str, attributes: Any) -> Item:
@@ -102,9 +125,18 @@ def _group_norm(c: Converter, x: Item, tensors: Sequence[Item | None], module: s
 
 
 def batch_norm(
-    x: Any, scale: Any, bias: Any, mean: Any, variance: Any, epsilon: float, momentum: float, axis: int
+    x: Any,
+    scale: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    epsilon: float,
+    momentum: float,
+    axis: int,
+    biased: bool = False,
+    trains: bool = True,
 ) -> Any:
-    """momentum: as in Flax, how much of the old statistics stays."""
+    """momentum: as in Flax, how much of the old statistics stays. biased: of the running variance."""
     return layer(
         "batch_norm",
         x,
@@ -117,17 +149,19 @@ def batch_norm(
         channel_axis=axis % x.ndim,
         training=True,
         counter="",
+        biased=biased,
+        trains=trains,
     )
 
 
 # --- Flax -------------------------------------------------------------------------------------------------------------
 
-# By the name of the layer's class: (layer, x, get) -> the result, or None where it is to be traced as it stands. `get`
-# gives a parameter or a statistic by its name, or None.
-_LAYERS: dict[str, Callable[[Any, Any, Callable[[str], Any]], Any]] = {}
+# By the name of the layer's class: (layer, x, get, flag) -> the result, or None where it is to be traced as it stands.
+# `get` gives a parameter or a statistic by its name, or None; `flag` what the call, or else the layer, says of a name.
+_LAYERS: dict[str, Callable[[Any, Any, Callable[[str], Any], Callable[[str], Any]], Any]] = {}
 
 
-def _flax(function: Callable[[Any, Any, Callable[[str], Any]], Any]) -> Any:
+def _flax(function: Callable[[Any, Any, Callable[[str], Any], Callable[[str], Any]], Any]) -> Any:
     _LAYERS[function.__name__.strip("_")] = function
     return function
 
@@ -139,18 +173,20 @@ def _one_axis(layer: Any, x: Any, name: str) -> int | None:
 
 
 @_flax
-def _BatchNorm(layer: Any, x: Any, get: Any) -> Any:
+def _BatchNorm(layer: Any, x: Any, get: Any, flag: Any) -> Any:
     axis = _one_axis(layer, x, "axis")
     if axis is None:
         return None
-    return batch_norm(x, get("scale"), get("bias"), get("mean"), get("var"), layer.epsilon, layer.momentum, axis)
+    scale, bias, mean, variance = (get(name) for name in ("scale", "bias", "mean", "var"))
+    trains = not flag("use_running_average")
+    return batch_norm(x, scale, bias, mean, variance, layer.epsilon, layer.momentum, axis, biased=True, trains=trains)
 
 
 @_flax
-def _Dropout(layer_: Any, x: Any, get: Any) -> Any:
+def _Dropout(layer_: Any, x: Any, get: Any, flag: Any) -> Any:
     rate = float(layer_.rate)
     kept = tuple(axis % x.ndim for axis in layer_.broadcast_dims)
-    return x if rate == 0 else layer("dropout", x, rate=rate, kept_axes=kept)
+    return x if rate == 0 else layer("dropout", x, rate=rate, kept_axes=kept, trains=not flag("deterministic"))
 
 
 def _last_axis(layer_: Any, x: Any) -> bool:
@@ -158,21 +194,21 @@ def _last_axis(layer_: Any, x: Any) -> bool:
 
 
 @_flax
-def _LayerNorm(layer_: Any, x: Any, get: Any) -> Any:
+def _LayerNorm(layer_: Any, x: Any, get: Any, flag: Any) -> Any:
     if not _last_axis(layer_, x):
         return None
     return layer("layer_norm", x, get("scale"), get("bias"), axes=(x.ndim - 1,), epsilon=float(layer_.epsilon))
 
 
 @_flax
-def _RMSNorm(layer_: Any, x: Any, get: Any) -> Any:
+def _RMSNorm(layer_: Any, x: Any, get: Any, flag: Any) -> Any:
     if not _last_axis(layer_, x):
         return None
     return layer("rms_norm", x, get("scale"), axes=(x.ndim - 1,), epsilon=float(layer_.epsilon))
 
 
 @_flax
-def _GroupNorm(layer_: Any, x: Any, get: Any) -> Any:
+def _GroupNorm(layer_: Any, x: Any, get: Any, flag: Any) -> Any:
     if getattr(layer_, "reduction_axes", None) is not None or x.ndim < 3:
         return None
     groups, size = layer_.num_groups, layer_.group_size
@@ -184,11 +220,21 @@ def _GroupNorm(layer_: Any, x: Any, get: Any) -> Any:
 
 
 @_flax
-def _InstanceNorm(layer_: Any, x: Any, get: Any) -> Any:
+def _InstanceNorm(layer_: Any, x: Any, get: Any, flag: Any) -> Any:
     if _one_axis(layer_, x, "feature_axes") != x.ndim - 1 or x.ndim < 3:
         return None
     axis, epsilon = x.ndim - 1, float(layer_.epsilon)
     return layer("group_norm", x, get("scale"), get("bias"), groups=x.shape[-1], epsilon=epsilon, channel_axis=axis)
+
+
+def _flag(layer_: Any, args: Sequence[Any], kwargs: Any) -> Callable[[str], Any]:
+    """What a call of a layer says of a flag that only it or the layer has; it is the call's second argument."""
+
+    def flag(name: str) -> Any:
+        given = kwargs.get(name, args[1] if len(args) > 1 else None)
+        return getattr(layer_, name, None) if given is None else given
+
+    return flag
 
 
 def _linen(next_function: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -206,7 +252,7 @@ def _linen(next_function: Any, args: Any, kwargs: Any, context: Any) -> Any:
         if name != "Dropout":
             for collection in context.module.variables.values():
                 tensors.update(collection)
-        made = _LAYERS[name](context.module, args[0], tensors.get)
+        made = _LAYERS[name](context.module, args[0], tensors.get, _flag(context.module, args, kwargs))
         if made is not None:
             return made
     return next_function(*args, **kwargs)
@@ -220,10 +266,29 @@ def _nnx(name: str, original: Any) -> Any:
             held = getattr(self, tensor, None)
             return None if held is None else held[...]
 
-        made = _LAYERS[name](self, x, get) if kwargs.get("mask") is None else None
+        flag = _flag(self, (x, *args), kwargs)
+        made = _LAYERS[name](self, x, get, flag) if kwargs.get("mask") is None else None
         return original(self, x, *args, **kwargs) if made is None else made
 
     return call
+
+
+def _attention_weights(original: Any) -> Any:
+    """Attention's dropout as a layer of its own."""
+
+    def weights(*args: Any, **kwargs: Any) -> Any:
+        call = inspect.signature(original).bind(*args, **kwargs)
+        call.apply_defaults()
+        given = call.arguments
+        rate, deterministic = float(given["dropout_rate"]), given["deterministic"]
+        given.update(dropout_rate=0.0, deterministic=True)
+        made = original(*call.args, **call.kwargs)
+        if rate == 0:
+            return made
+        kept = tuple(range(given["key"].ndim - 2)) if given["broadcast_dropout"] else ()
+        return layer("dropout", made, rate=rate, kept_axes=kept, trains=not deterministic)
+
+    return weights
 
 
 # --- resizing ---------------------------------------------------------------------------------------------------------
@@ -261,26 +326,38 @@ def _resize(original: Any) -> Any:
 def telling() -> Iterator[None]:
     """While a function is traced for its network."""
     token = _capturing.set(True)
-    with _patching, ExitStack() as stack:
+    with context_of_its_own(), ExitStack() as stack:
         try:
             if sys.modules.get("flax") is not None:
                 from flax import linen, nnx
 
                 stack.enter_context(linen.intercept_methods(_linen))
+                for file in ("flax.linen.attention", "flax.nnx.nn.attention"):
+                    owner, name = sys.modules.get(file), "dot_product_attention_weights"
+                    if hasattr(owner, name):
+                        stack.enter_context(replacing(owner, name, _attention_weights(getattr(owner, name))))
                 for name in _LAYERS:
                     owner = getattr(nnx, name, None)
                     if owner is not None:
-                        stack.enter_context(_replaced(owner, "__call__", _nnx(name, owner.__call__)))
+                        stack.enter_context(replacing(owner, "__call__", _nnx(name, owner.__call__)))
             scale = sys.modules.get("jax._src.image.scale")
             if scale is not None and hasattr(scale, "_resize"):
-                stack.enter_context(_replaced(scale, "_resize", _resize(scale._resize)))
+                stack.enter_context(replacing(scale, "_resize", _resize(scale._resize)))
             yield
         finally:
             _capturing.reset(token)
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def context_of_its_own() -> Iterator[None]:
+    """What is traced here is no part of what JAX remembers of the functions that the user has compiled."""
+    with _patching, jax.default_matmul_precision("float32"):
+        yield
+
+
+@contextmanager
+def replacing(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Another value of an attribute, for a while."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import numpy as np
+
 from .converter import Converter, handles
 from .items import Item, Moving, Refused
 
@@ -50,7 +53,43 @@ def _window(c: Converter, equation: Any, x: Moving) -> tuple[int, list[int]]:
     return channel_axis, [axis for axis in range(1, x.rank) if axis != channel_axis]
 
 
+_WINDOWS = ("window_dimensions", "window_strides", "window_dilation", "base_dilation", "padding")
+
+
+class _Equation:
+    """An equation of a window, with other axes."""
+
+    def __init__(self, equation: Any, params: dict[str, Any], shape: tuple[int, ...]) -> None:
+        self.primitive, self.params = equation.primitive, params
+        self.outvars = [_Variable(shape)]
+
+
+class _Variable:
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.aval = jax.ShapeDtypeStruct(shape, np.float32)
+
+
+def _without_single_axes(pool: Any) -> Any:
+    """Axes of size 1 that a window leaves alone are no axes of the pool: Equinox pools one example with one more."""
+
+    def handler(c: Converter, equation: Any, operands: list[Any]) -> Item:
+        x, params, shape = operands[0], equation.params, tuple(equation.outvars[0].aval.shape)
+        sizes, windows = x.shape, params["window_dimensions"]
+        alone = [axis for axis in range(1, x.rank) if sizes[axis] == shape[axis] == windows[axis] == 1]
+        extra = alone[: max(0, x.rank - 4)]
+        if not extra:
+            return pool(c, equation, operands)
+        kept = [axis for axis in range(x.rank) if axis not in extra]
+        fewer = {**params, **{name: tuple(params[name][axis] for axis in kept) for name in _WINDOWS if name in params}}
+        smaller = c.reshape(x, [sizes[axis] for axis in kept])
+        made = pool(c, _Equation(equation, fewer, tuple(shape[axis] for axis in kept)), [smaller, *operands[1:]])
+        return c.reshape(made, shape)
+
+    return handler
+
+
 @handles("reduce_window_max")
+@_without_single_axes
 def _max_pool(c: Converter, equation: Any, operands: list[Any]) -> Item:
     x, params = operands[0], equation.params
     channel_axis, spatial = _window(c, equation, x)
@@ -67,6 +106,7 @@ def _max_pool(c: Converter, equation: Any, operands: list[Any]) -> Item:
 
 
 @handles("reduce_window_sum")
+@_without_single_axes
 def _sum_pool(c: Converter, equation: Any, operands: list[Any]) -> Item:
     """A mean whose divisor is 1; the division that mostly follows makes it a plain mean."""
     x, params = operands[0], equation.params

@@ -5,8 +5,8 @@
 """
 
 from . import elementwise, layers, movement, reduction
-from .converter import CUMULATIVE, TORCH, Converter
+from .converter import CUMULATIVE, Converter
 from .errors import CaptureError, Refused
 
-__all__ = ["CUMULATIVE", "TORCH", "CaptureError", "Converter", "Refused"]
+__all__ = ["CUMULATIVE", "CaptureError", "Converter", "Refused"]
 __all__ += ["elementwise", "layers", "movement", "reduction"]

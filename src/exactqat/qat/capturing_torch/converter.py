@@ -18,10 +18,12 @@ from torch import nn
 
 from ...device.activation import COMBINATIONS, FUNCTIONS
 from ...planning.network import Constant, Place, Step, Value
+from ..progress import now_at
 from .composition import SeveralValues, composed, is_composed
 from .contents import Content, Meta, Storage, View, ViewStep
 from .errors import MIXES, CaptureError, Refused, RowsDiffer
 from .expression import Expression, Node, leaves, map_nodes, tree_map
+from .gradients import NAMESPACE, Marked, read_mark
 from .schema import (
     DROPOUTS,
     IDENTITIES,
@@ -41,7 +43,10 @@ from .schema import (
 aten = torch.ops.aten
 
 
-TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+# PyTorch and this package: what stands in their files is not the user's.
+NOT_USERS = tuple(
+    os.path.dirname(os.path.abspath(file)) + os.sep for file in (torch.__file__, os.path.dirname(__file__))
+)
 # A momentum that no user gives: stands for None, whose export would need the counter's value.
 CUMULATIVE = -0.123456789
 
@@ -73,8 +78,12 @@ _WORDS = {
 class Converter:
     """Reads an exported program node by node."""
 
-    def __init__(self, model: nn.Module, program: Any, prime: int, noise: bool) -> None:
+    def __init__(self, model: nn.Module, program: Any, prime: int, noise: bool, marked: Marked | None = None) -> None:
+        """marked: what the marks of the export are about."""
         self.noise_is_training = noise
+        self.marked = Marked() if marked is None else marked
+        # By the content that a hook has made, what else is registered on the same tensor.
+        self.hooked: dict[Any, Any] = {}
         self.model, self.program_of_export, self.prime = model, program, prime
         self.tensors: dict[str, torch.Tensor] = {}
         self.paths: dict[str, str] = {}
@@ -94,7 +103,10 @@ class Converter:
         self.environment: dict[Any, Any] = {}
         self.calls: dict[str, tuple[str, ...]] = {}
         self.current: Any = None
-        self.mutated: list[str] = []
+        # The storages of parameters, buffers and other tensors of the model's own, by path; and which of them forward
+        # writes into, and where first.
+        self.own: dict[str, Storage] = {}
+        self.mutated: dict[str, Place] = {}
         self.counters: set[str] = set()
         self.refusals: dict[tuple[Place, str], int] = {}
         self.graph_module: Any = None
@@ -138,7 +150,7 @@ class Converter:
     def place(self) -> Place:
         stack = self.stack()
         frames = re.findall(r'File "([^"]+)", line (\d+)', (self.current.meta.get("stack_trace") or ""))
-        file, line = next(((f, n) for f, n in reversed(frames) if not f.startswith(TORCH)), ("", 0))
+        file, line = next(((f, n) for f, n in reversed(frames) if not f.startswith(NOT_USERS)), ("", 0))
         return Place(stack[-1][1] if stack else "", file, int(line))
 
     def label(self, operator: Any = None) -> str:
@@ -419,7 +431,7 @@ class Converter:
             )
         result = self.opaque(operator, bound, meta, "unsupported")
         for made in result if isinstance(result, list) else [result]:
-            index = next(i for i, step in enumerate(self.steps) if step.output == made.name)
+            index = next(i for i in reversed(range(len(self.steps))) if self.steps[i].output == made.name)
             step = self.steps[index]
             self.steps[index] = replace(step, attributes={**step.attributes, "reason": reason})
         return result
@@ -456,10 +468,11 @@ class Converter:
         tensors = leaves(Content, bound)
         noise = any(tensor.noise for tensor in tensors)
         if not any(tensor.is_value for tensor in tensors):
-            return self.program(operator, bound, meta, noise or is_random(operator))
+            return self.program(operator, bound, meta, noise or is_random(operator, bound))
         outer_operator, self.operator = self.operator, self.operator or operator
         outer_applied, self.applied = self.applied, operator
-        mark = (len(self.steps), dict(self.values), dict(self.constants), dict(self.constant_of), dict(self.calls))
+        growing: tuple[dict[Any, Any], ...] = (self.values, self.constants, self.constant_of, self.calls)
+        before = len(self.steps), [len(each) for each in growing]
         try:
             handler = HANDLERS.get(f"{name}.{overload}") or HANDLERS.get(name)
             if noise:
@@ -470,8 +483,10 @@ class Converter:
         except Refused as refused:
             if outer_operator is not None:
                 raise
-            del self.steps[mark[0] :]
-            self.values, self.constants, self.constant_of, self.calls = mark[1:]
+            del self.steps[before[0] :]
+            for each, size in zip(growing, before[1], strict=True):
+                while len(each) > size:
+                    each.popitem()
             return self.unsupported(operator, bound, meta, str(refused))
         finally:
             self.operator, self.applied = outer_operator, outer_applied
@@ -610,8 +625,10 @@ class Converter:
     def run(self, graph: Any, owner: Any, given: Sequence[Any]) -> Any:
         """Walks a graph with what its placeholders stand for; returns its outputs."""
         remaining = iter(given)
-        for node in graph.nodes:
+        count = len(graph.nodes)
+        for position, node in enumerate(graph.nodes):
             self.current, outer = node, self.current
+            now_at(f"operation {position} of {count}, {node.name}")
             if node.op == "placeholder":
                 self.environment[node] = next(remaining)
             elif node.op == "get_attr":
@@ -654,6 +671,8 @@ class Converter:
 
     def execute_operator(self, node: Any, operator: Any, bound: dict[str, Any]) -> Any:
         name = base_name(operator)
+        if operator.namespace == NAMESPACE:
+            return read_mark(self, node, bound)
         if name.startswith(("_assert", "sym_constrain")) or node.meta.get("val", 0) is None:
             return None
         if name in ("item", "_local_scalar_dense"):
@@ -723,11 +742,14 @@ class Converter:
         view, name = bound[written], base_name(operator)
         before = contents[written]
         meta = before.meta
-        if view.storage.content.node is not None and view.storage.content.node.operator == "source":
-            self.mutated.append(view.storage.content.node.args[0])
+        path = next((path for path, storage in self.own.items() if storage is view.storage), None)
+        if path is not None and name not in ("detach_", "requires_grad_"):
+            self.mutated.setdefault(path, self.place())
         if name == "copy_":
             content = self.spread(contents["src"], meta)
-        elif name in ("detach_", "requires_grad_", "set_"):
+        elif name == "detach_":
+            content = self.call(aten.detach.default, before)
+        elif name in ("requires_grad_", "set_"):
             return view
         elif name in ("zero_", "fill_"):
             value = contents.get("value", 0)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,8 +23,11 @@ def full_name(operator: Any) -> str:
     return f"{operator.namespace}.{base_name(operator)}.{operator._overloadname}"
 
 
-def is_random(operator: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in operator.tags
+def is_random(operator: Any, bound: Mapping[str, Any] = MappingProxyType({})) -> bool:
+    """Whether a call draws random numbers. bound: its arguments, by which one that could may not."""
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
+        return False
+    return bound.get("dropout_p") != 0 and bound.get("train") is not False and bound.get("training") is not False
 
 
 def arguments(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

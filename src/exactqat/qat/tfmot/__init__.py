@@ -141,12 +141,14 @@ def quantize_apply(
     model: Any,
     scheme: Scheme | None = None,
     quantized_layer_name_prefix: str | None = "quant_",
+    keep_final_activation: bool | None = None,
 ) -> kit.PreparedModel:
     """The prepared model of one whose layers are annotated.
 
     Args:
         scheme: settings of layers without a `QuantizeConfig`; `Default8BitQuantizeScheme()` if none is given.
         quantized_layer_name_prefix: layers keep their names here; a prefix of one's own is refused.
+        keep_final_activation: see `qat.keras.prepare`.
 
     Raises:
         ValueError: no layer is annotated, or one is not; a `QuantizeConfig` asks for what no device has.
@@ -186,12 +188,16 @@ def quantize_apply(
     with warnings.catch_warnings():
         # A layer that computes nothing of its own has patterns that match nothing.
         warnings.simplefilter("ignore", UnusedRuleWarning)
-        prepared = kit.prepare(network, [*rules, scheme.rule])
+        prepared = kit.prepare(network, [*rules, scheme.rule], keep_final_activation=keep_final_activation)
     _check_complete(network, prepared, plain)
     return prepared
 
 
-def quantize_model(to_quantize: Any, quantized_layer_name_prefix: str | None = "quant_") -> kit.PreparedModel:
+def quantize_model(
+    to_quantize: Any,
+    quantized_layer_name_prefix: str | None = "quant_",
+    keep_final_activation: bool | None = None,
+) -> kit.PreparedModel:
     """The prepared model, all of it quantized by `Default8BitQuantizeScheme()`. The model stays as it is.
 
     Raises:
@@ -199,7 +205,9 @@ def quantize_model(to_quantize: Any, quantized_layer_name_prefix: str | None = "
         UnsupportedOperator: lists every operation the device cannot run, with what to do.
     """
     _check_model(to_quantize, "to_quantize")
-    return quantize_apply(quantize_annotate_model(to_quantize), None, quantized_layer_name_prefix)
+    return quantize_apply(
+        quantize_annotate_model(to_quantize), None, quantized_layer_name_prefix, keep_final_activation
+    )
 
 
 def fix_input_output_range(

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices by name, for all commands: what a job trains for, and what its files are compared with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..device import PROFILES
+from ..device.operator import FORMER_NAMES
+
+# What Vela compiles for: its own integers are not known here, so nothing is trained for it.
+NPU = "ethos-u"
+# Names of earlier versions that stood for no one device.
+_UNNAMED = {
+    "here": "leave --device out to compare with the device that the job was trained for, or name one",
+    "trained": "leave --device out, which compares with the device that the job was trained for",
+    "xnnpack": "it rounds differently on different processors: name xnnpack-x86 or xnnpack-arm64",
+}
+
+
+def device_named(name: str) -> str:
+    """A device that a job can be trained for.
+
+    Raises:
+        ValueError: there is none of that name; says what an earlier version's name is called now.
+    """
+    if name in PROFILES:
+        return name
+    if name == NPU:
+        raise ValueError(
+            f"--device {NPU} cannot be trained for, because the integers that the NPU computes are not known; train "
+            f"for another device, and `exactqat verify DIR --device {NPU}` shows what Vela makes of the file"
+        )
+    raise ValueError(_refusal(name, PROFILES))
+
+
+def device_to_verify(name: str) -> tuple[str, str]:
+    """A device to compare with, or NPU, and what was chosen after a colon: a processor, or an accelerator.
+
+    Raises:
+        ValueError: there is none of that name, or it takes no choice.
+    """
+    kind, _, choice = name.partition(":")
+    if kind not in (*PROFILES, NPU):
+        raise ValueError(_refusal(name, (*PROFILES, NPU)))
+    if choice and kind not in ("xnnpack-arm64", NPU):
+        raise ValueError(f"--device {kind} takes no choice after a colon, got {choice!r}")
+    return kind, choice
+
+
+def _refusal(name: str, allowed: tuple[str, ...]) -> str:
+    kind, colon, choice = str(name).partition(":")
+    advice = _UNNAMED.get(kind, "")
+    if kind in FORMER_NAMES:
+        advice = f"it is called {FORMER_NAMES[kind]}{colon}{choice} now"
+    if re.fullmatch(r"cpu|cuda(:\d+)?", str(name)):
+        advice = f"where networks train is --accelerator {name} now"
+    return f"--device must be one of {', '.join(allowed)}, got {name!r}" + (f"; {advice}" if advice else "")
+
+
+def current_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a job on disk by the names that they have now; of before there was a choice of devices too.
+
+    Raises:
+        ValueError: it holds a setting by both names.
+    """
+    settings = dict(stored)
+    if "profile" in settings:
+        if "device" in settings:
+            raise ValueError("settings must not hold both device and profile, which is its former name")
+        settings["device"] = settings.pop("profile")
+    settings.setdefault("device", PROFILES[0])
+    return settings

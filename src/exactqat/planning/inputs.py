@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether what a network is given is what it was prepared for, said in the user's own sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .plans import PlanInput
+
+Shape = tuple[Any, ...]
+
+
+def require_input(given: PlanInput, shape: Shape, dtype: Any, real: bool) -> None:
+    """Raises if an array is no batch of what a network was prepared for: any number of examples, all else the same.
+
+    It runs at each call of a prepared model, and on a tracer's shape.
+
+    Args:
+        shape: None is a size that is not known yet.
+        dtype: the array's, for the message.
+        real: whether it holds real numbers.
+
+    Raises:
+        ValueError: the shape is another one.
+        TypeError: it holds no real numbers; a network that is traced in float32 would compute something else.
+    """
+    wanted, axis = given.shape, given.batch_axis
+    if shape[axis + 1 :] != wanted[axis + 1 :] or shape[:axis] != wanted[:axis] or len(shape) != len(wanted):
+        known = tuple(own if size is None else size for size, own in zip(shape, wanted, strict=False))
+        if len(shape) != len(wanted) or known[:axis] != wanted[:axis] or known[axis + 1 :] != wanted[axis + 1 :]:
+            raise ValueError(_misfit(given, shape))
+    elif wanted[axis] != 1 and shape[axis] is not None and shape[axis] % wanted[axis]:
+        raise ValueError(_misfit(given, shape))
+    if not real and given.floating:
+        raise TypeError(
+            f"{given.name or given.path} must hold real numbers, as the example did, got {dtype}; convert it to float32"
+        )
+
+
+def _misfit(given: PlanInput, shape: Shape) -> str:
+    wanted, axis = given.shape, given.batch_axis
+    rows = "batch" if wanted[axis] == 1 else f"{wanted[axis]} * batch"
+    words = ", ".join(rows if at == axis else str(size) for at, size in enumerate(wanted))
+    examples = wanted[:axis] + wanted[axis + 1 :]
+    orders = {tuple(shape[at] for at in order): order for order in _orders(len(shape))}
+    if shape == examples:
+        remedy = "it has no axis for the batch: give one example as a batch of one"
+    elif (turned := _turned(shape, wanted, axis)) is not None and turned in orders:
+        remedy = f"its axes are in another order: transpose it by {list(orders[turned])}"
+    else:
+        remedy = "sizes are fixed on a device: prepare the model again with an example of that size"
+    what = f"{given.name or given.path} must have shape [{words}], for which the network was prepared"
+    return f"{what}, got {list(shape)}; {remedy}"
+
+
+def _orders(rank: int) -> list[tuple[int, ...]]:
+    """To channels first and to channels last."""
+    return [(0, rank - 1, *range(1, rank - 1)), (0, *range(2, rank), 1)] if rank > 2 else []
+
+
+def _turned(shape: Shape, wanted: Shape, axis: int) -> Shape | None:
+    """The shape that has the wanted sizes and the given number of examples, if the ranks agree."""
+    if axis != 0 or len(shape) != len(wanted):
+        return None
+    return (shape[0], *wanted[1:])
+
+
+def with_own_sizes(text: str, stand_in: int, examples: int) -> str:
+    """A message of a framework with the example's batch in the place of the one that the network is traced with."""
+
+    def own(found: re.Match[str]) -> str:
+        number = int(found.group())
+        return found.group() if not number or number % stand_in else str(number // stand_in * examples)
+
+    return re.sub(r"\d+", own, text)
+
+
+def misfit_of_example(
+    text: str, shapes: Mapping[str, Shape], accepts: Callable[[Callable[[Shape], Shape]], bool]
+) -> str | None:
+    """What is wrong with the example of a model that could not be traced, and how to give it; None if nothing is.
+
+    Args:
+        text: what the model says, in the example's sizes.
+        shapes: the example's, by argument.
+        accepts: whether the model takes the example with its shapes changed so.
+    """
+    if accepts(lambda shape: (shape[0] + 1000, *shape[1:])):
+        return None  # whatever it was, shapes are not to blame
+    given = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+    what = f"the model does not take the example, {given}"
+    if accepts(lambda shape: (1, *shape)):
+        return f"{what}: it has no axis for the batch, which comes first; give a batch of one"
+    if accepts(lambda shape: shape):
+        return None
+    for number, words in enumerate(("first, behind the batch", "last")):
+        if accepts(lambda shape, at=number: _moved(shape, at)):  # type: ignore[misc]
+            return f"{what}: it takes its channels {words}; transpose it"
+    return f"{what}: {text}; give a batch of the shape that the model takes"
+
+
+def _moved(shape: Shape, at: int) -> Shape:
+    orders = _orders(len(shape))
+    return tuple(shape[axis] for axis in orders[at]) if orders else shape
+
+
+__all__ = ["misfit_of_example", "require_input", "with_own_sizes"]

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a batch is the model's, the same in every framework.
+
+Loaders give pairs: ``(x, y)``, perhaps with weights. Where a model takes one argument, the first element of a longer
+tuple or list is that argument, and the others, which it has no place for, are left out: a loader can be handed over as
+it is. A model of several arguments gets all elements or a `TypeError`, since targets do not say that they are targets.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+# By position, in a call.
+_PLACES = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def places(signature: inspect.Signature | None, flags: Collection[str] = ()) -> int | None:
+    """How many arguments by position may hold arrays; None where any number may, or nobody knows.
+
+    An argument whose default is a number or a word is a setting, and so is one named in `flags`.
+    """
+    if signature is None:
+        return None
+    parameters = signature.parameters.values()
+    if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters):
+        return None
+    return sum(
+        each.kind in _PLACES and each.name not in flags and not isinstance(each.default, bool | int | float | str)
+        for each in parameters
+    )
+
+
+def arguments(batch: Any, places: int | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A model's arguments: one, several in a tuple or list, or by name. places: see the function."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    args = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+    return (args[:1] if places == 1 else args), {}
+
+
+def checked(batches: Any, is_array: bool) -> Iterator[Any]:
+    """An iterator over `batches`.
+
+    Raises:
+        TypeError: it is one array, or nothing that gives batches.
+    """
+    if is_array:
+        shape = list(getattr(batches, "shape", ()))
+        raise TypeError(f"batches must be an iterable of batches, got an array of shape {shape}; give [it]")
+    if isinstance(batches, Mapping) or not (isinstance(batches, Iterable) or hasattr(batches, "__getitem__")):
+        given = f"{type(batches).__name__}{'; give [it]' if isinstance(batches, Mapping) else ''}"
+        raise TypeError(f"batches must be an iterable of batches, such as a loader, got {given}")
+    return iter(batches)
+
+
+# Behind what is wrong with a batch of a calibration.
+ALONE = (
+    "a batch holds the model's arguments alone (targets are left out by themselves where the model takes one): "
+    "calibrate(model, (x for x, _ in loader)), or ((a, b) for a, b, *_ in loader) where it takes two"
+)

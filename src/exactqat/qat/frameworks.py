@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose a model is, by where its class comes from: for messages, without importing any framework."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+_PACKAGES = {"torch": "torch", "keras": "keras", "flax": "jax", "jax": "jax", "jaxlib": "jax", "equinox": "jax"}
+_KITS = {"torch": "exactqat.qat", "keras": "exactqat.qat.keras", "jax": "exactqat.qat.jax"}
+
+
+def framework_of(value: Any) -> str | None:
+    """torch, keras or jax; None where its class says nothing."""
+    for base in type(value).__mro__:
+        module = base.__module__ or ""
+        if module.startswith("exactqat.qat.") and module.rpartition(".")[2] in ("jax", "keras"):
+            return module.rpartition(".")[2]
+        if (found := _PACKAGES.get(module.partition(".")[0])) is not None:
+            return found
+    return None
+
+
+def elsewhere(value: Any, here: str) -> str:
+    """What to do with a model that is no model `here`: the end of a sentence, empty if there is nothing to say."""
+    if inspect.isclass(value):
+        return f" {value.__name__}, a class: give an instance of it"
+    if type(value).__module__ == "exactqat.qat.jax":
+        return ", whose numbers are outside of it: call its methods calibrate, freeze and lower with params and state"
+    framework = framework_of(value)
+    if framework is None and inspect.isfunction(value) and here != "jax":
+        framework = "jax"
+    if framework is None or framework == here:
+        return ""
+    return f"; models of {_WORDS[framework]} are for {_KITS[framework]}"
+
+
+_WORDS = {"torch": "PyTorch", "keras": "Keras", "jax": "JAX"}

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The self-check's PyTorch side: runs the user's module, and the prepared one without quantization."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .capturing_torch.gradients import checkpoints_run_once
+from .gradients_torch import with_hooks
+from .layers import WeightedLayer
+from .modules import FakeQuantize, WeightFakeQuantize
+from .proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
+
+if TYPE_CHECKING:
+    from .train_torch import PreparedModel
+
+aten = torch.ops.aten
+
+# What random numbers are while both sides run.
+_CONSTANT = 0.25
+
+
+class _Settled(TorchDispatchMode):
+    """Randomness that does not depend on the order and the memory layout it is drawn in: dropout keeps all values,
+    uniform and normal numbers are constant, other random operators begin with the same seed. And float32 where the
+    model asks for 16 bits, as that is what the prepared network trains in."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = operator._schema.name.removeprefix("aten::")
+        if kwargs.get("dtype") in (torch.float16, torch.bfloat16):
+            kwargs = {**kwargs, "dtype": torch.float32}
+        if name == "native_dropout" and args[2] is not False and args[1] < 1:
+            return args[0] / (1 - args[1]), torch.ones_like(args[0], dtype=torch.bool)
+        if name in ("bernoulli", "bernoulli_"):
+            probability = args[1] if len(args) > 1 else kwargs.get("p", args[0] if name == "bernoulli" else 0.5)
+            kept = probability > 0
+            result = args[0] if name == "bernoulli_" else torch.empty_like(args[0])
+            return result.copy_(kept) if isinstance(kept, Tensor) else result.fill_(float(kept))
+        if name in ("uniform_", "normal_", "exponential_", "log_normal_"):
+            return args[0].fill_(_CONSTANT)
+        if name in ("rand", "randn", "rand_like", "randn_like"):
+            return torch.full_like(operator(*args, **kwargs), _CONSTANT)
+        if name.startswith("rrelu_with_noise"):
+            slope = (args[2] + args[3]) / 2
+            args = (*args[:2], slope, slope, *args[4:])
+        elif torch.Tag.nondeterministic_seeded in operator.tags:
+            torch.manual_seed(0)
+        return operator(*args, **kwargs)
+
+
+class _Sides:
+    """A `proof.Subject`: the user's module, and what `prepare` made of it."""
+
+    def __init__(
+        self, model: nn.Module, prepared: PreparedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.model, self.prepared = model, prepared
+        # The training flags of the modules under which the model computes what the network's training does.
+        self.flags: Mapping[str, bool] = prepared.plan.network.input_tree.flags
+        self.leaves, self.spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+        self.examples = int(tensors[0].shape[0])
+        self.size = sum(leaf.numel() for leaf in tensors) // max(self.examples, 1)
+        self.device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+        self.ranges = {id(parameter) for parameter in prepared.range_parameters()}
+        names = ({name for name, _ in each.named_buffers()} for each in (model, prepared))
+        self.buffers = set.intersection(*names)
+
+    def original(self, trial: Trial, nudge: int = 0, layers: bool = False) -> Evidence:
+        model = copied_with_hooks(self.model)
+        for path, module in model.named_modules(remove_duplicate=False):
+            module.training = trial.training and self.flags[path]
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if tensor.is_floating_point() and (nudge or tensor.dtype != torch.float32):
+                tensor.data = torch.as_tensor(nudged(_array(tensor), name, nudge), device=tensor.device)
+        seen: dict[str, np.ndarray] = {}
+        if layers:
+            _record_layers(model, seen)
+        with checkpoints_run_once():
+            return self._run(model, trial, nudge, seen)
+
+    def captured(self, trial: Trial, layers: bool = False) -> Evidence:
+        model, seen = self.prepared, dict[str, Tensor]()
+        with _plain(model, trial.training):
+            evidence = self._run(model, trial, 0, {})
+        if layers:
+            with _plain(model, trial.training), torch.no_grad(), _Settled():
+                args, kwargs, _ = self._inputs(trial)
+                model._run(args, kwargs, seen)
+            evidence.layers = {path: _array(value) for path, value in seen.items()}
+        return evidence
+
+    def _inputs(self, trial: Trial, nudge: int = 0) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Tensor]]:
+        """Arguments, and the leaves of which gradients are compared."""
+        leaves: list[Any] = []
+        followed: dict[str, Tensor] = {}
+        for index, leaf in enumerate(self.leaves):
+            if not isinstance(leaf, Tensor):
+                leaves.append(leaf)
+                continue
+            rows = leaf.shape[0] // self.examples * trial.examples
+            values = nudged(example_rows(_array(leaf), str(index), rows, trial), str(index), nudge)
+            given = torch.as_tensor(values, device=self.device)
+            if given.is_floating_point():
+                followed[str(index)] = given.requires_grad_(trial.gradients)
+                given = given.clone()  # the model may write into it
+            leaves.append(given)
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return args, kwargs, followed
+
+    def _run(self, model: nn.Module, trial: Trial, nudge: int, seen: dict[str, np.ndarray]) -> Evidence:
+        evidence = Evidence(layers=seen)
+        random.seed(0)
+        np.random.seed(0)
+        try:
+            with torch.set_grad_enabled(trial.gradients), _Settled():
+                args, kwargs, followed = self._inputs(trial, nudge)
+                results = _tensors(model(*args, **kwargs))
+                evidence.results = {name: _array(value) for name, value in results.items()}
+                if trial.gradients:
+                    evidence.gradients = self._gradients(model, results, followed)
+            evidence.state = {name: _array(tensor) for name, tensor in model.named_buffers() if name in self.buffers}
+            if trial.training:
+                model.eval()
+                with torch.no_grad(), _Settled():
+                    args, kwargs, _ = self._inputs(trial.afterwards, nudge)
+                    after = _tensors(model(*args, **kwargs))
+                evidence.results |= {f"{name} (evaluated after a step)": _array(each) for name, each in after.items()}
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            raise CannotRun(f"{type(error).__name__}: {lines[0]}") from error
+        return evidence
+
+    def _gradients(
+        self, model: nn.Module, results: Mapping[str, Tensor], followed: Mapping[str, Tensor]
+    ) -> dict[str, np.ndarray]:
+        sums = [
+            (each * torch.as_tensor(cotangent(name, each.shape), device=each.device)).sum()
+            for name, each in results.items()
+            if each.requires_grad
+        ]
+        if sums:
+            torch.stack(sums).sum().backward()
+        found: dict[str, Tensor] = {
+            name: each for name, each in model.named_parameters() if id(each) not in self.ranges
+        }
+        found |= {f"input {name}": each for name, each in followed.items()}
+        return {name: _array(each.grad) for name, each in found.items() if each.grad is not None}
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    """Values in NumPy; zeros of what has none (fake and meta tensors)."""
+    tensor = tensor.detach()
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.device.type == "meta":
+        kind = np.float32 if tensor.is_floating_point() else np.int64
+        return np.zeros(tuple(tensor.shape), kind)
+    return tensor.to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype).numpy(force=True).copy()
+
+
+def _tensors(results: Any) -> dict[str, Tensor]:
+    """A model's results by their places."""
+    found = pytree.tree_flatten_with_path(results)[0]
+    return {pytree.keystr(path) or "output": each for path, each in found if isinstance(each, Tensor)}
+
+
+def copied_with_hooks(model: nn.Module) -> nn.Module:
+    """A copy that shares nothing and keeps the hooks of parameters, which `copy.deepcopy` leaves out."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                memo[id(value)] = value
+    copied = copy.deepcopy(model, memo)
+    pairs = zip(model.parameters(), copied.parameters(), strict=True)
+    for original, parameter in pairs:
+        with_hooks(parameter, original)
+        parameter.grad = None
+    return copied
+
+
+def _record_layers(model: nn.Module, seen: dict[str, np.ndarray]) -> None:
+    """Keeps what every module gives, each time that it is called."""
+
+    def recorder(path: str) -> Any:
+        def record(module: nn.Module, given: Any, result: Any) -> None:
+            if isinstance(result, Tensor):
+                seen[f"{path} {len(seen)}"] = _array(result)
+
+        return record
+
+    def record_inputs(module: nn.Module, args: Any, kwargs: Any) -> None:
+        seen.update({f"input {name}": _array(each) for name, each in _tensors((args, kwargs)).items()})
+
+    model.register_forward_pre_hook(record_inputs, with_kwargs=True)
+    for path, module in model.named_modules():
+        module.register_forward_hook(recorder(path))
+
+
+@contextmanager
+def _plain(model: PreparedModel, training: bool) -> Iterator[None]:
+    """The prepared network without quantization and without ranges that follow data; leaves it as it was."""
+    was_training = model.training
+    quantizers = [each for each in model.modules() if isinstance(each, FakeQuantize | WeightFakeQuantize)]
+    buffers = [(each, each.detach().clone()) for each in model.buffers()]
+    values = [(each, each.detach().clone()) for each in model.parameters()]
+    gradients = [(each, each.grad) for each in model.parameters()]
+    model.train(training)
+    # Every process runs both sides on the same data.
+    layers = [each for each in model.modules() if isinstance(each, WeightedLayer)]
+    for quantizer in quantizers:
+        quantizer.quantizing = quantizer.training = False
+    for layer in layers:
+        layer.of_all_processes = False
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, kept in (*buffers, *values):
+                tensor.copy_(kept)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        for quantizer in quantizers:
+            quantizer.quantizing = True
+        for layer in layers:
+            layer.of_all_processes = True
+        model.train(was_training)
+
+
+def compare_with_original(
+    model: nn.Module, prepared: PreparedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Proof:
+    """Runs the user's model beside the one that was prepared; see `proof`."""
+    sides = _Sides(model, prepared, args, kwargs)
+    python, numbers = random.getstate(), np.random.get_state()
+    devices = [] if sides.device.type == "cpu" else [sides.device]
+    try:
+        with torch.random.fork_rng(devices=devices):
+            return prove(sides, usual_trials(sides.examples, sides.size))
+    finally:
+        random.setstate(python)
+        np.random.set_state(numbers)

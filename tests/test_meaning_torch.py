@@ -1,0 +1,1056 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is trained is the user's own network: a prepared model without quantization gives what the original gives."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from agreement import frozen_differences  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from exactqat import deploy, qat  # noqa: E402
+from exactqat.qat import capture_torch, modules, train_torch  # noqa: E402
+from exactqat.qat.capturing_torch import batch, gradients  # noqa: E402
+from exactqat.qat.modules import FakeQuantize, WeightFakeQuantize  # noqa: E402
+from exactqat.qat.proof_torch import copied_with_hooks  # noqa: E402
+
+EXAMPLES = (1, 2, 3)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Model(nn.Module):
+    """Two linear layers, a few tensors, and a forward that is given."""
+
+    def __init__(self, function: Callable, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.weight, self.factor = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.rand(8) + 0.5)
+        self.register_buffer("table", torch.linspace(0.5, 1, 8))
+        self.function = function
+
+    def forward(self, *given):
+        return self.function(self, *given)
+
+
+@contextmanager
+def unquantized(model):
+    """The prepared network in real numbers, in the mode that it is in."""
+    quantizers = [each for each in model.modules() if isinstance(each, FakeQuantize | WeightFakeQuantize)]
+    modes = [each.training for each in quantizers]
+    for each in quantizers:
+        each.quantizing = each.training = False
+    yield
+    for each, mode in zip(quantizers, modes, strict=True):
+        each.quantizing, each.training = True, mode
+
+
+def run(model, *given):
+    """Results, gradients and buffers of one call."""
+    given = [each.clone().requires_grad_(each.is_floating_point()) for each in given]
+    for parameter in model.parameters():
+        parameter.grad = None
+    results = [each for each in torch.utils._pytree.tree_leaves(model(*given)) if isinstance(each, torch.Tensor)]
+    total = sum((each * torch.linspace(-1, 2, each.numel()).reshape(each.shape)).sum() for each in results)
+    if total.requires_grad:
+        total.backward()
+    gradients = {name: each.grad for name, each in model.named_parameters()}
+    gradients |= {f"input {index}": each.grad for index, each in enumerate(given)}
+    return results, {name: each for name, each in gradients.items() if each is not None and bool(each.any())}
+
+
+def prepared_quietly(model, *given, **how):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
+        return qat.prepare(model, given, **how)
+
+
+def assert_same(model, *given, modes=(True, False)) -> qat.PreparedModel:
+    """Prepares a model and compares it with the original: results, gradients, buffers. `given`: of three examples."""
+    prepared = prepared_quietly(model, *given)
+    state = copy.deepcopy(prepared.state_dict())
+    for training in modes:
+        for count in EXAMPLES:
+            original = copied_with_hooks(model).train(training)
+            prepared.load_state_dict(state)
+            ours = prepared.train(training)
+            batch = [each[:count] for each in given]
+            expected, gradients_of_original = run(original, *batch)
+            with unquantized(ours):
+                found, found_gradients = run(ours, *batch)
+            assert len(found) == len(expected)
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+            assert found_gradients.keys() == gradients_of_original.keys()
+            for name, gradient in gradients_of_original.items():
+                torch.testing.assert_close(found_gradients[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+            buffers = dict(ours.named_buffers())
+            for name, buffer in original.named_buffers():
+                if name in buffers:
+                    torch.testing.assert_close(buffers[name], buffer, rtol=1e-4, atol=1e-5, msg=name)
+    return prepared.train()
+
+
+def refused(model, *given, match: str, **how) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(qat.UnsupportedOperator, match=match) as error:
+            qat.prepare(model, given, **how)
+    return str(error.value)
+
+
+def rows(*shape: int) -> torch.Tensor:
+    return torch.randn(3, *shape, generator=torch.Generator().manual_seed(1))
+
+
+# --- gradients of the user's own ------------------------------------------------------------------------------------
+
+
+class Reversal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, strength):
+        ctx.strength = strength
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -ctx.strength * gradient, None
+
+
+class Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * (x.abs() < 1.5)
+
+
+class Round(torch.autograd.Function):
+    """In the form that torch.func takes."""
+
+    @staticmethod
+    def forward(x):
+        return (x * 4).round() / 4
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 0.5
+
+
+class Step(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x > 0).float()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * torch.sigmoid(4 * x)
+
+
+class Clipped(torch.autograd.Function):
+    """A gradient that is not linear in that of the result."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1.0
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        return gradient.clamp(-0.1, 0.1)
+
+
+class Product(torch.autograd.Function):
+    """Two inputs."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, y = ctx.saved_tensors
+        return 2 * gradient * y, -gradient * x
+
+
+class Halves(torch.autograd.Function):
+    """Two results, whose gradients it computes together."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x[:, :4] * 2, x[:, 4:].relu()
+
+    @staticmethod
+    def backward(ctx, first, second):
+        both = torch.cat([first, second], 1)
+        return both / (1 + both.abs().sum(1, keepdim=True))
+
+
+class Marked(torch.autograd.Function):
+    """The second result has no gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        mask = (x > 0).float()
+        ctx.save_for_backward(mask)
+        ctx.mark_non_differentiable(mask)
+        return x * 2, mask
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        (mask,) = ctx.saved_tensors
+        return gradient * mask
+
+
+class Dense(torch.autograd.Function):
+    """A parameter among the inputs; the gradient of a bias is made up."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t() + bias
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient @ weight * 3, gradient.t() @ x, gradient.sum(0) * 5
+
+
+FUNCTIONS = {
+    "reversal": lambda m, x: m.last(Reversal.apply(m.first(x), 2.0)),
+    "reversal of the input": lambda m, x: m.last(m.first(Reversal.apply(x, 0.5))),
+    "reversal at the end": lambda m, x: Reversal.apply(m.last(x), 0.5),
+    "sign": lambda m, x: m.last(Sign.apply(m.first(x))),
+    "round": lambda m, x: m.last(Round.apply(m.first(x))),
+    "step": lambda m, x: m.last(Step.apply(m.first(x))),
+    "clipped": lambda m, x: m.last(Clipped.apply(m.first(x)) + 0.5 * x),
+    "two inputs": lambda m, x: m.last(Product.apply(m.first(x), x)),
+    "one input twice": lambda m, x: m.last(Product.apply(x, x)),
+    "an input and a parameter": lambda m, x: m.last(Product.apply(m.first(x), m.factor)),
+    "an input and a number": lambda m, x: m.last(Product.apply(m.first(x), torch.tensor(3.0))),
+    "an input and a constant": lambda m, x: m.last(Product.apply(m.first(x), torch.linspace(1, 2, 8))),
+    "an input and ones": lambda m, x: m.last(Product.apply(m.first(x), torch.ones(x.shape[0], 8) * 2)),
+    "two results": lambda m, x: (lambda a, b: m.last(torch.cat([b, a], 1)))(*Halves.apply(m.first(x))),
+    "one of two results": lambda m, x: m.last(m.first(F.pad(Halves.apply(m.first(x))[1], (0, 4)))),
+    "a result without gradient": lambda m, x: (lambda a, b: m.last(a + b))(*Marked.apply(m.first(x))),
+    "dense": lambda m, x: m.last(Dense.apply(x, m.weight, m.factor)),
+    "sign of a weight": lambda m, x: m.last(F.linear(x, Sign.apply(m.weight))),
+    "sign of a computed weight": lambda m, x: m.last(F.linear(x, Sign.apply(m.weight * m.factor))),
+    "between layers that are one": lambda m, x: m.last(F.relu(Reversal.apply(m.first(x), 1.0))),
+    "one after the other": lambda m, x: m.last(Reversal.apply(Sign.apply(Round.apply(m.first(x))), 3.0)),
+    "on both sides of a residual": lambda m, x: m.last(Sign.apply(x) + Reversal.apply(m.first(x), 1.0)),
+    "inside of no_grad": lambda m, x: m.last(m.first(x) + _without(lambda: Sign.apply(m.first(x)))),
+}
+
+
+def _without(function):
+    with torch.no_grad():
+        return function()
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_gradient_of_the_users_own_is_kept(name: str) -> None:
+    assert_same(Model(FUNCTIONS[name]), rows(8))
+
+
+def test_without_its_mend_a_gradient_of_the_users_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        gradients.Marked, "apply", lambda self, original, function, args, kwargs: original(*args, **kwargs)
+    )
+    for name in ("reversal", "clipped", "sign", "sign of a weight"):
+        refused(Model(FUNCTIONS[name]), rows(8), match="the captured network is not the model.*gradient")
+
+
+class Plain(torch.autograd.Function):
+    """The gradient of the value."""
+
+    @staticmethod
+    def forward(ctx, x, strength):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+@pytest.mark.parametrize("ranges", ["ema", "learned"])
+def test_the_quantized_and_the_frozen_network_train_with_it(ranges: str) -> None:
+    found = []
+    for function in (Plain, Reversal):
+        model = Model(lambda m, x, function=function: m.last(F.relu(function.apply(m.first(x), 2.0))))
+        prepared = prepared_quietly(model, rows(8), rules=[qat.Rule(ranges=ranges)])
+        qat.calibrate(prepared, [rows(8)])
+        phases = []
+        for frozen in (False, True):
+            if frozen:
+                qat.freeze(prepared)
+            phases.append(run(prepared.train(), rows(8)))
+        prepared.eval()
+        with torch.no_grad():
+            assert torch.equal(prepared(rows(8)), phases[1][0][0])
+        found.append(phases)
+    for (plain, plain_gradients), (reversed_, gradients_reversed) in zip(*found, strict=True):
+        torch.testing.assert_close(plain, reversed_, rtol=0, atol=0)
+        assert {"first.weight", "last.weight", "input 0"} <= gradients_reversed.keys()
+        for name in ("first.weight", "first.bias", "last.weight", "last.bias", "input 0"):
+            gradient = gradients_reversed[name]
+            factor = -2.0 if name.startswith(("first", "input")) else 1.0
+            torch.testing.assert_close(gradient, factor * plain_gradients[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_nothing_runs_where_no_gradient_is_asked_for() -> None:
+    prepared = prepared_quietly(Model(FUNCTIONS["sign"]), rows(8))
+    qat.calibrate(prepared, [rows(8)])
+    for frozen in (False, True):
+        if frozen:
+            qat.freeze(prepared)
+        with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Sign, "forward", None)
+            prepared.eval()(rows(8))
+
+
+def test_the_device_does_not_see_it() -> None:
+    kinds = []
+    for function in (Plain, Reversal):
+        model = Model(lambda m, x, function=function: m.last(F.relu(function.apply(m.first(x), 2.0))))
+        prepared = prepared_quietly(model, rows(8))
+        qat.calibrate(prepared, [rows(8)])
+        qat.freeze(prepared)
+        kinds.append([operator.kind for operator in deploy.lower(prepared).operators])
+        for profile in deploy.PROFILES:
+            assert not frozen_differences(prepared.eval(), (rows(8),), profile)[1]
+    assert kinds[0] == kinds[1]
+
+
+def test_a_prepared_model_with_it_is_copied_saved_and_loaded() -> None:
+    prepared = prepared_quietly(Model(FUNCTIONS["two results"]), rows(8))
+    qat.calibrate(prepared, [rows(8)])
+    expected = run(prepared.eval(), rows(8))
+    copied = copy.deepcopy(prepared)
+    assert set(copied.state_dict()) == set(prepared.state_dict())
+    found = run(copied, rows(8))
+    for name, gradient in expected[1].items():
+        torch.testing.assert_close(found[1][name], gradient)
+
+
+class Written(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Noise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return (x + torch.rand_like(x)).floor()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Modules(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, module):
+        return x * module.factor
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+def closed_over(m, x):
+    class Closed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * m.factor
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * m.factor
+
+    return m.last(Closed.apply(m.first(x)))
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [
+        (lambda m, x: m.last(Written.apply(m.first(x))), r"test_meaning_torch.py, line \d+.*Written writes into"),
+        (lambda m, x: m.last(Noise.apply(m.first(x))), r"test_meaning_torch.py, line \d+.*Noise draws random numbers"),
+        (lambda m, x: m.last(Modules.apply(m.first(x), m)), r"test_meaning_torch.py.*Modules is given a module"),
+        (closed_over, r"test_meaning_torch.py.*Closed.forward holds a tensor or a module"),
+        (
+            lambda m, x: m.last(Reversal.apply(m.first(x), x.shape[0])),
+            "Reversal: it computes with the size of the batch",
+        ),
+    ],
+    ids=["written", "noise", "module", "closure", "batch"],
+)
+def test_what_cannot_be_kept_of_it_is_refused(function, match: str) -> None:
+    refused(Model(function), rows(8), match=match)
+
+
+# --- hooks ----------------------------------------------------------------------------------------------------------
+
+
+def hooked(*hooks, of=lambda m, x: m.first(x), after=lambda m, y: m.last(y)):
+    def forward(m, x):
+        y = of(m, x)
+        if y.requires_grad:
+            for hook in hooks:
+                y.register_hook(hook)
+        return after(m, y)
+
+    return forward
+
+
+def halved_below(gradient):
+    return torch.where(gradient < 0, gradient * 0.5, gradient)
+
+
+HOOKED = {
+    "scaled": hooked(lambda gradient: gradient * 3),
+    "clipped": hooked(lambda gradient: gradient.clamp(-0.1, 0.1)),
+    "in order": hooked(lambda gradient: gradient + 1, lambda gradient: gradient * 2),
+    "observed": hooked(lambda gradient: None),
+    "a function": hooked(halved_below),
+    "of several readers": hooked(
+        lambda g: g.clamp(-0.1, 0.1), after=lambda m, y: m.last(y * m.factor) + m.last(F.relu(y))
+    ),
+    "of the result": hooked(lambda gradient: gradient * 3, of=lambda m, x: m.last(m.first(x)), after=lambda m, y: y),
+    "of a view": hooked(
+        lambda g: g * 3, of=lambda m, x: m.first(x).reshape(-1, 2, 4), after=lambda m, y: m.last(y.reshape(-1, 8))
+    ),
+    "before a change in place": hooked(lambda g: g * 3, after=lambda m, y: m.last(F.relu(y * 1.0, inplace=True))),
+}
+
+
+@pytest.mark.parametrize("name", HOOKED)
+def test_hooks_on_tensors_in_forward_are_kept(name: str) -> None:
+    assert_same(Model(HOOKED[name]), rows(8))
+
+
+def test_a_hook_on_a_weight_computed_in_forward_is_kept() -> None:
+    def forward(m, x):
+        weight = m.weight * 2.0
+        if weight.requires_grad:
+            weight.register_hook(lambda gradient: gradient * 3)
+        return m.last(F.linear(x, weight))
+
+    assert_same(Model(forward), rows(8))
+
+
+def test_without_its_mend_a_hook_in_forward_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients.Marked, "register_hook", lambda self, tensor, hook: None)
+    refused(Model(HOOKED["scaled"]), rows(8), match="the captured network is not the model.*gradient")
+
+
+def late(m, x):
+    y = m.first(x)
+    z = m.last(y)
+    if y.requires_grad:
+        y.register_hook(lambda gradient: gradient * 3)
+    return z + m.last(y * 2)
+
+
+def on_a_parameter(m, x):
+    m.weight.register_hook(lambda gradient: gradient * 3)
+    return m.last(x @ m.weight)
+
+
+def reads_a_buffer(m, x):
+    y = m.first(x)
+    if y.requires_grad:
+        y.register_hook(lambda gradient: gradient * m.table)
+    return m.last(y)
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [
+        (late, "line \\d+.*the hook is registered after the tensor was used"),
+        (on_a_parameter, "line \\d+.*it registers a hook on a parameter"),
+        (reads_a_buffer, "line \\d+.*the hook reads 'table'"),
+    ],
+)
+def test_hooks_in_forward_that_cannot_be_kept_are_refused(function, match: str) -> None:
+    refused(Model(function), rows(8), match=match)
+
+
+def test_hooks_of_parameters_are_kept() -> None:
+    model = Model(lambda m, x: m.last(m.first(x) * m.factor))
+    model.first.weight.register_hook(lambda gradient: gradient * 3)
+    model.first.weight.register_hook(lambda gradient: gradient + 1)
+    model.factor.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
+    model.last.bias.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", parameter.grad * 2))
+    prepared = assert_same(model, rows(8))
+    qat.calibrate(prepared, [rows(8)])
+    qat.freeze(prepared)
+    _, found = run(prepared, rows(8))
+    assert found["factor"].abs().max() <= 0.1 < run(Model(model.function), rows(8))[1]["factor"].abs().max()
+
+
+def test_hooks_of_a_parameter_that_is_not_trained_yet_are_kept() -> None:
+    model = Model(lambda m, x: m.last(m.first(x)))
+    model.first.weight.register_hook(lambda gradient: gradient * 3)
+    model.first.weight.requires_grad_(False)
+    prepared = prepared_quietly(model, rows(8))
+    assert not prepared.first.weight.requires_grad
+    model.first.weight.requires_grad_(True)
+    prepared.first.weight.requires_grad_(True)
+    with unquantized(prepared):
+        torch.testing.assert_close(run(prepared, rows(8))[1], run(model, rows(8))[1])
+
+
+def test_hooks_of_tied_and_of_parametrized_weights_are_kept() -> None:
+    model = Model(lambda m, x: m.last(F.relu(m.first(m.second(x)))))
+    model.second = nn.Linear(8, 8)
+    model.second.weight = model.first.weight
+    model.first.weight.register_hook(lambda gradient: gradient * 3)
+    nn.utils.parametrizations.weight_norm(model.last)
+    model.last.parametrizations.weight.original0.register_hook(lambda gradient: gradient * 2)
+    assert_same(model, rows(8))
+
+
+def test_without_their_mend_hooks_of_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_torch, "with_hooks", lambda parameter, original: parameter)
+    model = Model(lambda m, x: m.last(m.first(x)))
+    model.first.weight.register_hook(lambda gradient: gradient * 3)
+    refused(model, rows(8), match="the captured network is not the model.*the gradient of 'first.weight'")
+
+
+def test_a_hook_that_reads_what_is_trained_is_refused() -> None:
+    model = Model(lambda m, x: m.last(m.first(x)))
+    weight = model.weight
+    for hook in (lambda gradient: gradient + model.weight, lambda gradient: gradient + weight):
+        handle = model.first.weight.register_hook(hook)
+        refused(model, rows(8), match="the hook of the parameter 'first.weight' (reads 'weight'|holds a tensor)")
+        handle.remove()
+
+
+def test_forward_hooks_and_parametrizations_are_captured() -> None:
+    model = Model(lambda m, x: m.last(m.first(x)))
+    model.first.register_forward_pre_hook(lambda module, given: (given[0] * 2,))
+    model.first.register_forward_hook(lambda module, given, result: result + given[0])
+    model.register_forward_pre_hook(lambda module, given: (given[0] + 1,))
+    model.register_forward_hook(lambda module, given, result: result * 0.5)
+    nn.utils.parametrize.register_parametrization(model.last, "weight", nn.Softplus())
+    assert_same(model, rows(8))
+
+
+def test_global_hooks_are_refused() -> None:
+    from torch.nn.modules import module
+
+    for register in (module.register_module_forward_hook, module.register_module_full_backward_hook):
+        handle = register(lambda *given: None)
+        try:
+            refused(Model(lambda m, x: m.last(m.first(x))), rows(8), match="all modules have a (forward|backward) hook")
+        finally:
+            handle.remove()
+
+
+# --- modes that stop gradients, checkpoints -------------------------------------------------------------------------
+
+
+def stopped(context):
+    def forward(m, x):
+        with context():
+            y = m.first(x)
+        return m.last(y * m.factor)
+
+    return forward
+
+
+@torch.no_grad()
+def decorated(m, x):
+    return m.first(x)
+
+
+def detached_in_place(m, x):
+    y = m.first(x) * 1.0
+    y.detach_()
+    return m.last(y + x)
+
+
+STOPPED = {
+    "no_grad": stopped(torch.no_grad),
+    "set_grad_enabled": stopped(lambda: torch.set_grad_enabled(False)),
+    "decorator": lambda m, x: m.last(decorated(m, x) + x),
+    "detach": lambda m, x: m.last(m.first(x).detach() + x),
+    "detach_": detached_in_place,
+    "straight through": lambda m, x: m.last(x + (m.first(x).round() - x).detach()),
+    "data": lambda m, x: m.last(x + (m.first(x).round() - x).data),
+    "weight": lambda m, x: m.last(F.linear(x, m.weight.detach() * m.factor)),
+}
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_what_stops_gradients_stops_them(name: str) -> None:
+    assert_same(Model(STOPPED[name]), rows(8))
+
+
+def test_inference_mode_stops_gradients() -> None:
+    """As no_grad does, beside which the original must not keep what is made there for its own backward pass."""
+    model = Model(lambda m, x: m.last(stopped_clone(m, x)))
+
+    def stopped_clone(m, x):
+        with torch.inference_mode():
+            y = m.first(x)
+        return y.clone() + x
+
+    assert_same(model, rows(8))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_inside_of_a_model(reentrant: bool) -> None:
+    model = Model(
+        lambda m, x: m.last(checkpoint(lambda y: m.first(y).relu() * m.factor, m.first(x), use_reentrant=reentrant))
+    )
+    assert_same(model, rows(8))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_layers_with_batch_norm(reentrant: bool) -> None:
+    """PyTorch moves statistics twice, which is said; all else is the same."""
+    model = Model(lambda m, x: m.last(checkpoint(m.middle, m.first(x), use_reentrant=reentrant)))
+    model.middle = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU())
+    with pytest.warns(UserWarning, match="checkpoint runs batch norms once more in the backward pass"):
+        prepared = qat.prepare(model, rows(8))
+    original = copied_with_hooks(model)
+    expected = run(original, rows(8))
+    with unquantized(prepared):
+        found = run(prepared, rows(8))
+    torch.testing.assert_close(found, expected)
+    once, twice = (dict(each.named_buffers())["middle.1.running_mean"] for each in (prepared, original))
+    torch.testing.assert_close(twice, once * 1.9)
+
+
+def test_a_reentrant_checkpoint_of_the_input_is_said_to_train() -> None:
+    model = Model(lambda m, x: m.last(checkpoint(m.first, x, use_reentrant=True)))
+    with pytest.warns(UserWarning, match="use_reentrant=True. trains nothing of what it runs"):
+        qat.prepare(model, rows(8))
+
+
+def test_without_its_mend_a_reentrant_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        gradients.Marked, "apply", lambda self, original, function, args, kwargs: original(*args, **kwargs)
+    )
+    model = Model(lambda m, x: m.last(checkpoint(lambda y: m.first(y).relu(), m.first(x), use_reentrant=True)))
+    refused(model, rows(8), match="the captured network is not the model.*gradient")
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_around_a_prepared_model_moves_ranges_once(reentrant: bool) -> None:
+    model = Model(lambda m, x: m.last(F.relu(m.first(x))))
+    states, found = [], []
+    for around in (False, True):
+        prepared = prepared_quietly(model, rows(8))
+        qat.calibrate(prepared, [rows(8)])
+        for step in range(3):
+            x = (rows(8) * (2 + step)).requires_grad_()
+            result = checkpoint(prepared, x, use_reentrant=reentrant) if around else prepared(x)
+            result.sum().backward()
+        states.append({name: each.clone() for name, each in prepared.named_buffers()})
+        found.append({name: each.grad for name, each in prepared.named_parameters()})
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+    torch.testing.assert_close(*found)
+
+
+def test_without_its_mend_a_checkpoint_moves_ranges_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modules, "is_recomputing", lambda: False)
+    with pytest.raises(AssertionError):
+        test_a_checkpoint_around_a_prepared_model_moves_ranges_once(True)
+
+
+# --- the number of examples -----------------------------------------------------------------------------------------
+
+OF_THE_BATCH = {
+    "root": lambda m, x: m.last(m.first(x) / math.sqrt(x.shape[0])),
+    "half": lambda m, x: m.last(m.first(x) * (0.5 * len(x))),
+    "number": lambda m, x: m.last(m.first(x) * float(x.size(0))),
+    "length": lambda m, x: m.last(m.first(x) / len(x)),
+    "one more": lambda m, x: m.last(m.first(x) * (x.shape[0] + 1)),
+    "larger": lambda m, x: m.last(m.first(x) * 2 if x.shape[0] > 100 else m.first(x)),
+    "even": lambda m, x: m.last(m.first(x).relu() if x.shape[0] % 2 == 0 else m.first(x)),
+    "another layer": lambda m, x: m.last(m.first(x) if x.shape[0] > 64 else x),
+    "range": lambda m, x: m.last(m.first(x) * torch.arange(x.shape[0])[:, None]),
+    "full": lambda m, x: m.last(m.first(x) * torch.full((x.shape[0], 1), x.shape[0])),
+    "constant": lambda m, x: m.last(m.first(x) * torch.tensor([math.log(x.shape[0])])),
+    "slope": lambda m, x: m.last(F.leaky_relu(m.first(x), 1 / (1 + x.shape[0]))),
+    "switch": lambda m, x: m.last(m.first(x).mean(1, keepdim=x.shape[0] > 100).reshape(-1, 1) + x),
+    "in training": lambda m, x: m.last(m.first(x) * (math.sqrt(x.shape[0]) if m.training else 1.0)),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_BATCH)
+def test_what_depends_on_the_number_of_examples_is_refused(name: str) -> None:
+    text = refused(Model(OF_THE_BATCH[name]), rows(8), match="test_meaning_torch.py, line")
+    assert "captured network is not the model" not in text
+    assert any(words in text for words in ("size of the batch", "number of examples", "between the examples"))
+
+
+@pytest.mark.parametrize("name", ["root", "half", "larger", "even", "slope"])
+def test_without_its_mend_what_depends_on_the_number_of_examples_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "dependence", lambda runs: "")
+    refused(Model(OF_THE_BATCH[name]), rows(8), match="the captured network is not the model")
+
+
+class Long(nn.Module):
+    """Sizes and numbers that are multiples of the first stand-ins for the batch."""
+
+    def __init__(self, function: Callable) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.last = nn.Conv1d(2, 3, 3, padding=1), nn.Linear(3, 2)
+        self.register_buffer("table", torch.linspace(0, 1, 2018))
+        self.plain = torch.linspace(0, 1, 1013)
+        self.function = function
+
+    def forward(self, x):
+        return self.last(self.function(self, x).mean(2))
+
+
+OWN_NUMBERS = {
+    "a length": (lambda m, x: m.conv(x), 1009),
+    "two lengths": (lambda m, x: F.pad(m.conv(x), (0, 4)), 1009),
+    "a factor": (lambda m, x: m.conv(x) * 1009 / 1013, 16),
+    "an inverse": (lambda m, x: m.conv(x) * (1 / 2018), 16),
+    "a slice": (lambda m, x: m.conv(x)[:, :, :1009], 1200),
+    "a buffer": (lambda m, x: m.conv(x) * m.table[:1009], 1009),
+    "a buffer in part": (lambda m, x: m.conv(x) * m.table[::2018], 16),
+    "an attribute": (lambda m, x: m.conv(x) * m.plain, 1013),
+    "a constant": (lambda m, x: m.conv(x) + torch.ones(1009), 1009),
+    "a loop": (lambda m, x: m.conv(x) + sum(torch.ones(n).mean() for n in (1009, 1013, 1019)), 16),
+}
+
+
+@pytest.mark.parametrize("name", OWN_NUMBERS)
+def test_numbers_of_the_models_own_are_not_the_batch(name: str) -> None:
+    function, length = OWN_NUMBERS[name]
+    assert_same(Long(function), rows(2, length))
+
+
+def test_without_its_mend_a_number_of_the_models_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "stand_in", lambda taken, run: 1009)
+    function, length = OWN_NUMBERS["a factor"]
+    refused(Long(function), rows(2, length), match="size of the batch")
+
+
+# --- what forward changes -------------------------------------------------------------------------------------------
+
+
+def spectral(kind: Callable) -> nn.Module:
+    model = Model(lambda m, x: m.last(F.relu(m.first(x))))
+    kind(model.first)
+    return model
+
+
+@pytest.mark.parametrize("kind", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+def test_spectral_norm_goes_on_iterating(kind: Callable) -> None:
+    model = spectral(kind)
+    prepared = assert_same(model, rows(8))
+    original = copied_with_hooks(model).train()
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (original, prepared.train())]
+    with unquantized(prepared):
+        for _ in range(5):
+            for each, optimizer in zip((original, prepared), optimizers, strict=True):
+                optimizer.zero_grad()
+                each(rows(8)).square().sum().backward()
+                optimizer.step()
+        torch.testing.assert_close(prepared.eval()(rows(8)), original.eval()(rows(8)), rtol=1e-4, atol=1e-5)
+    vectors = [name for name, _ in original.named_buffers() if name.split(".")[-1] in ("_u", "weight_u")]
+    assert len(vectors) == 1
+    moved = dict(prepared.named_buffers())[vectors[0]]
+    assert not torch.equal(moved, dict(model.named_buffers())[vectors[0]])
+    torch.testing.assert_close(moved, dict(original.named_buffers())[vectors[0]], rtol=1e-3, atol=1e-4)
+
+
+def test_two_forwards_of_one_step_may_both_be_differentiated() -> None:
+    prepared = prepared_quietly(spectral(nn.utils.parametrizations.spectral_norm), rows(8))
+    qat.calibrate(prepared, [rows(8)])
+    (prepared(rows(8)).sum() + prepared(rows(8) * 2).sum()).backward()
+    qat.freeze(prepared)
+    (prepared(rows(8)).sum() + prepared(rows(8) * 2).sum()).backward()
+
+
+def before_it_is_read(m, x):
+    if m.training:
+        with torch.no_grad():
+            m.table.add_(1.0)
+    return m.last(m.first(x) * m.table)
+
+
+def after_it_is_read(m, x):
+    y = m.last(m.first(x) * m.table.clone())
+    if m.training:
+        with torch.no_grad():
+            m.table.mul_(0.9)
+    return y
+
+
+def from_a_parameter(m, x):
+    """An average of a weight."""
+    if m.training:
+        with torch.no_grad():
+            m.table.mul_(0.9).add_(0.1 * m.factor)
+    return m.last(m.first(x) * m.table)
+
+
+def a_parameter(m, x):
+    if m.training:
+        with torch.no_grad():
+            m.factor.clamp_(-0.75, 0.75)
+    return m.last(m.first(x) * m.factor)
+
+
+def assigned(m, x):
+    if m.training:
+        m.table = m.table * 0.9
+    return m.last(m.first(x) * m.table)
+
+
+KEPT = [before_it_is_read, after_it_is_read, from_a_parameter, a_parameter, assigned]
+
+
+@pytest.mark.parametrize("function", KEPT, ids=lambda function: function.__name__)
+def test_what_training_changes_without_the_input_is_kept(function: Callable) -> None:
+    model = Model(function)
+    prepared = assert_same(model, rows(8))
+    original = copied_with_hooks(model).train()
+    with unquantized(prepared):
+        for _ in range(3):
+            original(rows(8))
+            prepared(rows(8))
+        torch.testing.assert_close(prepared.eval()(rows(8)), original.eval()(rows(8)), rtol=1e-4, atol=1e-5)
+
+
+def running_mean(m, x):
+    if m.training:
+        with torch.no_grad():
+            m.table.mul_(0.9).add_(0.1 * x.mean(0))
+    return m.last(m.first(x) * m.table)
+
+
+def at_every_call(m, x):
+    m.table.mul_(0.9)
+    return m.last(m.first(x) * m.table)
+
+
+def branches_too(m, x):
+    if m.training:
+        m.table.mul_(0.9)
+        return m.last(m.first(x) * m.table + 1)
+    return m.last(m.first(x) * m.table)
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [
+        (running_mean, r"line \d+\)?: training changes 'table', with which the model computes"),
+        (at_every_call, r"line \d+\)?: evaluation changes 'table', with which the model computes"),
+        (branches_too, r"line \d+\)?: training changes 'table', with which the model computes"),
+    ],
+    ids=["running mean", "at every call", "branches too"],
+)
+def test_what_cannot_be_kept_of_it_is_refused_by_name(function: Callable, match: str) -> None:
+    refused(Model(function), rows(8), match=match)
+
+
+@pytest.mark.parametrize("function", [before_it_is_read, at_every_call])
+def test_without_their_mend_changes_are_refused(function: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_torch, "_refuse_changes", lambda trained, evaluation: None)
+    monkeypatch.setattr(train_torch, "_update", lambda updates: None)
+    refused(Model(function), rows(8), match="the captured network is not the model")
+
+
+def test_a_model_in_evaluation_trains_with_what_its_buffers_are() -> None:
+    prepared = qat.prepare(Model(running_mean).eval(), rows(8))
+    with unquantized(prepared.train()):
+        prepared(rows(8))
+    torch.testing.assert_close(dict(prepared.named_buffers())["table"], torch.linspace(0.5, 1, 8))
+
+
+def test_a_buffer_that_nothing_reads_is_named() -> None:
+    def count(m, x):
+        m.table.add_(1)
+        return m.last(m.first(x))
+
+    with pytest.warns(UserWarning, match="changes table, which nothing in the captured network reads"):
+        qat.prepare(Model(count), rows(8))
+
+
+def counted(m, x):
+    m.calls = getattr(m, "calls", 0) + 1
+    return m.last(m.first(x) * m.calls)
+
+
+def remembered(m, x):
+    m.previous = m.first(x).detach() + getattr(m, "previous", 0)
+    return m.last(m.previous)
+
+
+def warmed_up(m, x):
+    m.calls = getattr(m, "calls", 0) + 1
+    return m.last(m.first(x) if m.calls > 2 else x)
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [
+        (counted, "line \\d+.*forward changes 'calls', and mul is called with other numbers next time"),
+        (remembered, "line \\d+.*it computes with 'previous', which an earlier call has left there"),
+        (warmed_up, "forward changes 'calls'"),
+    ],
+)
+def test_a_forward_that_computes_with_earlier_calls_is_refused(function: Callable, match: str) -> None:
+    refused(Model(function), rows(8), match=match)
+
+
+def test_without_its_mend_a_forward_that_counts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "_judge", lambda run, second, third: None)
+    for function in (counted, remembered):
+        refused(Model(function), rows(8), match="the captured network is not the model")
+
+
+def test_caches_and_notes_of_forward_are_let_be() -> None:
+    def forward(m, x):
+        if getattr(m, "cache", None) is None:
+            m.cache = torch.linspace(0, 1, 8) ** 2
+        m.seen = m.first(x) * m.cache
+        return m.last(m.seen)
+
+    assert_same(Model(forward), rows(8))
+
+    def count(m, x):
+        m.calls = getattr(m, "calls", 0) + 1
+        return m.last(m.first(x))
+
+    with pytest.warns(UserWarning, match="forward counts in 'calls', the captured network does not"):
+        qat.prepare(Model(count), rows(8))
+
+
+class Normed(Model):
+    """Its own train() leaves batch norm in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda m, x: m.last(m.norm(m.first(x))))
+        self.norm = nn.BatchNorm1d(8)
+        self.norm.running_mean.fill_(0.3)
+
+    def train(self, mode: bool = True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_a_train_of_the_models_own_decides_what_trains(mode: bool) -> None:
+    prepared = assert_same(Normed().train(mode), rows(8))
+    with unquantized(prepared.train()):
+        prepared(rows(8))
+    torch.testing.assert_close(dict(prepared.named_buffers())["norm.running_mean"], torch.full((8,), 0.3))
+
+
+def test_an_eval_that_leaves_dropout_on_is_refused() -> None:
+    class Sampled(Model):
+        def eval(self):
+            super().eval()
+            self.drop.train()
+            return self
+
+    model = Sampled(lambda m, x: m.last(m.drop(m.first(x))))
+    model.drop = nn.Dropout(0.5)
+    refused(model, rows(8), match="'drop' stays in training when eval")
+
+
+def test_random_numbers_of_python_are_refused() -> None:
+    import random
+
+    def forward(m, x):
+        y = m.first(x)
+        return m.last(y if m.training and random.random() < 0.5 else y * 2)
+
+    refused(Model(forward), rows(8), match="draws random numbers with Python's")
+
+
+def test_data_that_is_replaced_is_refused() -> None:
+    def forward(m, x):
+        m.weight.data = m.weight.data.clamp(-0.5, 0.5)
+        return m.last(x @ m.weight)
+
+    refused(Model(forward), rows(8), match="line \\d+.*it gives a tensor other data")
+
+
+def test_a_gradient_computed_in_forward_is_refused() -> None:
+    def forward(m, x):
+        x = x if x.requires_grad else x.clone().requires_grad_()
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(m.first(x).square().sum(), x, create_graph=True)
+        return m.last(gradient)
+
+    refused(Model(forward), rows(8), match="torch.autograd.grad")
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_prepare_where_gradients_are_off(context: Callable) -> None:
+    model = Model(FUNCTIONS["reversal"])
+    with context():
+        prepared = prepared_quietly(model, rows(8))
+    with unquantized(prepared):
+        torch.testing.assert_close(run(prepared, rows(8)), run(model, rows(8)))
+
+
+def test_a_tensor_that_is_an_attribute_and_changes_is_refused() -> None:
+    def forward(m, x):
+        m.plain.mul_(0.5)
+        return m.last(m.first(x) * m.plain)
+
+    model = Model(forward)
+    model.plain = torch.ones(8)
+    refused(model, rows(8), match=r"line \d+\)?: evaluation changes 'plain', with which the model computes")
+
+
+def test_copies_of_buffers_may_be_written_into() -> None:
+    def forward(m, x):
+        weight, table = m.weight.clone(), m.table.clone()
+        weight.mul_(2)
+        table[0] = 3.0
+        return m.last((x @ weight) * table)
+
+    assert_same(Model(forward), rows(8))

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The self-check of `prepare`: what it refuses, what it lets pass, and that it leaves everything as it was."""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from exactqat.qat import proof
+from exactqat.qat.proof import CannotRun, Evidence, Trial, example_rows, nudged, prove, relative_error, usual_trials
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+qat = pytest.importorskip("exactqat.qat")
+
+
+# --- the core, without a framework ------------------------------------------------------------------------------------
+
+
+class Sides:
+    """An original y = w * x and a captured network that is wrong in one thing."""
+
+    def __init__(self, wrong: str = "", noise: float = 0.0, fails: str = "") -> None:
+        self.wrong, self.noise, self.fails = wrong, noise, fails
+        self.weight = np.linspace(1, 2, 5, dtype=np.float32)
+
+    def run(self, trial: Trial, weight: np.ndarray, wrong: str) -> Evidence:
+        x = example_rows(np.ones((2, 5), np.float32), "x", trial.examples, trial)
+        y = x * weight
+        if wrong == "batch":
+            y = y * (1 + (trial.examples == 3))
+        if wrong == "one":
+            y = y + (trial.examples == 1)
+        if wrong == "small":
+            y = y * (1 + 1e-3 * (trial.scale < 1))
+        gradient = (x * proof.cotangent("y", y.shape)).sum(0)
+        state = {"mean": y.mean(0) if trial.training and wrong != "state" else np.zeros(5, np.float32)}
+        if wrong == "some inputs" and trial.draw == 0:
+            gradient = gradient * 1.01
+        if wrong == "nan":
+            y[0, 0] = np.nan
+        gradients = {"w": gradient * (-1 if wrong == "gradient" else 1)} if wrong != "no gradient" else {}
+        return Evidence({"y": y}, gradients if trial.gradients else {}, state, {"layer": y})
+
+    def original(self, trial: Trial, nudge: int = 0, layers: bool = False) -> Evidence:
+        if self.fails == "original" or self.fails == "original's training" and trial.training:
+            raise CannotRun("ValueError: no")
+        weight = nudged(self.weight, "w", nudge) + np.float32(self.noise * nudge)
+        return self.run(trial, weight, "")
+
+    def captured(self, trial: Trial, layers: bool = False) -> Evidence:
+        if self.fails == "captured":
+            raise CannotRun("RuntimeError: no")
+        return self.run(trial, self.weight * np.float32(1 + self.noise), self.wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("batch", "3 examples"),
+        ("one", "evaluation, 1 example,"),
+        ("small", "inputs 0.015625 times as large"),
+        ("state", "buffer 'mean'"),
+        ("gradient", "cosine -1.00"),
+        ("no gradient", "gradient of 'w' differs by 1 "),
+        ("nan", "result 'y' is not the same"),
+    ],
+)
+def test_what_differs_is_refused(wrong: str, words: str) -> None:
+    assert words in prove(Sides(wrong), usual_trials(2)).refusal
+
+
+def test_what_is_equal_passes_and_is_counted() -> None:
+    found = prove(Sides(), usual_trials(2))
+    assert not found.refusal and not found.missing and not found.undecided
+    assert len(found.trials) == 5 and found.tensors == 14 and found.largest == 0
+    assert "14 results" in str(found)
+
+
+def test_what_the_original_does_by_itself_is_rounding() -> None:
+    assert not prove(Sides(noise=1e-3), usual_trials(2)).refusal
+    assert prove(Sides("gradient", noise=1e-3), usual_trials(2)).refusal
+
+
+def test_what_differs_for_one_input_only_is_rounding() -> None:
+    assert not prove(Sides("some inputs"), usual_trials(2)).refusal
+
+
+def test_inputs_that_do_not_run_excuse_nothing() -> None:
+    class Picky(Sides):
+        def original(self, trial: Trial, nudge: int = 0, layers: bool = False) -> Evidence:
+            if trial.draw:
+                raise CannotRun("ValueError: not these")
+            return super().original(trial, nudge, layers)
+
+    assert prove(Picky("gradient"), usual_trials(2)).refusal
+    assert not prove(Picky(), usual_trials(2)).refusal
+
+
+def test_sides_that_do_not_run() -> None:
+    assert "RuntimeError: no" in prove(Sides(fails="captured"), usual_trials(2)).refusal
+    assert "original raises ValueError" in prove(Sides(fails="original"), usual_trials(2)).missing
+    assert prove(Sides(fails="original's training"), usual_trials(2)).missing
+    assert not prove(Sides(), usual_trials(2, training=False)).missing
+
+
+def test_relative_errors() -> None:
+    a = np.array([1.0, 2.0, np.nan, np.inf], np.float32)
+    assert relative_error(a, a) == 0
+    assert relative_error(a, a[::-1].copy()) == np.inf
+    assert relative_error(a, a[:2]) == np.inf
+    assert relative_error(np.zeros(2), np.zeros(2)) == 0
+    assert relative_error(np.zeros(2), np.full(2, 1e-9)) == np.inf
+    assert relative_error(np.zeros(2), np.full(2, 1e-9), tiny=1) == pytest.approx(1e-9)
+    assert relative_error(np.array([2, 3]), np.array([2, 4])) == pytest.approx(1 / 3)
+
+
+def test_inputs_are_the_examples_own_but_vary() -> None:
+    trial = Trial(True, 4)
+    given = np.array([[3.0, 4.0], [5.0, 6.0]], np.float32)
+    rows = example_rows(given, "x", 4, trial)
+    assert rows.shape == (4, 2) and 1 < rows.mean() < 8 and len(np.unique(rows)) == 8
+    assert example_rows(np.zeros((1, 3), np.float32), "x", 4, trial).std() > 0.5
+    assert (example_rows(np.array([[1], [2]]), "x", 3, trial) == [[1], [2], [1]]).all()
+    masked = example_rows(np.array([[0.0, -np.inf]], np.float32), "x", 2, trial)
+    assert np.isneginf(masked).sum() == 2 or np.isfinite(masked).all()
+    assert example_rows(np.zeros((0, 3), np.float32), "x", 2, trial).shape == (2, 3)
+    assert (np.abs(example_rows(given, "x", 4, Trial(True, 4, scale=0.5))) <= np.abs(rows)).all()
+
+
+# --- PyTorch ----------------------------------------------------------------------------------------------------------
+
+
+class Body(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 4, 3, bias=False), nn.Linear(4, 3)
+        self.norm, self.drop = nn.BatchNorm2d(4), nn.Dropout(0.5)
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.drop(torch.relu(self.norm(self.first(x)))).mean((2, 3)))
+
+
+def test_the_model_and_everything_else_stay_as_they_were() -> None:
+    torch.manual_seed(3)
+    model = Body()
+    calls = []
+    model.first.weight.register_hook(lambda gradient: calls.append(1))
+    model.second.weight.grad = torch.ones_like(model.second.weight)
+    before = copy.deepcopy(model.state_dict())
+    flags = [module.training for module in model.modules()]
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    x = torch.randn(2, 2, 8, 8)
+    states = torch.get_rng_state(), *states[1:]
+    kept = x.clone()
+    prepared = qat.prepare(model, x)
+    assert prepared.proof.trials and not prepared.proof.missing
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert flags == [module.training for module in model.modules()] and prepared.training
+    assert model.first.weight.grad is None and torch.equal(model.second.weight.grad, torch.ones(3, 4))
+    assert torch.equal(states[0], torch.get_rng_state()) and states[1] == random.getstate()
+    assert (states[2] == np.random.get_state()[1]).all() and torch.equal(x, kept)
+    assert all(parameter.grad is None for parameter in prepared.parameters())
+    other = qat.prepare(model, x, check=False)
+    assert other.proof is None
+    ours, theirs = prepared.state_dict(), other.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours if isinstance(ours[name], torch.Tensor))
+    assert [module.training for module in prepared.modules()] == [module.training for module in other.modules()]
+
+
+def test_layers_of_ours_count_no_batches_in_prepare() -> None:
+    """Their kernels do not run without values, so the model is looked at in another way."""
+    model = nn.Sequential(qat.DepthwiseConv2d(2, 3, padding="SAME"), qat.FusedBatchNorm2d(2), nn.ReLU())
+    before = copy.deepcopy(model.state_dict())
+    qat.prepare(model, torch.randn(2, 2, 8, 8))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("examples", [1, 2, 3, 40])
+def test_ordinary_networks_pass(training: bool, examples: int) -> None:
+    prepared = qat.prepare(Body().train(training), torch.zeros(examples, 2, 8, 8))
+    assert len(prepared.proof.trials) == 5
+    assert prepared.proof.seconds > 0
+
+
+def test_other_dtypes() -> None:
+    assert qat.prepare(Body().double(), torch.randn(2, 2, 8, 8, dtype=torch.float64)).proof.trials
+    assert qat.prepare(Body().to(torch.bfloat16), torch.randn(2, 2, 8, 8).to(torch.bfloat16)).proof.trials
+
+
+def test_a_model_that_does_not_run_is_named() -> None:
+    class Particular(Body):
+        def forward(self, x: Any) -> Any:
+            if type(x) is torch.Tensor and not torch.compiler.is_exporting():
+                raise ValueError("not today")
+            return super().forward(x)
+
+    with pytest.warns(qat.NotComparedWarning, match="ValueError: not today"):
+        qat.prepare(Particular(), torch.randn(2, 2, 8, 8))
+
+
+def test_the_first_layer_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect put into one layer of the prepared network."""
+    from exactqat.qat import proof_torch
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh())
+    x = torch.randn(2, 4)
+    prepared = qat.prepare(model, x)
+    layer = prepared.step("2")
+    monkeypatch.setattr(layer, "bias_source", None)
+    found = proof_torch.compare_with_original(model, prepared, (x,), {})
+    assert "the first layer that differs is '2', after '0'" in found.refusal
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not proof_torch.compare_with_original(model, qat.prepare(model, x), (x,), {}).refusal
+
+
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return -gradient
+
+
+reverse = Reverse.apply
+
+
+def test_functions_kept_under_another_name() -> None:
+    """People write `reverse = Reverse.apply` at the top of a file."""
+
+    class Adversarial(Body):
+        def forward(self, x: Any) -> Any:
+            return super().forward(reverse(x) * 2)
+
+    model, x = Adversarial(), torch.randn(2, 2, 8, 8)
+    prepared = qat.prepare(model, x)
+    assert any(step.attributes.get("custom_gradient") for step in prepared.plan.steps)
+
+
+def test_a_model_whose_train_leaves_statistics_alone() -> None:
+    class Frozen(Body):
+        def train(self, mode: bool = True) -> Any:
+            super().train(mode)
+            self.norm.eval()
+            return self
+
+    prepared = qat.prepare(Frozen(), torch.randn(2, 2, 8, 8))  # train() has not been called
+    before = prepared.state_dict()["norm.running_mean"].clone()
+    prepared.train()
+    prepared(torch.randn(2, 2, 8, 8))
+    assert torch.equal(before, prepared.state_dict()["norm.running_mean"])
