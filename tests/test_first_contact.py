@@ -428,13 +428,12 @@ def test_jax_answers_alike(models: Any) -> None:
 
 
 def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "PYTHONPATH": paths, **environment},
+        env={**os.environ, **environment},
     )
 
 
