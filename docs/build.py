@@ -57,7 +57,7 @@ def pages() -> dict[str, str]:
 
 
 def with_site_links(text: str, name: str, known: dict[str, str]) -> str:
-    """A file's text with its links to other files leading to their pages. Links to files that are not pages become plain text."""
+    """A file's text with links to files changed to links to pages; links to files without a page become plain text."""
 
     def changed(match: re.Match[str]) -> str:
         label, target, anchor = match.groups()

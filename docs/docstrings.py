@@ -19,7 +19,7 @@ class Entry(NamedTuple):
 
 
 class Docstring(NamedTuple):
-    """A docstring taken apart. `text` is everything before the first section, with paragraphs separated by empty lines."""
+    """A parsed docstring. `text` is everything before the first section, with paragraphs separated by empty lines."""
 
     text: str
     sections: dict[str, list[Entry]]

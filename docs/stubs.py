@@ -4,9 +4,9 @@
 At run time the operators are objects made from declarations, whose arguments a type checker cannot see. In the stubs
 each has one overload per framework, with its documentation: results have the type of the operands, NumPy arrays may be
 mixed with another framework's, other mixtures are errors, and JAX and TensorFlow, whose arrays never change, have no
-`out`. TensorFlow has no types for type checkers: anything it converts to tensors is accepted, and `Any` is returned. (One
-signature with a type variable instead would give NumPy results the shape and dtype of the operands, and fail where the
-operands' dtypes differ.)
+`out`. TensorFlow has no types for type checkers: anything it converts to tensors is accepted, and `Any` is returned.
+(One signature with a type variable instead would give NumPy results the shape and dtype of the operands, and fail if
+the operands' dtypes differ.)
 """
 
 from __future__ import annotations
