@@ -779,7 +779,7 @@ def test_what_an_assertion_would_say_is_not_computed() -> None:
         assert x.is_floating_point(), f"got {x.shape} of {x.dtype}"
         return model.last(model.first(x))
 
-    assert_same(Model(asserting), rows(3))
+    assert_same(Model(asserting), rows(8))
 
 
 # --- what forward changes -------------------------------------------------------------------------------------------
