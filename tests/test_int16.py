@@ -246,7 +246,7 @@ def test_int16_has_its_zero_at_0() -> None:
         per_tensor(0.1, 3, "int16")
     with pytest.raises(ValueError, match="dtype must be one of int8, int16, got 'uint8'"):
         per_tensor(0.1, 3, "uint8")
-    with pytest.raises(ValueError, match="codes of 16 bits are symmetric"):
+    with pytest.raises(ValueError, match="16-bit codes are symmetric"):
         place_codes(0.1, 0, 16)
     assert not per_tensor(0.1, 0).equals(per_tensor(0.1, 0, "int16"))
 
@@ -264,15 +264,15 @@ def test_operators_take_one_dtype() -> None:
     builder = wide_input()
     builder.input("z", (1, 4, 4, 2), per_tensor(0.1, 0))
     total = builder.add("x", "z", per_tensor(2e-3, 0, "int16"), name="total")
-    with pytest.raises(ValueError, match="'z' is int8 where the result is int16; put a QUANTIZE before it"):
+    with pytest.raises(ValueError, match="'z' is int8 but the result is int16; insert a QUANTIZE before it"):
         builder.graph([total])
     builder = wide_input()
     total = builder.add("x", "x", per_tensor(0.1, 0), name="total")
-    with pytest.raises(ValueError, match="'x' is int16 where the result is int8; put a QUANTIZE before it"):
+    with pytest.raises(ValueError, match="'x' is int16 but the result is int8; insert a QUANTIZE before it"):
         builder.graph([total])
     builder = wide_input()
     with pytest.raises(
-        ValueError, match="'x' must be int8, got int16, in which no runtime has this operator; they have "
+        ValueError, match="'x' must be int8, got int16, which no runtime supports for this operator; supported are "
     ):
         builder.graph([builder.log_softmax("x", name="y")])
 
