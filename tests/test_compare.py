@@ -154,7 +154,7 @@ def test_what_is_no_finished_job_is_refused(jobs: Path, call: Call) -> None:
     (jobs / "empty").mkdir()
     for arguments, message in (
         (["one"], "Missing argument 'DIR...'"),
-        (["one", "nowhere"], "nowhere is not there"),
+        (["one", "nowhere"], "nowhere does not exist"),
         (["one", "empty"], "empty contains no job.json, so it is not a job"),
         (["one", "one/job.json"], "one/job.json is a file, not a job's directory"),
     ):

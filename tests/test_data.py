@@ -297,8 +297,8 @@ def test_images_that_hold_no_numbers_are_skipped(tmp_path: Path) -> None:
     dataset = data.load(saved(tmp_path, x=x, y=y))
     assert sum(map(len, parts(dataset))) == 10
     assert [sentence.split(", ")[-1] for sentence in dataset.skipped] == [
-        "image 3: holds NaN or infinity",
-        "image 7: holds NaN or infinity",
+        "image 3: contains NaN or infinity",
+        "image 7: contains NaN or infinity",
     ]
 
 

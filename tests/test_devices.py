@@ -271,9 +271,9 @@ def test_devices_by_name() -> None:
 @pytest.mark.parametrize(
     ("former", "now"),
     [
-        ("arm64", "it is called xnnpack-arm64 now"),
-        ("arm64:cortex-a53", "it is called xnnpack-arm64:cortex-a53 now"),
-        ("x86", "it is called xnnpack-x86 now"),
+        ("arm64", "it is now called xnnpack-arm64"),
+        ("arm64:cortex-a53", "it is now called xnnpack-arm64:cortex-a53"),
+        ("x86", "it is now called xnnpack-x86"),
         ("cuda:1", "to choose where networks train, use --accelerator cuda:1"),
         ("cpu", "to choose where networks train, use --accelerator cpu"),
         ("here", "omit --device"),

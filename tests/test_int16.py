@@ -312,7 +312,9 @@ def test_biases_are_of_64_bits(tmp_path: Path) -> None:
 
 def test_bits_between_are_refused() -> None:
     for bits in (9, 12, 15):
-        with pytest.raises(ValueError, match=f"activation_bits={bits}, the device's tensors hold 2 to 8 bits, or 16"):
+        with pytest.raises(
+            ValueError, match=f"activation_bits={bits}, but the device's tensors have 2 to 8 bits, or 16"
+        ):
             qat.prepare(Audio(), torch.randn(2, 1, 64), [qat.Rule(activation_bits=bits)])
     qat.prepare(Audio(), torch.randn(2, 1, 64), [qat.Rule(activation_bits=12)], deployable=False)
 
@@ -333,7 +335,7 @@ def test_what_no_runtime_has_is_refused_in_one_list() -> None:
     message = str(caught.value)
     assert message.startswith("3 place(s) of the model cannot run on the device:")
     assert "torch.log_softmax, 2 places, first at" in message and "cumsum" in message
-    assert "in 16 bits (rule match='*'): no runtime has LOG_SOFTMAX in int16; give it a rule of 8 bits" in message
+    assert "in 16 bits (rule match='*'): no runtime has LOG_SOFTMAX in int16; give it an 8-bit rule" in message
     assert message.count("CONV_2D, DEPTHWISE_CONV_2D") == 1 and "in 16 bits LOGISTIC, TANH" in message
     assert "test_int16.py, line" in message
     rules = [qat.Rule("log_softmax*"), WIDE]

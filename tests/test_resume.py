@@ -367,7 +367,7 @@ def test_what_others_wrote_is_not_touched(
     path.write_bytes(b"mine")
     (tmp_path / "report.htmlab12.tmp").write_bytes(b"mine too")
     before = contents(tmp_path)
-    with pytest.raises(ValueError, match=f"holds {name.split('/')[0]} but no job.json"):
+    with pytest.raises(ValueError, match=f"contains {name.split('/')[0]} but no job.json"):
         pipeline.run(pipeline.Settings(tmp_path, **GIVEN), dataset=dataset, **options)  # type: ignore[arg-type]
     assert contents(tmp_path) == before
 

@@ -162,7 +162,7 @@ class Exactly(Formatter):
 
 
 def accuracy_and_size(results: Results) -> str:
-    """Where each network stands."""
+    """Accuracy and size of each network."""
     figure, axes = _figure(3.5)
     titled = set()
     points = [(float(results.float_bytes), results.float_test_accuracy)]

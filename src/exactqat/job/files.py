@@ -129,7 +129,7 @@ def check_there(out: Path) -> None:
 
     Raises:
         FileNotFoundError: there is nothing.
-        NotADirectoryError: something else than a directory stands there.
+        NotADirectoryError: it is not a directory.
     """
     if not out.exists():
         raise FileNotFoundError(f"{out} does not exist; run `exactqat train` first")
@@ -141,7 +141,7 @@ def entries(out: Path) -> list[str]:
     """The names in a directory that a job uses for itself, whoever wrote them, in the order of ENTRIES.
 
     Raises:
-        NotADirectoryError: something else than a directory stands there.
+        NotADirectoryError: it is not a directory.
     """
     try:
         names = os.listdir(out)

@@ -101,7 +101,7 @@ class ImageClassifier(nn.Module):
 
     Args:
         channels: that the linear layer reads.
-        head: what stands between the mean and the linear layer.
+        head: layers between the mean and the linear layer.
     """
 
     def __init__(

@@ -360,7 +360,7 @@ def _overruns(layer: nn.Conv2d) -> bool:
 
 
 def check_free(out: Path, resume: bool, restart: bool) -> None:
-    """Refuses a directory in which something stands that a new job would write over.
+    """Refuses a directory with files that a new job would overwrite.
 
     Raises:
         ValueError: it holds a job and neither option is given, or files of others that have the names of a job's.

@@ -212,7 +212,7 @@ def _from_safetensors(content: bytes) -> dict[str, Tensor]:
 
 
 def _state_dict(content: Any) -> dict[str, Tensor]:
-    """The state dict that a file holds, wherever it stands in it."""
+    """The state dict in a file, at whatever level."""
     if not isinstance(content, Mapping):
         raise ValueError(f"it contains a {type(content).__name__} where a state dict is expected")
     for name in WRAPPERS:

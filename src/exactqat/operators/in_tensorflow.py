@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls TensorFlow's own operators answer: as their documentation says, on every machine, without uninitialised
-memory. What they refuse, ignore or end the process at is not among them. docs/decisions/tensorflow.md says why so.
+"""Which calls TensorFlow's own operators handle: as documented, on every machine, without uninitialized memory. Calls
+that they refuse, ignore or crash on are excluded. docs/decisions/tensorflow.md explains why.
 
-Found with tests/test_tensorflow.py, which compares both roads on all cases, and the notes in docs/differences.toml.
+Determined with tests/test_tensorflow.py, which compares both paths on all cases, and the notes in
+docs/differences.toml.
 """
 
 from typing import Any
