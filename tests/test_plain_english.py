@@ -16,7 +16,7 @@ BANNED = re.compile(r"\b(?:told|stands|anew|whereof|behind|(?:is|are|be|was|were
 # Code in a text, such as `calibrate(model, batches, anew=True)`.
 CODE = re.compile(r"```.*?```|``[^`]*``|`[^`]*`|\banew=", re.DOTALL)
 # Rooms whose texts have not had their pass yet.
-LATER = ("qat", "device")
+LATER = ("qat",)
 
 
 def texts_of_python(path: Path) -> Iterator[tuple[int, str]]:

@@ -112,7 +112,7 @@ def test_names_and_refusals(npu: Profile) -> None:
             declare(replace(npu, name=name))
     with pytest.raises(ValueError, match="it rounds differently on different processors: use xnnpack-x86 or xnnpack-"):
         device_named("xnnpack")
-    with pytest.raises(ValueError, match="'arm64:sme'; it is called xnnpack-arm64:sme now"):
+    with pytest.raises(ValueError, match="'arm64:sme'; it is now called xnnpack-arm64:sme"):
         device_to_verify("arm64:sme")
     with pytest.raises(ValueError, match="--device micro takes no option after a colon"):
         device_to_verify("micro:here")
