@@ -260,14 +260,14 @@ def refused(build: Callable[[Sketch], str]) -> str:
         (lambda s: s.conv(s.input(1, 2, 5, 5, 5), 3), "over 3 axes; the device's convolutions support at most two"),
         (lambda s: s.add("mean", s.input(1, 4), axes=(0,), keep_dims=True), "over the batch; every example"),
         (lambda s: s.add("slice", s.input(2, 4), axis=0, start=0, stop=1, step=1), "along the batch"),
-        (lambda s: s.add("pow", s.input(1, 4), exponent=math.inf), "not finite"),
+        (lambda s: s.add("pow", s.input(1, 4), exponent=math.inf), "non-finite"),
         (lambda s: s.add("reshape", s.input(3, 1, 4, batch_axis=1), shape=(3, 4)), "puts? the batch first"),
         (lambda s: s.add("clamp", s.input(1, 4), min=2.0, max=1.0), "leaves only one value"),
         (
             lambda s: s.add("neg", s.add("argmax", s.input(1, 4), axis=1, keep_dims=True)),
             "only supported as the last step",
         ),
-        (lambda s: s.add("neg", s.input(1, 4, dtype="int64")), "holds int64"),
+        (lambda s: s.add("neg", s.input(1, 4, dtype="int64")), "has dtype int64"),
         (
             lambda s: s.add("add", s.input(1, 2, 3, batch_axis=0), s.input(1, 3)),
             "with the batch on axis 0 of 2",

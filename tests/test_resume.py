@@ -450,7 +450,7 @@ def test_two_commands_with_one_directory_do_not_mix(tmp_path: Path) -> None:
     assert sorted(process.returncode for process in both) == [0, 2], answers
     refused = next(position for position, process in enumerate(both) if process.returncode == 2)
     assert (
-        b"another process is at work in out" in answers[refused][1]
+        b"another process is using out" in answers[refused][1]
         or b"contains an unfinished job" in answers[refused][1]
     )
     winner = str(2 - refused)
