@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What "equal" is said of: a file and its simulation, a device and training; and which device was trained for."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+pytest.importorskip("ai_edge_litert")
+pytest.importorskip("matplotlib")
+pytest.importorskip("typer")
+
+from exactqat import cli, deploy, qat  # noqa: E402
+from exactqat.deploy import profiles_here  # noqa: E402
+from exactqat.job import data, pipeline, report, retrained  # noqa: E402
+from exactqat.job.luck import paired  # noqa: E402
+
+Call = Callable[..., tuple[int, str, str]]
+FORMER, NOW = "xnnpack-x86", "reference"
+
+
+def two_methods(patch: pytest.MonkeyPatch) -> None:
+    """One way without training, one with it: they take a third of the time of four."""
+    kept = ("ptq_min_max", "qat_ema")
+    patch.setattr(pipeline, "METHODS", tuple(method for method in pipeline.METHODS if method.name in kept))
+
+
+def settings(out: Path, **given: Any) -> pipeline.Settings:
+    return pipeline.Settings(out, epochs_float=1, epochs_qat=2, weight_bits=4, activation_bits=4, **given)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, pipeline.Results]]:
+    """Trained for XNNPACK on x86."""
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("jobs") / "digits"
+    with pytest.MonkeyPatch.context() as patch:
+        two_methods(patch)
+        results = pipeline.run(settings(out, device=FORMER))
+        pipeline.write_metrics(results)
+        report.write_report(results)
+        yield out, results
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["exactqat", *arguments])
+        status: Any = 0
+        try:
+            cli.main()
+        except SystemExit as error:
+            status = error.code or 0
+        captured = capfd.readouterr()
+        assert "Traceback" not in captured.out + captured.err
+        return status, captured.out, captured.err
+
+    return run
+
+
+def test_another_device_is_not_what_was_trained(job: tuple[Path, pipeline.Results], call: Call) -> None:
+    """The file runs there as simulated, and yet status 0 would be wrong."""
+    out, _ = job
+    status, output, _ = call("verify", str(out), "--device", NOW, "--quiet")
+    assert status == 1 and "all are equal" not in output
+    assert "On LiteRT with its reference kernels the file runs as simulated: none of " in output
+    (count,) = re.findall(
+        r"computes something else than was trained: ([\d,]+) of 3,590 integers of the outputs", output
+    )
+    assert re.search(
+        r"accuracy on 359 test images \d+\.\d%, in training \d+\.\d%, (\d+ of 359 answers|no answer)", output
+    )
+    assert f"It was trained for {FORMER}, and not for {NOW}" in output
+    assert f"exactqat train --from {out} --device {NOW} --out {out}-{NOW}\n" in output
+    # The same from the user's side: the file itself, on both runtimes.
+    graph, _ = pipeline.restore_graph(out / "w4a4" / "checkpoint.pt")
+    codes, content = pipeline.input_codes(graph, data.load("digits")), (out / "w4a4" / "model.tflite").read_bytes()
+    answers = [
+        next(iter(runtime.run({graph.inputs[0]: codes}).values()))
+        for runtime in (deploy_runtime(content, graph, device) for device in (FORMER, NOW))
+    ]
+    assert int((answers[0] != answers[1]).sum()) == int(count.replace(",", ""))
+
+
+def deploy_runtime(content: bytes, graph: deploy.Graph, device: str) -> Any:
+    from exactqat.deploy.verify import open_runtime
+
+    return open_runtime(content, graph.inputs, graph.outputs, device)
+
+
+def test_its_own_device_computes_what_was_trained(job: tuple[Path, pipeline.Results], call: Call) -> None:
+    out, results = job
+    for arguments in ([], ["--device", FORMER]):
+        status, output, _ = call("verify", str(out), *arguments)
+        assert status == 0 and f"It was trained for {FORMER}, this device" in output
+        assert "computes what was trained: none of 3,590 integers of the outputs differs" in output
+        assert "no answer changes" in output
+    assert results.equal and results.training_differing == 0 < results.training_values
+
+
+def test_all_devices_beside_training_need_no_runtime(job: tuple[Path, pipeline.Results]) -> None:
+    """What is said of every device is what its simulation gives for the trained network's own codes."""
+    out, results = job
+    metrics = json.loads((out / "metrics.json").read_text())
+    network = metrics["networks"]["w4a4"]["qat_ema"]
+    assert metrics["device"] == metrics["ran_as"] == FORMER
+    graph, _ = pipeline.restore_graph(out / "w4a4" / "checkpoint.pt")
+    assert graph.trained_for == FORMER
+    codes = pipeline.input_codes(graph, results.dataset)
+    (trained,) = deploy.simulate(graph, codes, FORMER).values()
+    labels = results.dataset.test.labels.numpy()
+    assert list(network["devices"]) == list(deploy.PROFILES)
+    for device, found in network["devices"].items():
+        (logits,) = deploy.simulate(graph, codes, device).values()
+        assert found["logits_differing"] == int((logits != trained).sum())
+        assert found["answers_differing"] == int((logits.argmax(1) != trained.argmax(1)).sum())
+        assert found["accuracy"] == pytest.approx((logits.argmax(1) == labels).mean())
+    assert network["devices"][FORMER]["differing"] == 0 < network["devices"][NOW]["differing"]
+    page = (out / "report.html").read_text()
+    differing = network["devices"]["micro"]["logits_differing"]
+    assert "<td class=t>micro</td><td class=t>TFLite-Micro</td><td class=t>something else</td>" in page
+    assert f"<td>{differing:,} of 3,590</td>" in page
+    assert "every integer is claimed to be equal" not in page and "claimed to be as simulated" in page
+
+
+def test_a_report_of_a_deployment_states_three_things(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 1, 8, 8)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 10)
+    )
+    model = qat.prepare(network, x)
+    qat.calibrate(model, [x])
+    qat.freeze(model)
+    model.eval()
+    graph = deploy.lower(model)
+    path = deploy.write_tflite(graph, tmp_path / "model.tflite")
+    codes = deploy.quantize(x.numpy().transpose(0, 2, 3, 1), graph.tensors["input"].quantization)
+    own = deploy.device_codes(model, x)
+    same = deploy.verify(graph, path, codes, FORMER, trained_codes=own)
+    other = deploy.verify(graph, path, codes, NOW, trained_codes=own)
+    assert same.differing == other.differing == 0
+    assert same.equal and same.training_differing == 0 < same.training_values
+    logits = [next(iter(deploy.simulate(graph, codes, device).values())) for device in (FORMER, NOW)]
+    assert not other.equal and other.outputs_beside_training == (int((logits[0] != logits[1]).sum()), 640)
+    assert other.outputs_beside_training[0] > 0
+    # Without the trained codes the simulation of the device that was trained for takes their place.
+    assert not deploy.verify(graph, path, codes, NOW).equal
+    ran, computes, trained = other.sentences()
+    assert "runs as simulated: none of" in ran and "something else than was trained" in computes
+    assert trained == f"It was trained for {FORMER}, and not for {NOW}"
+    assert "from training" in repr(other) and "differ from training" in other._repr_html_()
+    unknown = deploy.verify(replace(graph, trained_for=""), path, codes, NOW)
+    assert unknown.equal and "trained for is unknown" in unknown.sentences()[2]
+
+
+def test_a_runtime_that_is_not_here_is_no_proof(
+    job: tuple[Path, pipeline.Results], call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from exactqat.deploy import emulation
+
+    monkeypatch.setenv("EXACTQAT_ARM64", str(tmp_path / "nothing"))
+    if "xnnpack-arm64" in profiles_here() or emulation.is_set_up():
+        pytest.skip("this machine runs ARM64 files")
+    out, _ = job
+    # The same integers as on x86, by the simulation; and the file did not run.
+    status, output, errors = call("verify", str(out), "--device", "xnnpack-arm64", "--quiet")
+    assert status == 2 and "the files were not run: profile 'xnnpack-arm64' needs an ARM64 processor" in errors
+    assert "LiteRT with XNNPACK on 64-bit ARM the file was not run" in output
+    assert "LiteRT with XNNPACK on 64-bit ARM computes what was trained: none of" in output
+
+
+def test_a_job_is_trained_on_for_another_device(job: tuple[Path, pipeline.Results], call: Call, tmp_path: Path) -> None:
+    source, _ = job
+    before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
+    out = tmp_path / "other"
+    status, output, _ = call("train", "--from", str(source), "--device", NOW, "--out", str(out), "--epochs-qat", "3")
+    assert status == 0 and f"Trained for {NOW}, starting from a job trained for {FORMER}." in output
+    assert "W4A4 QAT, EMA ranges: epoch 1 of 3, " in output and ", frozen\n" in output
+    assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
+    assert call("verify", str(out), "--quiet")[0] == 0 and call("verify", str(out), "--device", FORMER)[0] == 1
+    restored, _ = pipeline.restore(out / "w4a4" / "checkpoint.pt")
+    assert restored.profile == NOW and restored.frozen
+    # The float network is the finished job's; the ranges are, too, and the weights went on.
+    first, second = (torch.load(path / "float" / "checkpoint.pt", weights_only=True)["state"] for path in (source, out))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    first, second = (torch.load(path / "w4a4" / "checkpoint.pt", weights_only=True)["state"] for path in (source, out))
+    assert any(not torch.equal(first[name], second[name]) for name in first if name.endswith("weight"))
+    # It may be continued and told again without the finished job.
+    moved = source.with_name("moved")
+    source.rename(moved)
+    try:
+        content = {name: (out / name).read_bytes() for name in ("w4a4/checkpoint.pt", "w4a4/model.tflite")}
+        (out / "metrics.json").unlink()
+        (out / "training" / "w4a4-qat_ema.pt").unlink()
+        assert call("train", "--out", str(out), "--resume", "--quiet")[0] == 0
+        assert {name: (out / name).read_bytes() for name in content} == content
+        (out / "training" / "w4a4-qat_ema-start.pt").unlink()
+        status, _, errors = call("train", "--out", str(out), "--resume")
+        assert status == 2 and "is missing, and had not been copied" in errors
+    finally:
+        moved.rename(source)
+    # The finished job's is there again, and is what it was.
+    assert call("report", str(out))[0] == 0
+    page = (out / "report.html").read_text()
+    assert f"--from {source} --device {NOW} --epochs-qat 3" in page and "were trained for" in page
+
+
+def test_what_cannot_be_trained_on_is_refused(job: tuple[Path, pipeline.Results], call: Call, tmp_path: Path) -> None:
+    source, _ = job
+    new = ["train", "--from", str(source), "--out", str(tmp_path / "new")]
+    for arguments, message in (
+        (new, "--from needs --device"),
+        ([*new, "--device", FORMER], f"was trained for {FORMER} already"),
+        ([*new, "--device", NOW, "--seed", "3"], "--from takes --seed from the finished job: omit it"),
+        (["train", "--from", str(tmp_path / "no"), "--device", NOW, "--out", str(tmp_path / "new")], "is not there"),
+        ([*new[:3], "--device", NOW, "--out", str(source)], "contains a finished job: use another directory"),
+        (
+            [*new[:3], "--device", NOW, "--out", str(source), "--restart"],
+            "--out and --from must be different directories",
+        ),
+        (
+            ["train", "--profile", "micro", "--out", str(tmp_path / "new")],
+            "--profile is now called --device: use --device m",
+        ),
+    ):
+        status, output, errors = call(*arguments)
+        assert status == 2 and message in " ".join(errors.split()), (arguments, errors)
+    assert not (tmp_path / "new").exists() and (source / "metrics.json").exists()
+    # A state that changed after the new job began is not mixed with it.
+    copied = tmp_path / "copied"
+    shutil.copytree(source, copied)
+    begun = pipeline.settings_from(copied, tmp_path / "new", {"device": NOW})
+    assert begun.epochs_qat == 1 and begun.device == NOW and begun.seed == 0
+    dataset = data.load("digits")
+    begun.out.mkdir()
+    pipeline.start(begun, dataset)
+    path = copied / "training" / "w4a4-qat_ema.pt"
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(ValueError, match="has changed since the job in"):
+        retrained.take_over(copied, begun.out, begun.trainings)
+
+
+def test_a_device_without_its_runtime_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: tuple[Path, pipeline.Results]
+) -> None:
+    """Trained for a device that this machine does not have: what ran is named as what it was."""
+    _, results = job
+    here = [name for name in profiles_here() if name != "micro"]
+    monkeypatch.setattr(pipeline, "profiles_here", lambda: tuple(here))
+    others = pipeline.run(settings(tmp_path / "micro", device="micro"), dataset=results.dataset)
+    found = others.outcomes[-1].report
+    assert found is not None and (found.profile, found.ran_as, found.trained_for) == ("micro", FORMER, "micro")
+    assert others.equal and found.training_differing == 0 < found.training_values
+    ran, computes, trained = found.sentences()
+    assert ran.startswith("On LiteRT with XNNPACK on x86 (TFLite-Micro was not run here) the file runs as simulated")
+    assert computes.startswith("TFLite-Micro computes what was trained") and trained.endswith("micro, this device")
+    sentences = [sentence for _, sentence in report.closing_sentences(others)]
+    assert "the runtime (LiteRT with XNNPACK on x86)" in sentences[0]
+    assert "The files were not run there: this machine does not have TFLite-Micro" in sentences[2]
+
+
+def test_an_unfinished_job_is_called_one(job: tuple[Path, pipeline.Results], call: Call, tmp_path: Path) -> None:
+    source, _ = job
+    out = tmp_path / "cut short"
+    shutil.copytree(source, out)
+    (out / "metrics.json").unlink()
+    status, output, errors = call("verify", str(out), "--quiet")
+    assert status == 0 and "computes what was trained" in output
+    assert "contains an unfinished job: continue it with `exactqat train --resume --out '" in errors
+    shutil.rmtree(out / "w4a4")
+    for command in ("verify", "export"):
+        status, _, errors = call(command, str(out))
+        assert status == 2 and "contains an unfinished job" in errors and "run `exactqat train` first" not in errors
+
+
+def test_luck_is_judged_pair_by_pair(job: tuple[Path, pipeline.Results]) -> None:
+    binomtest = pytest.importorskip("scipy.stats").binomtest
+    generator = np.random.default_rng(0)
+    for images, share, other in ((359, 0.9, 0.93), (1000, 0.5, 0.5), (40, 0.9, 0.2), (5, 1.0, 0.0), (2000, 0.95, 0.9)):
+        first, second = generator.random(images) < share, generator.random(images) < other
+        found = paired(first, second)
+        gained, disagree = int((first & ~second).sum()), int((first != second).sum())
+        exact = binomtest(gained, disagree)
+        interval = exact.proportion_ci(0.95, "exact")
+        assert found.p == pytest.approx(exact.pvalue)
+        assert found.low == pytest.approx((2 * interval.low - 1) * disagree / images)
+        assert found.high == pytest.approx((2 * interval.high - 1) * disagree / images)
+        # The interval and the test are one.
+        assert found.may_be_luck == (found.low <= 0 <= found.high)
+    alike = paired(first, first)
+    assert (alike.difference, alike.p, alike.verdict()) == (0, 1, "none")
+    with pytest.raises(ValueError, match="cover the same images, got shapes"):
+        paired(first, second[1:])
+    # The same two accuracies, luck or none: what decides is on which images they differ.
+    truth = np.ones(100, bool)
+    few, many = truth.copy(), truth.copy()
+    few[:6], many[:40] = False, False
+    swapped = truth.copy()
+    swapped[6:40] = False
+    assert not paired(few, truth).may_be_luck and paired(many, swapped).difference == -0.06
+    shifted = truth.copy()
+    shifted[50:84] = False
+    assert paired(many, shifted).may_be_luck
+
+    out, results = job
+    metrics = json.loads((out / "metrics.json").read_text())
+    labels, floats = np.array(metrics["labels"]), np.array(metrics["float"]["answers"])
+    for name in ("ptq_min_max", "qat_ema"):
+        network = metrics["networks"]["w4a4"][name]
+        right = np.array(network["answers"]) == labels
+        assert right.mean() == pytest.approx(network["device_accuracy"])
+        row = network["beside_float"]
+        assert row["gained"] - row["lost"] == int(right.sum()) - int((floats == labels).sum())
+    page = (out / "report.html").read_text()
+    for row in report.result_rows(results)[1:]:
+        assert row.paired is not None and row.paired.points() in page
+        assert row.paired.verdict().replace("<", "&lt;") in page
+    assert "differences below" not in page
+
+
+def test_photos_are_called_by_their_files(tmp_path: Path) -> None:
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    for kind in ("cat", "dog"):
+        for number in range(10):
+            folder = tmp_path / "photos" / kind / ("more" if number > 7 else "")
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(generator.integers(0, 255, (8, 8), np.uint8)).save(folder / f"{kind}_{number}.png")
+    dataset = data.load(str(tmp_path / "photos"))
+    for part in (dataset.train, dataset.validation, dataset.test):
+        assert len(part.names) == len(part)
+        for name, image, label in zip(part.names, part.images, part.labels, strict=True):
+            pixels = np.asarray(Image.open(tmp_path / "photos" / name), np.float32) / 255
+            assert np.array_equal(pixels, image[0].numpy()) and name.startswith(dataset.class_names[label])
+    two = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
+    wrong = 1 - dataset.test.labels.numpy()
+    results = pipeline.Results(settings(tmp_path), dataset, two, None, 0.0, 0.0, 0, [])  # type: ignore[arg-type]
+    object.__setattr__(results.settings, "weight_bits", None)
+    results.__dict__["float_predictions"] = wrong
+    results.outcomes = []
+
+    class Chosen:
+        device_predictions = wrong
+
+    results.chosen = lambda precision: Chosen()  # type: ignore[assignment, return-value, method-assign]
+    from exactqat.job import findings
+
+    listed = findings.mistakes(results)["listed"]
+    assert sorted(entry["file"] for entry in listed) == sorted(dataset.test.names)
+    page = report._mistaken_images(results)
+    assert all(f"<figcaption>{name}: shows" in page for name in dataset.test.names) and "numbered" not in page
+
+
+def test_two_headers_are_part_of_one_program(job: tuple[Path, pipeline.Results], call: Call, tmp_path: Path) -> None:
+    source, _ = job
+    headers = []
+    for name in ("keywords", "2 faces"):
+        out = tmp_path / name
+        shutil.copytree(source, out)
+        assert call("export", str(out), "--c-array")[0] == 0
+        headers += list((out / "w4a4").glob("*.h"))
+    assert [header.name for header in headers] == ["keywords_w4a4.h", "model_2_faces_w4a4.h"]
+    texts = [header.read_text() for header in headers]
+    defined = [set(re.findall(r"#define (\w+)", text)) | set(re.findall(r"(\w+)\[\d+\] = ", text)) for text in texts]
+    assert not defined[0] & defined[1] and {"KEYWORDS_W4A4_H_", "keywords_w4a4_data"} <= defined[0]
+    assert "#define KEYWORDS_W4A4_CLASS_COUNT 10" in texts[0]
+    assert re.search(r'keywords_w4a4_class_names\[10\] = {\n  "0",\n  "1",\n', texts[0])
+    assert call("export", str(tmp_path / "keywords"), "--c-array", "--name", "mine")[0] == 0
+    own = tmp_path / "keywords" / "w4a4" / "mine.h"
+    assert "#ifndef MINE_H_" in own.read_text()
+    own.write_text("of others")
+    status, _, errors = call("export", str(tmp_path / "keywords"), "--c-array", "--name", "mine")
+    assert status == 2 and "already exists and was not written by exactqat" in errors and own.read_text() == "of others"
+    assert call("export", str(tmp_path / "keywords"), "--name", "mine")[0] == 2
+    assert call("export", str(tmp_path / "keywords"), "--c-array", "--name", "1st")[0] == 2
+    graph, checkpoint = pipeline.restore_graph(source / "w4a4" / "checkpoint.pt")
+    written = deploy.write_c_array(
+        graph, tmp_path / "small-net.h", class_names=['a"b\\', "??/", "ä", *map(str, range(7))]
+    )
+    text = written.read_text()
+    assert "#ifndef SMALL_NET_H_" in text and '"a\\042b\\134"' in text
+    assert '"\\077\\077/"' in text and '"\\303\\244"' in text
+    with pytest.raises(ValueError, match="one name for each of the first output's 10 values, got 2"):
+        deploy.c_array(graph, class_names=["a", "b"])

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data of every kind the job takes, and of the kinds it must refuse: said clearly, skipped by name, never guessed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+Image = pytest.importorskip("PIL.Image")
+
+from exactqat.job import data  # noqa: E402
+
+
+def picture(value: int, size: tuple[int, int] = (8, 8), mode: str = "RGB") -> Any:
+    """One color everywhere; value 0..255 of all bands."""
+    bands = len(Image.new(mode, (1, 1)).getbands())
+    return Image.new(mode, size, value if bands == 1 else (value,) * bands)
+
+
+def folder(path: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 5, **options: Any) -> Path:
+    """`count` pictures for each class; the class decides the first half of the brightness, the number the rest."""
+    for position, name in enumerate(classes):
+        (path / name).mkdir(parents=True)
+        for number in range(count):
+            picture(100 * position + number, **options).save(path / name / f"{number}.png")
+    return path
+
+
+def parts(dataset: data.Dataset) -> list[data.Split]:
+    return [dataset.train, dataset.validation, dataset.test]
+
+
+def test_class_folders_are_divided_always_in_the_same_way(tmp_path: Path) -> None:
+    path = folder(tmp_path / "pets", count=20)
+    (path / "cat" / ".hidden").write_text("not part of it")
+    dataset, again = data.load(str(path)), data.load(str(path))
+    assert dataset.name == "pets" and dataset.class_names == ("cat", "dog") and dataset.value_range == (0.0, 1.0)
+    assert [len(part) for part in parts(dataset)] == [26, 6, 8]
+    assert dataset.fingerprint() == again.fingerprint()
+    seen = []
+    for part in parts(dataset):
+        assert part.images.shape[1:] == (3, 8, 8) and part.images.dtype == torch.float32
+        values = (part.images[:, 0, 0, 0] * 255).round().int()
+        assert torch.equal((values >= 100).long(), part.labels)
+        assert set(part.labels.tolist()) == {0, 1}
+        seen += values.tolist()
+    assert sorted(seen) == [100 * label + number for label in range(2) for number in range(20)]
+    picture(7).save(path / "cat" / "0.png")
+    assert data.load(str(path)).fingerprint() != dataset.fingerprint()
+
+
+def test_part_folders_are_taken_as_they_are(tmp_path: Path) -> None:
+    folder(tmp_path / "train", count=10)
+    folder(tmp_path / "test", ("dog",), count=2)
+    without = data.load(str(tmp_path))
+    assert [len(part) for part in parts(without)] == [16, 4, 2]
+    assert without.test.labels.tolist() == [1, 1]
+    folder(tmp_path / "val", count=3)
+    assert [len(part) for part in parts(data.load(str(tmp_path)))] == [20, 6, 2]
+    folder(tmp_path / "test" / "more", ("x",))
+    picture(1).save(tmp_path / "test" / "more" / "picture.png")
+    with pytest.raises(ValueError, match="test holds class 'more', which .*train lacks"):
+        data.load(str(tmp_path))
+
+
+def test_damaged_and_odd_files_are_named_and_skipped(tmp_path: Path) -> None:
+    path = folder(tmp_path / "pets", count=6)
+    whole = (path / "cat" / "0.png").read_bytes()
+    (path / "cat" / "half.png").write_bytes(whole[: len(whole) // 2])
+    (path / "cat" / "note.txt").write_text("not an image")
+    (path / "dog" / "empty.jpg").write_bytes(b"")
+    Image.fromarray(np.ones((8, 8), np.float32)).save(path / "dog" / "float.tiff")
+    dataset = data.load(str(path))
+    assert sum(map(len, parts(dataset))) == 12
+    names = [sentence.split(":")[0] for sentence in dataset.skipped]
+    assert [Path(name).name for name in names] == ["half.png", "note.txt", "empty.jpg", "float.tiff"]
+    assert "known range" in dataset.skipped[-1]
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        (picture(51, mode="L"), [0.2]),
+        (picture(1, mode="1"), [1.0]),
+        (Image.fromarray(np.full((8, 8), 13107, np.uint16)), [0.2]),
+        (picture(51), [0.2] * 3),
+        (Image.new("RGBA", (8, 8), (255, 51, 0, 51)), [0.2, 0.04, 0.0]),
+        (Image.new("LA", (8, 8), (255, 51)), [0.2]),
+        (Image.new("CMYK", (8, 8), (0, 0, 0, 204)), [0.2] * 3),
+        (Image.new("RGB", (8, 8), (255, 51, 0)).convert("P", palette=Image.Palette.ADAPTIVE), [1.0, 0.2, 0.0]),
+    ],
+    ids=["grey", "1 bit", "16 bits", "color", "transparent", "grey and transparent", "cmyk", "palette"],
+)
+def test_pixels_of_every_mode(image: Any, expected: list[float]) -> None:
+    pixels = data._pixels(image)
+    assert pixels.shape == (len(expected), 8, 8) and pixels.dtype == np.float32
+    np.testing.assert_allclose(pixels[:, 3, 4], expected, atol=1e-6)
+    assert np.ptp(pixels, (1, 2)).max() == 0
+
+
+def test_marks_of_rotation_are_followed(tmp_path: Path) -> None:
+    image = Image.new("L", (4, 2))
+    image.putpixel((0, 0), 255)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image.save(tmp_path / "turned.png", exif=exif)
+    with Image.open(tmp_path / "turned.png") as turned:
+        pixels = data._pixels(turned)
+    assert pixels.shape == (1, 4, 2) and pixels[0, 0, 1] == 1
+
+
+def test_grey_images_among_colored_ones_become_colored(tmp_path: Path) -> None:
+    path = folder(tmp_path, count=4)
+    picture(51, mode="L").save(path / "dog" / "0.png")
+    dataset = data.load(str(path))
+    everything = torch.cat([part.images for part in parts(dataset)])
+    assert everything.shape == (8, 3, 8, 8)
+    assert torch.equal(everything[:, 0], everything[:, 2])
+
+
+def test_different_sizes_need_image_size(tmp_path: Path) -> None:
+    path = folder(tmp_path, count=4)
+    picture(9, (12, 6)).save(path / "dog" / "wide.png")
+    with pytest.raises(ValueError, match=r"0\.png has 8x8 pixels and .*wide\.png has 12x6 pixels\); set image_size"):
+        data.load(str(path))
+    dataset = data.load(str(path), image_size=5)
+    assert all(part.images.shape[1:] == (3, 5, 5) for part in parts(dataset))
+
+
+def test_image_size_takes_the_middle_square() -> None:
+    image = np.zeros((1, 1, 4, 8), np.float32)
+    image[..., 2:6] = 1
+    assert (data._fitted(image, 2) == 1).all()
+    assert data._fitted(image, None) is image
+
+
+def test_what_is_no_image_in_a_folder_is_named_and_not_followed(tmp_path: Path) -> None:
+    path, elsewhere = folder(tmp_path / "pets"), folder(tmp_path / "elsewhere")
+    for name in (".ipynb_checkpoints", "more"):
+        shutil.copytree(elsewhere / "cat", path / "cat" / name)
+    (path / "cat" / "gone.png").symlink_to("nowhere")
+    (path / "cat" / "up").symlink_to("..")
+    (path / "cat" / "linked.png").symlink_to(elsewhere / "dog" / "0.png")
+    os.mkfifo(path / "cat" / "pipe.png")
+    (path / "cat" / "two\nlines.png").write_text("not an image")
+    (path / "owl").symlink_to(elsewhere / "dog")  # a class that lies elsewhere
+    dataset = data.load(str(path))
+    assert dataset.class_names == ("cat", "dog", "owl")
+    assert sum(map(len, parts(dataset))) == 5 + 5 + 1 + 5 + 5  # more and linked.png are the cat's
+    assert sorted(sentence.removeprefix(f"{path}/cat/").partition(": ")[::2] for sentence in dataset.skipped) == [
+        ("gone.png", "a link to nothing"),
+        ("pipe.png", "not a readable file"),
+        (r"two\nlines.png", rf"cannot identify image file '{path}/cat/two\nlines.png'"),
+        ("up", "a link to a folder, which is not followed below a class"),
+    ]
+    (path / "ring").symlink_to(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"pets/ring is a link to a folder that contains it; remove it, it is not a class"
+    ):
+        data.load(str(path))
+
+
+def test_a_class_that_cannot_be_looked_into_is_not_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, scandir = folder(tmp_path / "pets"), os.scandir
+
+    def closed(given: Any) -> Any:
+        if str(given).endswith("dog"):
+            raise PermissionError(13, "Permission denied", str(given))
+        return scandir(given)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(ValueError, match=r"class 'dog' has no image in .*dog: its images cannot be read: Permission"):
+        data.load(str(path))
+
+
+def test_images_that_no_memory_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"1,797 images of 16384x16384 pixels take 1,797\.0 GiB as numbers, more than"):
+        data.load("digits", 16384)
+    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 2 * 3 * 4 * 8 * 8 * 4}[name])
+    path = folder(tmp_path / "pets", count=2)
+    with pytest.raises(ValueError, match="at least 3 are needed"):
+        data.load(str(path))
+    folder(path / "more" / "them", count=1)
+    with pytest.raises(ValueError, match=r"5 images of .*pets take .* use a smaller image_size"):
+        data.load(str(path))
+
+
+def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
+    path = folder(tmp_path / "pets")
+    (path / "bird").mkdir()
+    with pytest.raises(ValueError, match="class 'bird' has no image in .*bird: it is empty"):
+        data.load(str(path))
+    (path / "bird" / "a.txt").write_text("tweet")
+    with pytest.raises(ValueError, match=r"class 'bird' has no image .*none of its 1 files can be read.*a\.txt"):
+        data.load(str(path))
+    with pytest.raises(
+        ValueError, match=r"/here/cats must contain at least two classes, but contains only class 'cat'"
+    ):
+        data.load(str(folder(tmp_path / "here" / "cats", ("cat",))))
+    with pytest.raises(ValueError, match=r"/here/few: class 'cat' has 2 images to divide, at least 3 are needed"):
+        data.load(str(folder(tmp_path / "here" / "few", count=2)))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="must contain one folder of images per class, but contains no folder"):
+        data.load(str(tmp_path / "empty"))
+    with pytest.raises(ValueError, match="one folder of images per class, got 'faces'"):
+        data.load("faces")
+
+
+def test_parts_are_no_classes(tmp_path: Path) -> None:
+    for name in ("Train", "TEST"):
+        folder(tmp_path / "capitals" / name)
+    dataset = data.load(str(tmp_path / "capitals"))
+    assert dataset.class_names == ("cat", "dog")
+    folder(tmp_path / "capitals" / "train")
+    with pytest.raises(ValueError, match="capitals holds Train and train, which are the same part"):
+        data.load(str(tmp_path / "capitals"))
+    for parts in (("train",), ("train", "val"), ("Training", "valid")):
+        path = tmp_path / "-".join(parts)
+        for name in parts:
+            folder(path / name)
+        with pytest.raises(ValueError, match=f"holds {' and '.join(parts)}, but no folder test; without one"):
+            data.load(str(path))
+    # Vehicles.
+    assert data.load(str(folder(tmp_path / "vehicles", ("bus", "train")))).class_names == ("bus", "train")
+
+
+def saved(path: Path, **arrays: Any) -> str:
+    np.savez(path / "data.npz", **arrays)
+    return str(path / "data.npz")
+
+
+def test_arrays_of_every_layout_and_dtype(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    bytes_ = generator.integers(0, 256, (12, 6, 5), dtype=np.uint8)
+    y = np.arange(12) % 2
+    expected = {tuple(image.ravel()) for image in (bytes_ / np.float32(255)).astype(np.float32)}
+    for x in (bytes_, bytes_[..., None], bytes_[:, None], bytes_ * np.uint16(257), (bytes_ / np.float32(255))):
+        dataset = data.load(saved(tmp_path, x=x, y=y))
+        assert dataset.train.images.shape[1:] == (1, 6, 5) and dataset.value_range == (0.0, 1.0)
+        found = torch.cat([part.images for part in parts(dataset)]).flatten(1).numpy()
+        assert {tuple(image) for image in found} == expected
+    wide = data.load(saved(tmp_path, x=bytes_.astype(np.float64) - 100, y=np.array(["b", "a"])[y]))
+    assert wide.value_range == (float(bytes_.min()) - 100, float(bytes_.max()) - 100)
+    assert wide.class_names == ("a", "b")
+    numbers = data.load(saved(tmp_path, x=bytes_, y=y * 8 + 2))
+    assert numbers.class_names == ("2", "10")
+    given = data.load(saved(tmp_path, x_train=bytes_, y_train=y, x_test=bytes_[:3], y_test=y[:3]))
+    assert [len(part) for part in parts(given)] == [10, 2, 3]
+
+
+def test_arrays_that_cannot_be_used(tmp_path: Path) -> None:
+    x, y = np.zeros((12, 6, 5), np.float32), np.arange(12) % 2
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"x": x}, "must contain arrays named x and y, or x_train.*it contains x$"),
+        ({"x": x, "y": y[:5]}, r"y must have one label for each of 12 images, got shape \[5\]"),
+        ({"x": x, "y": y * 0.5}, "y must contain integers or strings, got dtype float64"),
+        ({"x": x.astype(str), "y": y}, "x must contain numbers, got dtype <U"),
+        ({"x": x[0], "y": y[:6]}, r"x must be \[n, height, width\].*got shape \[6, 5\]"),
+        ({"x": x[..., None].repeat(7, 3), "y": y}, r"with 1 to 4 channels, got shape \[12, 6, 5, 7\]"),
+        ({"x": x, "y": y * 0}, "only class '0'"),
+        (
+            {"x": x, "y": np.array([{}] * 12)},
+            r"cannot be read as an \.npz file: y contains Python objects; save .*astype",
+        ),
+        ({"x": x[:0], "y": y[:0]}, "x is empty"),
+        ({"x_train": x, "y_train": y, "x_test": x, "y_test": y + 1}, "'test' holds class '2', which the training part"),
+        ({"x_train": x, "y_train": y, "x_test": x[:, 1:], "y_test": y}, "the parts differ in the shape"),
+    ]
+    for arrays, message in refused:
+        with pytest.raises(ValueError, match=message):
+            data.load(saved(tmp_path, **arrays))
+    path = tmp_path / "damaged.npz"
+    for content in (b"", b"PK\x03\x04 and nothing else", Path(saved(tmp_path, x=x, y=y)).read_bytes()[:300]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"damaged\.npz cannot be read as an \.npz file"):
+            data.load(str(path))
+    for content in (b"x,y\n1,2\n", pickle.dumps({"x": 1}), b"\xff\xd8\xff a photo"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"npz file: it is not an archive of arrays such as numpy.savez writes$"):
+            data.load(str(path))
+    with pytest.raises(ValueError, match=r"none\.npz cannot be read"):
+        data.load(str(tmp_path / "none.npz"))
+
+
+def test_images_that_hold_no_numbers_are_skipped(tmp_path: Path) -> None:
+    x, y = np.zeros((12, 6, 5), np.float32), np.arange(12) % 2
+    x[3, 2, 2], x[7, 0, 0] = np.nan, -np.inf
+    dataset = data.load(saved(tmp_path, x=x, y=y))
+    assert sum(map(len, parts(dataset))) == 10
+    assert [sentence.split(", ")[-1] for sentence in dataset.skipped] == [
+        "image 3: contains NaN or infinity",
+        "image 7: contains NaN or infinity",
+    ]
+
+
+def test_any_iterable_of_pairs() -> None:
+    class Torch(torch.utils.data.Dataset):  # type: ignore[misc]
+        """As users have them."""
+
+        def __len__(self) -> int:
+            return 9
+
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            if index >= 9:
+                raise IndexError
+            return torch.full((3, 6, 5), index / 10), torch.tensor(index % 3)
+
+    dataset = data.from_pairs(Torch(), "mine")
+    assert dataset.name == "mine" and dataset.class_names == ("0", "1", "2")
+    assert [len(part) for part in parts(dataset)] == [3, 3, 3]
+    mixed = [(picture(10 * n, (9, 7)), "ab"[n % 2]) for n in range(6)]
+    assert data.from_pairs(iter(mixed), image_size=4).train.images.shape == (2, 3, 4, 4)
+    lists = [(np.full((6, 5), n, np.uint8), n % 2) for n in range(6)]
+    assert data.from_pairs(lists).train.images.shape == (2, 1, 6, 5)
+    with pytest.raises(ValueError, match=r"image 1: x must have 2 or 3 dimensions, got shape \[4\]"):
+        data.from_pairs([lists[0], (np.zeros(4), 0)])
+    with pytest.raises(ValueError, match="data contains no usable image"):
+        data.from_pairs([])
+    with pytest.raises(ValueError, match="y must contain integers or strings"):
+        data.from_pairs([(image, 0.5) for image, _ in lists])
+
+
+def test_skipped_images_are_shown_and_counted(tmp_path: Path) -> None:
+    pytest.importorskip("typer")
+    path = folder(tmp_path / "pets", count=4)
+    (path / "dog" / "note.txt").write_text("not an image")
+    code = (
+        "from rich.console import Console; from exactqat import cli; from exactqat.job import data; import sys\n"
+        "cli._print_skipped(Console(width=1000), data.load(sys.argv[1]).skipped * 30)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True, timeout=60
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 22 and "note.txt" in lines[0]
+    assert lines[-2:] == ["… and 10 more, all listed in metrics.json", "images that could not be used: 30"]

@@ -1,0 +1,759 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main job, in small: files, figures, determinism, failures, and the command line."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import io
+import itertools
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+pytest.importorskip("ai_edge_litert")
+pytest.importorskip("matplotlib")
+pytest.importorskip("typer")
+
+from matplotlib.figure import Figure  # noqa: E402
+from PIL import Image  # noqa: E402
+from sklearn.datasets import load_digits  # noqa: E402
+
+from exactqat import cli  # noqa: E402
+from exactqat.job import charts, data, files, findings, pipeline, report, training  # noqa: E402
+
+PRECISIONS = ("w8a8", "w4a4", "w3a4")
+RUN = [sys.executable, "-m", "exactqat.cli"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """One job with one epoch each, started as a user starts it."""
+    out = tmp_path_factory.mktemp("job") / "digits"
+    command = [*RUN, "train", "--out", str(out), "--epochs-float", "1", "--epochs-qat", "1", "--seed", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out, done
+
+
+def test_the_job_writes_everything_it_promises(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    out, done = finished
+    for precision in PRECISIONS:
+        assert sorted(path.name for path in (out / precision).iterdir()) == ["checkpoint.pt", "model.tflite"]
+        assert (out / precision / "model.tflite").read_bytes()[4:8] == b"TFL3"
+    page = (out / "report.html").read_text()
+    # Two of accuracies, two of widths, one of noise, two of each training, two of ranges, two of weights, a matrix of
+    # each network, the layers of each that is delivered.
+    assert len(re.findall(r"<figure[^>]*><svg viewBox=", page)) == 2 + 2 + 1 + 2 * 4 + 2 + 2 + 4 + 3
+    assert "http" not in page and "<image" not in page
+    assert not list(out.rglob("*.tmp"))
+    assert "all are equal" in page
+    assert len(re.findall(r"W\dA\d: the largest drop is in <code>[\w.]+</code>, by -?\d+\.\d dB", page)) == 3
+    output = " ".join(done.stdout.split())
+    assert "integers (every layer's output of 12 networks on all 359 test images)" in output
+    assert "QAT, learned" in output and "PTQ, min/max" in output and "PTQ, least-error" in output
+
+
+def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    metrics = json.loads((finished[0] / "metrics.json").read_text())
+    assert metrics["settings"] == {
+        "seed": 3, "epochs_float": 1, "epochs_qat": 1, "data": "digits", "model": "small_mobilenet",
+        "weight_bits": None, "activation_bits": None, "batch_size": 64, "image_size": None, "device": "xnnpack-x86",
+        "weights": None, "from_job": None,
+    }  # fmt: skip
+    assert metrics["weights"] is None
+    assert metrics["resumed"] is False and metrics["data"]["skipped"] == []
+    assert list(metrics["networks"]) == list(PRECISIONS)
+    assert metrics["data"]["train"] + metrics["data"]["validation"] + metrics["data"]["test"] == 1797
+    assert metrics["values_differing"] == 0
+    compared = 0
+    for precision in PRECISIONS:
+        networks = metrics["networks"][precision]
+        assert networks["chosen"] in ("qat_ema", "qat_learned")
+        for method in ("ptq_min_max", "ptq_least_error", "qat_ema", "qat_learned"):
+            network = networks[method]
+            assert 0 <= network["device_accuracy"] <= 1
+            assert network["values_differing"] == 0
+            assert all(layer["differing"] == 0 for layer in network["layers"])
+            assert network["values_compared"] == sum(layer["values"] for layer in network["layers"])
+            noises = [(layer["trained_sqnr"], layer["device_sqnr"]) for layer in network["layers"]]
+            measured = [pair for pair in noises if None not in pair]
+            assert len(measured) >= 10 and all(abs(trained - device) < 1.0 for trained, device in measured)
+            assert network["training_differing"] == 0 < network["training_values"]
+            assert network["test_accuracy"] == network["device_accuracy"]
+            compared += network["values_compared"]
+        kinds = {layer["operator"] for layer in networks[networks["chosen"]]["layers"]}
+        assert {"CONV_2D", "DEPTHWISE_CONV_2D", "ADD", "MEAN", "FULLY_CONNECTED"} <= kinds
+    assert metrics["values_compared"] == compared > 1_000_000
+
+
+def test_the_report_shows_single_epochs_and_explains_dashes(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    page = (finished[0] / "report.html").read_text()
+    for title in ("float", "W8A8", "W4A4", "W3A4"):
+        (drawn,) = re.findall(rf"<figure>(<svg [^>]*aria-label='{title}: loss, by epoch\.'.*?</svg>)", page, re.S)
+        # Points, which are what is used again and again from a definition.
+        assert "<use " in drawn.split("epoch</text>")[-1]
+        ticks = re.findall(r">(-?[\d.]+)</text>", drawn)
+        assert len(ticks) == len(set(ticks)) and "1" in ticks
+    for drawn in re.findall(r"<svg .*?</svg>", page, re.S):
+        dashed = len(re.findall("stroke-dasharray", drawn))
+        assert not dashed or re.search("float network's|frozen from here on|one scale for the whole layer", drawn)
+    assert re.search(r"prefers-color-scheme:dark\)\{:root\{--c1c2430:#e8ebf0", page)
+    assert not re.search(r"(fill|stroke): ?#", page)
+
+
+def test_the_report_shows_mistakes_classes_and_parts(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    out, _ = finished
+    page, metrics = (out / "report.html").read_text(), json.loads((out / "metrics.json").read_text())
+    labels = data.load("digits").test.labels.numpy()
+    graph, _ = pipeline.restore_graph(out / "w8a8" / "checkpoint.pt")
+    codes = pipeline.input_codes(graph, data.load("digits"))
+    answers = pipeline.run_on_device(graph, out / "w8a8" / "model.tflite", codes).argmax(1)
+    assert [row["images"] for row in metrics["classes"]] == np.bincount(labels).tolist()
+    for code, row in enumerate(metrics["classes"]):
+        assert row["class"] == str(code)
+        assert row["w8a8"] == pytest.approx((answers[labels == code] == code).mean())
+        assert f"<td class=t>{code}</td><td>{row['images']}</td><td>{row['float']:.1%}</td>" in page
+    listed = metrics["mistakes"]["listed"]
+    wrong = {entry["image"] for entry in listed if entry["answers"]["w8a8"] != entry["shows"]}
+    assert metrics["mistakes"]["images"] == len(listed) and wrong == set(np.nonzero(answers != labels)[0].tolist())
+    shown = re.findall(
+        r"<img alt='test image (\d+), which shows (\d)' src='(data:image/png;base64,[^']*)' class=small", page
+    )
+    assert len(shown) == min(len(listed), report.SHOWN_IMAGES) and shown[0][0] == str(listed[0]["image"])
+    image = Image.open(io.BytesIO(base64.b64decode(shown[0][2].split(",")[1])))
+    pixels = data.load("digits").test.images[int(shown[0][0]), 0].numpy()
+    assert np.array_equal(np.asarray(image), np.rint(pixels.astype(np.float64) * 255).astype(np.uint8))
+    for precision in PRECISIONS:
+        network = metrics["networks"][precision][metrics["networks"][precision]["chosen"]]
+        parts, footprint = network["footprint"]["parts"], network["footprint"]
+        assert sum(parts.values()) == footprint["flash_bytes"] == (out / precision / "model.tflite").stat().st_size
+        graph, _ = pipeline.restore_graph(out / precision / "checkpoint.pt")
+        constants = [tensor.data for tensor in graph.tensors.values() if tensor.data is not None]
+        assert parts["weights"] >= sum(data.size for data in constants if data.dtype == np.int8) > 0
+        assert min(parts.values()) > 0
+        *layers, whole = network["layers"]
+        assert whole["multiply_accumulates"] == sum(layer["multiply_accumulates"] for layer in layers)
+        assert whole["multiply_accumulates"] == footprint["multiply_accumulates"] > 0
+    guess = metrics["guessing"]
+    assert guess["accuracy"] == np.bincount(labels).max() / len(labels) < guess["needed"] < 0.2
+
+
+def guessed(accuracy: float, images: int, classes: int = 3) -> SimpleNamespace:
+    """Results of a network that is right about the first images."""
+    labels = np.arange(images) % classes
+    answers = np.where(np.arange(images) < round(accuracy * images), labels, (labels + 1) % classes)
+    split = SimpleNamespace(labels=torch.from_numpy(labels))
+    test = type("Test", (SimpleNamespace,), {"__len__": lambda self: images})(**vars(split))
+    dataset = SimpleNamespace(class_names=("a", "b", "c")[:classes], test=test)
+    outcome = SimpleNamespace(device_predictions=labels, device_accuracy=0.34)
+    return SimpleNamespace(
+        dataset=dataset, float_test_accuracy=accuracy, float_predictions=answers, chosen=lambda precision: outcome,
+        settings=SimpleNamespace(precisions={"w4a4": (4, 4)}),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "images", "message"),
+    [
+        (
+            1 / 3,
+            300,
+            "the float network has not learned to distinguish the classes: 33.3% of 300 test images are right",
+        ),
+        (0.36, 300, "always naming the most frequent class gives 33.3%. Try more epochs"),
+        (0.1, 300, "has not learned"),
+        (1.0, 3, "3 test images, 33.3% of them of one class, are too few to tell"),
+        (0.9, 300, "the W4A4 network is no better than guessing: 34.0% of 300 test images are right, of float's 90.0%"),
+    ],
+)
+def test_guessing_is_not_learning(accuracy: float, images: int, message: str) -> None:
+    (warning,) = findings.warnings_on(guessed(accuracy, images))  # type: ignore[arg-type]
+    assert message in warning
+    assert findings.learned(guessed(accuracy, images).dataset, accuracy) == (accuracy == 0.9)
+
+
+def test_ticks_are_what_they_say() -> None:
+    percent, plain = charts.Exactly(percent=True), charts.Exactly()
+    assert percent.format_ticks([0.9, 0.925, 0.95]) == ["90.0%", "92.5%", "95.0%"]
+    assert percent.format_ticks([0.5, 1.0, 1.5]) == ["50%", "100%", ""]
+    assert plain.format_ticks([1.0970, 1.0972, 1.0974]) == ["1.0970", "1.0972", "1.0974"]
+    assert plain.format_ticks([0.0, 1e-5]) == ["0.00000", "0.00001"]
+
+
+def test_no_axis_of_accuracies_has_a_tick_beyond_all_right() -> None:
+    assert charts._accuracies_between(0.4, 1.12)[-1] < 1.0 + 1e-6
+    assert charts._accuracies_between(0.95, 1.0)[-1] == pytest.approx(1.0)
+    assert charts._accuracies_between(-0.1, 1.1)[0] == 0.0
+
+
+def test_no_name_lies_on_the_dashed_line_of_the_float_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        SimpleNamespace(
+            network=network, activation_bits=8 if network == "w8a8" else 4, device_accuracy=accuracy,
+            packed_parameter_bytes=size, compressed_file_bytes=size,
+        )
+        for network, size, accuracy in (("w8a8", 9408, 0.986), ("w4a4", 5412, 0.9805), ("w3a4", 4413, 0.972))
+    ]  # fmt: skip
+    drawn = []
+    monkeypatch.setattr(charts.findings, "widths", lambda _: found)
+    monkeypatch.setattr(charts, "svg", lambda figure, _: drawn.append(figure) or "")
+    with charts.drawing():
+        charts.widths(SimpleNamespace(float_test_accuracy=0.989))  # type: ignore[arg-type]
+        for figure in drawn:
+            figure.draw_without_rendering()
+            (axes,) = figure.axes
+            _, height = axes.transData.transform((9408, 0.989))
+            assert len(axes.texts) == 3
+            for name in axes.texts:
+                box = name.get_window_extent()
+                assert not box.y0 < height < box.y1, name.get_text()
+
+
+def check_ticks_are_apart(figure: Figure) -> None:
+    """No label of a horizontal axis touches the next one."""
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        low, high = sorted(axes.get_xlim())
+        labels = [
+            label
+            for tick, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+            if low <= tick <= high and label.get_text()
+        ]
+        assert len(labels) >= 2
+        boxes = [label.get_window_extent() for label in labels]
+        for before, after in itertools.pairwise(boxes):
+            assert before.x1 + 3 < after.x0, [label.get_text() for label in labels]
+
+
+@pytest.mark.parametrize("lowest", [0.0, 0.1, 0.258, 0.333, 0.45, 0.5, 0.62, 0.7, 0.81, 0.9, 0.93, 0.955, 0.99, 1.0])
+def test_ticks_below_the_bars_are_apart(lowest: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(charts, "svg", lambda figure, _: drawn.append(figure) or "")
+    for highest in {lowest, (2 * lowest + 1) / 3, (lowest + 1) / 2, 1.0}:
+        outcomes = [
+            SimpleNamespace(method=method, device_accuracy=lowest + (highest - lowest) * place / 3)
+            for place, method in enumerate(pipeline.METHODS)
+        ]
+        results = SimpleNamespace(
+            float_test_accuracy=highest,
+            settings=SimpleNamespace(precisions=["w8a8", "w4a16"]),
+            of=lambda precision, outcomes=outcomes: outcomes,
+        )
+        with charts.drawing():
+            charts.accuracies(results)  # type: ignore[arg-type]
+            check_ticks_are_apart(drawn[-1])
+
+
+def test_a_log_has_one_line_for_each_epoch(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    out, done = finished
+    lines = [line for line in done.stdout.splitlines() if ": epoch 1 of 1, loss " in line]
+    assert len(lines) == 1 + 2 * len(PRECISIONS)
+    history = json.loads((out / "metrics.json").read_text())["float"]["history"]
+    accuracy = f"{history['validation_accuracy'][0]:.1%} of the validation images right"
+    assert lines[0] == f"float training: epoch 1 of 1, loss {history['loss'][0]:.4g}, {accuracy}"
+    assert "W3A4 QAT, learned ranges: epoch 1 of 1" in lines[-1] and lines[-1].endswith("right, frozen")
+    assert "\x1b" not in done.stdout and "\r" not in done.stdout
+
+
+def on_a_terminal(columns: int, arguments: list[str]) -> str:
+    """What a person sees there of a command, without colors; a line that is drawn over stands for itself."""
+    child, screen = pty.fork()
+    if child == 0:
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+        os.execve(sys.executable, [*RUN, *arguments], environment | {"TERM": "xterm-256color"})
+    fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    seen = b""
+    while True:
+        try:
+            part = os.read(screen, 1 << 16)
+        except OSError:  # the other side is gone
+            break
+        seen += part
+    os.waitpid(child, 0)
+    os.close(screen)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode().replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def test_forty_columns_are_enough(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    shown = on_a_terminal(40, ["verify", str(finished[0])])
+    assert "computes what was trained: none of 3,590 integers" in " ".join(shown.split())
+    paths = [line for line in shown.splitlines() if str(finished[0]) in line]
+    words = [line for line in shown.splitlines() if line not in paths]
+    assert "W8A8 on the runtime " in shown and max(map(len, words)) <= 40 and not re.search("[│┃]", shown)
+    assert "\nstem.0 CONV_2D\n  values " in shown
+    refused = on_a_terminal(40, ["verify", "nowhere"])
+    assert "error: nowhere does not exist; run\n" in refused and max(map(len, refused.splitlines())) <= 40
+    page = on_a_terminal(40, ["train", "--help"])
+    assert max(map(len, page.splitlines())) <= 40 and "**" not in page
+    assert "  --weights <path>\n        Weights to start float" in page
+
+
+def test_wide_terminals_show_tables(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    shown = on_a_terminal(100, ["verify", str(finished[0])])
+    assert "│ stem.0 " in shown
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 200])
+def test_the_bar_fits_and_shows_loss_and_accuracy(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    console = cli._console(file=Screen(), width=columns, force_terminal=True, color_system=None)
+    bars = cli._bars(console, disable=False)
+    task = bars.add_task("W4A4 QAT, learned ranges", total=100)
+    bars.advance(task, 45)
+    for figures in (None, (0.12345, 0.9314), (12345.0, 1.0)):
+        bars.update(task, figures=figures)
+        with console.capture() as capture:
+            console.print(bars.make_tasks_table(bars.tasks))
+        (line,) = capture.get().splitlines()
+        assert len(line) <= columns and "45%" in line and "W4A4" in line
+        if figures == (0.12345, 0.9314):
+            assert "0.123" in line and "93.1%" in line
+    assert cli._bars(cli._console(file=io.StringIO(), force_terminal=True), disable=False).disable
+
+
+def test_errors_in_pipes_are_lines() -> None:
+    for arguments, message in (
+        (["train", "--out", "x", "--weight-bits", "9"], "Error: Invalid value for '--weight-bits': "),
+        (["train"], "Error: Missing option '--out'."),
+        (["verify", "nowhere/" + "x" * 200], "error: nowhere/xxx"),
+    ):
+        done = subprocess.run([*RUN, *arguments], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 2
+        assert any(line.startswith(message) for line in done.stderr.splitlines())
+        assert not re.search("[│╭]", done.stderr)
+    assert "x" * 200 + " does not exist; run `exactqat train` first\n" in done.stderr
+
+
+def test_help_on_benchmarks_needs_no_checkout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> Path:
+        raise ValueError("the benchmarks are not part of the installed package")
+
+    monkeypatch.setattr(cli, "_bench_script", missing)
+    monkeypatch.setattr(sys, "argv", ["exactqat", "bench", "--help"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    captured = capsys.readouterr()
+    assert end.value.code in (0, None) and "--step" in captured.out and "not part of" in captured.err
+
+
+def test_a_job_for_another_device(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    given = {"epochs_float": 1, "epochs_qat": 1, "weight_bits": 4, "activation_bits": 8}
+    results = pipeline.run(pipeline.Settings(tmp_path, device="micro", **given))
+    for outcome in results.outcomes:
+        assert outcome.model.profile == "micro" and outcome.report.trained_for == "micro"
+        assert outcome.report.training_differing == 0 < outcome.report.training_values
+        assert outcome.test_accuracy == pytest.approx(outcome.device_accuracy)
+    restored, checkpoint = pipeline.restore(tmp_path / "w4a8" / "checkpoint.pt")
+    assert restored.profile == checkpoint["profile"] == "micro"
+    (tmp_path / "metrics.json").write_text(json.dumps(pipeline.metrics(results)))
+    assert "the device itself, here those of <code>micro</code>" in report.write_report(results).read_text()
+    with pytest.raises(ValueError, match="--device must be one of xnnpack-x86, .*, got 'npu'"):
+        pipeline.Settings(tmp_path, device="npu")
+    job = json.loads((tmp_path / "job.json").read_text())
+    job["settings"]["profile"] = job["settings"].pop("device")  # as it was called in jobs before
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    assert pipeline.stored_settings(tmp_path).device == "micro"
+    job["settings"]["device"] = "micro"
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    with pytest.raises(
+        ValueError, match="job.json cannot be read: settings must not contain both device and its former name, profile"
+    ):
+        pipeline.stored_settings(tmp_path)
+    del job["settings"]["profile"], job["settings"]["device"]  # as jobs were that knew no devices
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    assert pipeline.stored_settings(tmp_path).device == "xnnpack-x86"
+
+
+def test_the_same_seed_gives_the_same_bits(
+    finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    torch.set_num_threads(1)
+    pipeline.run(pipeline.Settings(tmp_path, seed=3, epochs_float=1, epochs_qat=1, weight_bits=4, activation_bits=4))
+    for name in ("float/checkpoint.pt", "w4a4/checkpoint.pt", "w4a4/model.tflite"):
+        assert (finished[0] / name).read_bytes() == (tmp_path / name).read_bytes(), name
+
+
+def test_verify_accepts_the_result_and_notices_a_changed_file(
+    finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    reports = pipeline.verify_directory(finished[0])
+    assert sorted(reports) == sorted(PRECISIONS)
+    assert all(found.differing == 0 and found.report.values > 100_000 for found in reports.values())
+    (tmp_path / "w8a8").mkdir()
+    for name in ("checkpoint.pt", "model.tflite"):
+        (tmp_path / "w8a8" / name).write_bytes((finished[0] / "w8a8" / name).read_bytes())
+    graph, _ = pipeline.restore_graph(tmp_path / "w8a8" / "checkpoint.pt")
+    weight = graph.tensors["classifier/filter"].data
+    assert weight is not None
+    weight[0, 0] = weight[0, 0] - 9 if weight[0, 0] > 0 else weight[0, 0] + 9
+    pipeline.write_tflite(graph, tmp_path / "w8a8" / "model.tflite")
+    done = subprocess.run([*RUN, "verify", str(tmp_path)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "differ" in done.stdout
+
+
+def test_eight_bits_take_a_quarter_of_the_epochs(tmp_path: Path) -> None:
+    settings = pipeline.Settings(tmp_path, epochs_float=3, epochs_qat=40)
+    assert [settings.epochs_of(bits) for bits in ((8, 8), (4, 8), (3, 4))] == [10, 40, 40]
+    assert pipeline.Settings(tmp_path, epochs_qat=1).epochs_of((8, 8)) == 1
+    dataset = data.load("digits")
+    steps = training.steps_per_epoch(dataset.train)
+    # Two ways to train for each of W8A8, W4A4 and W3A4.
+    assert pipeline.total_steps(settings, dataset) == steps * (3 + 2 * (10 + 40 + 40))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--out", "x", "--data", "faces"], "one folder of images per class, got 'faces'"),
+        (["train", "--out", "x", "--model", "resnet9"], "model must be one of small_mobilenet, dscnn"),
+        (["train", "--out", "x", "--resume", "--restart"], "--resume and --restart cannot be combined"),
+        (["train", "--out", "x", "--weight-bits", "9"], "--weight-bits"),
+        (["train", "--out", "x", "--epochs-qat", "0"], "--epochs-qat"),
+        (["train"], "--out"),
+        (["train", "--out", "/proc/x", "--epochs-float", "1"], "/proc/x/job.json cannot be written: No such file"),
+        (
+            ["train", "--out", "x", "--accelerator", "tpu"],
+            "--accelerator must be cpu, cuda, or a specific device such as cuda",
+        ),
+        (["train", "--out", "x", "--accelerator", "cuda:97"], "--accelerator cuda:97 is not available: PyTorch"),
+        (["train", "--out", "x", "--data", "faces", "--model", "nn"], "model must be one of small_mobilenet, dscnn"),
+        (["train", "--out", "x", "--data", "faces", "--weights", "nowhere.pt"], "nowhere.pt is not there"),
+        (["verify", "nowhere"], "run `exactqat train` first"),
+        (["export", "nowhere"], "run `exactqat train` first"),
+        (["report", "nowhere"], "nowhere does not exist; run `exactqat train` first"),
+        (["verify", "."], "no checkpoint.pt with a model.tflite beside it in a folder such as w8a8; run"),
+        (["export", "."], "no checkpoint.pt in a folder such as w8a8; run `exactqat train` first"),
+        (["report", "."], "contains no job.json; run `exactqat train` first"),
+    ],
+)
+def test_errors_are_one_clear_message(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = subprocess.run([*RUN, *arguments], capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_is_fast_because_it_imports_no_framework() -> None:
+    code = (
+        "import sys; sys.argv = ['exactqat', '--help']; from exactqat.cli import main\n"
+        "try:\n    main()\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'matplotlib', 'sklearn', 'jax'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.rstrip().endswith("[]")
+    assert "train" in done.stdout and "verify" in done.stdout
+
+
+def test_a_missing_library_is_named_with_the_command_that_gets_it() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv = ['exactqat', 'train', '--out', 'x']\n"
+        "from exactqat.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "torch is not installed" in done.stderr and "pip install" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_export_writes_the_files_again(finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    for precision in PRECISIONS:
+        files.write_atomically(
+            tmp_path / precision / "checkpoint.pt", (finished[0] / precision / "checkpoint.pt").read_bytes()
+        )
+    written = pipeline.export_directory(tmp_path)
+    for precision in PRECISIONS:
+        name = f"{precision}/model.tflite"
+        assert (tmp_path / name).read_bytes() == (finished[0] / name).read_bytes()
+        assert tmp_path / name in written
+
+
+@pytest.mark.parametrize(
+    ("settings", "precisions"),
+    [
+        ({}, {"w8a8": (8, 8), "w4a4": (4, 4), "w3a4": (3, 4)}),
+        ({"weight_bits": 5}, {"w5a8": (5, 8)}),
+        ({"activation_bits": 3}, {"w8a3": (8, 3)}),
+        ({"weight_bits": 2, "activation_bits": 6}, {"w2a6": (2, 6)}),
+        ({"weight_bits": (4,)}, {"w4a8": (4, 8)}),
+        ({"weight_bits": [3, 8, 4, 8]}, {"w8a8": (8, 8), "w4a8": (4, 8), "w3a8": (3, 8)}),
+        (
+            {"weight_bits": (8, 4), "activation_bits": (4, 8)},
+            {"w8a8": (8, 8), "w8a4": (8, 4), "w4a8": (4, 8), "w4a4": (4, 4)},
+        ),
+    ],
+)
+def test_precisions(settings: dict[str, Any], precisions: dict[str, tuple[int, int]]) -> None:
+    found = pipeline.Settings(Path("x"), **settings)
+    assert list(found.precisions.items()) == list(precisions.items())
+    again = pipeline.Settings(Path("x"), **json.loads(json.dumps(found.stored())))
+    assert again == found and again.precisions == precisions
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"weight_bits": 1}, "weight_bits must be from 2 to 8, got 1"),
+        ({"activation_bits": 9}, "activation_bits must be from 2 to 8, got 9"),
+        ({"weight_bits": [8, 16]}, "weight_bits must be from 2 to 8, got 16"),
+        ({"weight_bits": []}, "weight_bits must be an integer or several, got none"),
+        ({"weight_bits": [8, [4]]}, re.escape("weight_bits must be an integer or several, got [8, [4]]")),
+        ({"activation_bits": [8, True]}, re.escape("activation_bits must be an integer or several, got [8, True]")),
+        ({"activation_bits": "8,4"}, "activation_bits must be an integer or several, got '8,4'"),
+        ({"batch_size": 1}, "batch_size must be at least 2, got 1"),
+        ({"image_size": 0}, "image_size must be at least 1, got 0"),
+        ({"epochs_float": 0}, "epochs_float must be at least 1, got 0"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+    ],
+)
+def test_settings_outside_of_what_is_allowed(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pipeline.Settings(Path("x"), **settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("9", "must be from 2 to 8, got 9"),
+        ("8,1", "must be from 2 to 8, got 1"),
+        ("8,,4", "must be a number from 2 to 8, or several such as 8,6,4, got '8,,4'"),
+        ("w8", "must be a number from 2 to 8, or several such as 8,6,4, got 'w8'"),
+        ("", "must be a number from 2 to 8, or several such as 8,6,4, got ''"),
+    ],
+)
+def test_bits_outside_of_what_is_allowed_are_refused(
+    given: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in ("--weight-bits", "--activation-bits"):
+        monkeypatch.setattr(sys, "argv", ["exactqat", "train", "--out", str(tmp_path / "job"), option, given])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        errors = capsys.readouterr().err
+        assert end.value.code == 2 and message in errors and option in errors
+        assert not (tmp_path / "job").exists()
+
+
+def test_a_file_is_no_directory_for_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("kept")
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr(sys, "argv", ["exactqat", "train", "--out", str(tmp_path / "file")])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    errors = capsys.readouterr().err
+    assert end.value.code == 2 and f"{tmp_path / 'file'} is a file; a job needs its own directory" in errors
+    assert "Errno" not in errors and (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", ""], "Invalid value for '--out': must not be empty"),
+        (["--out", "link"], "link is a link to nothing, which is not there"),
+        (["--out", "job", "--weights", ""], "Invalid value for '--weights': must not be empty"),
+        (["--out", "job", "--data", ""], "one folder of images per class, got ''"),
+    ],
+)
+def test_a_variable_that_is_not_set_is_not_the_working_directory(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "link").symlink_to("nothing")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr(sys, "argv", ["exactqat", "train", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2 and message in capsys.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["link"]
+
+
+def test_one_job_for_several_widths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "job"
+    generator = np.random.default_rng(0)
+    x, y = generator.uniform(0, 1, (60, 8, 8)).astype(np.float32), np.arange(60) % 3
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    options = [
+        "--data",
+        str(tmp_path / "data.npz"),
+        "--epochs-float",
+        "1",
+        "--epochs-qat",
+        "1",
+        "--weight-bits",
+        "3, 8",
+    ]
+    command = ["exactqat", "train", "--out", str(out), *options]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setenv("COLUMNS", "40")
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code
+    said = capsys.readouterr().out
+    metrics = json.loads((out / "metrics.json").read_text())
+    widths = metrics["widths"]
+    assert [width["network"] for width in widths] == ["float32", "w8a8", "w3a8"]
+    packed = [width["packed_parameter_bytes"] for width in widths]
+    assert packed == sorted(packed, reverse=True) and len(set(packed)) == 3
+    for width in widths[1:]:
+        network = metrics["networks"][width["network"]]
+        chosen = network[network["chosen"]]
+        assert width["pytorch_accuracy"] == width["device_accuracy"] == chosen["device_accuracy"]
+        assert width["lost"] == metrics["float"]["test_accuracy"] - width["device_accuracy"]
+        assert width["file_bytes"] == (out / width["network"] / "model.tflite").stat().st_size == width["flash_bytes"]
+        content = (out / width["network"] / "model.tflite").read_bytes()
+        assert abs(width["compressed_file_bytes"] - len(zlib.compress(content, 9))) < 64  # its description differs
+        # Every weight is a code of as many bits, in int8.
+        largest = max(map(abs, codes_of_weights(out / width["network"])))
+        assert largest == 2 ** (width["weight_bits"] - 1) - 1
+    compressed = [width["compressed_file_bytes"] for width in widths[1:]]
+    assert compressed == sorted(compressed, reverse=True)
+    assert metrics["values_differing"] == 0
+    table = said[said.index("What fewer bits cost and save") :]
+    assert "W3A8" in table and f"{packed[-1]:,}" in table and max(map(len, table.splitlines()[:9])) <= 40
+    page = (out / "report.html").read_text()
+    assert page.count("Accuracy of the delivered networks on the device, against size") == 4  # said and written
+    assert "--weight-bits 8,3" in page and "W3A8</text>" in page
+    # What is not given is as it was, and other bits are refused by name.
+    finished_networks = {path: path.read_bytes() for path in out.rglob("*.tflite")}
+    monkeypatch.setattr(sys, "argv", ["exactqat", "train", "--out", str(out), "--resume", "--weight-bits", "8,4"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    errors = " ".join(capsys.readouterr().err.split())
+    assert "holds a job with --weight-bits 8,3, it cannot be continued with --weight-bits 8,4" in errors
+    assert finished_networks == {path: path.read_bytes() for path in out.rglob("*.tflite")}
+
+
+def codes_of_weights(folder: Path) -> set[int]:
+    """All codes of weights in the network of a folder."""
+    graph, _ = pipeline.restore_graph(folder / "checkpoint.pt")
+    return {
+        int(code)
+        for tensor in graph.tensors.values()
+        if tensor.data is not None and tensor.dtype == "int8"
+        for code in np.unique(tensor.data)
+    }
+
+
+def test_the_split_is_fixed_disjoint_and_complete() -> None:
+    first, second = data.load("digits"), data.load("digits")
+    assert torch.equal(first.test.images, second.test.images)
+    parts = [first.train, first.validation, first.test]
+    assert sum(map(len, parts)) == 1797
+    for part in parts:
+        assert part.images.dtype == torch.float32 and part.images.shape[1:] == (1, 8, 8)
+        assert part.images.min() >= 0 and part.images.max() <= 1
+        shares = torch.bincount(part.labels, minlength=10) / len(part)
+        assert shares.min() > 0.08 and shares.max() < 0.12
+    pixels = np.concatenate([part.images.numpy().reshape(-1, 64) for part in parts]) * 16
+    labels = np.concatenate([part.labels.numpy() for part in parts])
+    found = np.column_stack([pixels, labels])
+    bunch = load_digits()
+    expected = np.column_stack([bunch.data, bunch.target])
+    assert np.array_equal(found[np.lexsort(found.T)], expected[np.lexsort(expected.T)])
+
+
+def test_shifts_reach_an_eighth_of_the_image() -> None:
+    images = torch.rand(400, 1, 16, 24)
+    moved = training.shifted(images, torch.Generator().manual_seed(0))
+    rows, columns = (moved != 0).any(3).sum(2), (moved != 0).any(2).sum(2)
+    assert rows.min() == 14 and columns.min() == 21
+
+
+def test_shifts_move_whole_images_by_at_most_one_pixel() -> None:
+    images = torch.rand(50, 2, 8, 8)
+    moved = training.shifted(images, torch.Generator().manual_seed(0))
+    padded = torch.nn.functional.pad(images, (1, 1, 1, 1))
+    seen = set()
+    for before, after in zip(padded, moved, strict=True):
+        fits = [
+            (row, column)
+            for row in range(3)
+            for column in range(3)
+            if torch.equal(before[:, row : row + 8, column : column + 8], after)
+        ]
+        assert len(fits) == 1
+        seen.update(fits)
+    assert len(seen) == 9
+
+
+def test_atomic_writing_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    files.write_atomically(path, b"first")
+
+    def fail(handle: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(files.os, "fsync", fail)
+    with pytest.raises(OSError, match="file cannot be written: disk full; the previous file is intact"):
+        files.write_atomically(path, b"second")
+    assert path.read_bytes() == b"first"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_report_names_differences_as_what_they_are() -> None:
+    class Results:
+        settings = pipeline.Settings(Path("x"), device="micro")
+        outcomes = [object()] * 2
+        dataset = data.load("digits")
+        values_compared, values_differing = 1000, 7
+        training_values, training_differing = 2000, 9
+        ran_as = "xnnpack-x86"
+        predictions = (0, 10)
+
+    (ran, runs), (computes, trained), (there, device) = report.closing_sentences(Results())  # type: ignore[arg-type]
+    assert not ran and "(LiteRT with XNNPACK on x86): 7 of them differ" in runs
+    assert not computes and "what TFLite-Micro computes: 9 of them differ" in trained
+    assert not there and device.startswith("Trained for micro. The files were not run there")
+
+
+def test_mistakes_among_many_classes_are_a_table() -> None:
+    names = tuple(f"class {number}" for number in range(report.MATRIX_CLASSES + 1))
+    labels = torch.arange(len(names))
+    answers = labels.numpy().copy()
+    answers[3] = 5
+    dataset = SimpleNamespace(class_names=names, test=SimpleNamespace(labels=labels))
+    outcome = SimpleNamespace(device_predictions=answers)
+    page = report._confusion(SimpleNamespace(dataset=dataset), [outcome, outcome])  # type: ignore[arg-type, list-item]
+    assert "<tr><td class=t>class 3</td><td class=t>class 5</td><td>2</td></tr>" in page
+    assert page.count("<tr>") == 2 and "<svg" not in page
+
+
+def test_images_that_were_left_out_are_named_in_the_report() -> None:
+    assert report._skipped([]) == ""
+    page = report._skipped([f"image <{number}>" for number in range(30)])
+    assert "30" in page and "image &lt;19&gt;" in page and "image &lt;20&gt;" not in page and "metrics.json" in page
