@@ -32,7 +32,8 @@ from ..planning.plans import Numbers, Plan, PlanStep
 from . import primitives_torch
 from .gradients_torch import is_differentiated, straight_through
 from .layers import CustomGradient, Outside, QuantizedInput, QuantizedLayer, TrainingOnly, WeightedLayer
-from .modules import FakeQuantize, per_channel
+from .modules import FakeQuantize
+from .primitives_torch import per_channel
 
 _round_sums = fused("rounded_sums")
 
@@ -89,13 +90,11 @@ class _Result:
 class Device:
     """Runs a frozen plan as the device would. Keeps tables of its own, for the grids of the moment."""
 
-    def __init__(self, plan: Plan, quantizers: Mapping[str, FakeQuantize], profile: str) -> None:
-        """quantizers: by grid."""
+    def __init__(self, plan: Plan, quantizers: Mapping[str, FakeQuantize], profile: str | None) -> None:
+        """quantizers: by grid. profile: None where no device is to be computed."""
         self.plan = plan
         self.quantizers = dict(quantizers)
-        self.profile = profile_named(profile)
-        self.exists = plan.has_a_device
-        self._forget()
+        self.change_profile(profile)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in self._kept}
@@ -115,9 +114,10 @@ class Device:
         self._lowered: dict[str, tuple[Any, LoweredStep]] = {}
         self._tables: dict[tuple[str, torch.device], tuple[Any, Tensor, Tensor | None]] = {}
 
-    def change_profile(self, profile: str) -> None:
+    def change_profile(self, profile: str | None) -> None:
         """Computes as other devices do from here on."""
-        self.profile = profile_named(profile)
+        self.profile = None if profile is None else profile_named(profile)
+        self.exists = self.plan.has_a_device and profile is not None
         self._forget()
 
     def ready(self) -> bool:
@@ -463,7 +463,7 @@ class Device:
         """All results by name. moved: whether what moves codes is done; for a table places mean nothing."""
         for operator in graph.operators:
             if moved or not OPERATORS[operator.kind].moves_codes:
-                values[operator.outputs[0]] = simulate_operator(graph, operator, values, self.profile)
+                values[operator.outputs[0]] = simulate_operator(graph, operator, values, cast(str, self.profile))
             else:
                 values[operator.outputs[0]] = values[operator.inputs[0]]
         return values
@@ -506,7 +506,7 @@ class Device:
         scale = placements[0].scale[0]
         fused = {"activation": step.activation if "activation" in OPERATORS[step.kind].attributes else "NONE"}
         tensor = DeviceTensor(step.path, (1,), "int8", placements[0])
-        ends = [np.array(bounds(tensor, fused, self.profile)) - zero_point_of(tensor)]
+        ends = [np.array(bounds(tensor, fused, cast(str, self.profile))) - zero_point_of(tensor)]
         ends += [np.array((INT8_MIN, INT8_MAX)) - int(each.zero_point[0]) for each in placements[1:]]
         lowest, highest = max(low for low, _ in ends), min(high for _, high in ends)
         _, zero = self._grids[step.grid]

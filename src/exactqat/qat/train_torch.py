@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..device import OPERATORS, PROFILES, profile_named
 from ..display import shortened, table
 from ..planning import UnsupportedOperator, plan, warn_of_logits
-from ..planning.fitting import RangesMovedWarning, constant_limits, fitting_ranges, told
+from ..planning.fitting import constant_limits
 from ..planning.inputs import require_input
 from ..planning.plans import (
     BatchNorm,
@@ -32,12 +32,13 @@ from ..planning.plans import (
     Plan,
     PlanInput,
     PlanStep,
-    branch_range,
     refuse_batch,
     require_data,
     require_finite,
 )
 from ..planning.rules import Rule, UnusedRuleWarning, checked_rules
+from ..train.core.freezing import Settling, move_ranges, warn_of_unsettled
+from ..train.core.weights import constant_rule, folds, shared_range
 from . import batches as loading
 from .capture_torch import CaptureError, capture
 from .frameworks import elsewhere
@@ -67,12 +68,6 @@ STATE_FORMAT = 2
 _LAYERS = "quantization"
 
 
-class UnsettledStatisticsWarning(UserWarning):
-    """A network is frozen whose batch norms have seen too few training batches for their momentum: their running
-    statistics, which it computes with from then on, are far from those of the batches behind which ranges were
-    measured."""
-
-
 class PreparedModel(Owner):
     """A model under the device's arithmetic. Trains like any module; `freeze` starts its last phase.
 
@@ -85,11 +80,12 @@ class PreparedModel(Owner):
         unused_rules: one sentence for every rule that decided nothing.
         frozen: whether the last phase has begun; part of the state dict. From then on the device's integers are
             computed, in training and in evaluation: what is stored is exactly ``(code - zero point) * scale``.
-        profile: whose integers, by the names of `deploy.PROFILES`; part of the state dict. May be set.
+        profile: whose integers, by the names of `deploy.PROFILES`; part of the state dict. May be set. None: it stays
+            fake quantized.
         proof: what `prepare` compared with the user's model; None if it was not asked to.
     """
 
-    def __init__(self, plan: Plan, tensors: Mapping[str, Tensor], profile: str = PROFILES[0]) -> None:
+    def __init__(self, plan: Plan, tensors: Mapping[str, Tensor], profile: str | None = PROFILES[0]) -> None:
         """
         Args:
             plan: what to run.
@@ -127,11 +123,11 @@ class PreparedModel(Owner):
         return self._frozen
 
     @property
-    def profile(self) -> str:
+    def profile(self) -> str | None:
         return self._device.profile
 
     @profile.setter
-    def profile(self, profile: str) -> None:
+    def profile(self, profile: str | None) -> None:
         self._device.change_profile(profile)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -338,10 +334,9 @@ class PreparedModel(Owner):
         precisions = "".join(f", {count} W{weight}A{result}" for (weight, result), count in bits.most_common(3))
         phase = "frozen" if self._frozen else "not frozen"
         count = sum(1 for _ in self.layers())
-        return (
-            f"PreparedModel({count} stored tensors, {len(weighted)} layers with weights{precisions}, {phase}, "
-            f"{self.profile})"
-        )
+        profile = "" if self.profile is None else f", {self.profile}"
+        layers = f"{len(weighted)} layers with weights{precisions}"
+        return f"PreparedModel({count} stored tensors, {layers}, {phase}{profile})"
 
     def _repr_html_(self) -> str:
         header = (
@@ -539,8 +534,7 @@ class _Building:
             if OPERATORS[step.kind].same_quantization:
                 constants[position] = SharedConstant(source, self._written(step.grid))
                 continue
-            # Its range follows its largest magnitude: it is not what rules with learned ranges are about.
-            rule = replace(self.plan.grids[step.grid].rule, ranges="ema", fixed_range=None, per_channel=False)
+            rule = constant_rule(self.plan.grids[step.grid].rule)
             with torch.no_grad():
                 # It is stored in what the other operand is stored in.
                 bits = self.plan.grids[step.grid].constant_bits
@@ -560,13 +554,8 @@ class _Building:
         assert weights is not None
         weight = self.source(weights.weight)
         norm = None if weights.batch_norm is None else self._batch_norm(weights.batch_norm)
-        folded = norm is not None and weights.rule.fold_batch_norm
-        key = (
-            weights.weight,
-            weights.channel_axis,
-            replace(weights.rule, match="*"),
-            weights.batch_norm if folded else None,
-        )
+        folded = folds(weights)
+        key = shared_range(weights)
         if key not in self.weight_quantizers:
             with torch.no_grad():
                 value = weight()
@@ -660,83 +649,46 @@ def freeze(model: PreparedModel) -> None:
         if isinstance(layer, WeightedLayer) and layer.batch_norm is not None:
             _, _, mean, variance, _ = layer.batch_norm.tensors()
             require_finite(f"the statistics of '{shortened(path)}'", mean.cpu().numpy(), variance.cpu().numpy())
-    unsettled = _unsettled(model)
-    if unsettled:
-        warnings.warn(unsettled, UnsettledStatisticsWarning, stacklevel=2)
+    warn_of_unsettled(_settling(model), 2)
     with torch.no_grad():
-        for branch, total in model.plan.branches:
-            found = [cast(QuantizedLayer, model._steps[name]).output_quantizer.range for name in (branch, total)]
-            own, whole = ((each.minimum, each.maximum) for each in found)
-            grids = (model.plan.grids[branch], model.plan.grids[total])
-            low, high = branch_range(own, whole, grids, torch.where)
-            found[0].minimum.copy_(low)
-            found[0].maximum.copy_(high)
-        _fit_ranges(model)
+        _move_ranges(model, 2)
     model._set_frozen(True)
 
 
-def _fit_ranges(model: PreparedModel) -> None:
-    """Moves ranges that the device's operators cannot take beside one another, and says so."""
-    if not model.plan.has_a_device:
-        return
-    layers = {path: layer for path, layer in model._steps.items() if isinstance(layer, QuantizedLayer)}
-    ranges = {model.plan.stored(path).grid: layer.output_quantizer.range for path, layer in layers.items()}
-    # One without data says nothing yet.
-    ranges = {name: each for name, each in ranges.items() if each.policy == "fixed" or each.batches > 0}
-    constants = {}
-    for path, layer in layers.items():
-        step = model.plan.stored(path)
-        for position, constant in layer.constants.items():
-            if isinstance(constant, ConstantOperand) and isinstance(constant.quantizer.range, ConstantRange):
-                constants[(path, position)] = constant.quantizer.range.wanted(constant.source())
-        if not isinstance(layer, WeightedLayer) or not isinstance(step, PlanStep):
-            continue
-        source = model.plan.stored(next(name for name in step.operands if model.plan.is_stored(name)))
-        if ranges.keys() >= {step.grid, source.grid}:
-            grid = layer.grid()
-            alive = grid.weight_scale[grid.factor != 0]
-            if alive.numel():
-                constants[(path, len(step.operands))] = float(alive.max())
+def _move_ranges(model: PreparedModel, stacklevel: int) -> None:
+    ranges = {name: quantizer.range for name, quantizer in model._device.quantizers.items()}
     ends = {name: (float(each.minimum), float(each.maximum)) for name, each in ranges.items()}
-    moved = fitting_ranges(model.plan, ends, constants)
-    for name, (low, high) in moved.items():
-        ranges[name].minimum.fill_(low)
-        ranges[name].maximum.fill_(high)
-    words = told(moved, ends)
-    if words:
-        warnings.warn(words, RangesMovedWarning, stacklevel=3)
+    seen = {name for name, each in ranges.items() if each.policy == "fixed" or each.batches > 0}
+
+    def move(name: str, ends: tuple[float, float]) -> None:
+        ranges[name].minimum.fill_(ends[0])
+        ranges[name].maximum.fill_(ends[1])
+
+    def wanted() -> dict[tuple[str, int], float]:
+        found = {}
+        for path, layer in model._steps.items():
+            if not isinstance(layer, QuantizedLayer):
+                continue
+            for position, constant in layer.constants.items():
+                if isinstance(constant, ConstantOperand) and isinstance(constant.quantizer.range, ConstantRange):
+                    found[(path, position)] = constant.quantizer.range.wanted(constant.source())
+            if isinstance(layer, WeightedLayer):
+                grid = layer.grid()
+                alive = grid.weight_scale[grid.factor != 0]
+                if alive.numel():
+                    found[(path, len(cast(PlanStep, model.plan.stored(path)).operands))] = float(alive.max())
+        return found
+
+    move_ranges(model.plan, ends, seen, move, wanted, stacklevel + 1)
 
 
-# Share of the values that running statistics began with, from which they count as unsettled. Deviations that are wrong
-# by a little are so in every layer, and what one layer passes on is the next one's input.
-_UNSETTLED = 0.2
-
-
-def _unsettled(model: PreparedModel) -> str:
-    """A sentence on batch norms whose running statistics are still, to a large part, the 0 and 1 they began with; empty
-    if there are none, or if no batch was trained since `prepare`, so that ranges were measured behind the same."""
-    found = []
+def _settling(model: PreparedModel) -> Iterator[Settling]:
     for path, layer in model._steps.items():
         norm = layer.batch_norm if isinstance(layer, WeightedLayer) else None
-        if norm is None or not norm.follows or not norm.momentum:
-            continue
-        _, _, _, variance, counted = norm.tensors()
-        batches = 0 if counted is None else int(counted)
-        trained = batches - model._counted[path]
-        left = (1 - norm.momentum) ** batches
-        # A variance of 1 leaves that much of itself; smaller ones were loaded, by a program that keeps no count.
-        if trained > 0 and left > _UNSETTLED and bool((variance >= 0.99 * left).all()):
-            found.append((left, batches, path, norm.momentum))
-    if not found:
-        return ""
-    left, batches, path, momentum = max(found)
-    return (
-        f"the running statistics of {len(found)} of the network's batch norms are still, to up to {left:.0%}, the 0 "
-        f"and 1 they began with ('{shortened(path)}' has seen {batches} training batches at momentum {momentum:g}). "
-        "From here on the network computes with them, while its ranges were measured behind the batches' own "
-        "statistics, so expect few codes to be used (low SQNR). Train more batches before freeze; if that is not to "
-        "be, exactqat.qat.calibrate(model, batches, anew=True) right before freeze makes the ranges fit"
-    )
+        if norm is not None and norm.follows:
+            _, _, _, variance, counted = norm.tensors()
+            batches = 0 if counted is None else int(counted)
+            yield Settling(path, norm.momentum, batches, batches - model._counted[path], variance.cpu().numpy())
 
 
 @torch.no_grad()
@@ -837,7 +789,7 @@ def prepare(
     example_input: Any,
     rules: Iterable[Rule] = (Rule(),),
     deployable: bool = True,
-    profile: str = PROFILES[0],
+    profile: str | None = PROFILES[0],
     check: bool = True,
     keep_final_activation: bool | None = None,
 ) -> PreparedModel:
@@ -852,7 +804,8 @@ def prepare(
             ones by the names of the arguments.
         deployable: refuse rules that the device cannot run. Turn it off to study other settings in training only.
         profile: the arithmetic that the frozen model computes by, a name of `deploy.PROFILES`: ``"xnnpack-x86"``,
-            ``"xnnpack-arm64"``, ``"reference"`` or ``"micro"``.
+            ``"xnnpack-arm64"``, ``"reference"`` or ``"micro"``. None: it stays fake quantization, which rounds sums
+            otherwise (up to some percent of a deep network's codes).
         check: run the model beside the prepared one, quantization and randomness off, and compare results, gradients
             and buffers, in training and in evaluation, with several numbers of examples. `PreparedModel.proof` holds
             what was compared. Turn it off to save a few forward and backward runs, for a model that has passed before.
@@ -868,7 +821,7 @@ def prepare(
             prepared already.
         TypeError: the model is no module, or a scripted one, or the rules are no rules.
     """
-    profile = profile_named(profile)
+    profile = None if profile is None else profile_named(profile)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}{elsewhere(model, 'torch')}")
     rules = checked_rules(rules)
