@@ -30,7 +30,7 @@ from ..device import Tensor as DeviceTensor
 from ..device.arithmetic import bounds, fixed_point, zero_point_of
 from ..planning.plans import Numbers, Plan, PlanStep
 from . import primitives_torch
-from .gradients_torch import is_differentiated, straight_through
+from .gradients_torch import is_differentiated, straight_through, unwrapped
 from .layers import CustomGradient, Outside, QuantizedInput, QuantizedLayer, TrainingOnly, WeightedLayer
 from .modules import FakeQuantize
 from .primitives_torch import per_channel
@@ -69,6 +69,7 @@ class OnGrid:
         return self._real
 
 
+NumbersOf = Callable[[PlanStep, dict[str, tuple[np.float32, int]]], Numbers]
 Value = OnGrid | Tensor  # a plain tensor is off all grids: training's noise, or NaN
 
 
@@ -90,10 +91,18 @@ class _Result:
 class Device:
     """Runs a frozen plan as the device would. Keeps tables of its own, for the grids of the moment."""
 
-    def __init__(self, plan: Plan, quantizers: Mapping[str, FakeQuantize], profile: str | None) -> None:
-        """quantizers: by grid. profile: None where no device is to be computed."""
+    def __init__(
+        self, plan: Plan, quantizers: Mapping[str, FakeQuantize], profile: str | None, numbers_of: NumbersOf
+    ) -> None:
+        """
+        Args:
+            quantizers: by grid.
+            profile: None where no device is to be computed.
+            numbers_of: a step's integers on given grids.
+        """
         self.plan = plan
         self.quantizers = dict(quantizers)
+        self.numbers_of = numbers_of
         self.change_profile(profile)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -132,7 +141,7 @@ class Device:
         """
         ends = [end for each in self.quantizers.values() for end in (each.range.minimum, each.range.maximum)]
         with torch.no_grad():
-            values = torch.stack([_unwrapped(end) for end in ends])
+            values = torch.stack([unwrapped(end) for end in ends])
         same = self._seen is not None and self._seen.device == values.device and torch.equal(values, self._seen)
         if same and self._lowering is not None:
             return
@@ -302,10 +311,11 @@ class Device:
             if in_int8:
                 return self._weighted(path, layer, operands[0])
             with torch.no_grad():
-                steps = self._asked(step, operands, {}, {path: layer.numbers()})
+                steps = self._asked(step, operands, {}, self.numbers_of(step, self._grids).weights)
             return self._stored(path, layer, operands, steps)
         with torch.no_grad():
-            constants = {position: constant.numbers() for position, constant in layer.constants.items()}
+            found = self.numbers_of(step, self._grids).constants if layer.constants else {}
+            constants = {position: each for (_, position), each in found.items()}
             if operator.pointwise and in_int8:
                 steps = self._looked_up(step, operands, constants)
             else:
@@ -548,14 +558,7 @@ def _is_watched(module: nn.Module) -> bool:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    return _unwrapped(tensor.detach().cpu()).numpy()
-
-
-def _unwrapped(tensor: Tensor) -> Tensor:
-    """Transforms such as torch.func.grad wrap tensors in others that have no memory."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor
+    return unwrapped(tensor.detach().cpu()).numpy()
 
 
 def _taken(table: Tensor, index: Tensor) -> Tensor:

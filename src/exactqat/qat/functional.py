@@ -96,7 +96,7 @@ class Arrays:
     """The numbers of a network; arrays of the framework's, by name.
 
     Attributes:
-        tensors: the user's parameters and buffers.
+        tensors: the user's parameters and buffers, and constants that somebody else has computed.
         learned: by grid, or by step for weights ("weights of <path>"): ``minimum`` and ``maximum`` where they are
             trained.
         ranges: by grid: ``minimum``, ``maximum`` (those that are not trained), ``batches``, and of layers whose batch
@@ -119,7 +119,8 @@ class Functional:
             quantization, as under rules that no device knows.
     """
 
-    def __init__(self, plan: Plan, primitives: Any, profile: str | None = PROFILES[0]) -> None:
+    def __init__(self, plan: Plan, primitives: Any = None, profile: str | None = PROFILES[0]) -> None:
+        """primitives: None where only integers are made of what has been trained."""
         self.plan = plan
         self.primitives = primitives
         profile = None if profile is None else profile_named(profile)
@@ -183,8 +184,9 @@ class Functional:
         for step in self.plan.steps:
             norm = None if step.weights is None else step.weights.batch_norm
             if norm is not None and norm.training:
-                count = int(ranges[step.grid]["trained"])
-                yield Settling(step.path, norm.momentum, count, count, np.asarray(tensors[norm.variance]))
+                trained = int(ranges[step.grid]["trained"])
+                batches = int(tensors[norm.counter]) if norm.counter else trained
+                yield Settling(step.path, norm.momentum, batches, trained, np.asarray(tensors[norm.variance]))
 
     def _wanted_scales(self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any]) -> dict[tuple[str, int], float]:
         """The scales that constants and weights ask for."""
@@ -231,6 +233,15 @@ class Functional:
         are not finite do. before, after: `batches_seen`."""
         refuse_batch(count, (name for name, batches in after.items() if batches == before[name]))
 
+    def tensors_read(self, step: PlanStep) -> list[str]:
+        """Names of the parameters, buffers and constants that a step reads."""
+        weights, names = step.weights, [name for name in step.operands if name not in self.grid_of]
+        if weights is not None:
+            norm = weights.batch_norm
+            own = (norm.weight, norm.bias, norm.mean, norm.variance, norm.counter) if norm else ()
+            names += [name for name in (weights.weight, weights.bias, *own) if name]
+        return names
+
     @property
     def random_steps(self) -> list[str]:
         """Steps that need random numbers in training."""
@@ -249,13 +260,11 @@ class Functional:
     def _tensors_of(self, steps: Sequence[PlanStep] | None = None) -> list[str]:
         found: dict[str, None] = {}
 
-        def visit(name: str | None) -> None:
-            constant = None if name is None else self.plan.constants.get(name)
+        def visit(name: str) -> None:
+            constant = self.plan.constants.get(name)
             if constant is None:
-                if name is not None:
-                    found[name] = None
-                return
-            if constant.parameter:
+                found[name] = None
+            elif constant.parameter:
                 found[constant.name] = None
             elif isinstance(constant.expression, Derived):
                 for operand in constant.expression.operands:
@@ -264,16 +273,8 @@ class Functional:
                 found.update(dict.fromkeys(constant.sources))
 
         for step in self.plan.steps if steps is None else steps:
-            for name in step.operands:
-                if name not in self.grid_of:
-                    visit(name)
-            if step.weights is not None:
-                visit(step.weights.weight)
-                visit(step.weights.bias)
-                norm = step.weights.batch_norm
-                if norm is not None:
-                    for each in (norm.weight, norm.bias, norm.mean, norm.variance, norm.counter):
-                        visit(each or None)
+            for name in self.tensors_read(step):
+                visit(name)
         return list(found)
 
     @property
@@ -312,7 +313,7 @@ class Functional:
                 continue
             moved = np.moveaxis(run.stored_weight(weights), weights.channel_axis, -1)
             ends = learned_ends(primitives_numpy, weights.rule, moved)
-            arrays.learned[_weights_of(step.path)] = {end: np.asarray(each, np.float32) for end, each in ends.items()}
+            arrays.learned[weights_of(step.path)] = {end: np.asarray(each, np.float32) for end, each in ends.items()}
         return arrays
 
     def run(
@@ -340,6 +341,10 @@ class Functional:
         """
         return Run(self, arrays, Mode(frozen=True), primitives=primitives_numpy).numbers()
 
+    def numbers_of(self, step: PlanStep, arrays: Arrays, grids: dict[str, tuple[np.float32, int]]) -> Numbers:
+        """Those of one step. arrays: in NumPy; grids: all of them."""
+        return Run(self, arrays, Mode(frozen=True), primitives=primitives_numpy).numbers_of([step], grids)
+
     # --- what the device makes of a step ------------------------------------------------------------------------------
 
     def device_step(self, step: PlanStep) -> DeviceStep:
@@ -352,7 +357,7 @@ class Functional:
 
     def numbers_source(self, step: PlanStep, arrays: Arrays, ends: Any) -> list[Any]:
         """All that the integers of a step depend on, as a list of arrays. ends: what `ends_of` gives."""
-        learned = arrays.learned.get(_weights_of(self.weight_owner.get(step.path, "")), {})
+        learned = arrays.learned.get(weights_of(self.weight_owner.get(step.path, "")), {})
         ends_of_weight = [learned[end] for end in _ENDS if end in learned]
         return [ends, *(arrays.tensors[name] for name in self._tensors_of([step])), *ends_of_weight]
 
@@ -374,7 +379,7 @@ class Functional:
         ends_of_weight = source[1 + len(names) :]
         if ends_of_weight:
             words = _ENDS[-len(ends_of_weight) :]
-            arrays.learned[_weights_of(self.weight_owner[step.path])] = dict(zip(words, ends_of_weight, strict=True))
+            arrays.learned[weights_of(self.weight_owner[step.path])] = dict(zip(words, ends_of_weight, strict=True))
         run = Run(self, arrays, Mode(frozen=True), primitives=primitives_numpy)
         known = self._nudged
         if known is None or known[0] != ends.tobytes():
@@ -499,9 +504,9 @@ class Run:
 
     def constant(self, name: str) -> Any:
         """A parameter, a buffer or what is computed of them."""
-        constant = self.plan.constants.get(name)
-        if constant is None or constant.parameter:
+        if name in self.tensors:
             return self.tensors[name]
+        constant = self.plan.constants[name]
         if name not in self.constants:
             if isinstance(constant.expression, Derived):
                 operands = [self.constant(operand) for operand in constant.expression.operands]
@@ -615,7 +620,7 @@ class Run:
         p, rule = self.primitives, weights.rule
         weight = self.stored_weight(weights)
         channels_last = p.moveaxis(weight, weights.channel_axis, -1)
-        learned = self.learned.get(_weights_of(self.functional.weight_owner[path]))
+        learned = self.learned.get(weights_of(self.functional.weight_owner[path]))
         if learned is not None and self.mode.frozen:
             learned = {end: p.stop_gradient(value) for end, value in learned.items()}
         low, high = weight_ends(p, rule, channels_last, learned)
@@ -703,10 +708,7 @@ class Run:
         if step.outside:
             return p.FUNCTIONS[step.kind](features[0], **step.attributes)
         operator = OPERATORS[step.kind]
-        attributes = {name: value for name, value in step.attributes.items() if name != "activation"}
-        if "new_shape" in attributes:
-            follows = {step.batch_axis: -1}
-            attributes["new_shape"] = tuple(follows.get(axis, size) for axis, size in enumerate(step.shape))
+        attributes = attributes_of(step)
         if step.weights is not None:
             return self._weighted(step, step.weights, operator, attributes, features[0])
         operands = [
@@ -944,11 +946,21 @@ class Run:
         return weight_numbers(quantized, raw_scale, grid, weights.channel_axis, weights.rule.per_channel)
 
 
+def attributes_of(step: PlanStep) -> dict[str, Any]:
+    """What an operator computes by in real numbers: without the fused activation, and for any number of examples."""
+    attributes = {name: value for name, value in step.attributes.items() if name != "activation"}
+    if "new_shape" in attributes:
+        follows = {step.batch_axis: -1}
+        attributes["new_shape"] = tuple(follows.get(axis, size) for axis, size in enumerate(step.shape))
+    return attributes
+
+
 def _is_learned(grid: Grid, end: str) -> bool:
     return grid.trained and not (end == "minimum" and grid.nonnegative)
 
 
-def _weights_of(path: str) -> str:
+def weights_of(path: str) -> str:
+    """The name of a weight's learned range; path: of the first step that has it."""
     return f"weights of {path}"
 
 

@@ -12,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..device import OPERATORS, DeviceOperator
-from ..planning.plans import WeightNumbers
-from ..train.core.weights import ChannelGrid, channel_grid, correction_and_shift, weight_numbers
+from ..train.core.weights import ChannelGrid, channel_grid, correction_and_shift
 from . import primitives_torch
 from .gradients_torch import is_differentiated, straight_through
 from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize
@@ -96,16 +94,6 @@ class ConstantOperand(nn.Module):
     def forward(self) -> Tensor:
         return cast(Tensor, self.quantizer(self.source()))
 
-    @torch.no_grad()
-    def numbers(self) -> tuple[np.ndarray, np.float32]:
-        """Codes around zero and their scale."""
-        values = self.source()
-        scale = np.float32(self.quantizer.scale(values)[0].item())
-        if scale == 0:
-            # All zero: the result's own scale, which no operator finds too large beside it.
-            scale, _ = self._quantizers[0].scale_and_zero_point()
-        return self.quantizer.codes(values), scale
-
 
 class SharedConstant(nn.Module):
     """An operand that does not depend on the input, of an operator that moves codes: it lies on the result's grid."""
@@ -118,13 +106,6 @@ class SharedConstant(nn.Module):
 
     def forward(self) -> Tensor:
         return cast(Tensor, self._quantizers[0](self.source()))
-
-    @torch.no_grad()
-    def numbers(self) -> tuple[np.ndarray, np.float32]:
-        """Codes around that of zero, and the scale."""
-        (quantizer,) = self._quantizers
-        scale, zero_point = quantizer.scale_and_zero_point()
-        return quantizer.codes(quantizer.quantize(self.source())) - zero_point, scale
 
 
 class Integers(Protocol):
@@ -344,15 +325,6 @@ class WeightedLayer(QuantizedLayer):
         raw_scale, input_scale, output_scale = (scale.detach() for scale in scales)
         wide = self.source.rule.wide
         return channel_grid(primitives_torch, factor, bias, raw_scale, input_scale, output_scale, wide)
-
-    @torch.no_grad()
-    def numbers(self) -> WeightNumbers:
-        """The weights on the device; a negative factor of batch norm has turned the signs of its channel."""
-        stored = self.stored_weight()
-        quantizer = self.weight_quantizer
-        quantized, raw_scale = (each.cpu().numpy() for each in (quantizer(stored), quantizer.scale(stored)))
-        grid = ChannelGrid(*(each.cpu().numpy() for each in self.grid(stored)))
-        return weight_numbers(quantized, raw_scale, grid, quantizer.channel_axis, quantizer.rule.per_channel)
 
     def compute(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The linear operation with a given weight and bias."""

@@ -258,8 +258,3 @@ class ConstantRange(WeightRange):
         steps = core.grid_steps(self.bits, self.rule.narrow_range)
         high = limited_magnitude(p, high, steps, self.limits, (other, result), other_seen & result_seen)
         return -high, high
-
-    def wanted(self, weight: Tensor) -> float:
-        """The scale that the values ask for."""
-        low, high = super().forward(weight)
-        return float(step_width((low, high), self.bits, self.rule.narrow_range))

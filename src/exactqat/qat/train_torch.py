@@ -11,7 +11,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -27,22 +26,19 @@ from ..planning.inputs import require_input
 from ..planning.plans import (
     BatchNorm,
     Derived,
-    Grid,
     Numbers,
     Plan,
     PlanInput,
     PlanStep,
     refuse_batch,
-    require_data,
-    require_finite,
 )
 from ..planning.rules import Rule, UnusedRuleWarning, checked_rules
-from ..train.core.freezing import Settling, move_ranges, warn_of_unsettled
-from ..train.core.weights import constant_rule, folds, shared_range
+from ..train.core.weights import constant_rule, folds
 from . import batches as loading
 from .capture_torch import CaptureError, capture
 from .frameworks import elsewhere
-from .gradients_torch import with_hooks
+from .functional import Arrays, Functional, attributes_of, weights_of
+from .gradients_torch import unwrapped, with_hooks
 from .layers import (
     Computed,
     ConstantOperand,
@@ -105,7 +101,10 @@ class PreparedModel(Owner):
         self._steps: dict[str, nn.Module] = building.run()
         self._order = _order(plan)
         self._updates = building.updates()
-        self._device = Device(plan, building.quantizers, profile)
+        self._core = building.core
+        self._sources = building.sources
+        self._weight_quantizers = building.weight_quantizers
+        self._device = Device(plan, building.quantizers, profile, self._numbers_of)
         # Training batches that the batch norms of layers had seen before.
         self._counted: dict[str, int] = {}
         for path, step in self._steps.items():
@@ -246,24 +245,30 @@ class PreparedModel(Owner):
             RuntimeError: a range has seen no data.
             ValueError: a range or a weight is not finite.
         """
-        grids, weights, constants = {}, {}, {}
-        self._require_finite_ranges()
-        for path, layer in self._steps.items():
-            if not isinstance(layer, QuantizedLayer):
-                continue
-            stored = self.plan.stored(path)
-            if stored.grid not in grids:
-                grids[stored.grid] = layer.output_quantizer.scale_and_zero_point()
-            for position, constant in layer.constants.items():
-                constants[(path, position)] = constant.numbers()
-                require_finite(f"a constant of '{shortened(path)}'", constants[(path, position)][1])
-            if isinstance(layer, WeightedLayer):
-                norm = () if layer.batch_norm is None else layer.batch_norm.tensors()
-                held = [layer.weight_source(), layer.bias(), *norm]
-                values = [each.detach().cpu().numpy() for each in held if each is not None]
-                require_finite(f"the layer '{shortened(path)}'", *values)
-                weights[path] = layer.numbers()
-        return Numbers(grids, weights, constants)
+        return self._core.numbers(self._arrays())
+
+    def _numbers_of(self, step: PlanStep, grids: dict[str, tuple[np.float32, int]]) -> Numbers:
+        return self._core.numbers_of(step, self._arrays([step]), grids)
+
+    @torch.no_grad()
+    def _arrays(self, steps: Sequence[PlanStep] | None = None) -> Arrays:
+        """What the core makes integers of, in NumPy; the tensors of some steps only."""
+
+        def array(tensor: Tensor) -> np.ndarray:
+            return unwrapped(tensor.detach().cpu()).numpy()
+
+        steps = self.plan.steps if steps is None else steps
+        names = dict.fromkeys(name for step in steps for name in self._core.tensors_read(step))
+        arrays = Arrays({name: array(self._sources[name]()) for name in names})
+        for name, quantizer in self._device.quantizers.items():
+            minimum, maximum, batches = map(array, quantizer.range.state())
+            arrays.ranges[name] = {"minimum": minimum, "maximum": maximum, "batches": batches}
+        for path, of_weight in self._weight_quantizers.items():
+            if of_weight.range.learned:
+                arrays.learned[weights_of(path)] = {
+                    end: array(each) for end, each in of_weight.range.named_parameters(recurse=False)
+                }
+        return arrays
 
     def _batches_seen(self) -> dict[str, int]:
         """By path, how many batches have moved the range of a tensor."""
@@ -271,12 +276,6 @@ class PreparedModel(Owner):
             path: each.output_quantizer.range for path, each in self._steps.items() if isinstance(each, QuantizedLayer)
         }
         return {path: int(each.batches) for path, each in ranges.items() if each.policy != "fixed"}
-
-    def _require_finite_ranges(self) -> None:
-        for path, layer in self._steps.items():
-            if isinstance(layer, QuantizedLayer):
-                low, high, _ = layer.output_quantizer.range.state()
-                require_finite(f"the range of '{shortened(path)}'", low.item(), high.item())
 
     def range_parameters(self) -> list[nn.Parameter]:
         """The learned ranges, for a parameter group of their own."""
@@ -400,15 +399,18 @@ class _Building:
         self.held: dict[int, Held] = {}
         self.layers: dict[str, nn.Module] = {}
         self.root = nn.Module()
-        self.quantizers = {name: _quantizer(grid) for name, grid in plan.grids.items()}
-        self.weight_quantizers: dict[Any, tuple[WeightFakeQuantize, str]] = {}
-        self.grid_of = {each.path: each.grid for each in plan.inputs} | {step.path: step.grid for step in plan.steps}
+        self.core = Functional(plan)
+        self.quantizers = {name: self._quantizer(name) for name in plan.grids}
+        # By the path of the first layer that has the weight.
+        self.weight_quantizers: dict[str, WeightFakeQuantize] = {}
+        self.grid_of = self.core.grid_of
+        self.sources: dict[str, Source] = {}
         self.data: dict[str, Held] = {}
         self.expressions: list[Any] = []
 
     def run(self) -> dict[str, nn.Module]:
         for given in self.plan.inputs:
-            self.layers[given.path] = QuantizedInput(self._written(given.grid))
+            self.layers[given.path] = QuantizedInput(self.quantizers[given.grid])
         for step in self.plan.steps:
             self.layers[step.path] = self._layer(step)
         self._place()
@@ -421,7 +423,7 @@ class _Building:
             _node(self.root, parent)._modules[name] = self.layers[path]
         for name, quantizer in self.quantizers.items():
             _node(self.root, name)._modules["output_quantizer"] = quantizer
-        for weight_quantizer, path in self.weight_quantizers.values():
+        for path, weight_quantizer in self.weight_quantizers.items():
             self.layers[path]._modules["weight_quantizer"] = weight_quantizer
         name, number = _LAYERS, 1
         while name in self.model._modules:
@@ -448,6 +450,11 @@ class _Building:
 
     def source(self, name: str) -> Source:
         """What gives the constant of that name."""
+        if name not in self.sources:
+            self.sources[name] = self._source(name)
+        return self.sources[name]
+
+    def _source(self, name: str) -> Source:
         constant = self.plan.constants.get(name)
         if constant is None or constant.parameter:
             return self.holder(name)
@@ -498,11 +505,7 @@ class _Building:
             return TrainingOnly(**step.attributes)
         if step.outside:
             return Outside(step.kind, step.attributes)
-        operator = OPERATORS[step.kind]
-        attributes = {name: value for name, value in step.attributes.items() if name != "activation"}
-        if "new_shape" in attributes:
-            follows = {step.batch_axis: -1}
-            attributes["new_shape"] = tuple(follows.get(axis, size) for axis, size in enumerate(step.shape))
+        attributes = attributes_of(step)
         common: dict[str, Any] = {
             "source": self._read(step),
             "activation": step.activation,
@@ -510,7 +513,7 @@ class _Building:
             "high": step.high,
             "constants": self._constants(step),
         }
-        quantizer = self.quantizers[step.grid] if operator.same_quantization else self._written(step.grid)
+        quantizer = self.quantizers[step.grid]
         if step.weights is None:
             return QuantizedLayer(step.kind, attributes, quantizer, **common)
         return self._weighted(step, attributes, quantizer, common)
@@ -519,12 +522,6 @@ class _Building:
         """The quantizer of the first tensor that a step reads."""
         return self.quantizers[next(self.grid_of[name] for name in step.operands if name in self.grid_of)]
 
-    def _written(self, grid: str) -> FakeQuantize:
-        """A grid's quantizer, for one more tensor that is stored on it."""
-        quantizer = self.quantizers[grid]
-        quantizer.range.writers += 1
-        return quantizer
-
     def _constants(self, step: PlanStep) -> dict[int, ConstantOperand | SharedConstant]:
         constants: dict[int, ConstantOperand | SharedConstant] = {}
         for position, name in enumerate(step.operands):
@@ -532,7 +529,7 @@ class _Building:
                 continue
             source = self.source(name)
             if OPERATORS[step.kind].same_quantization:
-                constants[position] = SharedConstant(source, self._written(step.grid))
+                constants[position] = SharedConstant(source, self.quantizers[step.grid])
                 continue
             rule = constant_rule(self.plan.grids[step.grid].rule)
             with torch.no_grad():
@@ -555,24 +552,30 @@ class _Building:
         weight = self.source(weights.weight)
         norm = None if weights.batch_norm is None else self._batch_norm(weights.batch_norm)
         folded = folds(weights)
-        key = shared_range(weights)
-        if key not in self.weight_quantizers:
+        owner = self.core.weight_owner[step.path]
+        if owner not in self.weight_quantizers:
             with torch.no_grad():
                 value = weight()
                 value = fold(value, norm, weights.channel_axis) if folded and norm is not None else value
-                made = WeightFakeQuantize(weights.rule, value, weights.channel_axis)
-            self.weight_quantizers[key] = (made, step.path)
+            self.weight_quantizers[owner] = WeightFakeQuantize(weights.rule, value, weights.channel_axis)
         return WeightedLayer(
             step.kind,
             attributes,
             quantizer,
             weight=weight,
             bias=self.optional(weights.bias),
-            weight_quantizer=self.weight_quantizers[key][0],
+            weight_quantizer=self.weight_quantizers[owner],
             batch_norm=norm,
             folded=folded,
             **common,
         )
+
+    def _quantizer(self, name: str) -> FakeQuantize:
+        grid = self.core.grids[name]
+        quantizer = FakeQuantize(grid.rule, grid.nonnegative, grid.trained)
+        quantizer.range.writers = self.core.writers[name]
+        quantizer.range.name = name
+        return quantizer
 
     def _batch_norm(self, norm: BatchNorm) -> LayerBatchNorm:
         return LayerBatchNorm(
@@ -595,16 +598,6 @@ def _node(root: nn.Module, path: str, kind: type[nn.Module] = nn.Module) -> nn.M
             node._modules[name] = kind()
         node = cast(nn.Module, node._modules[name])
     return node
-
-
-def _quantizer(grid: Grid) -> FakeQuantize:
-    rule = grid.rule
-    if grid.fixed is not None:
-        rule = replace(rule, ranges="fixed", fixed_range=grid.fixed_range, activation_bits=grid.bits)
-    quantizer = FakeQuantize(rule, grid.nonnegative, grid.trained)
-    quantizer.range.writers = 0
-    quantizer.range.name = grid.name
-    return quantizer
 
 
 def _prepared(model: Any) -> PreparedModel:
@@ -642,53 +635,22 @@ def freeze(model: PreparedModel) -> None:
         TypeError: the model does not come from `prepare`.
     """
     model = _prepared(model)
-    model._require_finite_ranges()
-    ranges = {each.range.name: each.range for each in model._device.quantizers.values()}
-    require_data(name for name, each in ranges.items() if each.policy != "fixed" and int(each.batches) == 0)
-    for path, layer in model._steps.items():
-        if isinstance(layer, WeightedLayer) and layer.batch_norm is not None:
-            _, _, mean, variance, _ = layer.batch_norm.tensors()
-            require_finite(f"the statistics of '{shortened(path)}'", mean.cpu().numpy(), variance.cpu().numpy())
-    warn_of_unsettled(_settling(model), 2)
-    with torch.no_grad():
-        _move_ranges(model, 2)
-    model._set_frozen(True)
-
-
-def _move_ranges(model: PreparedModel, stacklevel: int) -> None:
-    ranges = {name: quantizer.range for name, quantizer in model._device.quantizers.items()}
-    ends = {name: (float(each.minimum), float(each.maximum)) for name, each in ranges.items()}
-    seen = {name for name, each in ranges.items() if each.policy == "fixed" or each.batches > 0}
-
-    def move(name: str, ends: tuple[float, float]) -> None:
-        ranges[name].minimum.fill_(ends[0])
-        ranges[name].maximum.fill_(ends[1])
-
-    def wanted() -> dict[tuple[str, int], float]:
-        found = {}
-        for path, layer in model._steps.items():
-            if not isinstance(layer, QuantizedLayer):
-                continue
-            for position, constant in layer.constants.items():
-                if isinstance(constant, ConstantOperand) and isinstance(constant.quantizer.range, ConstantRange):
-                    found[(path, position)] = constant.quantizer.range.wanted(constant.source())
-            if isinstance(layer, WeightedLayer):
-                grid = layer.grid()
-                alive = grid.weight_scale[grid.factor != 0]
-                if alive.numel():
-                    found[(path, len(cast(PlanStep, model.plan.stored(path)).operands))] = float(alive.max())
-        return found
-
-    move_ranges(model.plan, ends, seen, move, wanted, stacklevel + 1)
-
-
-def _settling(model: PreparedModel) -> Iterator[Settling]:
+    arrays, core = model._arrays(), model._core
+    core.require_finite_state(arrays.ranges, {}, arrays.tensors)
+    core.require_data(arrays.ranges)
     for path, layer in model._steps.items():
         norm = layer.batch_norm if isinstance(layer, WeightedLayer) else None
         if norm is not None and norm.follows:
-            _, _, _, variance, counted = norm.tensors()
-            batches = 0 if counted is None else int(counted)
-            yield Settling(path, norm.momentum, batches, batches - model._counted[path], variance.cpu().numpy())
+            counted = norm.tensors().batches
+            trained = 0 if counted is None else int(counted) - model._counted[path]
+            arrays.ranges[model.plan.stored(path).grid]["trained"] = trained
+    ranges, _ = core.frozen_ranges(arrays.ranges, arrays.learned, arrays.tensors)
+    with torch.no_grad():
+        for name, quantizer in model._device.quantizers.items():
+            for end, held in zip(("minimum", "maximum"), quantizer.range.state(), strict=False):
+                if ranges[name][end] is not arrays.ranges[name][end]:
+                    held.fill_(ranges[name][end].item())
+    model._set_frozen(True)
 
 
 @torch.no_grad()
