@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device import OPERATORS, PROFILES, DeviceOperator, profile_named
+from ..device import DEFAULT_PROFILE, OPERATORS, DeviceOperator, profile_named
 from ..planning.fitting import constant_limits
 from ..planning.plans import (
     BatchNorm,
@@ -119,11 +119,11 @@ class Functional:
             quantization, as under rules that no device knows.
     """
 
-    def __init__(self, plan: Plan, primitives: Any = None, profile: str | None = PROFILES[0]) -> None:
+    def __init__(self, plan: Plan, primitives: Any = None, profile: str | None = DEFAULT_PROFILE) -> None:
         """primitives: None where only integers are made of what has been trained."""
         self.plan = plan
         self.primitives = primitives
-        profile = None if profile is None else profile_named(profile)
+        profile = None if profile is None else profile_named(profile).name
         self.profile = profile if plan.has_a_device else None
         self._device_steps: dict[str, DeviceStep] = {}
         self._nudged: tuple[bytes, dict[str, tuple[np.float32, int]]] | None = None

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..device import OPERATORS, PROFILES, profile_named
+from ..device import DEFAULT_PROFILE, OPERATORS, profile_named
 from ..display import shortened, table
 from ..planning import UnsupportedOperator, plan, warn_of_logits
 from ..planning.fitting import constant_limits
@@ -81,7 +81,7 @@ class PreparedModel(Owner):
         proof: what `prepare` compared with the user's model; None if it was not asked to.
     """
 
-    def __init__(self, plan: Plan, tensors: Mapping[str, Tensor], profile: str | None = PROFILES[0]) -> None:
+    def __init__(self, plan: Plan, tensors: Mapping[str, Tensor], profile: str | None = DEFAULT_PROFILE) -> None:
         """
         Args:
             plan: what to run.
@@ -751,7 +751,7 @@ def prepare(
     example_input: Any,
     rules: Iterable[Rule] = (Rule(),),
     deployable: bool = True,
-    profile: str | None = PROFILES[0],
+    profile: str | None = DEFAULT_PROFILE,
     check: bool = True,
     keep_final_activation: bool | None = None,
 ) -> PreparedModel:
@@ -783,7 +783,7 @@ def prepare(
             prepared already.
         TypeError: the model is no module, or a scripted one, or the rules are no rules.
     """
-    profile = None if profile is None else profile_named(profile)
+    profile = None if profile is None else profile_named(profile).name
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}{elsewhere(model, 'torch')}")
     rules = checked_rules(rules)
