@@ -108,9 +108,11 @@ def gated(o: Any, x: Any) -> Any:
 
 @network(4, 8)
 def attention(o: Any, x: Any) -> Any:
-    """Without a softmax, which is not exact."""
-    query, key, value = (o.linear(name, x, 8, bias=False) for name in ("query", "key", "value"))
-    return o.linear("last", o.matmul(o.relu(o.matmul(query, o.transpose(key))), value), 4)
+    """Without a softmax, which is not exact. In the order in which Keras runs it."""
+    key, query = (o.linear(name, x, 8, bias=False) for name in ("key", "query"))
+    scores = o.relu(o.matmul(query, o.transpose(key)))
+    value = o.linear("value", x, 8, bias=False)
+    return o.linear("last", o.matmul(scores, value), 4)
 
 
 @network(4, 16)
@@ -742,11 +744,14 @@ def differences(name: str, policy: str, bits: int, trained: bool, frameworks: Se
         compare(f"results of step {number}", [{at: each + 0.0 for at, each in enumerate(made)} for made in results])
         compare(f"step {number}", [after_each(run) for run in runs])
         statistics = [run.statistics() for run in runs]
-        # Keras' batch norm computes in float32, and its running variance takes the biased one.
-        compared = [each for each, framework in zip(statistics, frameworks, strict=True) if framework != "keras"]
-        compare(f"statistics of step {number}", compared)
-        if bits != 16:
-            compare(f"means of step {number}", [{key: mean for key, (mean, _) in each.items()} for each in statistics])
+        for what, word in ((0, "means"), (1, "variances")):
+            # Keras' batch norm computes in float32, and its running variance takes the batch's biased one.
+            own = what == 1 or bits == 16
+            found = [
+                statistics[0] if own and each == "keras" else known
+                for each, known in zip(frameworks, statistics, strict=True)
+            ]
+            compare(f"{word} of step {number}", [{key: each[what] for key, each in known.items()} for known in found])
     for run in runs[1:]:
         run.take(runs[0].statistics())
     for run in runs:
