@@ -109,7 +109,7 @@ def gated(o: Any, x: Any) -> Any:
 @network(4, 8)
 def attention(o: Any, x: Any) -> Any:
     """Without a softmax, which is not exact. In the order in which Keras runs it."""
-    key, query = (o.linear(name, x, 8, bias=False) for name in ("key", "query"))
+    query, key = (o.linear(name, x, 8, bias=False) for name in ("query", "key"))
     scores = o.relu(o.matmul(query, o.transpose(key)))
     value = o.linear("value", x, 8, bias=False)
     return o.linear("last", o.matmul(scores, value), 4)
