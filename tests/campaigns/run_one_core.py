@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One training core: the same network, data, rules and seeds in PyTorch, JAX and Keras give the same bits.
 
-    python tests/run_one_core.py                     all networks, policies and bits
-    python tests/run_one_core.py conv attention      those with one of these words in their name
+    python tests/campaigns/run_one_core.py               all networks, policies and bits
+    python tests/campaigns/run_one_core.py gated 8       those that these words describe
 
 Compared are plans; ranges after calibration, every step of training and `freeze`; statistics of batch norm; weights'
 codes, biases, multipliers, constants; the file; the results of the frozen network. All numbers are small
@@ -110,8 +110,9 @@ def gated(o: Any, x: Any) -> Any:
 def attention(o: Any, x: Any) -> Any:
     """Without a softmax, which is not exact. In the order in which Keras runs it."""
     query, key = (o.linear(name, x, 8, bias=False) for name in ("query", "key"))
-    scores = o.relu(o.matmul(query, o.transpose(key)))
+    key = o.transpose(key)
     value = o.linear("value", x, 8, bias=False)
+    scores = o.relu(o.matmul(query, key))
     return o.linear("last", o.matmul(scores, value), 4)
 
 
