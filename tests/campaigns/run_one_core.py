@@ -108,12 +108,10 @@ def gated(o: Any, x: Any) -> Any:
 
 @network(4, 8)
 def attention(o: Any, x: Any) -> Any:
-    """Without a softmax, which is not exact. In the order in which Keras runs it."""
-    query, key = (o.linear(name, x, 8, bias=False) for name in ("query", "key"))
-    key = o.transpose(key)
-    value = o.linear("value", x, 8, bias=False)
-    scores = o.relu(o.matmul(query, key))
-    return o.linear("last", o.matmul(scores, value), 4)
+    """One projection for queries, keys and values, so that all frameworks run it in one order; without a softmax, which
+    is not exact."""
+    x = o.linear("first", x, 8, bias=False)
+    return o.linear("last", o.matmul(o.relu(o.matmul(x, o.transpose(x))), x), 4)
 
 
 @network(4, 16)
@@ -165,6 +163,9 @@ class Shapes:
 
     def linear(self, name: str, x: Any, count: int, bias: bool = True) -> Any:
         self.weight(name, (count, x[-1]), True, count if bias else 0)
+        if len(x) > 1:  # products of results have many bits
+            weight = self.tensors[name]["weight"]
+            weight[:, 1:] = np.round(weight[:, 1:] * 4) / 4
         return (*x[:-1], count)
 
     def batch_norm(self, name: str, x: Any) -> Any:
@@ -673,6 +674,10 @@ def batch(shape: Sequence[int], number: int, bits: int, count: int = 4) -> np.nd
     random = np.random.default_rng(number)
     factor = 1 + number % 3
     x = random.integers(-3, 4, (count, *shape)).astype(np.float32) * factor
+    if shape == NETWORKS["attention"][1]:  # products of three results have many bits
+        x = np.sign(x)
+        x[..., 0] = 0
+        return x
     channel = -1 if len(shape) == 1 else 1
     ends = {8: (-128, 127), 4: (-8, 7), 16: (-32767 / 2**8, 32767 / 2**8)}[bits]
     moved = np.moveaxis(x, channel, -1)
@@ -769,7 +774,8 @@ def cases() -> Iterator[tuple[str, str, int, bool]]:
         for policy in POLICIES:
             for bits in BITS:
                 for trained in (False, True):
-                    yield name, policy, bits, trained
+                    if not (trained and name == "attention"):
+                        yield name, policy, bits, trained
 
 
 def main(words: Sequence[str]) -> int:

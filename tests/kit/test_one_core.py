@@ -24,7 +24,7 @@ from exactqat.train.core import primitives_numpy, ranges  # noqa: E402
 SAMPLE = (
     ("convolution", "ema", 8, True),
     ("residual", "learned", 4, False),
-    ("attention", "percentile", 16, False),
+    ("gated", "percentile", 16, False),
     ("two_heads", "learned", 8, True),
 )
 
