@@ -22,11 +22,6 @@ claimed then; an empty field was not compared.
 
 | profile | what computes so |
 |---|---|
-| `xnnpack-x86` | LiteRT's default kernels on x86-64 processors |
-| `xnnpack-arm64` | LiteRT's default kernels on 64-bit ARM |
-| `reference` | LiteRT's reference kernels (`OpResolverType.BUILTIN_REF`) |
-| `micro` | TFLite-Micro's reference kernels, and CMSIS-NN |
-
 """
 
 
@@ -73,7 +68,8 @@ def table(dtype: str) -> list[str]:
 
 
 def page() -> str:
-    lines = [*table("int8"), WIDE.rstrip("\n"), "", *table("int16")]
+    profiles = [f"| `{profile}` | {profile.description} |" for profile in PROFILES.values()]
+    lines = [*profiles, "", *table("int8"), WIDE.rstrip("\n"), "", *table("int16")]
     path = PAGE.parent.parent / "src" / "exactqat" / "device" / "measured.json"
     runtimes = sorted(set(json.loads(path.read_text()).get("runtimes", {}).values()))
     return HEAD + "\n".join(lines) + "\n" + UNCHECKED + (f"\nRuntimes: {'; '.join(runtimes)}.\n" if runtimes else "")

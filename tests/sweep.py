@@ -54,7 +54,7 @@ def graphs(kind: str, profile: str, count: int) -> Iterator[tuple[Graph, dict[st
 
     The same ones every time.
     """
-    rng = np.random.default_rng([*kind.encode(), PROFILES.index(profile)])
+    rng = np.random.default_rng([*kind.encode(), list(PROFILES).index(profile)])
     for _ in range(count):
         graph = random_graph(rng, kind)
         yield graph, random_codes(rng, graph)
@@ -82,13 +82,13 @@ def sweep(kind: str, profile: str, count: int, folder: Path) -> Outcome:
 
 def processors(profile: str) -> tuple[str, ...]:
     """Those that are emulated for a profile, one after the other; an empty name stands for this machine's own."""
-    native = platform.machine().lower() in ("aarch64", "arm64")
-    return tuple(emulation.CPUS) if profile == "xnnpack-arm64" and not native else ("",)
+    native = PROFILES[profile].runs_on(platform.machine())
+    return tuple(emulation.CPUS) if PROFILES[profile].emulated and not native else ("",)
 
 
 def version(profile: str) -> str:
     """What was run."""
-    name = "tflite-micro" if profile == "micro" else "ai-edge-litert"
+    name = PROFILES[profile].runtime
     emulated = [emulation.CPUS[cpu].model for cpu in processors(profile) if cpu]
     if emulated:
         return f"{name} {emulation.versions()[name]} on aarch64, emulated as {'; '.join(emulated)}"

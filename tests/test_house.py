@@ -272,6 +272,25 @@ def test_device_operators_are_told_apart_in_their_declarations_only() -> None:
         assert not told, f"{where} tells operators of the device apart on lines {sorted(told)}; ask the declaration"
 
 
+def profiles_compared(tree: ast.AST) -> set[int]:
+    """Lines on which something is compared with the name of a device."""
+    names = set(device.profile.known_names())
+    return {
+        node.lineno
+        for comparison in ast.walk(tree)
+        if isinstance(comparison, ast.Compare)
+        for node in ast.walk(comparison)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
+    }
+
+
+def test_devices_are_told_apart_by_their_properties() -> None:
+    assert profiles_compared(ast.parse('a = profile == "micro"\nb = "micro"\nc = p in ("reference", "x")')) == {1, 3}
+    for path in PACKAGE.rglob("*.py"):
+        found = profiles_compared(ast.parse(path.read_text()))
+        assert not found, f"{path.relative_to(PACKAGE)} asks for a device by name on lines {sorted(found)}; ask Profile"
+
+
 def tracked_files() -> list[Path]:
     ignored = {".git", "build", "dist", "demo", "__pycache__", ".venv", ".hypothesis"}
     return [

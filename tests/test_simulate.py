@@ -149,7 +149,7 @@ def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def cases(kind: str, profile: str, batch: int) -> Iterator[tuple[Graph, dict[str, np.ndarray]]]:
-    rng = np.random.default_rng([*kind.encode(), PROFILES.index(profile), batch])
+    rng = np.random.default_rng([*kind.encode(), list(PROFILES).index(profile), batch])
     for _ in range(COUNT):
         builder = Builder()
         graph = builder.graph([CASES[kind](rng, builder)])

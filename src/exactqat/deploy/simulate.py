@@ -16,7 +16,7 @@ from importlib import resources
 
 import numpy as np
 
-from ..device import OPERATORS, PROFILES, profile_named
+from ..device import OPERATORS, PROFILES, Profile, profile_named
 from ..device.blocks import one_thread_for_blas
 from ..device.tensor import dequantize, quantize
 from .graph import Graph, Operator, require_graph
@@ -37,18 +37,18 @@ EXACT: dict[tuple[str, str], int] = {pair: values for pair, (values, differing, 
 PAYS = 2
 
 
-def unclaimed(graph: Graph, profile: str) -> tuple[str, ...]:
+def unclaimed(graph: Graph, profile: str | Profile) -> tuple[str, ...]:
     """The kinds of operators in a graph whose equality with the profile's runtime was not shown; none: all are."""
-    profile = profile_named(profile)
+    name = profile_named(profile).name
     require_graph(graph)
     kinds = dict.fromkeys(graph.measured_as(operator) for operator in graph.operators)
-    return tuple(kind for kind in kinds if (kind, profile) not in EXACT)
+    return tuple(kind for kind in kinds if (kind, name) not in EXACT)
 
 
 def simulate(
     graph: Graph,
     x: np.ndarray | Mapping[str, np.ndarray],
-    profile: str = "xnnpack",
+    profile: str | Profile = "xnnpack",
     tensors: Sequence[str] | None = None,
     batch_size: int = 8,
 ) -> dict[str, np.ndarray]:
@@ -103,7 +103,9 @@ def check_inputs(graph: Graph, x: np.ndarray | Mapping[str, np.ndarray]) -> dict
     return arrays
 
 
-def simulate_operator(graph: Graph, operator: Operator, values: Mapping[str, np.ndarray], profile: str) -> np.ndarray:
+def simulate_operator(
+    graph: Graph, operator: Operator, values: Mapping[str, np.ndarray], profile: str | Profile
+) -> np.ndarray:
     """Codes of one operator's result from the codes of its operands, by tensor name."""
     tensors = [graph.tensors[name] for name in operator.inputs]
     codes = [values[tensor.name] if tensor.data is None else tensor.data for tensor in tensors]

@@ -26,7 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from ..device import OPERATORS, PROFILE_ALIASES, Refusal, profile_named
+from ..device import OPERATORS, PROFILES, Profile, Refusal, profile_named
+from ..device.profile import with_alias
 from ..device.tensor import CODE_RANGES
 from ..display import shortened, table
 from .emulation import SET_UP, EmulatedInterpreter, is_set_up
@@ -55,15 +56,6 @@ class Comparison:
     exact: bool
     trained_sqnr: float | None = None
     device_sqnr: float | None = None
-
-
-# What runs a network, by the profile's name.
-RUNTIMES = {
-    "xnnpack-x86": "LiteRT with XNNPACK on x86",
-    "xnnpack-arm64": "LiteRT with XNNPACK on 64-bit ARM",
-    "reference": "LiteRT with its reference kernels",
-    "micro": "TFLite-Micro",
-}
 
 
 @dataclass(frozen=True)
@@ -128,7 +120,8 @@ class Report:
 
     def sentences(self) -> tuple[str, str, str]:
         """The three things, in words: the file on the device, the device beside training, what it was trained for."""
-        device, runtime = (RUNTIMES.get(name, shortened(name)) for name in (self.profile, self.ran_as or self.profile))
+        names = self.profile, self.ran_as or self.profile
+        device, runtime = (PROFILES[name].title if name in PROFILES else shortened(name) for name in names)
         if self.values:
             where = f"On {runtime}" + (f" ({device} was not run here)" if self.ran_as else "")
             runs = "does not run" if self.differing else "runs"
@@ -233,7 +226,7 @@ def verify(
     graph: Graph,
     path: str | os.PathLike[str],
     x: np.ndarray | Mapping[str, np.ndarray] | None = None,
-    profile: str = "xnnpack",
+    profile: str | Profile = "xnnpack",
     batch_size: int = 8,
     float_values: Mapping[str, np.ndarray] | None = None,
     trained_values: Mapping[str, np.ndarray] | None = None,
@@ -263,7 +256,8 @@ def verify(
     runtime does not take the file or dies of it, Refusal when it would end the process at these codes. Needs
     `pip install 'exactqat[deploy]'`.
     """
-    profile = profile_here(profile)
+    target = profile_named(profile_here(profile))
+    profile = target.name
     if data is None and (x is None or model is not None):
         raise TypeError("verify needs x, codes, or data, arrays as the model gets them; with model it needs data")
     if x is None:
@@ -282,7 +276,7 @@ def verify(
     ]
     deadly = any(
         OPERATORS[operator.kind].may_end_the_process(
-            [graph.tensors[name] for name in operator.inputs], operator.attributes, profile
+            [graph.tensors[name] for name in operator.inputs], operator.attributes, target
         )
         for operator in graph.operators
     )
@@ -456,38 +450,38 @@ class _Noise:
 
 
 def profiles_here() -> tuple[str, ...]:
-    """The profiles whose runtime this machine has."""
-    default = {"x86_64": "xnnpack-x86", "amd64": "xnnpack-x86", "aarch64": "xnnpack-arm64", "arm64": "xnnpack-arm64"}
-    found = []
-    if importlib.util.find_spec("ai_edge_litert") is not None:
-        found += [default[machine] for machine in [platform.machine().lower()] if machine in default]
-        found.append("reference")
-        if "xnnpack-arm64" not in found and is_set_up():
-            found.append("xnnpack-arm64")
-    if importlib.util.find_spec("tflite_micro") is not None:
-        found.append("micro")
-    return tuple(found)
+    """The profiles whose runtime this machine has: those that it runs itself, then those that it emulates."""
+    machine = platform.machine()
+    installed = [
+        profile
+        for profile in PROFILES.values()
+        if profile.runtime in RUNTIMES and importlib.util.find_spec(RUNTIMES[profile.runtime].module) is not None
+    ]
+    native = [profile.name for profile in installed if profile.runs_on(machine)]
+    emulated = [profile.name for profile in installed if profile.emulated and is_set_up()]
+    return tuple(dict.fromkeys((*native, *emulated)))
 
 
-def profile_here(profile: str) -> str:
-    """The profile by its name, or the one that "xnnpack" stands for on this machine.
+def profile_here(profile: str | Profile) -> str:
+    """The name of the profile, or of the one that "xnnpack" stands for on this machine.
 
     Raises:
         ValueError: there is none of that name, or this machine cannot run it.
         ImportError: what runs it is not installed.
     """
     here = profiles_here()
-    if profile in PROFILE_ALIASES:
-        profile = next((name for name in here if name.startswith(profile)), profile)
-    profile = profile_named(profile)
-    if profile in here:
-        return profile
-    if profile == "micro":
-        import_micro()
-    import_deploy("ai_edge_litert.interpreter")
-    if profile == "xnnpack-arm64":
-        raise ValueError(f"profile {profile!r} needs an ARM64 processor or its emulation, which this sets up: {SET_UP}")
-    raise ValueError(f"profile {profile!r} cannot run on this machine; here: {', '.join(here)}")
+    shared = with_alias(profile) if isinstance(profile, str) else ()
+    wanted = next((each for each in shared if each.name in here), None) or profile_named(profile)
+    if wanted.name in here:
+        return wanted.name
+    if wanted.runtime not in RUNTIMES:
+        raise ValueError(f"profile {wanted.name!r} has no runtime that could be run here; here: {', '.join(here)}")
+    RUNTIMES[wanted.runtime].interpreters()
+    if wanted.emulated:
+        raise ValueError(
+            f"profile {wanted.name!r} needs an ARM64 processor or its emulation, which this sets up: {SET_UP}"
+        )
+    raise ValueError(f"profile {wanted.name!r} cannot run on this machine; here: {', '.join(here)}")
 
 
 def _run(
@@ -503,37 +497,35 @@ def _run(
 
 
 def open_runtime(
-    content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str
-) -> _Runtime | _Micro | _Emulated:
+    content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str | Profile
+) -> _LiteRT | _Micro | _Emulated:
     """The profile's runtime on a model: its method `run` takes and gives codes by tensor name."""
-    if profile == "micro":
-        return _Micro(content, inputs, outputs, profile)
-    if profile == "xnnpack-arm64" and platform.machine().lower() not in ("aarch64", "arm64"):
+    wanted = profile_named(profile)
+    if wanted.emulated and not wanted.runs_on(platform.machine()):
         return _Emulated(content, inputs, outputs)
-    return _Runtime(content, inputs, outputs, profile)
+    return RUNTIMES[wanted.runtime](content, inputs, outputs, wanted)
 
 
-def import_micro() -> Any:
-    """TFLite-Micro's interpreter, which no extra brings: it is published before release only."""
-    try:
-        return importlib.import_module("tflite_micro").runtime
-    except ImportError as error:
-        raise ImportError(f"tflite_micro is needed here: pip install --pre tflite-micro ({error})") from error
-
-
-class _Runtime:
+class _LiteRT:
     """The interpreter on one model, addressed by tensor names and resized to the batch at hand."""
 
-    def __init__(self, content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str) -> None:
-        runtime = import_deploy("ai_edge_litert.interpreter")
+    module = "ai_edge_litert"
+
+    def __init__(self, content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: Profile) -> None:
+        runtime = self.interpreters()
         resolvers = runtime.OpResolverType
-        resolver = resolvers.BUILTIN_REF if profile == "reference" else resolvers.AUTO
+        resolver = resolvers.AUTO if profile.optimized else resolvers.BUILTIN_REF
         self.interpreter: Any = runtime.Interpreter(
             model_content=content, experimental_op_resolver_type=resolver, num_threads=1
         )
         self.inputs = _indices(self.interpreter.get_input_details(), inputs)
         self.outputs = _indices(self.interpreter.get_output_details(), outputs)
         self.batch = 0
+
+    @staticmethod
+    def interpreters() -> Any:
+        """The module that holds the interpreter, or an ImportError that says how to install it."""
+        return import_deploy("ai_edge_litert.interpreter")
 
     def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         size = next(iter(batch.values())).shape[0]
@@ -576,8 +568,10 @@ class _Emulated:
 class _Micro:
     """TFLite-Micro's interpreter, which takes one example at a time and knows tensors by their positions."""
 
-    def __init__(self, content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str) -> None:
-        runtime = import_micro()
+    module = "tflite_micro"
+
+    def __init__(self, content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: Profile) -> None:
+        runtime = self.interpreters()
         schema = import_deploy("ai_edge_litert.schema_py_generated")
         subgraph = schema.ModelT.InitFromPackedBuf(content).subgraphs[0]
         names = [tensor.name.decode() for tensor in subgraph.tensors]
@@ -590,6 +584,14 @@ class _Micro:
             said = try_in_a_child(_take_on_micro, content, _arena(subgraph)).splitlines()
             reason = next((line for line in said if line.strip()), str(error))
             raise RuntimeRefusal(f"TFLite-Micro does not take the file: {reason}") from error
+
+    @staticmethod
+    def interpreters() -> Any:
+        """TFLite-Micro's interpreter, which no extra brings: it is published before release only."""
+        try:
+            return importlib.import_module("tflite_micro").runtime
+        except ImportError as error:
+            raise ImportError(f"tflite_micro is needed here: pip install --pre tflite-micro ({error})") from error
 
     def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         parts: dict[str, list[np.ndarray]] = {name: [] for name in self.outputs}
@@ -605,8 +607,12 @@ class _Micro:
         return {name: np.concatenate(part) for name, part in parts.items()}
 
 
+# By the distribution that brings it; `device.Profile.runtime` names one of them.
+RUNTIMES: dict[str, type[_LiteRT] | type[_Micro]] = {"ai-edge-litert": _LiteRT, "tflite-micro": _Micro}
+
+
 def _take_on_micro(content: bytes, arena: int) -> None:
-    import_micro().Interpreter.from_bytes(content, arena_size=arena)
+    _Micro.interpreters().Interpreter.from_bytes(content, arena_size=arena)
 
 
 def _arena(subgraph: Any) -> int:

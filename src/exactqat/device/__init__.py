@@ -17,28 +17,28 @@ from .operator import (
     ACTIVATIONS,
     OPERATORS,
     PADDINGS,
-    PROFILE_ALIASES,
-    PROFILES,
     DeviceOperator,
     Refusal,
-    profile_named,
 )
+from .profile import DEFAULT_PROFILE, PROFILES, Profile, declare, profile_named
 from .tensor import INT8_MAX, INT8_MIN, Quantization, Tensor, per_tensor
 
 __all__ = [
     "ACTIVATIONS",
+    "DEFAULT_PROFILE",
     "INT8_MAX",
     "INT8_MIN",
     "OPERATORS",
     "PADDINGS",
     "PROFILES",
-    "PROFILE_ALIASES",
     "DeviceOperator",
+    "Profile",
     "Quantization",
     "Refusal",
     "Tensor",
     "activation",
     "convolution",
+    "declare",
     "elementwise",
     "matrix",
     "movement",

@@ -31,10 +31,10 @@ from .operator import (
     Refusal,
     ScaleLimits,
     Shape,
-    is_xnnpack,
     need,
     register,
 )
+from .profile import REFERENCE, Profile
 from .tensor import INDICES, INT8_MAX, INT8_MIN, INT16_MAX, INT16_MIN, Tensor, code_range, dequantize, quantize
 
 CODES = np.arange(INT8_MIN, INT8_MAX + 1).astype(np.int8)
@@ -45,23 +45,23 @@ class Unary(DeviceOperator):
 
     pointwise = True
 
-    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         """The results of the codes -128..127, in this order; int8 or wider."""
         raise NotImplementedError
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return self.table(inputs[0], output, attributes, profile).astype(np.int8)[codes[0].astype(np.intp) - INT8_MIN]
 
     def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         results = self.wide_results(codes[0].astype(np.int64), inputs[0], output, attributes, profile)
         return np.clip(results, INT16_MIN, INT16_MAX).astype(np.int16)
 
     def wide_results(
-        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: str
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         """The results of int16 codes, given as int64, before they saturate."""
         raise NotImplementedError(f"{self.kind} has no int16 form")
@@ -93,22 +93,22 @@ class Tabulated(Unary):
     # XNNPACK has a kernel of its own, which rounds to even after it has added the zero point.
     delegated: ClassVar[bool] = False
 
-    def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+    def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         """float32 to float32, as the kernel computes it."""
         raise NotImplementedError
 
-    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         x = dequantize(CODES, source.quantization)
         with np.errstate(over="ignore"):
             real = self.function(x, output, attributes, profile)
         return self.stored(real, output, profile)
 
-    def stored(self, real: np.ndarray, output: Tensor, profile: str) -> np.ndarray:
+    def stored(self, real: np.ndarray, output: Tensor, profile: Profile) -> np.ndarray:
         """Codes of what `function` gives."""
         with np.errstate(over="ignore"):
             steps = real.astype(np.float32) * (np.float32(1) / scale_of(output))
         zero_point = zero_point_of(output)
-        if self.delegated and is_xnnpack(profile):
+        if self.delegated and profile.delegates:
             return within_int8(np.rint(steps + np.float32(zero_point)))
         return within_int8(round_half_away(steps.astype(np.float64)) + zero_point)
 
@@ -132,7 +132,7 @@ class OfTheLibrary(Tabulated):
         """The function from what the library gives."""
         raise NotImplementedError
 
-    def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+    def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         return self.around(x, self.library(x, attributes), attributes)
 
     def is_settled(self, source: Tensor, output: Tensor, attributes: Attributes) -> bool:
@@ -141,13 +141,13 @@ class OfTheLibrary(Tabulated):
         with np.errstate(over="ignore", invalid="ignore"):
             found = self.library(x, attributes)
             ends = [found + np.spacing(found) * np.float32(bits) for bits in (-self.last_bits, self.last_bits)]
-            low, high = (self.stored(self.around(x, end, attributes), output, "reference") for end in ends)
+            low, high = (self.stored(self.around(x, end, attributes), output, REFERENCE) for end in ends)
         return np.array_equal(low, high)
 
     def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
         if self.is_settled(inputs[0], output, attributes):
             return super().tflite_steps(inputs, output, attributes)
-        return looked_up(self.table(inputs[0], output, attributes, "reference"), output)
+        return looked_up(self.table(inputs[0], output, attributes, REFERENCE), output)
 
 
 def rounded(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
@@ -187,20 +187,20 @@ class Logistic(Tabulated):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.sigmoid(operands[0])
 
-    def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+    def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         power = rounded(np.exp, -x)
-        if is_xnnpack(profile):  # in float64, rounded at the end
+        if profile.delegates:  # in float64, rounded at the end
             with np.errstate(over="ignore"):
                 return 1 / (1 + np.exp(-x.astype(np.float64)))
         return np.float32(1) / (np.float32(1) + power)
 
-    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
-        if profile != "micro":
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
+        if not profile.fixed_point_functions:
             return super().table(source, output, attributes, profile)
         return micro_table(source, fixed.logistic, 8, INT8_MIN)
 
     def wide_results(
-        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: str
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return interpolated.logistic(codes, scale_of(source), profile)
 
@@ -222,16 +222,16 @@ class Tanh(Tabulated):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.tanh(operands[0])
 
-    def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+    def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         return rounded(np.tanh, x)
 
-    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
-        if profile != "micro":
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
+        if not profile.fixed_point_functions:
             return super().table(source, output, attributes, profile)
         return micro_table(source, fixed.tanh, 7, 0)
 
     def wide_results(
-        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: str
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return interpolated.tanh(codes, scale_of(source), profile)
 
@@ -493,7 +493,7 @@ class Table(Unary):
         x = off_the_pole(primitives, x, TINY if scale is None else scale * 0.5, function, parameters)
         return FUNCTIONS[function](primitives, x, *parameters)
 
-    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         codes = np.arange(code_range(source)[0], code_range(source)[1] + 1)
         x = dequantize(codes, source.quantization).astype(np.float64)
         with np.errstate(over="ignore"):
@@ -501,16 +501,16 @@ class Table(Unary):
             return quantize(self.real(NumPyPrimitives, [x], scaled), output.quantization)
 
     def wide_results(
-        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: str
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return self.table(source, output, attributes, profile)[codes - INT16_MIN]
 
     def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
-        return looked_up(self.table(inputs[0], output, attributes, "reference"), output)
+        return looked_up(self.table(inputs[0], output, attributes, REFERENCE), output)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         source = writer.graph.tensors[operator.inputs[0]]
-        onnx_lookup(writer, operator, output, self.table(source, output, operator.attributes, "reference"))
+        onnx_lookup(writer, operator, output, self.table(source, output, operator.attributes, REFERENCE))
 
 
 # --- pieces of straight lines ----------------------------------------------------------------------------------------
@@ -521,11 +521,10 @@ def rescaled(steps: np.ndarray, factor: Any) -> np.ndarray:
     return multiply_fixed_point(steps, *fixed_point(factor))
 
 
-def ratio_of(source: Tensor, output: Tensor, profile: str, factor: float | np.floating = 1.0) -> float:
-    """Input scale * factor / output scale: in float32, by TFLite-Micro's kernels for int16 in float64."""
-    if profile == "micro":
-        return float(scale_of(source)) * float(factor) / float(scale_of(output))
-    return float(scale_of(source) * np.float32(factor) / scale_of(output))
+def ratio_of(source: Tensor, output: Tensor, profile: Profile, factor: float | np.floating = 1.0) -> float:
+    """Input scale * factor / output scale, as the kernels for int16 form it."""
+    real = profile.multiplier_dtype
+    return float(real(scale_of(source)) * real(factor) / real(scale_of(output)))
 
 
 @register
@@ -544,12 +543,12 @@ class Relu(Unary):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return FUNCTIONS["relu"](primitives, operands[0])
 
-    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         steps = rescaled(centered(CODES, source), scale_of(source) / scale_of(output))
         return within_int8(np.maximum(steps, 0) + zero_point_of(output))
 
     def wide_results(
-        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: str
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return np.maximum(rescaled(codes, ratio_of(source, output, profile)), 0)
 
@@ -590,11 +589,11 @@ class LeakyRelu(Unary):
         fits = (positive >= 2**-8) & (positive <= 2**7) & (negative >= 2**-8) & (negative <= 2**7)
         return primitives.where(fits, codes * grid.scale, self.real(primitives, operands, attributes))
 
-    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         steps, alpha = centered(CODES, source), np.float32(attributes["alpha"])
         positive = scale_of(source) / scale_of(output)
         negative = positive * alpha
-        if is_xnnpack(profile) and self.delegated(positive, negative):
+        if profile.delegates and self.delegated(positive, negative):
             factors = np.rint(np.float32(256) * np.where(steps < 0, negative, positive)).astype(np.int64)
             return within_int8(((steps * factors + 128) >> 8) + zero_point_of(output))
         below = scale_of(source) * alpha / scale_of(output)
@@ -602,7 +601,7 @@ class LeakyRelu(Unary):
         return within_int8(codes + zero_point_of(output))
 
     def wide_results(
-        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: str
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         alpha = np.float32(attributes["alpha"])
         positive, negative = (ratio_of(source, output, profile, factor) for factor in (1.0, alpha))
@@ -647,7 +646,7 @@ class PRelu(DeviceOperator):
         return primitives.where(x >= 0, x, x * slope)
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         steps, slopes = (centered(code, tensor) for code, tensor in zip(codes, inputs, strict=True))
         positive = scale_of(inputs[0]) / scale_of(output)
@@ -684,18 +683,18 @@ class HardSwish(Unary):
         return FUNCTIONS["hardswish"](primitives, operands[0])
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         result = super().integers(codes, inputs, output, attributes, profile)
         left = result.size % 8
-        if profile == "xnnpack-arm64" and left:
+        if profile.vectors_of_eight and left:
             # What does not fill a vector is computed as elsewhere.
             last = codes[0].reshape(-1)[-left:]
-            result.reshape(-1)[-left:] = super().integers([last], inputs, output, attributes, "reference")
+            result.reshape(-1)[-left:] = super().integers([last], inputs, output, attributes, REFERENCE)
         return result
 
-    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
-        vectors = profile == "xnnpack-arm64"
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
+        vectors = profile.vectors_of_eight
         multiply, divide = (vector_high_multiply, half_up) if vectors else (short_high_multiply, rounding_shift)
         fine = np.float32(1 / 128) * scale_of(source)
         factor, exponent = short_fixed_point(fine / scale_of(output))

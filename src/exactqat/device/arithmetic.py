@@ -9,20 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from .operator import Attributes, Refusal, Shape, is_xnnpack, need
+from .operator import Attributes, Refusal, Shape, need
+from .profile import Profile
 from .tensor import Tensor, code_range
 
 Arrays = Sequence[np.ndarray]
 Tensors = Sequence[Tensor]
 
 
-def finish(steps: np.ndarray, output: Tensor, attributes: Attributes, profile: str) -> np.ndarray:
+def finish(steps: np.ndarray, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
     """Adds the zero point and applies the fused activation and the dtype's saturation."""
     lowest, highest = bounds(output, attributes, profile)
     return np.clip(steps + zero_point_of(output), lowest, highest).astype(output.dtype)
 
 
-def bounds(output: Tensor, attributes: Attributes, profile: str) -> tuple[int, int]:
+def bounds(output: Tensor, attributes: Attributes, profile: Profile) -> tuple[int, int]:
     """The lowest and highest code that the fused activation and the dtype let through."""
     zero_point, scale = zero_point_of(output), scale_of(output)
     lowest, highest = code_range(output)
@@ -30,7 +31,7 @@ def bounds(output: Tensor, attributes: Attributes, profile: str) -> tuple[int, i
         lowest = max(lowest, zero_point)
     if attributes.get("activation") == "RELU6":
         steps_of_six = np.float32(6) / scale
-        if is_xnnpack(profile) and output.dtype == "int8":  # rounds to even after adding the zero point
+        if profile.delegates and output.dtype == "int8":  # rounds to even after adding the zero point
             highest = min(highest, int(np.rint(steps_of_six + np.float32(zero_point))))
         else:
             highest = min(highest, zero_point + int(round_half_away(steps_of_six)))

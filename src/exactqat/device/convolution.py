@@ -13,6 +13,7 @@ from .. import raw_ops
 from .arithmetic import Arrays, Tensors, activate, same_padding, window_shape, windows_of, zero_point_of
 from .blocks import repeated, rows_of_block, scratch, share
 from .operator import REQUIRED, Attributes, Shape, need, register
+from .profile import Profile
 from .tensor import Tensor
 from .weighted import Requantization, Weighted, filter_reach
 
@@ -62,7 +63,7 @@ class Conv2D(Convolution):
         return (*window_shape(first, filter[1:3], attributes), filter[0])
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         x, filter, size = codes[0], codes[1], codes[1].shape[3]
         result = np.empty((x.shape[0], *output.shape[1:]), output.dtype)
@@ -119,7 +120,7 @@ class DepthwiseConv2D(Convolution):
         return (*window_shape(first, filter[1:3], attributes), filter[3])
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         x, filter = codes[0], codes[1]
         exact = int((filter_reach(filter, 3, inputs[0]) + np.abs(codes[2].astype(np.int64))).max()) < 2**24
@@ -226,7 +227,7 @@ class TransposeConv(Weighted):
         return activate(primitives, result, attributes)
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         x, filter = codes[0], codes[1]
         # Beyond the image there is nothing, not even the zero point that sums of codes would have to be rid of.

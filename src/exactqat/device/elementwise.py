@@ -21,7 +21,8 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import Attributes, DeviceOperator, ScaleLimits, Shape, is_xnnpack, need, register
+from .operator import Attributes, DeviceOperator, ScaleLimits, Shape, need, register
+from .profile import REFERENCE, Profile
 from .tensor import Tensor
 
 # Values that LiteRT's default kernels for int16 add at a time.
@@ -101,11 +102,11 @@ class Add(FusedBinary):
         return activate(primitives, first + second if self.sign > 0 else first - second, attributes)
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         scales = [scale_of(tensor) for tensor in inputs]
         ratios = [float(scale / scale_of(output)) for scale in scales]
-        if is_xnnpack(profile) and min(ratios) >= 2**-10:
+        if profile.delegates and min(ratios) >= 2**-10:
             # The larger multiplier gets 21 significant bits, the other one as many as that shift leaves it: what is
             # shifted back is below 2**31.
             shift = 21 - int(np.frexp(max(ratios))[1])
@@ -124,10 +125,10 @@ class Add(FusedBinary):
         )
         multiplier = twice_larger / (2**20 * float(scale_of(output)))
         steps = multiply_fixed_point(first + self.sign * second, *fixed_point(multiplier))
-        return finish(steps, output, attributes, "reference")
+        return finish(steps, output, attributes, REFERENCE)
 
     def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         # As the built-in kernel for int8, but that only 15 bits are left to shift by.
         scales = [scale_of(tensor) for tensor in inputs]
@@ -137,7 +138,7 @@ class Add(FusedBinary):
             multiply_fixed_point(code.astype(np.int64) << 15, *multiplier)
             for code, multiplier in zip(codes, multipliers, strict=True)
         ]
-        if self.in_vectors and is_xnnpack(profile) and codes[0].shape == codes[1].shape:
+        if self.in_vectors and profile.optimized and codes[0].shape == codes[1].shape:
             # Vectors of 16 values shift once, to the left or, cutting off, to the right; the rest is computed as above.
             count = codes[0].size // VECTOR * VECTOR
             for term, code, multiplier in zip(terms, codes, multipliers, strict=True):
@@ -167,26 +168,32 @@ class Multiply(FusedBinary):
         return activate(primitives, operands[0] * operands[1], attributes)
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         product = centered(codes[0], inputs[0]) * centered(codes[1], inputs[1])
-        # In float32 for LiteRT's fixed-point multiplier too, unlike in the convolutions.
+        if not profile.delegates:
+            return self.in_fixed_point(product, inputs, output, attributes, profile)
         multiplier = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
-        if profile == "xnnpack-x86":
-            steps = np.rint(product.astype(np.float32) * multiplier).astype(np.int64)
-        elif profile == "xnnpack-arm64":
+        if profile.rounds_products_half_up:
             steps = multiply_round_half_up(product, multiplier)
-        elif profile == "reference":
-            steps = multiply_fixed_point(product, *fixed_point(multiplier))
         else:
-            exact = float(scale_of(inputs[0])) * float(scale_of(inputs[1])) / float(scale_of(output))
-            steps = multiply_fixed_point(product, *fixed_point(exact))
+            steps = np.rint(product.astype(np.float32) * multiplier).astype(np.int64)
         return finish(steps, output, attributes, profile)
 
     def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
-        return self.integers(codes, inputs, output, attributes, "micro" if profile == "micro" else "reference")
+        product = centered(codes[0], inputs[0]) * centered(codes[1], inputs[1])
+        return self.in_fixed_point(product, inputs, output, attributes, profile)
+
+    @staticmethod
+    def in_fixed_point(
+        product: np.ndarray, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        """As the runtimes' own kernels multiply; LiteRT's form the multiplier in float32, unlike its convolutions."""
+        first, second, result = (profile.multiplier_dtype(scale_of(tensor)) for tensor in (*inputs, output))
+        steps = multiply_fixed_point(product, *fixed_point(first * second / result))
+        return finish(steps, output, attributes, profile)
 
 
 @register
@@ -223,7 +230,7 @@ class Maximum(Extreme):
         return primitives.maximum(*operands)
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return np.maximum(*codes)
 
@@ -239,7 +246,7 @@ class Minimum(Extreme):
         return primitives.minimum(*operands)
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return np.minimum(*codes)
 
@@ -259,7 +266,7 @@ class SquaredDifference(Binary):
         return difference * difference
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         scales = [float(scale_of(tensor)) for tensor in inputs]
         twice_larger = 2 * max(scales)
@@ -269,7 +276,7 @@ class SquaredDifference(Binary):
         )
         square = (first - second) * (first - second)
         multiplier = (twice_larger * twice_larger) / ((1 << 14) * float(scale_of(output)))
-        return finish(multiply_fixed_point(square, *fixed_point(multiplier)), output, attributes, "reference")
+        return finish(multiply_fixed_point(square, *fixed_point(multiplier)), output, attributes, REFERENCE)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         operands = writer.aligned(operator, len(output.shape))
@@ -303,7 +310,7 @@ class Absolute(Unary):
         return primitives.abs(operands[0])
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         magnitude = np.abs(centered(codes[0], inputs[0]))
         if scale_of(inputs[0]) == scale_of(output):
@@ -312,10 +319,11 @@ class Absolute(Unary):
         return finish(multiply_fixed_point(magnitude, *fixed_point(multiplier)), output, attributes, profile)
 
     def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
-        if profile != "micro" or scale_of(inputs[0]) == scale_of(output):
+        if scale_of(inputs[0]) == scale_of(output):
             return self.integers(codes, inputs, output, attributes, profile)
-        ratio = float(scale_of(inputs[0])) / float(scale_of(output))  # there in float64
+        real = profile.multiplier_dtype
+        ratio = float(real(scale_of(inputs[0])) / real(scale_of(output)))
         steps = multiply_fixed_point(np.abs(codes[0].astype(np.int64)), *fixed_point(ratio))
         return finish(steps, output, attributes, profile)

@@ -9,7 +9,7 @@ import numpy as np
 
 from . import short_fixed_point as short
 from .arithmetic import fixed_point, multiply_fixed_point, round_half_away
-from .operator import is_xnnpack
+from .profile import Profile
 from .tensor import INT16_MAX, INT16_MIN
 
 # Between two entries of a table of 513 that covers all codes.
@@ -52,11 +52,10 @@ def look_up(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
     return base + ((slope * (codes & (SEGMENT - 1)) + 64) >> 7)
 
 
-def softmax(codes: np.ndarray, scale: np.floating, beta: float, profile: str) -> np.ndarray:
+def softmax(codes: np.ndarray, scale: np.floating, beta: float, profile: Profile) -> np.ndarray:
     """Softmax over the last axis of int64 codes, in 1 / 2**15."""
-    real = np.float32 if profile == "micro" else np.float64
-    powers = interpolation_table(exponential, 10, INT16_MAX, real)
-    reciprocals = interpolation_table(one_over_one_plus, 1, INT16_MIN, real)
+    powers = interpolation_table(exponential, 10, INT16_MAX, profile.table_dtype)
+    reciprocals = interpolation_table(one_over_one_plus, 1, INT16_MIN, profile.table_dtype)
     rescale = float(scale) * beta / (10.0 / 65535.0)
     difference = multiply_fixed_point(codes - codes.max(-1, keepdims=True), *fixed_point(rescale))
     values = look_up(np.clip(difference + INT16_MAX, INT16_MIN, INT16_MAX), powers)
@@ -107,10 +106,10 @@ def power_of_two(scale: np.floating, largest: int) -> int | None:
     return power if abs(exact - np.rint(exact)) < 1e-3 and 0 <= power <= largest else None
 
 
-def logistic(codes: np.ndarray, scale: np.floating, profile: str) -> np.ndarray:
+def logistic(codes: np.ndarray, scale: np.floating, profile: Profile) -> np.ndarray:
     """1 / (1 + exp(-x)) in 1 / 2**15 of int64 codes."""
     power = power_of_two(scale, 0)
-    if power is not None and is_xnnpack(profile):
+    if power is not None and profile.optimized:
         return short.logistic(codes)
     position = table_positions(codes, scale, power)
     index = np.minimum(np.abs(position) >> 9, 254)
@@ -119,10 +118,10 @@ def logistic(codes: np.ndarray, scale: np.floating, profile: str) -> np.ndarray:
     return np.where(position >= 0, result + (1 << 9), (1 << 25) - result + (1 << 9) - 1) >> 10
 
 
-def tanh(codes: np.ndarray, scale: np.floating, profile: str) -> np.ndarray:
+def tanh(codes: np.ndarray, scale: np.floating, profile: Profile) -> np.ndarray:
     """The hyperbolic tangent in 1 / 2**15 of int64 codes."""
     power = power_of_two(scale, 1)
-    if power is not None and is_xnnpack(profile):
+    if power is not None and profile.optimized:
         return short.tanh(short.doubled(codes) if power else codes)
     position = table_positions(codes, scale, power)
     index = np.minimum(np.abs(position) >> 8, 254)

@@ -23,7 +23,8 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import Attributes, DeviceOperator, ScaleLimits, Shape, is_xnnpack, need, register
+from .operator import Attributes, DeviceOperator, ScaleLimits, Shape, need, register
+from .profile import Profile
 from .tensor import Tensor
 from .weighted import Weighted, real_multiplier
 
@@ -50,7 +51,7 @@ class FullyConnected(Weighted):
         return activate(primitives, primitives.linear(*operands), attributes)
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         x = codes[0]
         result = np.empty((*x.shape[:-1], len(codes[1])), output.dtype)
@@ -58,13 +59,16 @@ class FullyConnected(Weighted):
         self.store_products(rows, into, codes, inputs, output, attributes, profile)
         return result
 
-    def rounding(self, profile: str) -> str:
-        return "float64" if profile == "reference" else super().rounding(profile)
+    def rounding(self, profile: Profile) -> str:
+        own = "float64" if profile.fully_connected_in_float64 else super().rounding(profile)
+        return super().rounding(profile) if profile.delegates else own
 
-    def fixed_point_steps(self, multiplier: np.ndarray, rows: int, profile: str) -> Callable[[np.ndarray], np.ndarray]:
-        if profile != "reference":
+    def fixed_point_steps(
+        self, multiplier: np.ndarray, rows: int, profile: Profile
+    ) -> Callable[[np.ndarray], np.ndarray]:
+        if not profile.fully_connected_in_float64:
             return super().fixed_point_steps(multiplier, rows, profile)
-        # LiteRT's reference kernel multiplies in float64 and rounds once, unlike that of the convolutions.
+        # Rounded once, unlike in LiteRT's convolutions.
         return lambda whole: round_half_away(whole * multiplier).astype(np.int64)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
@@ -78,8 +82,8 @@ class FullyConnected(Weighted):
     def multiplier_kept(self, multiplier: np.ndarray) -> np.ndarray:
         return multiplier  # by LiteRT
 
-    def wide_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
-        if profile == "micro":
+    def wide_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: Profile) -> np.ndarray:
+        if not profile.fully_connected_in_float64:
             return super().wide_steps(accumulator, inputs, output, profile)
         return round_half_away(accumulator * real_multiplier(inputs, output)).astype(np.int64)
 
@@ -151,7 +155,7 @@ class BatchMatrixMultiply(DeviceOperator):
         return primitives.matmul(*turned)
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         operands = [centered(code, tensor) for code, tensor in zip(codes, inputs, strict=True)]
         depth = operands[0].shape[-2 if attributes["adj_x"] else -1]
@@ -163,7 +167,7 @@ class BatchMatrixMultiply(DeviceOperator):
         )
         accumulator = np.matmul(first, second).astype(np.int64)
         # XNNPACK leaves a second operand with a zero point to the built-in kernel, which computes as the reference.
-        if is_xnnpack(profile) and zero_point_of(inputs[1]) == 0:
+        if profile.delegates and zero_point_of(inputs[1]) == 0:
             multiplier = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
             steps = np.rint(accumulator.astype(np.float32) * multiplier).astype(np.int64)
         else:
@@ -175,15 +179,15 @@ class BatchMatrixMultiply(DeviceOperator):
         return {"adjX": bool(attributes["adj_x"]), "adjY": bool(attributes["adj_y"])}
 
     def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         turned = [
             np.swapaxes(code, -1, -2) if attributes[name] else code
             for code, name in zip(codes, ("adj_x", "adj_y"), strict=True)
         ]
         first, second = (code.astype(np.float64) for code in turned)
-        scales = [scale_of(tensor) for tensor in inputs]
-        product = float(scales[0]) * float(scales[1]) if profile == "micro" else float(scales[0] * scales[1])
+        scales = [profile.multiplier_dtype(scale_of(tensor)) for tensor in inputs]
+        product = float(scales[0] * scales[1])
         multiplier = fixed_point(product / float(scale_of(output)))
         return finish(multiply_wide((first @ second).astype(np.int64), *multiplier), output, attributes, profile)
 

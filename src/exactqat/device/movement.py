@@ -11,6 +11,7 @@ import numpy as np
 
 from .arithmetic import Arrays, Tensors, scale_of, zero_point_of
 from .operator import REQUIRED, Attributes, DeviceOperator, FileStep, Shape, need, register
+from .profile import Profile
 from .tensor import INDICES, Quantization, Tensor, code_range
 
 
@@ -46,7 +47,7 @@ class Pad(Movement):
         return primitives.pad(operands[0], attributes["paddings"], 0.0)
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return np.pad(codes[0], attributes["paddings"], constant_values=zero_point_of(output))
 
@@ -123,7 +124,7 @@ class Concatenation(Movement):
         return primitives.concatenate(list(operands), attributes["axis"])
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return np.concatenate(codes, attributes["axis"])
 
@@ -160,7 +161,7 @@ class Reshape(Movement):
         return primitives.reshape(operands[0], attributes["new_shape"])
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         examples = codes[0].shape[0] // inputs[0].shape[0]
         return codes[0].reshape(examples * output.shape[0], *output.shape[1:])
@@ -204,7 +205,7 @@ class Transpose(Movement):
         return primitives.transpose(operands[0], attributes["permutation"])
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return np.ascontiguousarray(codes[0].transpose(attributes["permutation"]))
 
@@ -258,7 +259,7 @@ class StridedSlice(Movement):
         return x
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         columns = [attributes[name] for name in ("begin", "end", "steps")]
         return codes[0][tuple(slice(*entry) for entry in zip(*columns, strict=True))].copy()
@@ -303,7 +304,7 @@ class PadV2(Movement):
         return primitives.pad(operands[0], attributes["paddings"], value)
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return np.pad(codes[0], attributes["paddings"], constant_values=self.code(output, attributes))
 
@@ -355,7 +356,7 @@ class MirrorPad(Movement):
         return primitives.pad_reflect(operands[0], attributes["paddings"], attributes["mode"])
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return mirrored(codes[0], attributes["paddings"], attributes["mode"])
 
@@ -444,7 +445,7 @@ class SpaceToDepth(Blocks):
         return primitives.reshape(turned, (-1, channels * block * block, height // block, width // block))
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         (x,), block = codes, attributes["block_size"]
         rows, height, width, channels = x.shape
@@ -482,7 +483,7 @@ class DepthToSpace(Blocks):
         return primitives.reshape(turned, (-1, kept, height * block, width * block))
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         (x,), block = codes, attributes["block_size"]
         rows, height, width, channels = x.shape
@@ -518,7 +519,7 @@ class Gather(Movement):
         return primitives.gather(operands[0], attributes["indices"], attributes["axis"])
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return codes[0].take(attributes["indices"], attributes["axis"])
 

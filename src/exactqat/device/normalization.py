@@ -21,7 +21,8 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import Attributes, DeviceOperator, Refusal, ScaleLimits, is_xnnpack, need, register
+from .operator import Attributes, DeviceOperator, Refusal, ScaleLimits, need, register
+from .profile import Profile
 from .tensor import INT8_MAX, INT8_MIN, Tensor
 
 # Sums of exponentials are held with this many integer bits, exponents themselves with five.
@@ -99,17 +100,17 @@ class Softmax(Row):
         product = float(scale_of(inputs[0])) * attributes["beta"]
         need(product > 2.0**-26, f"input scale * beta must be above 2**-26, got {product:g}")
 
-    def may_end_the_process(self, inputs: Sequence[Tensor], attributes: Attributes, profile: str) -> bool:
-        return not is_xnnpack(profile) and inputs[0].dtype == "int8" and inputs[0].shape[-1] >= 512
+    def may_end_the_process(self, inputs: Sequence[Tensor], attributes: Attributes, profile: Profile) -> bool:
+        return not profile.optimized and inputs[0].dtype == "int8" and inputs[0].shape[-1] >= 512
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.softmax(operands[0] * attributes.get("beta", 1.0), attributes["axis"])
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         beta = float(np.float32(attributes["beta"]))
-        if is_xnnpack(profile):
+        if profile.optimized:
             values, total = exponentials(codes[0], inputs[0], beta)
             shares = values * (np.float32(1) / (total * scale_of(output)))
             result = np.floor(shares + np.float32(0.5)) + zero_point_of(output)
@@ -126,7 +127,7 @@ class Softmax(Row):
         return np.where(near, np.clip(result, INT8_MIN, INT8_MAX), INT8_MIN).astype(np.int8)
 
     def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         beta = float(np.float32(attributes["beta"]))
         return interpolated.softmax(codes[0].astype(np.int64), scale_of(inputs[0]), beta, profile).astype(np.int16)
@@ -164,11 +165,11 @@ class LogSoftmax(Row):
         return primitives.log_softmax(operands[0], attributes["axis"])
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         steps = codes[0].astype(np.int64)
         largest = steps.max(-1, keepdims=True)
-        if is_xnnpack(profile):
+        if profile.optimized:
             _, total = exponentials(codes[0], inputs[0], 1.0)
             log = np.log(total.astype(np.float64)).astype(np.float32)
             scale = scale_of(inputs[0])
@@ -216,7 +217,7 @@ class L2Normalization(Row):
         return x * primitives.rsqrt(primitives.maximum(primitives.sum(x * x, (attributes["axis"],), True), least))
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         steps = centered(codes[0], inputs[0])
         factor, exponent = fixed.inverse_square_root((steps * steps).sum(-1, keepdims=True))

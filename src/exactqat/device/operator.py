@@ -16,37 +16,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .profile import Profile
 from .tensor import INDICES, Quantization, Tensor
-
-# Profiles of rounding, named for what computes so. `xnnpack-*`: LiteRT's default kernels on that processor;
-# `reference`: LiteRT's reference kernels; `micro`: TFLite-Micro's reference kernels and CMSIS-NN.
-PROFILES = ("xnnpack-x86", "xnnpack-arm64", "reference", "micro")
-# Short names that are taken too.
-PROFILE_ALIASES = {"xnnpack": "xnnpack-x86"}
-# What earlier versions called them, in some places.
-FORMER_NAMES = {"x86": "xnnpack-x86", "arm64": "xnnpack-arm64"}
 
 Attributes = Mapping[str, Any]
 Shape = tuple[int, ...]
-
-
-def profile_named(profile: str) -> str:
-    """The profile by its name or a short name.
-
-    Raises:
-        ValueError: there is none of that name.
-    """
-    full = PROFILE_ALIASES.get(profile, profile) if isinstance(profile, str) else profile
-    if full not in PROFILES:
-        former = FORMER_NAMES.get(profile) if isinstance(profile, str) else None
-        now = f"; it is called {former!r} now" if former else ""
-        raise ValueError(f"profile must be one of {', '.join((*PROFILES, *PROFILE_ALIASES))}, got {profile!r}{now}")
-    return full
-
-
-def is_xnnpack(profile: str) -> bool:
-    """Whether a profile is XNNPACK's arithmetic, on any processor."""
-    return profile.startswith("xnnpack")
 
 
 class Refusal(ValueError):
@@ -251,7 +225,7 @@ class DeviceOperator:
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
         """Refuses what the runtimes refuse, or compute by other arithmetic than `integers`, once scales are known."""
 
-    def may_end_the_process(self, inputs: Sequence[Tensor], attributes: Attributes, profile: str) -> bool:
+    def may_end_the_process(self, inputs: Sequence[Tensor], attributes: Attributes, profile: Profile) -> bool:
         """Whether there are codes at which the runtime does not refuse but dies; `integers` raises Refusal for them."""
         return False
 
@@ -283,7 +257,7 @@ class DeviceOperator:
         inputs: Sequence[Tensor],
         output: Tensor,
         attributes: Attributes,
-        profile: str,
+        profile: Profile,
     ) -> np.ndarray:
         """The codes of the result from the codes of all operands, under one profile of rounding."""
         raise NotImplementedError(f"{self.kind} has no integers")
@@ -294,7 +268,7 @@ class DeviceOperator:
         inputs: Sequence[Tensor],
         output: Tensor,
         attributes: Attributes,
-        profile: str,
+        profile: Profile,
     ) -> np.ndarray:
         """As `integers`, where an operand or the result is int16. XNNPACK takes none of these: LiteRT's own kernels
         compute them under every profile of it. The base class serves what only moves or compares codes."""
@@ -306,7 +280,7 @@ class DeviceOperator:
         inputs: Sequence[Tensor],
         output: Tensor,
         attributes: Attributes,
-        profile: str,
+        profile: Profile,
     ) -> np.ndarray:
         """`integers` or `wide_integers`, by what its activations are stored in."""
         compute = self.wide_integers if is_wide(inputs, output) else self.integers
@@ -424,8 +398,6 @@ __all__ = [
     "ACTIVATIONS",
     "OPERATORS",
     "PADDINGS",
-    "PROFILES",
-    "PROFILE_ALIASES",
     "REQUIRED",
     "Attributes",
     "DeviceOperator",
@@ -438,8 +410,6 @@ __all__ = [
     "Tensor",
     "in_int16",
     "is_wide",
-    "is_xnnpack",
     "need",
-    "profile_named",
     "register",
 ]

@@ -12,6 +12,7 @@ import numpy as np
 from .arithmetic import Arrays, Tensors, finish, same_padding, window_shape, windows, zero_point_of
 from .convolution import onnx_window, window_options
 from .operator import REQUIRED, Attributes, DeviceOperator, Shape, need, register
+from .profile import Profile
 from .tensor import INT16_MIN, Tensor
 
 
@@ -98,7 +99,7 @@ class AveragePool2D(Pool):
         return primitives.array(result.astype(np.float32), x)
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         filter_size = attributes["filter_size"]
         total = np.zeros((codes[0].shape[0], *output.shape[1:]), np.int64)
@@ -140,7 +141,7 @@ class MaxPool2D(Pool):
         return primitives.max_pool(operands[0], *window_arguments(operands[0], attributes))
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         lowest = np.iinfo(codes[0].dtype).min
         largest = np.full((codes[0].shape[0], *output.shape[1:]), lowest, codes[0].dtype)
@@ -149,7 +150,7 @@ class MaxPool2D(Pool):
         return largest
 
     def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         met = windows(codes[0], output, attributes["filter_size"], attributes, INT16_MIN)
         return np.maximum.reduce([values for _, _, values in met])

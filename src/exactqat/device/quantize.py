@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from .arithmetic import Arrays, Tensors, centered, finish, fixed_point, multiply_fixed_point, scale_of
-from .operator import Attributes, DeviceOperator, ScaleLimits, is_xnnpack, need, register
+from .operator import Attributes, DeviceOperator, ScaleLimits, need, register
+from .profile import REFERENCE, Profile
 from .tensor import Tensor
 
 
@@ -45,10 +46,10 @@ class Quantize(DeviceOperator):
         return operands[0]
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         x = centered(codes[0], inputs[0])
-        if is_xnnpack(profile):
+        if profile.delegates:
             # Eight fractional bits are all the multiplier has: coarse, but equal scales shift codes exactly.
             multiplier = int(np.rint(256 * (scale_of(inputs[0]) / scale_of(output))))
             return finish((x * multiplier + 128) >> 8, output, attributes, profile)
@@ -56,9 +57,9 @@ class Quantize(DeviceOperator):
         return finish(multiply_fixed_point(x, *fixed_point(ratio)), output, attributes, profile)
 
     def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
-        return self.integers(codes, inputs, output, attributes, "reference")
+        return self.integers(codes, inputs, output, attributes, REFERENCE)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         writer.result(operator, output, writer.operands(operator)[0])

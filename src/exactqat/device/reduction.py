@@ -20,7 +20,8 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import REQUIRED, Attributes, DeviceOperator, Shape, is_xnnpack, need, register
+from .operator import REQUIRED, Attributes, DeviceOperator, Shape, need, register
+from .profile import REFERENCE, Profile
 from .tensor import INDICES, INT8_MAX, INT8_MIN, Tensor
 
 
@@ -71,7 +72,7 @@ def reduced_count(tensor: Tensor, attributes: Attributes) -> int:
 
 
 def xnnpack_reduction(
-    codes: np.ndarray, input: Tensor, output: Tensor, attributes: Attributes, multiplier: np.float32, profile: str
+    codes: np.ndarray, input: Tensor, output: Tensor, attributes: Attributes, multiplier: np.float32, profile: Profile
 ) -> np.ndarray:
     """The sum of the codes times a float32 multiplier.
 
@@ -81,7 +82,7 @@ def xnnpack_reduction(
     offset = -(input_zero_point * np.float32(reduced_count(input, attributes)))
     axes, keep = tuple(attributes["axes"]), bool(attributes["keep_dims"])
     total = codes.sum(axes, dtype=np.int64, keepdims=keep).astype(np.float32)
-    if profile == "xnnpack-arm64":  # compilers fuse there
+    if profile.fuses_multiply_add:
         bias = fused_multiply_add(offset, multiplier, zero_point)
         result = fused_multiply_add(total, multiplier, bias)
     else:
@@ -102,11 +103,11 @@ class Mean(Reduction):
         return primitives.mean(operands[0], attributes["axes"], attributes["keep_dims"])
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         count = reduced_count(inputs[0], attributes)
         axes, keep = tuple(attributes["axes"]), bool(attributes["keep_dims"])
-        if is_xnnpack(profile):
+        if profile.delegates:
             multiplier = (scale_of(inputs[0]) / scale_of(output)) * (np.float32(1) / np.float32(count))
             return xnnpack_reduction(codes[0], inputs[0], output, attributes, multiplier, profile)
         # The division by the count is folded into the multiplier, where its remainder is cut off.
@@ -117,9 +118,9 @@ class Mean(Reduction):
         return finish(steps, output, attributes, profile)
 
     def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
-        return self.integers(codes, inputs, output, attributes, "reference")
+        return self.integers(codes, inputs, output, attributes, REFERENCE)
 
 
 @register
@@ -133,15 +134,15 @@ class Sum(Reduction):
         return primitives.sum(operands[0], attributes["axes"], attributes["keep_dims"])
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         axes, keep = tuple(attributes["axes"]), bool(attributes["keep_dims"])
-        if is_xnnpack(profile):
+        if profile.delegates:
             multiplier = scale_of(inputs[0]) / scale_of(output)
             return xnnpack_reduction(codes[0], inputs[0], output, attributes, multiplier, profile)
         significand, exponent = fixed_point(float(scale_of(inputs[0])) / float(scale_of(output)))
-        if profile == "reference":
-            # LiteRT's reference kernel takes int8 for uint8: what it makes of negative codes is of no use, but its own.
+        if profile.sums_as_unsigned:
+            # What LiteRT's reference kernel makes of negative codes is of no use, but its own.
             count = reduced_count(inputs[0], attributes)
             total = codes[0].view(np.uint8).sum(axes, dtype=np.int64, keepdims=keep)
             steps = multiply_fixed_point(total - zero_point_of(inputs[0]) * count, significand, exponent)
@@ -170,7 +171,7 @@ class ReduceMax(ReduceExtreme):
         return primitives.amax(operands[0], attributes["axes"], attributes["keep_dims"])
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return codes[0].max(tuple(attributes["axes"]), keepdims=bool(attributes["keep_dims"]))
 
@@ -186,7 +187,7 @@ class ReduceMin(ReduceExtreme):
         return primitives.amin(operands[0], attributes["axes"], attributes["keep_dims"])
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return codes[0].min(tuple(attributes["axes"]), keepdims=bool(attributes["keep_dims"]))
 
@@ -230,7 +231,7 @@ class ArgMax(DeviceOperator):
         return primitives.argmax(operands[0], attributes["axis"])
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return self.find(codes[0], attributes["axis"]).astype(output.dtype)
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from .arithmetic import Arrays, Tensors
-from .operator import REQUIRED, Attributes, DeviceOperator, Refusal, Shape, is_xnnpack, need, register
+from .operator import REQUIRED, Attributes, DeviceOperator, Refusal, Shape, need, register
+from .profile import REFERENCE, X86, Profile
 from .tensor import Tensor
 
 # XNNPACK's fractional bits of a position between two values, and those of LiteRT's own kernels.
@@ -89,10 +90,10 @@ class ResizeNearestNeighbor(Resize):
         need(max(height, width) < 2**15, f"height and width must be below 2**15, got {height} x {width}")
 
     @staticmethod
-    def indices(size: int, wanted: int, attributes: Attributes, profile: str = "xnnpack-x86") -> np.ndarray:
+    def indices(size: int, wanted: int, attributes: Attributes, profile: Profile = X86) -> np.ndarray:
         """Of the operand's values that the results take."""
         plain = not attributes["align_corners"] and not attributes["half_pixel_centers"]
-        if plain and is_xnnpack(profile):
+        if plain and profile.optimized:
             # LiteRT's own kernel, to which XNNPACK leaves it, counts in 1 / 2**16: another index beyond 256 results.
             nearest = np.arange(wanted) * ((size << 16) // wanted + 1) >> 16
             return np.minimum(nearest, size - 1)
@@ -109,7 +110,7 @@ class ResizeNearestNeighbor(Resize):
         return x
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         height, width = attributes["size"]
         rows = self.indices(inputs[0].shape[1], height, attributes, profile)
@@ -117,9 +118,9 @@ class ResizeNearestNeighbor(Resize):
         return codes[0][:, rows[:, None], columns]
 
     def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
-        return self.integers(codes, inputs, output, attributes, "reference")
+        return self.integers(codes, inputs, output, attributes, REFERENCE)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         # ONNX places its half pixels half a pixel further up, and rounds where TensorFlow cuts off.
@@ -183,8 +184,8 @@ class ResizeBilinear(Resize):
         after = np.clip(-(-position // one), 0, size - 1)
         return before, after, position - one * before
 
-    def may_end_the_process(self, inputs: Sequence[Tensor], attributes: Attributes, profile: str) -> bool:
-        if is_xnnpack(profile) and inputs[0].dtype == "int8":
+    def may_end_the_process(self, inputs: Sequence[Tensor], attributes: Attributes, profile: Profile) -> bool:
+        if profile.delegates and inputs[0].dtype == "int8":
             return False
         try:
             for size, wanted in zip(inputs[0].shape[1:3], attributes["size"], strict=True):
@@ -216,24 +217,24 @@ class ResizeBilinear(Resize):
         return x
 
     def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
-        bits = XNNPACK_BITS if is_xnnpack(profile) else BUILT_IN_BITS
-        neighbors = self.neighbors if is_xnnpack(profile) else self.built_in_neighbors
+        bits = XNNPACK_BITS if profile.delegates else BUILT_IN_BITS
+        neighbors = self.neighbors if profile.delegates else self.built_in_neighbors
         x = codes[0].astype(np.int64)
         for axis in (2, 1):
             before, after, share = neighbors(x.shape[axis], output.shape[axis], attributes)
             share = share.reshape([-1 if position == axis else 1 for position in range(4)])
             x = x.take(before, axis) * (2**bits - share) + x.take(after, axis) * share
-        if is_xnnpack(profile):
+        if profile.delegates:
             return ((x + 2 ** (2 * bits - 1)) >> 2 * bits).astype(np.int8)
         magnitude = (np.abs(x) + 2 ** (2 * bits - 1)) >> 2 * bits
         return np.where(x > 0, magnitude, -magnitude).astype(output.dtype)
 
     def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
-        return self.integers(codes, inputs, output, attributes, "reference")
+        return self.integers(codes, inputs, output, attributes, REFERENCE)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         attributes = operator.attributes

@@ -22,7 +22,8 @@ from .arithmetic import (
     zero_point_of,
 )
 from .blocks import blocks, repeated, rows_of_block, scratch, share, threads
-from .operator import Attributes, DeviceOperator, ScaleLimits, is_xnnpack, need
+from .operator import Attributes, DeviceOperator, ScaleLimits, need
+from .profile import Profile
 from .tensor import INT8_MAX, INT8_MIN, Quantization, Tensor, code_range
 
 # The largest code of a bias; of int64, what kernels' sums of 48 bits hold.
@@ -119,14 +120,14 @@ class Weighted(DeviceOperator):
         need(fits, f"the {word} accumulator can overflow; the bias or the filter is too large")
 
     def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         sums = self.wide_sums(codes[0].astype(np.float64), codes[1].astype(np.float64), output, attributes)
         # Whole numbers below 2**53, which float64 adds in any order.
         steps = self.wide_steps(sums.astype(np.int64) + codes[2], inputs, output, profile)
         return np.clip(steps, *bounds(output, attributes, profile)).astype(output.dtype)
 
-    def wide_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: str) -> np.ndarray:
+    def wide_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: Profile) -> np.ndarray:
         """Steps of the result from 64-bit sums."""
         return multiply_wide(accumulator, *fixed_point(real_multiplier(inputs, output)))
 
@@ -146,7 +147,7 @@ class Weighted(DeviceOperator):
         inputs: Tensors,
         output: Tensor,
         attributes: Attributes,
-        profile: str,
+        profile: Profile,
     ) -> np.ndarray:
         """Codes of the result from the sums of products of *codes*: the input's zero point is still in them."""
         filter, bias = codes[1:]
@@ -169,7 +170,7 @@ class Weighted(DeviceOperator):
         inputs: Tensors,
         output: Tensor,
         attributes: Attributes,
-        profile: str,
+        profile: Profile,
         channels: slice = slice(None),
     ) -> None:
         """Writes into `result` [batch, height, width, channels] what the filter's channels make of the codes that they
@@ -195,16 +196,18 @@ class Weighted(DeviceOperator):
 
         share(work, blocks(places, rows))
 
-    def fixed_point_steps(self, multiplier: np.ndarray, rows: int, profile: str) -> Callable[[np.ndarray], np.ndarray]:
+    def fixed_point_steps(
+        self, multiplier: np.ndarray, rows: int, profile: Profile
+    ) -> Callable[[np.ndarray], np.ndarray]:
         """From int64 accumulators [at most rows, channels] to steps from the zero point, where multipliers are 32-bit
         fixed-point numbers: of float64 ones [channels]."""
         numbers = zip(("significand", "exponent"), fixed_point(multiplier), strict=True)
         significand, exponent = (repeated(name, part, rows) for name, part in numbers)
         return lambda whole: multiply_fixed_point(whole, significand[: len(whole)], exponent[: len(whole)])
 
-    def rounding(self, profile: str) -> str:
+    def rounding(self, profile: Profile) -> str:
         """How sums become steps of the result: `requantize` in a word of `ROUNDINGS`, for those who sum elsewhere."""
-        return "float32" if is_xnnpack(profile) else "fixed_point"
+        return "float32" if profile.delegates else "fixed_point"
 
     def onnx_weights(
         self, writer: Any, operator: Any, axes: Sequence[int], shape: Sequence[int], channel_axis: int = 0
@@ -242,14 +245,14 @@ class Requantization:
         inputs: Tensors,
         output: Tensor,
         attributes: Attributes,
-        profile: str,
+        profile: Profile,
         rows: int,
         channels: slice = slice(None),
     ) -> None:
         self.zero_point = np.float32(zero_point_of(output))
         self.bounds = [np.float32(bound) for bound in bounds(output, attributes, profile)]
         self.steps = None
-        if is_xnnpack(profile):
+        if profile.delegates:
             input_scale, filter_scale = (tensor.quantization.scale for tensor in inputs[:2])
             multiplier = np.broadcast_to(input_scale * filter_scale / scale_of(output), inputs[2].shape)
             self.multiplier = repeated("multiplier", multiplier[channels], rows)

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..device import PROFILES
-from ..device.operator import FORMER_NAMES
+from ..device import DEFAULT_PROFILE, PROFILES
+from ..device.profile import formerly, with_alias
 
 # What Vela compiles for: its own integers are not known here, so nothing is trained for it.
 NPU = "ethos-u"
@@ -16,7 +16,6 @@ NPU = "ethos-u"
 _UNNAMED = {
     "here": "leave --device out to compare with the device that the job was trained for, or name one",
     "trained": "leave --device out, which compares with the device that the job was trained for",
-    "xnnpack": "it rounds differently on different processors: name xnnpack-x86 or xnnpack-arm64",
 }
 
 
@@ -33,7 +32,7 @@ def device_named(name: str) -> str:
             f"--device {NPU} cannot be trained for, because the integers that the NPU computes are not known; train "
             f"for another device, and `exactqat verify DIR --device {NPU}` shows what Vela makes of the file"
         )
-    raise ValueError(_refusal(name, PROFILES))
+    raise ValueError(_refusal(name, tuple(PROFILES)))
 
 
 def device_to_verify(name: str) -> tuple[str, str]:
@@ -45,7 +44,7 @@ def device_to_verify(name: str) -> tuple[str, str]:
     kind, _, choice = name.partition(":")
     if kind not in (*PROFILES, NPU):
         raise ValueError(_refusal(name, (*PROFILES, NPU)))
-    if choice and kind not in ("xnnpack-arm64", NPU):
+    if choice and kind != NPU and not PROFILES[kind].emulated:
         raise ValueError(f"--device {kind} takes no choice after a colon, got {choice!r}")
     return kind, choice
 
@@ -53,8 +52,11 @@ def device_to_verify(name: str) -> tuple[str, str]:
 def _refusal(name: str, allowed: tuple[str, ...]) -> str:
     kind, colon, choice = str(name).partition(":")
     advice = _UNNAMED.get(kind, "")
-    if kind in FORMER_NAMES:
-        advice = f"it is called {FORMER_NAMES[kind]}{colon}{choice} now"
+    if with_alias(kind):
+        names = " or ".join(profile.name for profile in with_alias(kind))
+        advice = f"it rounds differently on different processors: name {names}"
+    if formerly(kind):
+        advice = f"it is called {formerly(kind)}{colon}{choice} now"
     if re.fullmatch(r"cpu|cuda(:\d+)?", str(name)):
         advice = f"where networks train is --accelerator {name} now"
     return f"--device must be one of {', '.join(allowed)}, got {name!r}" + (f"; {advice}" if advice else "")
@@ -71,5 +73,5 @@ def current_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
         if "device" in settings:
             raise ValueError("settings must not hold both device and profile, which is its former name")
         settings["device"] = settings.pop("profile")
-    settings.setdefault("device", PROFILES[0])
+    settings.setdefault("device", DEFAULT_PROFILE)
     return settings

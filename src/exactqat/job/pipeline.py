@@ -33,7 +33,7 @@ from ..deploy.signature import input_codes as codes_of
 from ..deploy.tflite import tflite_bytes, write_tflite
 from ..deploy.values import layer_values
 from ..deploy.verify import Comparison, Report, profile_here, profiles_here, verify
-from ..device import PROFILES, Refusal
+from ..device import DEFAULT_PROFILE, PROFILES, Refusal
 from ..qat.modules import overruns_channels_last
 from . import checkpoints, files, findings, retrained, training
 from .beside import Beside, beside_training
@@ -117,7 +117,7 @@ class Settings:
     activation_bits: int | Sequence[int] | None = None
     batch_size: int = training.BATCH_SIZE
     image_size: int | None = None
-    device: str = PROFILES[0]
+    device: str = DEFAULT_PROFILE
     weights: str | None = None
     from_job: str | None = None
 

@@ -14,7 +14,6 @@ import numpy as np
 from torch import Tensor
 
 from ..deploy.simulate import PROFILES, unclaimed
-from ..deploy.verify import RUNTIMES
 from ..qat import WeightedLayer
 from . import charts, files, findings, layer_graph, retrained
 from .luck import Paired
@@ -84,13 +83,14 @@ def closing_sentences(results: Results) -> list[tuple[bool, str]]:
     def verdict(differing: int) -> str:
         return "every single one is equal" if differing == 0 else f"{differing:,} of them differ"
 
+    title = PROFILES[device].title
     ran = (
         f"{results.values_compared:,} integers (every layer's output of {networks} networks on all {images} test "
-        f"images) were compared between our simulation and the runtime ({RUNTIMES[results.ran_as]}): "
+        f"images) were compared between our simulation and the runtime ({PROFILES[results.ran_as].title}): "
         f"{verdict(results.values_differing)}."
     )
     trained = (
-        f"{results.training_values:,} integers were compared between training and what {RUNTIMES[device]} computes: "
+        f"{results.training_values:,} integers were compared between training and what {title} computes: "
         f"{verdict(results.training_differing)}."
     )
     found = [(results.values_differing == 0, ran), (results.training_differing == 0, trained)]
@@ -103,7 +103,10 @@ def closing_sentences(results: Results) -> list[tuple[bool, str]]:
     formerly = f", from a job that trained for {before}" if before else ""
     named = f"Trained for {device}{formerly}."
     if results.ran_as != device:
-        return [*found, (False, f"{named} The files did not run there: this machine does not have {RUNTIMES[device]}.")]
+        return [
+            *found,
+            (False, f"{named} The files did not run there: this machine does not have {title}."),
+        ]
     return [*found, (True, named)]
 
 
@@ -168,7 +171,7 @@ def _page(results: Results) -> str:
             "that the weights learn to live on the grid. Ranges either follow the data (EMA: an exponential moving "
             "average of the extremes), or start as least-error ranges and are trained like weights (learned).</li>"
             "<li>Every network is <strong>lowered</strong> to integer operators, written as <code>model.tflite</code>, "
-            f"run by the device runtime ({escape(RUNTIMES[results.ran_as])}), and <strong>every integer of every "
+            f"run by the device runtime ({escape(PROFILES[results.ran_as].title)}), and <strong>every integer of every "
             "layer</strong> is compared with an independent integer simulation, and that with what training "
             "computed.</li></ol>" + _origin(results) + _fit(results) + _skipped(dataset.skipped),
         ),
@@ -196,7 +199,7 @@ def _page(results: Results) -> str:
             "<p>Training computes in float with rounding put in (fake quantization). In its last phase, batch norm is "
             "folded, ranges are fixed, biases stand on the device's int32 grid, and what the network computes are the "
             f"integers of the device itself, here those of <code>{escape(settings.device)}</code>: "
-            f"{escape(RUNTIMES[settings.device])}. Over all layers "
+            f"{escape(PROFILES[settings.device].title)}. Over all layers "
             f"of all QAT networks and all test images, <strong>{rounding:,} of {rounded:,}</strong> stored values "
             f"({rounding / rounded:.4%}) differ from the simulation's.</p>" + _devices_table(results, best),
         ),
@@ -415,7 +418,7 @@ def _devices_table(results: Results, outcomes: Sequence[Outcome]) -> str:
     for outcome in outcomes:
         for device, found in outcome.elsewhere.items():
             here = device == results.settings.device
-            cells = [outcome.precision.upper(), device, RUNTIMES[device]]
+            cells = [outcome.precision.upper(), device, PROFILES[device].title]
             if isinstance(found, str):
                 rows.append((here, [*cells, f"not simulated: {found}", "–", "–", "–", "–"]))
                 continue
@@ -445,7 +448,7 @@ def _claims(outcomes: Sequence[Outcome]) -> str:
     for device in PROFILES:
         missing = dict.fromkeys(kind for outcome in outcomes for kind in unclaimed(outcome.graph, device))
         claim = f"not claimed for {', '.join(missing)}" if missing else "every integer is claimed to be as simulated"
-        lines.append(f"<li>{escape(RUNTIMES[device])} (<code>{device}</code>): {escape(claim)}</li>")
+        lines.append(f"<li>{escape(PROFILES[device].title)} (<code>{device}</code>): {escape(claim)}</li>")
     return (
         "<p>These files were run on the machine that ran this job. That they run as simulated on other devices is "
         "claimed where every operator of the networks was compared with them over many random cases, without one "

@@ -93,7 +93,7 @@ class Device:
         """quantizers: by grid."""
         self.plan = plan
         self.quantizers = dict(quantizers)
-        self.profile = profile_named(profile)
+        self.profile = profile_named(profile).name
         self.exists = plan.has_a_device
         self._forget()
 
@@ -117,7 +117,7 @@ class Device:
 
     def change_profile(self, profile: str) -> None:
         """Computes as other devices do from here on."""
-        self.profile = profile_named(profile)
+        self.profile = profile_named(profile).name
         self._forget()
 
     def ready(self) -> bool:
@@ -355,7 +355,7 @@ class Device:
         if parts is None:
             return layer.compose(x.real())
         sums = accumulated(layer, x.steps, codes, bias, parts)
-        rounding = cast(Any, layer.operator).rounding(self.profile)
+        rounding = cast(Any, layer.operator).rounding(profile_named(self.profile))
         return self._requantized(path, layer, sums, x.scale, weight_scale, rounding)
 
     def _requantized(
@@ -506,7 +506,7 @@ class Device:
         scale = placements[0].scale[0]
         fused = {"activation": step.activation if "activation" in OPERATORS[step.kind].attributes else "NONE"}
         tensor = DeviceTensor(step.path, (1,), "int8", placements[0])
-        ends = [np.array(bounds(tensor, fused, self.profile)) - zero_point_of(tensor)]
+        ends = [np.array(bounds(tensor, fused, profile_named(self.profile))) - zero_point_of(tensor)]
         ends += [np.array((INT8_MIN, INT8_MAX)) - int(each.zero_point[0]) for each in placements[1:]]
         lowest, highest = max(low for low, _ in ends), min(high for _, high in ends)
         _, zero = self._grids[step.grid]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..device import OPERATORS, PROFILES, DeviceOperator, profile_named
+from ..device import DEFAULT_PROFILE, OPERATORS, DeviceOperator, profile_named
 from ..planning.fitting import RangesMovedWarning, constant_limits, constant_step, fitting_ranges, told
 from ..planning.plans import (
     SMALLEST_WIDTH,
@@ -120,10 +120,10 @@ class Functional:
             quantization, as under rules that no device knows.
     """
 
-    def __init__(self, plan: Plan, primitives: Any, profile: str | None = PROFILES[0]) -> None:
+    def __init__(self, plan: Plan, primitives: Any, profile: str | None = DEFAULT_PROFILE) -> None:
         self.plan = plan
         self.primitives = primitives
-        profile = None if profile is None else profile_named(profile)
+        profile = None if profile is None else profile_named(profile).name
         self.profile = profile if plan.has_a_device else None
         self._device_steps: dict[str, DeviceStep] = {}
         self._nudged: tuple[bytes, dict[str, tuple[np.float32, int]]] | None = None

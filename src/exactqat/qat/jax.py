@@ -28,7 +28,7 @@ except ImportError as error:
     raise ImportError("JAX is needed here: pip install 'exactqat[jax]'") from error
 import numpy as np
 
-from ..device import PROFILES
+from ..device import DEFAULT_PROFILE
 from ..display import table
 from ..planning import UnsupportedOperator, plan, warn_of_logits
 from ..planning.inputs import require_input
@@ -362,7 +362,7 @@ def prepare(
     example: Any = None,
     rules: Iterable[Rule] = (Rule(),),
     deployable: bool = True,
-    profile: str | None = PROFILES[0],
+    profile: str | None = DEFAULT_PROFILE,
     keep_final_activation: bool | None = None,
     check: bool = True,
 ) -> Prepared:

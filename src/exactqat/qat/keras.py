@@ -30,7 +30,7 @@ except ImportError as error:
     raise ImportError(f"Keras 3 and its backend are needed here: {how} ({error})") from error
 import numpy as np
 
-from ..device import PROFILES
+from ..device import DEFAULT_PROFILE
 from ..display import listed, shortened, table
 from ..planning import UnsupportedOperator, plan, warn_of_logits
 from ..planning.inputs import require_input
@@ -88,7 +88,7 @@ class PreparedModel(keras.Model):
         deployable: bool = True,
         frozen: bool = False,
         calibrated: bool = False,
-        profile: str | None = PROFILES[0],
+        profile: str | None = DEFAULT_PROFILE,
         statistics: Mapping[str, Any] | None = None,
         keep_final_activation: bool | None = False,
         **rest: Any,
@@ -517,7 +517,7 @@ def prepare(
     rules: Iterable[Rule] = (Rule(),),
     example: Any = None,
     deployable: bool = True,
-    profile: str | None = PROFILES[0],
+    profile: str | None = DEFAULT_PROFILE,
     keep_final_activation: bool | None = None,
     check: bool = True,
 ) -> PreparedModel:

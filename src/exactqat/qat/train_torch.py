@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..device import OPERATORS, PROFILES, profile_named
+from ..device import DEFAULT_PROFILE, OPERATORS, profile_named
 from ..display import shortened, table
 from ..planning import UnsupportedOperator, plan, warn_of_logits
 from ..planning.fitting import RangesMovedWarning, constant_limits, fitting_ranges, told
@@ -89,7 +89,7 @@ class PreparedModel(Owner):
         proof: what `prepare` compared with the user's model; None if it was not asked to.
     """
 
-    def __init__(self, plan: Plan, tensors: Mapping[str, Tensor], profile: str = PROFILES[0]) -> None:
+    def __init__(self, plan: Plan, tensors: Mapping[str, Tensor], profile: str = DEFAULT_PROFILE) -> None:
         """
         Args:
             plan: what to run.
@@ -837,7 +837,7 @@ def prepare(
     example_input: Any,
     rules: Iterable[Rule] = (Rule(),),
     deployable: bool = True,
-    profile: str = PROFILES[0],
+    profile: str = DEFAULT_PROFILE,
     check: bool = True,
     keep_final_activation: bool | None = None,
 ) -> PreparedModel:
@@ -868,7 +868,7 @@ def prepare(
             prepared already.
         TypeError: the model is no module, or a scripted one, or the rules are no rules.
     """
-    profile = profile_named(profile)
+    profile = profile_named(profile).name
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}{elsewhere(model, 'torch')}")
     rules = checked_rules(rules)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices, one declaration each: what rounds differently on them, what runs them, and what people call them.
+
+An operator never asks for the name of a device. It asks for the property that makes the difference, so a new device is
+one more `declare(Profile(...))` here, and its counts in measured.json once the sweep has compared it with its runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A device: one way of rounding, and what is known of the hardware and programs that round so.
+
+    Attributes:
+        name: in every public function, in settings, and in the files of jobs.
+        title: what runs a network, in reports and messages.
+        description: of the kernels, for the page of devices.
+        aliases: short names that are accepted too; on a machine that runs several devices of one alias, it is the first
+            of them that needs no emulation.
+        former_names: what earlier versions called it; refused, with the name that it has now.
+        delegates: XNNPACK computes what it can of the int8 operators: sums times a float32 scale, rounded to even.
+            Otherwise, and in int16, the runtime's own kernels compute them by fixed-point multipliers.
+        optimized: the runtime's own kernels are LiteRT's optimized ones, not the reference kernels.
+        fuses_multiply_add: the compiler makes one rounding of a float32 product and the sum it enters.
+        rounds_products_half_up: XNNPACK multiplies two activations exactly and rounds half up; otherwise in float32,
+            half to even.
+        vectors_of_eight: HARD_SWISH is computed eight int16 values at a time, ties rounded up, and the rest one by one.
+        fully_connected_in_float64: the runtime's own FULLY_CONNECTED multiplies in float64 and rounds once; otherwise
+            in fixed point, as the convolutions do.
+        fixed_point_functions: LOGISTIC and TANH of int8 are computed in fixed point; otherwise in floating point.
+        sums_as_unsigned: SUM takes int8 codes for uint8 ones.
+        multiplier_dtype: what quotients of scales are formed in, where the kernels differ.
+        table_dtype: what the tables for SOFTMAX of int16 are made in.
+        runtime: the distribution that proves it, a key of `deploy.verify.RUNTIMES`; "": none that runs on a computer,
+            so that it can be trained for and simulated only.
+        machines: the processors it runs on without emulation, as `platform.machine` calls them; empty: on all.
+        emulated: `deploy.emulation` runs it on other machines.
+    """
+
+    name: str
+    title: str
+    description: str = ""
+    aliases: tuple[str, ...] = ()
+    former_names: tuple[str, ...] = ()
+    delegates: bool = False
+    optimized: bool = False
+    fuses_multiply_add: bool = False
+    rounds_products_half_up: bool = False
+    vectors_of_eight: bool = False
+    fully_connected_in_float64: bool = True
+    fixed_point_functions: bool = False
+    sums_as_unsigned: bool = False
+    multiplier_dtype: type[np.floating] = np.float32
+    table_dtype: type[np.floating] = np.float64
+    runtime: str = ""
+    machines: tuple[str, ...] = ()
+    emulated: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    def runs_on(self, machine: str) -> bool:
+        """Whether a processor, as `platform.machine` calls it, runs it without emulation."""
+        return bool(self.runtime) and (not self.machines or machine.lower() in self.machines)
+
+
+_PROFILES: dict[str, Profile] = {}
+# By name, in order of declaration.
+PROFILES: Mapping[str, Profile] = MappingProxyType(_PROFILES)
+
+
+def declare(profile: Profile) -> Profile:
+    """Adds a device to `PROFILES`.
+
+    Raises:
+        ValueError: another device has this name, or has it as an alias.
+    """
+    if profile.name in known_names():
+        raise ValueError(f"profile {profile.name!r} is declared already")
+    _PROFILES[profile.name] = profile
+    return profile
+
+
+def known_names() -> tuple[str, ...]:
+    """All that `profile_named` accepts: names, then aliases."""
+    aliases = dict.fromkeys(alias for profile in PROFILES.values() for alias in profile.aliases)
+    return (*PROFILES, *aliases)
+
+
+def with_alias(alias: str) -> tuple[Profile, ...]:
+    """The devices that share an alias."""
+    return tuple(profile for profile in PROFILES.values() if alias in profile.aliases)
+
+
+def formerly(name: object) -> str:
+    """The name of the device that an earlier version called so; "": none was."""
+    return next((profile.name for profile in PROFILES.values() if name in profile.former_names), "")
+
+
+def profile_named(profile: str | Profile) -> Profile:
+    """The device by its name or an alias, the first one that has it; a `Profile` is returned as it is.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if isinstance(profile, Profile):
+        return profile
+    if isinstance(profile, str):
+        found = PROFILES.get(profile) or next(iter(with_alias(profile)), None)
+        if found is not None:
+            return found
+    now = f"; it is called {formerly(profile)!r} now" if formerly(profile) else ""
+    raise ValueError(f"profile must be one of {', '.join(known_names())}, got {profile!r}{now}")
+
+
+X86 = declare(
+    Profile(
+        "xnnpack-x86",
+        title="LiteRT with XNNPACK on x86",
+        description="LiteRT's default kernels on x86-64 processors",
+        aliases=("xnnpack",),
+        former_names=("x86",),
+        delegates=True,
+        optimized=True,
+        runtime="ai-edge-litert",
+        machines=("x86_64", "amd64"),
+    )
+)
+ARM64 = declare(
+    Profile(
+        "xnnpack-arm64",
+        title="LiteRT with XNNPACK on 64-bit ARM",
+        description="LiteRT's default kernels on 64-bit ARM",
+        aliases=("xnnpack",),
+        former_names=("arm64",),
+        delegates=True,
+        optimized=True,
+        fuses_multiply_add=True,
+        rounds_products_half_up=True,
+        vectors_of_eight=True,
+        runtime="ai-edge-litert",
+        machines=("aarch64", "arm64"),
+        emulated=True,
+    )
+)
+REFERENCE = declare(
+    Profile(
+        "reference",
+        title="LiteRT with its reference kernels",
+        description="LiteRT's reference kernels (`OpResolverType.BUILTIN_REF`)",
+        sums_as_unsigned=True,
+        runtime="ai-edge-litert",
+    )
+)
+MICRO = declare(
+    Profile(
+        "micro",
+        title="TFLite-Micro",
+        description="TFLite-Micro's reference kernels, and CMSIS-NN",
+        fully_connected_in_float64=False,
+        fixed_point_functions=True,
+        multiplier_dtype=np.float64,
+        table_dtype=np.float32,
+        runtime="tflite-micro",
+    )
+)
+# What a network is trained for where nobody names a device.
+DEFAULT_PROFILE = X86.name
+
+__all__ = [
+    "ARM64",
+    "DEFAULT_PROFILE",
+    "MICRO",
+    "PROFILES",
+    "REFERENCE",
+    "X86",
+    "Profile",
+    "declare",
+    "formerly",
+    "known_names",
+    "profile_named",
+    "with_alias",
+]
