@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from .. import cpu
-from ..device import OPERATORS, Tensor, profile_named
+from ..device import OPERATORS, Profile, Tensor, profile_named
 from ..device.blocks import one_thread_for_blas
 from .arena import LINE, lifetimes, places
+from .declared import by_declaration
 from .forms import Form, Part, make
 
-
-# Of a network: for so many kinds of calls memory is kept.
+# Of a network: memory is kept for so many kinds of calls.
 PROGRAMS = 2
 
 
@@ -65,7 +64,7 @@ class Compiled:
         profile: whose integers.
     """
 
-    def __init__(self, graph: Network, profile: str, like: Compiled | None = None) -> None:
+    def __init__(self, graph: Network, profile: str | Profile, like: Compiled | None = None) -> None:
         """like: of a graph with operators in common, which are then not prepared again."""
         self.profile = profile_named(profile)
         self._tensors = graph.tensors
@@ -74,8 +73,7 @@ class Compiled:
         self._position = {name: number for number, step in enumerate(self._steps) for name in step.outputs}
         self._forms: dict[int, Form] = {}
         self._programs: dict[Any, _Program] = {}
-        self._lock = threading.Lock()
-        if like is not None and like.profile == self.profile:
+        if like is not None and like.profile is self.profile:
             self._take_over(like)
 
     def run(
@@ -102,11 +100,38 @@ class Compiled:
         steps = self._needed(frozenset(codes), wanted)
         results = {name: np.empty(self._shape(name, total), self._tensors[name].dtype) for name in wanted}
         given = {name: np.ascontiguousarray(array) for name, array in codes.items()}
-        with self._lock:
-            for start in range(0, total, batch_size):
-                count = min(batch_size, total - start)
-                self._run_batch(steps, given, results, start, count)
+        for start in range(0, total, batch_size):
+            self._run_batch(steps, given, results, start, min(batch_size, total - start))
         return results
+
+    def operator(self, result: str, codes: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Codes of one operator's result from those of its operands.
+
+        Args:
+            result: name of the tensor that it computes.
+            codes: by tensor name; only the operands are looked at.
+        """
+        number = self._position[result]
+        step, arrays = self._steps[number], []
+        for tensor in (self._tensors[name] for name in step.inputs):
+            arrays.append(np.ascontiguousarray(codes[tensor.name] if tensor.data is None else tensor.data))
+        form = self._form(number)
+        if not form:
+            return self._by_declaration(number, codes)
+        of = next(position for position, name in enumerate(step.inputs) if self._tensors[name].data is None)
+        examples = arrays[of].shape[0] // self._tensors[step.inputs[of]].shape[0]
+        arrays.append(np.empty(self._shape(result, examples), self._tensors[result].dtype))
+        if arrays[-1].size:
+            for plan, addresses in planned(form, arrays):
+                plan(*addresses)
+        return arrays[-1]
+
+    def without_kernels(self) -> tuple[str, ...]:
+        """Results of the operators that are computed by their declarations, which is slower."""
+        return tuple(step.outputs[0] for number, step in enumerate(self._steps) if not self._form(number))
+
+    def __repr__(self) -> str:
+        return f"Compiled({len(self._steps):,} operators, {self.profile.name})"
 
     def _examples(self, codes: Mapping[str, np.ndarray]) -> int:
         counts = set()
@@ -169,7 +194,9 @@ class Compiled:
         start: int,
         count: int,
     ) -> None:
-        program = self._program(steps, tuple(given), tuple(results), count)
+        # Nobody else has it meanwhile: threads that call at the same time get memory of their own.
+        key = (steps, tuple(given), tuple(results), count)
+        program = self._programs.pop(key, None) or self._bound(*key)
         for name, array in given.items():
             rows = self._tensors[name].shape[0]
             part = array[start * rows : (start + count) * rows]
@@ -182,33 +209,23 @@ class Compiled:
                 for plan, addresses in bound.plans:
                     plan(*addresses)
             else:
-                self._by_declaration(bound.step, program.views)
+                program.views[self._steps[bound.step].outputs[0]][...] = self._by_declaration(bound.step, program.views)
         for name, result in results.items():
             if name not in given:
                 rows = self._tensors[name].shape[0]
                 result[start * rows : (start + count) * rows] = program.views[name]
+        while len(self._programs) >= PROGRAMS:  # the oldest ones, whose memory is then free
+            self._programs.pop(next(iter(self._programs), key), None)
+        self._programs[key] = program
 
-    def _by_declaration(self, number: int, views: Mapping[str, np.ndarray]) -> None:
+    def _by_declaration(self, number: int, known: Mapping[str, np.ndarray]) -> np.ndarray:
         step = self._steps[number]
         inputs, output = [self._tensors[name] for name in step.inputs], self._tensors[step.outputs[0]]
-        codes = [views[tensor.name] if tensor.data is None else tensor.data for tensor in inputs]
+        codes = [known[tensor.name] if tensor.data is None else tensor.data for tensor in inputs]
         with one_thread_for_blas():
-            found = OPERATORS[step.kind].results(codes, inputs, output, step.attributes, self.profile)
-        views[output.name][...] = found
+            return by_declaration(OPERATORS[step.kind], codes, inputs, output, step.attributes, self.profile)
 
-    def _program(
-        self, steps: tuple[int, ...], given: tuple[str, ...], wanted: tuple[str, ...], count: int
-    ) -> _Program:
-        key = (steps, given, wanted, count)
-        if key not in self._programs:
-            while len(self._programs) >= PROGRAMS:  # the oldest ones, whose memory is then free
-                del self._programs[next(iter(self._programs))]
-            self._programs[key] = self._bound(*key)
-        return self._programs[key]
-
-    def _bound(
-        self, steps: tuple[int, ...], given: tuple[str, ...], wanted: tuple[str, ...], count: int
-    ) -> _Program:
+    def _bound(self, steps: tuple[int, ...], given: tuple[str, ...], wanted: tuple[str, ...], count: int) -> _Program:
         """Operators at places in one block of memory, for so many examples."""
         read = {name for number in steps for name in self._steps[number].inputs}
         used = [name for name in given if name in read]
@@ -233,25 +250,30 @@ class Compiled:
                 if data is not None:
                     constants[name] = np.ascontiguousarray(data)
         arrays = {**views, **constants}
-        return _Program(views, constants, tuple(_Bound(number, self._plans(number, arrays)) for number in steps))
+        bound = []
+        for number in steps:
+            step = self._steps[number]
+            plans = planned(self._form(number), [arrays[name] for name in (*step.inputs, step.outputs[0])])
+            bound.append(_Bound(number, plans))
+        return _Program(views, constants, tuple(bound))
 
-    def _plans(self, number: int, known: Mapping[str, np.ndarray]) -> tuple[tuple[Any, tuple[int, ...]], ...]:
-        step = self._steps[number]
-        arrays = [known[name] for name in (*step.inputs, step.outputs[0])]
-        plans = []
-        for call in self._form(number):
-            described, addresses = [], []
-            for operand in (*call.operands, call.result):
-                if isinstance(operand, Part):
-                    array = arrays[operand.position]
-                    shape = operand.shape_of(array.size)
-                else:
-                    array, shape = operand, operand.shape
-                described.append((str(array.dtype), list(shape)))
-                addresses.append(array.ctypes.data)
-            plan = cpu.kernels.plan(call.kernel, described, len(call.operands), dict(call.numbers))
-            plans.append((plan, tuple(addresses)))
-        return tuple(plans)
+
+def planned(form: Form, arrays: Sequence[np.ndarray]) -> tuple[tuple[Any, tuple[int, ...]], ...]:
+    """The kernels of an operator and the addresses that they take: of its operands, the result, and constants."""
+    plans = []
+    for call in form:
+        described, addresses = [], []
+        for operand in (*call.operands, call.result):
+            if isinstance(operand, Part):
+                array = arrays[operand.position]
+                shape = operand.shape_of(array.size)
+            else:
+                array, shape = operand, operand.shape
+            described.append((str(array.dtype), list(shape)))
+            addresses.append(array.ctypes.data)
+        plan = cpu.kernels.plan(call.kernel, described, len(call.operands), dict(call.numbers))
+        plans.append((plan, tuple(addresses)))
+    return tuple(plans)
 
 
 @dataclass(frozen=True)
@@ -263,10 +285,10 @@ class _Program:
     steps: tuple[_Bound, ...]
 
 
-_known: weakref.WeakKeyDictionary[Any, dict[str, Compiled]] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Any, dict[Profile, Compiled]] = weakref.WeakKeyDictionary()
 
 
-def compiled_for(graph: Network, profile: str) -> Compiled:
+def compiled_for(graph: Network, profile: str | Profile) -> Compiled:
     """The network made ready, which is remembered as long as the graph lives."""
     known = _known.setdefault(graph, {})
     profile = profile_named(profile)

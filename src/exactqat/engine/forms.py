@@ -18,6 +18,7 @@ import numpy as np
 from .. import cpu
 from ..device import Refusal, Tensor
 from ..device.operator import Attributes, DeviceOperator
+from ..device.profile import Profile
 
 Tensors = Sequence[Tensor]
 
@@ -52,10 +53,11 @@ class KernelCall:
 
 
 Form = tuple[KernelCall, ...]
-Maker = Callable[[DeviceOperator, Tensors, Tensor, Attributes, str], Form | None]
+Maker = Callable[[DeviceOperator, Tensors, Tensor, Attributes, Profile], Form | None]
 
 # By the kind of the operator.
 MAKERS: dict[str, Maker] = {}
+FALLBACKS: list[Maker] = []
 
 
 def form_of(kind: str) -> Callable[[Maker], Maker]:
@@ -68,16 +70,30 @@ def form_of(kind: str) -> Callable[[Maker], Maker]:
     return enter
 
 
-def make(declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str) -> Form:
+def fallback_form(maker: Maker) -> Maker:
+    """Enters what makes forms of all other kinds."""
+    FALLBACKS.append(maker)
+    return maker
+
+
+def is_int8(inputs: Tensors, output: Tensor) -> bool:
+    """Whether all operands and the result are int8."""
+    return all(tensor.dtype == "int8" for tensor in (*inputs, output))
+
+
+def make(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form:
     """The calls that compute an operator; none where its declaration has to do it."""
-    maker = MAKERS.get(declaration.kind)
-    if maker is None:
-        return ()
     try:  # sums fit into 32 bits, shifts into a word
         declaration.check(inputs, output, attributes)
     except Refusal:
         return ()
-    return maker(declaration, inputs, output, attributes, profile) or ()
+    for maker in [MAKERS[declaration.kind]] if declaration.kind in MAKERS else FALLBACKS:
+        form = maker(declaration, inputs, output, attributes, profile)
+        if form:
+            return form
+    return ()
 
 
 def may_use_dot_products() -> int:
@@ -93,4 +109,17 @@ def run(kernel: str, operands: Sequence[np.ndarray], result: Sequence[np.ndarray
     cpu.kernels.plan(kernel, described, len(operands), numbers)(*(array.ctypes.data for array in arrays))
 
 
-__all__ = ["MAKERS", "RESULT", "Form", "KernelCall", "Maker", "Part", "form_of", "make", "may_use_dot_products", "run"]
+__all__ = [
+    "MAKERS",
+    "RESULT",
+    "Form",
+    "KernelCall",
+    "Maker",
+    "Part",
+    "fallback_form",
+    "form_of",
+    "is_int8",
+    "make",
+    "may_use_dot_products",
+    "run",
+]

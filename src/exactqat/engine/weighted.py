@@ -10,6 +10,7 @@ import numpy as np
 from ..device import Tensor
 from ..device.arithmetic import bounds, fixed_point, same_padding, scale_of, zero_point_of
 from ..device.operator import Attributes, DeviceOperator, is_wide
+from ..device.profile import Profile
 from ..device.weighted import Weighted, real_multiplier
 from .forms import RESULT, Form, KernelCall, Part, Tensors, form_of, may_use_dot_products, run
 
@@ -42,7 +43,7 @@ def in_groups(values: np.ndarray, groups: int) -> np.ndarray:
 
 
 def rounding_numbers(
-    declaration: Weighted, output: Tensor, attributes: Attributes, profile: str
+    declaration: Weighted, output: Tensor, attributes: Attributes, profile: Profile
 ) -> dict[str, int | float]:
     """How kernels store sums, by the names of integer_rounding.h."""
     lowest, highest = bounds(output, attributes, profile)
@@ -85,7 +86,7 @@ def product(
     inputs: Tensors,
     output: Tensor,
     attributes: Attributes,
-    profile: str,
+    profile: Profile,
     filter: np.ndarray,
     image: tuple[int, ...],
     result: tuple[int, ...],
@@ -122,7 +123,7 @@ def product(
 
 @form_of("CONV_2D")
 def conv_2d(
-    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
     """One product of gathered windows."""
     filter = inputs[1].data
@@ -138,7 +139,7 @@ def conv_2d(
 
 @form_of("FULLY_CONNECTED")
 def fully_connected(
-    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
     """The product itself."""
     filter = inputs[1].data
@@ -152,7 +153,7 @@ def fully_connected(
 
 @form_of("TRANSPOSE_CONV")
 def transpose_conv(
-    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
     """One convolution for each place between strides, of the taps that meet it, in the other direction.
 
@@ -201,7 +202,7 @@ def transpose_conv(
 
 @form_of("DEPTHWISE_CONV_2D")
 def depthwise_conv_2d(
-    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: str
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
     """A sum over taps for each channel."""
     assert isinstance(declaration, Weighted)
@@ -213,7 +214,9 @@ def depthwise_conv_2d(
     columns = padded(channels, COLUMNS)
     weights = np.empty(2 * padded(len(taps), 2) * columns, np.uint8)
     added = np.empty(columns, np.int32)
-    run("integer_depthwise_pack", [taps, shifted_bias(np.ascontiguousarray(taps.T), bias, zero_point)], [weights, added])
+    run(
+        "integer_depthwise_pack", [taps, shifted_bias(np.ascontiguousarray(taps.T), bias, zero_point)], [weights, added]
+    )
     scales = in_groups(factors(declaration.rounding(profile), inputs, output), 1)[0]
     call = KernelCall(
         "integer_depthwise_conv_2d",
