@@ -31,12 +31,12 @@ DOCS = ROOT / "docs"
 SOURCE = ROOT / "build" / "docs" / "source"
 HTML = ROOT / "build" / "docs" / "html"
 
-# Pages outside of docs/, and what they are called on the site.
+# Pages outside docs/, and their names on the site.
 ELSEWHERE = {"README.md": "README.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 DECISIONS = """# Decisions
 
-What was decided that a reader may doubt: the question, the choice, and what would change it.
+Decisions that a reader may question: the question, our choice, and what would change our mind.
 
 ```{toctree}
 :glob:
@@ -48,7 +48,7 @@ What was decided that a reader may doubt: the question, the choice, and what wou
 
 
 def pages() -> dict[str, str]:
-    """The repository's Markdown files and notebooks: where each lies, and its name on the site."""
+    """The repository's Markdown files and notebooks: where each is, and its name on the site."""
     found = [*sorted(DOCS.rglob("*.md")), *sorted(notebook_pages.TUTORIALS.glob("*.ipynb"))]
     own = [path.relative_to(ROOT).as_posix() for path in found]
     return {name: ELSEWHERE[name] for name in ELSEWHERE if (ROOT / name).exists()} | {
@@ -57,7 +57,7 @@ def pages() -> dict[str, str]:
 
 
 def with_site_links(text: str, name: str, known: dict[str, str]) -> str:
-    """A file's text with its links to other files leading to their pages. Files that are no pages become plain text."""
+    """A file's text with links to files changed to links to pages; links to files without a page become plain text."""
 
     def changed(match: re.Match[str]) -> str:
         label, target, anchor = match.groups()
@@ -72,11 +72,11 @@ def with_site_links(text: str, name: str, known: dict[str, str]) -> str:
 
 
 def functions_page() -> str:
-    """The functions that are no operators themselves."""
+    """The functions that are not operators themselves."""
     parts = [
         "# Functions",
-        "What TensorFlow writes in Python around its operators, and what this library adds. Operators that TensorFlow "
-        "exports unchanged stand on [their own pages](operators/index.md).",
+        "What TensorFlow implements in Python on top of its operators, and what this library adds. Operators that "
+        "TensorFlow exports unchanged have [their own pages](operators/index.md).",
     ]
     for module, prefix in ((quantization, "quantization."), (nn, "nn."), (exactqat, "")):
         here = {
@@ -91,7 +91,7 @@ def functions_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-# What the kit's pages show, by task; what a module exports beside that comes last.
+# What the kit's pages show, by task; other exports of a module come last.
 TRAINING = {
     "From a model to one that trains as the device computes": (
         "prepare",
@@ -108,7 +108,7 @@ TRAINING = {
     "Layers with TensorFlow's arithmetic": ("Conv2d", "DepthwiseConv2d", "FusedBatchNorm2d"),
 }
 DEPLOYMENT = {
-    "From a trained model to a file and its proof": (
+    "From a trained model to a verified file": (
         "lower",
         "write_tflite",
         "verify",
@@ -119,7 +119,7 @@ DEPLOYMENT = {
     "Names and axes": ("input_codes", "output_values", "Signature", "Port"),
     "Integers": ("quantize", "dequantize", "simulate", "unclaimed", "profiles_here"),
     "Other files": ("write_onnx", "verify_onnx", "c_array", "write_c_array"),
-    "What it takes": ("footprint", "Footprint", "npu_footprint", "NpuFootprint"),
+    "Memory and flash": ("footprint", "Footprint", "npu_footprint", "NpuFootprint"),
     "Graphs": ("Graph", "Operator", "Tensor", "Quantization", "per_tensor", "place_codes", "Builder"),
 }
 
@@ -167,7 +167,7 @@ def _described(heading: str, name: str, thing: Any, level: str = "##") -> str:
 
 
 def _signature(name: str, thing: Any) -> str:
-    """Names and defaults; types stand in the text and in the stubs."""
+    """Names and defaults; types are in the text and in the stubs."""
     signature = inspect.signature(thing)
     shown = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     text = str(signature.replace(parameters=shown, return_annotation=inspect.Signature.empty))
@@ -199,7 +199,7 @@ def collect() -> None:
         write(site_name, re.sub(r"(?<=[\"(])(docs/)?_static/", "_static/", text))
     shutil.copytree(DOCS / "_static", SOURCE / "_static")
     for op in OPERATORS.values():
-        # Kernels without a name of TensorFlow's have pages, which others lead to, but stand in no list.
+        # Kernels without a TensorFlow name have pages, which others link to, but are in no list.
         write(f"operators/{op.name}.md", "---\norphan: true\n---\n\n" * (not op.raw_name) + operator_pages.page(op))
     write("decisions/index.md", DECISIONS)
     write("operators/index.md", operator_pages.overview())

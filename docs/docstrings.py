@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Docstrings as Markdown: what stands under Args, Returns, Raises and Source, with names of operators turned into
-links."""
+"""Docstrings as Markdown: the sections Args, Returns, Raises and Source, with names of operators turned into links."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ class Entry(NamedTuple):
 
 
 class Docstring(NamedTuple):
-    """A docstring taken apart. `text` is what stands before the first section, paragraphs separated by empty lines."""
+    """A parsed docstring. `text` is everything before the first section, with paragraphs separated by empty lines."""
 
     text: str
     sections: dict[str, list[Entry]]

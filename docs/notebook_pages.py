@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One page for each tutorial, made from its notebook: text as it is, cells as code, and what was printed below.
+"""One page for each tutorial, made from its notebook: text as it is, cells as code, followed by their output.
 
 The repository holds notebooks without output. `make notebooks` runs them and leaves copies with output in
 build/notebooks; a page shows the output of its copy as long as the cells are the same. Building pages runs nothing.
@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TUTORIALS = ROOT / "docs" / "tutorials"
 EXECUTED = ROOT / "build" / "notebooks"
 
-SHOWN = "What stands below the cells is what they printed when `make notebooks` ran last."
-BARE = "This page was built without running it; `make notebooks`, then `make docs` shows what the cells print."
+SHOWN = "The output below the cells is from the last run of `make notebooks`."
+BARE = "This page was built without running the notebook; run `make notebooks`, then `make docs` to see the output."
 
 
 def text(field: str | list[str]) -> str:
@@ -68,22 +68,22 @@ def page(path: Path, changed: Callable[[str], str] = str, executed: Path | None 
 
 
 def fenced(body: str, language: str) -> str:
-    """A block of code, whatever fences stand in it."""
+    """A block of code, whatever fences it contains."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", body)), default=0))
     return f"{fence}{language}\n{body}\n{fence}"
 
 
 class Printed(str):
-    """Text that stands in one block with what was printed before and after it."""
+    """Text shown in one block with the text printed before and after it."""
 
 
 def _output(output: dict[str, Any]) -> str:
     if output["output_type"] == "stream":
-        # On the other stream runtimes say that they are there.
+        # Runtimes announce themselves on the other stream.
         return Printed(_plain(text(output["text"])) if output["name"] == "stdout" else "")
     data = output.get("data", {})
     page = text(data.get("text/html", ""))
-    # Pages within the page stay behind; what a console prints in a notebook is HTML around the same text.
+    # Embedded pages are left out; what a console prints in a notebook is HTML around the same text.
     if page and not page.startswith("<pre") and "<iframe" not in page:
         return "```{raw} html\n" + page + "\n```"
     if "image/png" in data:
@@ -94,6 +94,6 @@ def _output(output: dict[str, Any]) -> str:
 
 
 def _plain(printed: str) -> str:
-    """Without colors, and of a line that was written over what stood there last."""
+    """Without colors; of a line that was overwritten, only the last text."""
     lines = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", printed).split("\n")
     return "\n".join(line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines)

@@ -36,7 +36,7 @@ SHOWN = 8  # values shown of an array if some array has more than that
 PROMISES = {
     "bitwise": "TensorFlow's bits",
     "sum": "within 1 ulp of the exact sum",
-    "accuracy": "at least as close to the exact value as TensorFlow",
+    "accuracy": "at least as close to the exact value as TensorFlow's",
     "elements": "within its own few float32 roundings",
     "placeholder": "carries nothing on a CPU",
 }
@@ -140,12 +140,12 @@ def listed_as(name: str, is_class: bool = False) -> str:
 def overview() -> str:
     """The page that lists all operators, family by family, and last the kernels that only they use."""
     public = [op for op in OPERATORS.values() if op.raw_name]
-    parts = ["# Operators", "They stand in `exactqat.raw_ops` under TensorFlow's names."]
+    parts = ["# Operators", "All of these are in `exactqat.raw_ops`, under TensorFlow's names."]
     for family, members in itertools.groupby(public, lambda op: op.rule.__module__.rpartition(".")[2]):
         parts += [f"## {family.replace('_', ' ').capitalize()}", _listed(members)]
     parts += [
         "## Kernels without a public name",
-        "Second-order gradients and the training kit are made of these; they have no name in TensorFlow.",
+        "Second-order gradients and the training kit use these; TensorFlow has no name for them.",
         _listed(op for op in OPERATORS.values() if not op.raw_name),
     ]
     pages = "\n".join(op.name for op in public)
@@ -182,7 +182,7 @@ def _signatures(op: Operator) -> str:
     parameters = [str(p.replace(annotation=inspect.Parameter.empty)) for p in op.__signature__.parameters.values()]
     parameters.insert(-1, "*")
     lines += [_call(f"eq.{name}", parameters) for name in op.exports[:1]]
-    text = _code("\n".join(lines)) if lines else "It has no public name: gradients are made of it."
+    text = _code("\n".join(lines)) if lines else "It has no public name; gradients use it."
     return text + "".join(f"\n\nAlso known as `eq.{name}`." for name in op.exports[1:])
 
 
@@ -223,7 +223,7 @@ def _results(op: Operator, documentation: Docstring) -> str:
     headings = ["result", "meaning", *(["promise"] if promises else [])]
     also = [markdown(entry.text, link) for entry in entries if not entry.names]
     if len(op.results) > 1:
-        also.append("The results come as a named tuple, in this order. [What the promises mean](../exactness.md).")
+        also.append("Results are returned as a named tuple, in this order. [What the promises mean](../exactness.md).")
     elif promises:
         also.append("[What the promise means](../exactness.md).")
     return "\n\n".join([table(headings, rows), *also])
@@ -280,8 +280,8 @@ def _gradient(op: Operator) -> str:
         text += f"computed with {made_of}"
         text += ", differentiable in turn, so second and higher orders work." if higher else "."
     else:
-        text += "made of the arrays' own arithmetic, so second and higher orders work."
-    return text + (f" {constants} count as constants." if constants else "")
+        text += "computed with ordinary array arithmetic, so second and higher orders work."
+    return text + (f" {constants} are treated as constants." if constants else "")
 
 
 def _list(names: list[str]) -> str:
@@ -291,12 +291,12 @@ def _list(names: list[str]) -> str:
 
 def _in_place(op: Operator) -> str:
     several = len(op.results) > 1
-    arrays = "a tuple of arrays, one for each result and" if several else "an array"
-    text = f"`out` takes {arrays} of its shape and dtype, in NumPy and, outside of autograd, in PyTorch. "
+    arrays = "a tuple of arrays, one per result," if several else "an array"
+    text = f"`out` takes {arrays} of the result's shape and dtype, in NumPy and, outside autograd, in PyTorch. "
     if not op.reuses:
         return text + ("None of them may" if several else "It may not") + " share memory with an operand."
     places = " or ".join(f"`{name}`" for name in op.reuses)
-    return text + f"{'The first one' if several else 'It'} may be {places} itself: the result takes its place."
+    return text + f"{'The first one' if several else 'It'} may be {places} itself, which the result then overwrites."
 
 
 def _literal(name: str, value: Any) -> str:
@@ -311,7 +311,7 @@ def _literal(name: str, value: Any) -> str:
 
 
 def _text(array: np.ndarray, indent: int) -> str:
-    """The values in brackets, with as many digits as tell them apart."""
+    """The values in brackets, with as many digits as distinguish them."""
     if not array.size:
         return "[]"
     with np.printoptions(floatmode="unique", linewidth=80, threshold=sys.maxsize):
@@ -362,7 +362,7 @@ def _example(op: Operator, shown: Example) -> str:
 
 def _distance(actual: np.ndarray, expected: np.ndarray) -> str:
     if actual.shape != expected.shape:
-        return f"shape {list(actual.shape)}, there {list(expected.shape)}"
+        return f"shape {list(actual.shape)}, TensorFlow's {list(expected.shape)}"
     if not differing(actual, expected).any():
         return "the same bits"
     return f"at most {np.abs(actual.astype(np.float64) - expected).max():.1e} apart"
@@ -373,7 +373,7 @@ def _differences(op: Operator) -> str:
     if op.raw_name is None:
         return "TensorFlow does not have this operator."
     if not found:
-        return "Nowhere that is known."
+        return "No known differences."
     rows = [[markdown(entry[key], link) for key in ("about", "tensorflow", "exactqat")] for entry in found]
     return table(["situation", "TensorFlow", "exactqat"], rows)
 
@@ -399,7 +399,7 @@ def _meaning(op: Operator, shown: Example | None) -> str:
             wanted += _names(code) if code else []
     code = "\n\n\n".join(inspect.getsource(vars(module)[name]).rstrip() for name in vars(module) if name in found)
     links = ", ".join(f"[{name}](../arithmetic.md#{_anchor(name)})" for name in sorted(shared))
-    intro = f"The reference, `reference/{module.__name__.rpartition('.')[2]}.py`; every kernel equals it bit for bit"
+    intro = f"The reference, `reference/{module.__name__.rpartition('.')[2]}.py`; every kernel matches it bit for bit"
     calls = f" It calls {links}." if links else ""
     return f"{intro}.{calls}\n\n{_code(code)}"
 

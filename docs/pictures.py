@@ -61,7 +61,7 @@ def staircase() -> str:
     axes.fill_between(x, -1.7, -1.6, where=inside > 0, color=charts.QAT_COLORS[0], label="gradient passes", linewidth=0)
     _ends(axes, low, high)
     axes.set_xlabel("x")
-    axes.set_ylabel("what is stored")
+    axes.set_ylabel("stored value")
     charts._below(figure, axes)
     charts._clean(axes)
     return charts.svg(figure, "Fake quantization of a number in 3 bits.")
@@ -70,7 +70,7 @@ def staircase() -> str:
 def _ends(axes: Axes, low: np.float32, high: np.float32) -> None:
     for number, end in enumerate((low, high)):
         axes.axvline(
-            float(end), color=BAD, linewidth=1, linestyle=":", label="the range asked for" if not number else ""
+            float(end), color=BAD, linewidth=1, linestyle=":", label="the requested range" if not number else ""
         )
 
 
@@ -82,10 +82,10 @@ def nudging() -> str:
     for place, (low, high) in enumerate(asked):
         codes = np.unique(eq.quantization.fake_quant_with_min_max_vars(x, low, high, num_bits=3))
         first = place == 0
-        axes.plot([low, high], [place - 0.2] * 2, color=BAD, linewidth=2.5, label="range asked for" if first else "")
+        axes.plot([low, high], [place - 0.2] * 2, color=BAD, linewidth=2.5, label="requested range" if first else "")
         axes.plot(
             codes, [place + 0.15] * len(codes), "o", color=charts.QAT_COLORS[1], markersize=5,
-            label="what can be stored" if first else "",
+            label="storable values" if first else "",
         )  # fmt: skip
     axes.axvline(0, color=NOTE, linewidth=1)
     axes.set_yticks(range(len(asked)), [f"{low} … {high}" for low, high in asked])
@@ -150,7 +150,7 @@ def folding() -> str:
 
 
 def rounding() -> str:
-    """The same sums, brought to a grid half as fine by two profiles."""
+    """The same sums, converted to a grid half as fine by two profiles."""
     builder = deploy.Builder()
     given = builder.input("input", (1, 1, 1, 1), deploy.per_tensor(0.5, 0))
     one = np.ones((1, 1, 1, 1), np.int8)
@@ -175,7 +175,7 @@ def rounding() -> str:
 
 
 def profiles() -> str:
-    """How far the profiles part, layer after layer, in a network of equal convolutions with random weights."""
+    """How far the profiles diverge, layer after layer, in a network of equal convolutions with random weights."""
     random = np.random.default_rng(0)
     builder = deploy.Builder()
     grid = deploy.per_tensor(0.05, 0)

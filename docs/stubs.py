@@ -2,11 +2,11 @@
 """Writes the stub files that tell type checkers the signatures of the operators: `python docs/stubs.py`.
 
 At run time the operators are objects made from declarations, whose arguments a type checker cannot see. In the stubs
-each has one overload for each framework, with its documentation: what goes in comes out, NumPy arrays may stand beside
-the other frameworks', mixtures of these are errors, and JAX and TensorFlow, whose arrays never change, have no `out`.
-TensorFlow has no types of its own for type checkers: what it converts to tensors goes in, and anything comes out. (One
-signature with a type variable instead would give NumPy results the shape and dtype of the operands, and fail where the
-operands' dtypes differ.)
+each has one overload per framework, with its documentation: results have the type of the operands, NumPy arrays may be
+mixed with another framework's, other mixtures are errors, and JAX and TensorFlow, whose arrays never change, have no
+`out`. TensorFlow has no types for type checkers: anything it converts to tensors is accepted, and `Any` is returned.
+(One signature with a type variable instead would give NumPy results the shape and dtype of the operands, and fail if
+the operands' dtypes differ.)
 """
 
 from __future__ import annotations

@@ -331,7 +331,7 @@ def shard_map(name: str) -> str:
             wanted[i] = wanted[i] + np.asarray(value)
     for i, specification in enumerate(cut):
         near(gradients[i], np.concatenate(pieces[i]) if specification == P("b") else wanted[i], "gradient")
-    return "each its part, sums added up"
+    return "per device, sums added"
 
 
 def sharded(name: str, specification: Any) -> str:

@@ -191,11 +191,27 @@ def test_layers_made_trainable_after_prepare() -> None:
     prepared.compile("sgd", "mse")
     assert len(prepared.trainable_variables) == 4
     prepared.fit(X, np.zeros((8, 2), np.float32), verbose=0)
+    base.trainable = False
+    with pytest.raises(ValueError, match="compile it"):
+        prepared.fit(X, np.zeros((8, 2), np.float32), verbose=0)
     norm = layers.BatchNormalization(trainable=False)
     prepared = qat.keras.prepare(around(layers.Dense(4), norm))
     norm.trainable = True
     with pytest.raises(ValueError, match="prepare the model again"):
         prepared.compile("sgd", "mse")
+
+
+def test_a_step_that_fails_loses_no_weights() -> None:
+    prepared = qat.keras.prepare(around(layers.Dense(4), layers.Dense(2)))
+    qat.keras.calibrate(prepared, [X])
+    prepared.compile("sgd", "mse")
+    prepared.fit(X, np.zeros((8, 2), np.float32), verbose=0)
+    before = [np.array(each) for each in prepared.trainable_variables]
+    for x, y in ((X[:, :3], np.zeros((8, 2), np.float32)), (X, np.zeros((8, 5), np.float32))):
+        with pytest.raises(Exception):  # noqa: B017
+            prepared.fit(x, y, verbose=0)
+        assert all(np.array_equal(old, new) for old, new in zip(before, prepared.trainable_variables, strict=True))
+    prepared.fit(X, np.zeros((8, 2), np.float32), verbose=0)
 
 
 def test_refused_calls(tmp_path: Path) -> None:

@@ -268,12 +268,27 @@ class PreparedModel(keras.Model):
         if getattr(self, "optimizer", None) is not None:
             self.optimizer.build(self.trainable_variables)
 
-    def train_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_steps("train_step", "compute_loss", "compute_metrics")
+    def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
+        # Not in the step itself, which JAX runs but once, to trace it.
         if self._wanted_trainability() != self._held.followed:
             raise ValueError(
                 "the float model's layers were made trainable, or fixed, after this model was compiled; compile it"
             )
+        return super().make_train_function(*args, **kwargs)
+
+    def _get_jax_state(self, *args: Any, **kwargs: Any) -> Any:
+        """On JAX, Keras empties the variables while it trains; kept here so that a step that fails loses none."""
+        kinds = [
+            name for name in ("trainable", "non_trainable", "optimizer", "metrics") if kwargs.get(f"{name}_variables")
+        ]
+        state = super()._get_jax_state(*args, **kwargs)
+        if kwargs.get("purge_model_variables"):
+            self._jax_state = {f"{name}_variables": values for name, values in zip(kinds, state, strict=True)}
+            self._jax_state_synced = False
+        return state
+
+    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_steps("train_step", "compute_loss", "compute_metrics")
         return super().train_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
