@@ -18,7 +18,7 @@ from device_cases import CASES, random_codes, random_quantization
 
 from exactqat.deploy import Builder, Graph, per_tensor, simulate
 from exactqat.deploy.simulate import simulate_operator
-from exactqat.device import OPERATORS, PROFILES, blocks, weighted
+from exactqat.device import OPERATORS, PROFILES, blocks, profile_named, weighted
 from exactqat.device.arithmetic import (
     bounds,
     fixed_point,
@@ -138,7 +138,7 @@ def slow(graph: Graph, codes: np.ndarray, profile: str) -> np.ndarray:
                 steps[place] = multiply_by_quantized_multiplier(
                     int(total[place]), int(significand[channel]), int(exponent[channel])
                 )
-    lowest, highest = bounds(output, operator.attributes, profile)
+    lowest, highest = bounds(output, operator.attributes, profile_named(profile))
     return np.clip(steps + zero_point_of(output), lowest, highest).astype(np.int8)
 
 

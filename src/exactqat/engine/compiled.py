@@ -109,17 +109,23 @@ class Compiled:
 
         Args:
             result: name of the tensor that it computes.
-            codes: by tensor name; only the operands are looked at.
+            codes: by tensor name; only the operands are looked at. Those of other shapes than the graph has are for
+                the declaration, which may broadcast them.
         """
         number = self._position[result]
-        step, arrays = self._steps[number], []
-        for tensor in (self._tensors[name] for name in step.inputs):
-            arrays.append(np.ascontiguousarray(codes[tensor.name] if tensor.data is None else tensor.data))
-        form = self._form(number)
+        step = self._steps[number]
+        tensors = [self._tensors[name] for name in step.inputs]
+        arrays = [codes[tensor.name] if tensor.data is None else tensor.data for tensor in tensors]
+        counts = {
+            array.shape[0] // tensor.shape[0] if array.shape[1:] == tensor.shape[1:] else -1
+            for array, tensor in zip(arrays, tensors, strict=True)
+            if tensor.data is None
+        }
+        form = self._form(number) if len(counts) == 1 and -1 not in counts else ()
         if not form:
             return self._by_declaration(number, codes)
-        of = next(position for position, name in enumerate(step.inputs) if self._tensors[name].data is None)
-        examples = arrays[of].shape[0] // self._tensors[step.inputs[of]].shape[0]
+        arrays = [np.ascontiguousarray(array) for array in arrays]
+        (examples,) = counts
         arrays.append(np.empty(self._shape(result, examples), self._tensors[result].dtype))
         if arrays[-1].size:
             for plan, addresses in planned(form, arrays):
