@@ -173,9 +173,12 @@ MICRO = declare(
 )
 # What a network is trained for where nobody names a device.
 DEFAULT_PROFILE = X86.name
+# The alias of LiteRT's default kernels, on whatever processor.
+DEFAULT_KERNELS = "xnnpack"
 
 __all__ = [
     "ARM64",
+    "DEFAULT_KERNELS",
     "DEFAULT_PROFILE",
     "MICRO",
     "PROFILES",

@@ -34,6 +34,7 @@ from ..deploy.tflite import tflite_bytes, write_tflite
 from ..deploy.values import layer_values
 from ..deploy.verify import Comparison, Report, profile_here, profiles_here, verify
 from ..device import DEFAULT_PROFILE, PROFILES, Refusal
+from ..device.profile import DEFAULT_KERNELS
 from ..qat.modules import overruns_channels_last
 from . import checkpoints, files, findings, retrained, training
 from .beside import Beside, beside_training
@@ -839,7 +840,7 @@ def _deploy(outcome: Outcome, dataset: Dataset, path: Path) -> None:
     beside = beside_training(outcome.model, graph, dataset.test, codes, [device], lowered)[device]
     outcome.report = _about(ran, device, beside)
     outcome.device_predictions = beside.device_answers
-    if device == profile_here("xnnpack"):
+    if device == profile_here(DEFAULT_KERNELS):
         outcome.device_predictions = run_on_device(graph, path, codes).argmax(1)
     outcome.device_accuracy = float((outcome.device_predictions == dataset.test.labels.numpy()).mean())
 
@@ -852,7 +853,7 @@ def _about(ran: Report, device: str, beside: Beside) -> Report:
 
 def _runs_here(profile: str) -> str:
     """The profile itself where this machine has its runtime, else the runtime's default."""
-    return profile if profile in profiles_here() else "xnnpack"
+    return profile if profile in profiles_here() else DEFAULT_KERNELS
 
 
 def input_codes(graph: Graph, dataset: Dataset) -> np.ndarray:
