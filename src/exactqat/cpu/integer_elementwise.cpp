@@ -3,6 +3,7 @@
 // and reduction.py say what they compute.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -280,11 +281,131 @@ void integer_sum(const Call& call) {
   });
 }
 
+// --- rows -----------------------------------------------------------------------------------------------------------------------
+
+// XNNPACK leaves SOFTMAX to LiteRT's own kernel. operands: int8 [rows, length]; exponentials by how far a code lies below the largest
+// of its row, float32 [256]. result: int8.
+void integer_softmax(const Call& call) {
+  const Array& x = call.operands[0];
+  const float* powers = call.operands[1].as<float>();
+  const int64_t length = x.shape[1];
+  const auto scale = float(call.numbers.real("scale"));
+  const auto zero_point = float(call.numbers.integer("zero_point"));
+  const int64_t together = std::max<int64_t>(1, 2048 / length), tasks = (x.shape[0] + together - 1) / together;
+  parallel_for(tasks, 8 * x.size(), [&](int64_t task) {
+    for (int64_t row = task * together; row < std::min(x.shape[0], (task + 1) * together); ++row) {
+      const int8_t* codes = x.as<int8_t>() + row * length;
+      int8_t* out = call.results[0].as<int8_t>() + row * length;
+      int8_t largest = codes[0];
+      for (int64_t k = 1; k < length; ++k) largest = std::max(largest, codes[k]);
+      float total = 0;  // one after the other, as the kernel adds them
+      for (int64_t k = 0; k < length; ++k) total += powers[largest - codes[k]];
+      const float factor = 1.0f / (total * scale);
+      int8_t table[256];
+      if (length >= 256)
+        for (int64_t k = 0; k < 256; ++k)
+          table[k] = int8_t(int32_t(std::clamp(std::floor(powers[k] * factor + 0.5f) + zero_point, -128.0f, 127.0f)));
+      for (int64_t k = 0; k < length; ++k) {
+        const int below = largest - codes[k];
+        out[k] = length >= 256
+                     ? table[below]
+                     : int8_t(int32_t(std::clamp(std::floor(powers[below] * factor + 0.5f) + zero_point, -128.0f, 127.0f)));
+      }
+    }
+  });
+}
+
+// gemmlowp's SaturatingRoundingDoublingHighMul, of numbers that are not both the lowest.
+int32_t high_multiply(int32_t a, int32_t b) { return int32_t((int64_t(a) * b + (int64_t(1) << 30)) >> 31); }
+
+int32_t shifted_left(int32_t x, int bits) {
+  return int32_t(std::clamp<int64_t>(int64_t(x) * (int64_t(1) << bits), std::numeric_limits<int32_t>::min(),
+                                     std::numeric_limits<int32_t>::max()));
+}
+
+int32_t wrapped_sum(int32_t a, int32_t b) { return int32_t(uint32_t(a) + uint32_t(b)); }
+
+// device/fixed_point_functions.py: 1 / (1 + x) in Q0.31.
+int32_t one_over_one_plus(int32_t x) {
+  const int64_t total = int64_t(x) + std::numeric_limits<int32_t>::max(), nudged = total + (total >= 0 ? 1 : -1);
+  const auto half = int32_t(nudged >= 0 ? nudged >> 1 : -(-nudged >> 1));
+  int32_t estimate = wrapped_sum(1515870810, high_multiply(half, -1010580540));
+  for (int k = 0; k < 3; ++k) {
+    const int32_t error = (1 << 29) - high_multiply(half, estimate);
+    estimate = wrapped_sum(estimate, shifted_left(high_multiply(estimate, error), 2));
+  }
+  return shifted_left(estimate, 1);
+}
+
+// The reference kernels' SOFTMAX. operands: int8 [rows, length]; by how far a code lies below the largest of its row int32 [2, 256]:
+// what it adds to the sum in Q12.19, and its power in Q0.31, which is 0 for those too far below. Rows add up to less than 512.
+void integer_softmax_fixed(const Call& call) {
+  const Array& x = call.operands[0];
+  const int32_t *terms = call.operands[1].as<int32_t>(), *powers = terms + 256;
+  const int64_t length = x.shape[1];
+  const int64_t together = std::max<int64_t>(1, 2048 / length), tasks = (x.shape[0] + together - 1) / together;
+  parallel_for(tasks, 8 * x.size(), [&](int64_t task) {
+    for (int64_t row = task * together; row < std::min(x.shape[0], (task + 1) * together); ++row) {
+      const int8_t* codes = x.as<int8_t>() + row * length;
+      int8_t* out = call.results[0].as<int8_t>() + row * length;
+      int8_t largest = codes[0];
+      for (int64_t k = 1; k < length; ++k) largest = std::max(largest, codes[k]);
+      int32_t total = 0;
+      for (int64_t k = 0; k < length; ++k) total += terms[largest - codes[k]];
+      const int headroom = std::countl_zero(uint32_t(total));
+      const int32_t factor = one_over_one_plus(int32_t((uint32_t(total) << headroom) - (uint32_t(1) << 31)));
+      const int shift = 12 - headroom + 23;
+      const int64_t half = (int64_t(1) << shift) >> 1;
+      for (int64_t k = 0; k < length; ++k) {
+        const int64_t share = high_multiply(factor, powers[largest - codes[k]]);
+        const auto rounded = int32_t((share + half) >> shift);  // shares are not negative
+        out[k] = int8_t(std::clamp(rounded - 128, -128, 127));
+      }
+    }
+  });
+}
+
+// --- images of another size -----------------------------------------------------------------------------------------------------
+
+// operands: int8 [batch, height, width, channels]; for each line of the result, and each place of a line, int32 [2, 3, ...]: the value
+// before, the one after, the share of the latter in 1 / 2^"bits". "half_up": how halves are rounded, otherwise away from zero.
+void integer_resize_bilinear(const Call& call) {
+  const Array &x = call.operands[0], &out = call.results[0];
+  const int64_t height = x.shape[1], width = x.shape[2], channels = x.shape[3], lines = out.shape[1], places = out.shape[2];
+  const auto bits = int(call.numbers.integer("bits"));
+  const bool half_up = call.numbers.integer("half_up") != 0;
+  const int32_t one = 1 << bits, *down = call.operands[1].as<int32_t>(), *right = call.operands[2].as<int32_t>();
+  const int64_t half = int64_t(1) << (2 * bits - 1);
+  parallel_for(x.shape[0] * lines, 8 * out.size(), [&](int64_t task) {
+    const int64_t line = task % lines, example = task / lines;
+    const int8_t* upper = x.as<int8_t>() + (example * height + down[line]) * width * channels;
+    const int8_t* lower = x.as<int8_t>() + (example * height + down[lines + line]) * width * channels;
+    const int32_t below = down[2 * lines + line], above = one - below;
+    int8_t* to = out.as<int8_t>() + task * places * channels;
+    for (int64_t place = 0; place < places; ++place, to += channels) {
+      const int64_t before = right[place] * channels, after = right[places + place] * channels;
+      const int32_t share = right[2 * places + place], rest = one - share;
+      for (int64_t c = 0; c < channels; ++c) {
+        const int32_t top = upper[before + c] * rest + upper[after + c] * share;
+        const int32_t bottom = lower[before + c] * rest + lower[after + c] * share;
+        const int64_t total = int64_t(top) * above + int64_t(bottom) * below;
+        if (half_up) {
+          to[c] = int8_t((total + half) >> (2 * bits));
+        } else {
+          const int64_t magnitude = ((total < 0 ? -total : total) + half) >> (2 * bits);
+          to[c] = int8_t(total > 0 ? magnitude : -magnitude);
+        }
+      }
+    }
+  });
+}
+
 [[maybe_unused]] const bool entered =
     add_kernel("integer_table", integer_table) && add_kernel("integer_add_shifted", integer_add_shifted) &&
     add_kernel("integer_add_terms", integer_add_terms) && add_kernel("integer_multiply", integer_multiply) &&
     add_kernel("integer_extreme", integer_extreme) && add_kernel("integer_pool", integer_pool) &&
-    add_kernel("integer_sum", integer_sum);
+    add_kernel("integer_sum", integer_sum) && add_kernel("integer_softmax", integer_softmax) &&
+    add_kernel("integer_softmax_fixed", integer_softmax_fixed) && add_kernel("integer_resize_bilinear", integer_resize_bilinear);
 
 }  // namespace
 }  // namespace exactqat

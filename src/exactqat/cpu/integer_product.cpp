@@ -457,7 +457,71 @@ void integer_conv_2d(const Call& call) {
   });
 }
 
-[[maybe_unused]] const bool entered = add_kernel("integer_pack", integer_pack) && add_kernel("integer_conv_2d", integer_conv_2d);
+// operands: int8 [..., rows, depth] and [..., depth, columns] of one rank, their last axes swapped where "adj_x" and "adj_y" say so,
+// leading axes broadcast; factors, the same for all columns, as many as these in whole blocks of kColumns. result: int8.
+void integer_batch_matmul(const Call& call) {
+  const Array &x = call.operands[0], &y = call.operands[1], &out = call.results[0];
+  const Numbers& numbers = call.numbers;
+  const Form form{uses_dot_products(numbers)};
+  const bool adj_x = numbers.integer("adj_x") != 0, adj_y = numbers.integer("adj_y") != 0;
+  const auto zero_x = int32_t(numbers.integer("zero_point_x")), zero_y = int32_t(numbers.integer("zero_point_y"));
+  const size_t rank = out.shape.size();
+  const int64_t rows = out.shape[rank - 2], columns = out.shape[rank - 1], depth = x.shape[adj_x ? rank - 2 : rank - 1];
+  const Rounding rounding = rounding_of(call, call.operands[2]);
+  int64_t matrices = 1;
+  for (size_t k = 0; k + 2 < rank; ++k) matrices *= out.shape[k];
+  // Which matrix of an operand result `number` is made of.
+  const auto matrix_of = [rank, &out](const Array& operand, int64_t number) {
+    int64_t index = 0, stride = 1;
+    for (size_t k = rank - 2; k-- > 0;) {
+      if (operand.shape[k] != 1) index += number % out.shape[k] * stride;
+      stride *= operand.shape[k];
+      number /= out.shape[k];
+    }
+    return index;
+  };
+  const int8_t* const end = x.as<int8_t>() + x.size();
+  const int64_t stride = form.stride(depth), panels = whole(columns, kPanel) * stride;
+  parallel_for(matrices, matrices * rows * columns * (depth / 16 + 1), [&](int64_t number) {
+    const int64_t pointers = whole(rows * int64_t(sizeof(int8_t*)), 64), sums = whole(rows * 4, 64), biases = whole(columns, kColumns) * 4;
+    uint8_t* room = scratch(pointers + sums + biases + whole(panels, 64) + rows * stride + kSlack);
+    auto** written = reinterpret_cast<int8_t**>(room);
+    auto* added = reinterpret_cast<int32_t*>(room + pointers);
+    auto* bias = reinterpret_cast<int32_t*>(room + pointers + sums);
+    uint8_t* packed = room + pointers + sums + biases;
+    uint8_t* gathered = packed + whole(panels, 64);
+
+    const int8_t* second = y.as<int8_t>() + matrix_of(y, number) * depth * columns;
+    const int64_t down = adj_y ? 1 : columns, right = adj_y ? depth : 1;
+    pack(form, depth, columns, [=](int64_t k, int64_t n) { return second[k * down + n * right]; }, packed);
+    std::fill_n(bias, whole(columns, kColumns), 0);
+    for (int64_t k = 0; k < depth; ++k)
+      for (int64_t n = 0; n < columns; ++n) bias[n] += second[k * down + n * right];
+    const int64_t shift = zero_x + (form.dot ? kShift : 0);
+    for (int64_t n = 0; n < columns; ++n) bias[n] = int32_t(depth * zero_x * zero_y - shift * bias[n]);
+
+    const int8_t* first = x.as<int8_t>() + matrix_of(x, number) * rows * depth;
+    std::vector<int8_t> turned(size_t(adj_x ? depth : 0));
+    for (int64_t r = 0; r < rows; ++r) {
+      const int8_t* codes = first + r * depth;
+      if (adj_x) {
+        for (int64_t k = 0; k < depth; ++k) turned[size_t(k)] = first[k * rows + r];
+        codes = turned.data();
+      }
+      Row row{form, gathered + r * stride};
+      row.put(codes, depth, adj_x ? codes + depth : end);
+      for (uint8_t* rest = row.at; rest < gathered + (r + 1) * stride; ++rest) *rest = 0;
+      int32_t total = 0;
+      for (int64_t k = 0; k < depth; ++k) total += codes[k];
+      added[r] = -zero_y * total;
+      written[r] = out.as<int8_t>() + (number * rows + r) * columns;
+    }
+    multiply(form, gathered, rows, depth, packed, bias, 0, columns, {rounding, written, zero_y != 0 ? added : nullptr, columns});
+  });
+}
+
+[[maybe_unused]] const bool entered = add_kernel("integer_pack", integer_pack) && add_kernel("integer_conv_2d", integer_conv_2d) &&
+                                      add_kernel("integer_batch_matmul", integer_batch_matmul);
 
 }  // namespace
 }  // namespace exactqat
