@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "integer_rounding.h"
@@ -400,12 +401,68 @@ void integer_resize_bilinear(const Call& call) {
   });
 }
 
+// --- places ---------------------------------------------------------------------------------------------------------------------
+
+// operands: int8 [batch, ...]; int64 [3, axes]: how many codes of each axis of an example move, and how far apart they lie in the
+// operand and in the result. From place "from" to place "to" of an example; where "fills", all of the result is "fill" before.
+void integer_move(const Call& call) {
+  const Array &x = call.operands[0], &plan = call.operands[1], &out = call.results[0];
+  const Numbers& numbers = call.numbers;
+  const auto axes = size_t(plan.shape[1]);
+  const std::span<const int64_t> sizes(plan.as<int64_t>(), axes), from(sizes.data() + axes, axes), to(from.data() + axes, axes);
+  const int64_t batch = x.shape[0], example_from = x.size() / std::max<int64_t>(batch, 1);
+  const int64_t example_to = out.size() / std::max<int64_t>(batch, 1);
+  const int64_t begin_from = numbers.integer("from"), begin_to = numbers.integer("to");
+  const bool fills = numbers.integer("fills") != 0;
+  const int8_t fill = int8_t(numbers.integer("fill"));
+  int64_t lines = 1;
+  for (size_t k = 0; k + 1 < axes; ++k) lines *= sizes[k];
+  const int64_t length = sizes[axes - 1];
+  const bool dense = from[axes - 1] == 1 && to[axes - 1] == 1;
+  if (fills) {
+    auto* bytes = out.as<int8_t>();
+    std::memset(bytes, uint8_t(fill), size_t(out.size()));
+  }
+  constexpr int64_t kTogether = 64;
+  const int64_t pieces = (lines + kTogether - 1) / kTogether;
+  parallel_for(batch * pieces, batch * lines * length, [&](int64_t task) {
+    const int64_t example = task / pieces, first = task % pieces * kTogether;
+    for (int64_t line = first; line < std::min(lines, first + kTogether); ++line) {
+      int64_t rest = line, read = example * example_from + begin_from, written = example * example_to + begin_to;
+      for (size_t k = axes - 1; k-- > 0;) {
+        const int64_t index = rest % sizes[k];
+        rest /= sizes[k];
+        read += index * from[k];
+        written += index * to[k];
+      }
+      const int8_t* codes = x.as<int8_t>() + read;
+      int8_t* result = out.as<int8_t>() + written;
+      if (dense) {
+        std::memcpy(result, codes, size_t(length));
+      } else {
+        for (int64_t k = 0; k < length; ++k) result[k * to[axes - 1]] = codes[k * from[axes - 1]];
+      }
+    }
+  });
+}
+
+// The codes of the operand, in the same order.
+void integer_copy(const Call& call) {
+  const int64_t size = call.operands[0].size();
+  constexpr int64_t kBytes = 1 << 20;
+  parallel_for((size + kBytes - 1) / kBytes, size / 4, [&](int64_t task) {
+    const int64_t begin = task * kBytes;
+    std::memcpy(call.results[0].as<int8_t>() + begin, call.operands[0].as<int8_t>() + begin, size_t(std::min(kBytes, size - begin)));
+  });
+}
+
 [[maybe_unused]] const bool entered =
     add_kernel("integer_table", integer_table) && add_kernel("integer_add_shifted", integer_add_shifted) &&
     add_kernel("integer_add_terms", integer_add_terms) && add_kernel("integer_multiply", integer_multiply) &&
     add_kernel("integer_extreme", integer_extreme) && add_kernel("integer_pool", integer_pool) &&
     add_kernel("integer_sum", integer_sum) && add_kernel("integer_softmax", integer_softmax) &&
-    add_kernel("integer_softmax_fixed", integer_softmax_fixed) && add_kernel("integer_resize_bilinear", integer_resize_bilinear);
+    add_kernel("integer_softmax_fixed", integer_softmax_fixed) && add_kernel("integer_resize_bilinear", integer_resize_bilinear) &&
+    add_kernel("integer_move", integer_move) && add_kernel("integer_copy", integer_copy);
 
 }  // namespace
 }  // namespace exactqat

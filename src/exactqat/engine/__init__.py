@@ -5,7 +5,7 @@
 `Compiled` makes a network ready for one profile; `forms` says which operators have kernels, by their kinds.
 """
 
-from . import elementwise, rows, weighted  # noqa: F401 - enters its forms
+from . import elementwise, movement, rows, weighted  # noqa: F401 - enters its forms
 from .compiled import Compiled, compiled_for
 from .declared import by_declaration
 
