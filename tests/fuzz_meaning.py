@@ -518,9 +518,11 @@ def trained(model: nn.Module, seed: int, width: int, train: bool) -> dict[str, n
 
     def evaluate(moment: str) -> None:
         model.eval()
-        with torch.no_grad(), _Settled():
-            for examples in (1, *EXAMPLES, 128):
-                keep(f"{moment}, {examples}", model(torch.randn(examples, width, generator=generator).to(dtype)))
+        for examples in (1, *EXAMPLES, 128):
+            x = torch.randn(examples, width, generator=generator).to(dtype)
+            # Not around the line before: random numbers are constant in it.
+            with torch.no_grad(), _Settled():
+                keep(f"{moment}, {examples}", model(x))
 
     evaluate("before")
     for step, examples in enumerate(EXAMPLES if train else ()):

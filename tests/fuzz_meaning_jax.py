@@ -386,6 +386,8 @@ def worst_error(model: Model, prepared: Prepared, inputs: Sequence[np.ndarray]) 
                     near = jax.tree.map(lambda each: np.asarray(each) * np.float32(1 + 2**-20), batch)
                     trained = jax.tree.map(lambda each: np.asarray(each) * np.float32(1 - 2**-20), model.trained)
                     moved = everything(original, trained, near)
+                    if "statistics" in expected:
+                        moved["statistics"] = sorted_leaves(model.run(trained, model.statistics, near, True)[1])
                 noise = kind_error(there, moved[kind]) if kind in moved else 0.0
                 if error > 16 * noise and error > worst:
                     worst, where = error, f"{kind}, {size} examples, {'training' if training else 'evaluation'}"

@@ -507,10 +507,11 @@ def trained(call: Callable[..., Any], variables: dict[str, Any], shape: Shape, s
             found[f"gradient of {name} {number}"] = (
                 np.zeros(tuple(leaf.shape), np.float32) if gradient is None else ops.convert_to_numpy(gradient)
             )
+        # Steps of one length: some of these models have gradients with which plain descent runs into infinity.
+        length = max([float(np.abs(found[f"gradient of {name} {number}"]).max()) for name in variables] + [1.0])
         for name, variable in variables.items():
-            variable.assign(
-                variable.value.detach() - 0.05 * ops.convert_to_tensor(found[f"gradient of {name} {number}"])
-            )
+            step = np.float32(0.05 / length) * found[f"gradient of {name} {number}"]
+            variable.assign(variable.value.detach() - ops.convert_to_tensor(step))
     evaluate("after")
     return found
 
