@@ -163,6 +163,14 @@ void integer_depthwise_conv_2d(const Call& call) {
     const int8_t* codes = x.as<int8_t>() + example * height * width * channels;
     int8_t* written = out.as<int8_t>() + task * places * outputs;
     std::vector<const int8_t*> met(size_t(2 * pairs * kPlaces), beyond.data());
+    // Where the taps of several places lie, from the first one's on; the one too many has weights of 0.
+    std::vector<int64_t> offsets(size_t(2 * pairs * kPlaces), 0);
+    for (int64_t tap = 0; tap < taps; ++tap)
+      for (int64_t p = 0; p < kPlaces; ++p)
+        offsets[size_t(tap * kPlaces + p)] =
+            ((tap / window_x * dilation_y) * width + tap % window_x * dilation_x + p * stride_x) * channels;
+    const int64_t y_first = line * stride_y - top, reach = (kPlaces - 1) * stride_x + (window_x - 1) * dilation_x;
+    const bool lines_inside = y_first >= 0 && y_first + (window_y - 1) * dilation_y < height;
     std::vector<int8_t> copied;
     std::vector<const int8_t*> from_copies;
     alignas(64) int32_t sums[kPlaces * kBlock];
@@ -171,19 +179,26 @@ void integer_depthwise_conv_2d(const Call& call) {
       if (places - place < kPlaces && places >= kPlaces) place = places - kPlaces;
       const int64_t together = places - place >= kPlaces ? kPlaces : 1;
       const int8_t* last = nullptr;
-      for (int64_t i = 0; i < window_y; ++i) {
-        const int64_t y = line * stride_y - top + i * dilation_y;
-        for (int64_t j = 0; j < window_x; ++j) {
-          const int8_t** pointers = met.data() + (i * window_x + j) * together;
-          for (int64_t p = 0; p < together; ++p) {
-            const int64_t at = (place + p) * stride_x - left + j * dilation_x;
-            const bool inside = y >= 0 && y < height && at >= 0 && at < width;
-            pointers[p] = inside ? codes + (y * width + at) * channels : beyond.data();
-            if (inside) last = std::max(last, pointers[p]);
+      const int64_t x_first = place * stride_x - left;
+      if (lines_inside && together == kPlaces && x_first >= 0 && x_first + reach < width) {
+        const int8_t* base = codes + (y_first * width + x_first) * channels;
+        for (int64_t k = 0; k < 2 * pairs * kPlaces; ++k) met[size_t(k)] = base + offsets[size_t(k)];
+        last = met[size_t(taps * kPlaces - 1)];
+      } else {
+        for (int64_t i = 0; i < window_y; ++i) {
+          const int64_t y = line * stride_y - top + i * dilation_y;
+          for (int64_t j = 0; j < window_x; ++j) {
+            const int8_t** pointers = met.data() + (i * window_x + j) * together;
+            for (int64_t p = 0; p < together; ++p) {
+              const int64_t at = (place + p) * stride_x - left + j * dilation_x;
+              const bool inside = y >= 0 && y < height && at >= 0 && at < width;
+              pointers[p] = inside ? codes + (y * width + at) * channels : beyond.data();
+              if (inside) last = std::max(last, pointers[p]);
+            }
           }
         }
+        for (int64_t k = taps * together; k < 2 * pairs * together; ++k) met[k] = beyond.data();
       }
-      for (int64_t k = taps * together; k < 2 * pairs * together; ++k) met[k] = beyond.data();
       for (int64_t first = 0; first < outputs; first += kBlock) {
         const int64_t count = std::min(kBlock, outputs - first);
         const int8_t* const* pointers = met.data();
@@ -202,8 +217,9 @@ void integer_depthwise_conv_2d(const Call& call) {
         }
         const auto sum = together == kPlaces ? sum_block<kPlaces> : sum_block<1>;
         sum(pointers, offset, pairs, packed + first / kBlock * pairs * 4 * kBlock, added + first, sums);
-        for (int64_t p = 0; p < together; ++p)
-          store_row(rounding, sums + p * kBlock, first, count, written + (place + p) * outputs + first);
+        int8_t* to = written + place * outputs + first;
+        store_rows(rounding, sums, together, kBlock, first, count,
+                   [=](int64_t p) __attribute__((always_inline)) { return to + p * outputs; });
       }
       place += together;
     }

@@ -376,7 +376,7 @@ void integer_resize_bilinear(const Call& call) {
   const auto bits = int(call.numbers.integer("bits"));
   const bool half_up = call.numbers.integer("half_up") != 0;
   const int32_t one = 1 << bits, *down = call.operands[1].as<int32_t>(), *right = call.operands[2].as<int32_t>();
-  const int64_t half = int64_t(1) << (2 * bits - 1);
+  const int32_t half = 1 << (2 * bits - 1);
   parallel_for(x.shape[0] * lines, 8 * out.size(), [&](int64_t task) {
     const int64_t line = task % lines, example = task / lines;
     const int8_t* upper = x.as<int8_t>() + (example * height + down[line]) * width * channels;
@@ -389,11 +389,11 @@ void integer_resize_bilinear(const Call& call) {
       for (int64_t c = 0; c < channels; ++c) {
         const int32_t top = upper[before + c] * rest + upper[after + c] * share;
         const int32_t bottom = lower[before + c] * rest + lower[after + c] * share;
-        const int64_t total = int64_t(top) * above + int64_t(bottom) * below;
+        const int32_t total = top * above + bottom * below;  // shares lie within -1..1
         if (half_up) {
           to[c] = int8_t((total + half) >> (2 * bits));
         } else {
-          const int64_t magnitude = ((total < 0 ? -total : total) + half) >> (2 * bits);
+          const int32_t magnitude = ((total < 0 ? -total : total) + half) >> (2 * bits);
           to[c] = int8_t(total > 0 ? magnitude : -magnitude);
         }
       }

@@ -270,10 +270,14 @@ struct Sink {
   const int32_t* added;  // to all sums of a row, if any
   int64_t columns;
 
-  void store(int64_t row, int32_t* sums, int64_t column, int64_t count) const {
+  // Of `count` rows from `row` on.
+  void store(int64_t row, int64_t count, int32_t* sums, int64_t width, int64_t column) const {
     if (added != nullptr)
-      for (int64_t k = 0; k < count; ++k) sums[k] = int32_t(uint32_t(sums[k]) + uint32_t(added[row]));
-    store_row(rounding, sums, column, std::min(count, columns - column), rows[row] + column);
+      for (int64_t r = 0; r < count; ++r)
+        for (int64_t k = 0; k < width; ++k) sums[r * width + k] = int32_t(uint32_t(sums[r * width + k]) + uint32_t(added[row + r]));
+    int8_t* const* to = rows + row;
+    store_rows(rounding, sums, count, width, column, std::min(width, columns - column),
+               [=](int64_t r) __attribute__((always_inline)) { return to[r] + column; });
   }
 };
 
@@ -290,7 +294,7 @@ void multiply_panels(Form form, const uint8_t* rows, int64_t count, int64_t dept
     const int64_t left = count - row, together = left >= kMost ? kMost : left >= kSome ? kSome : 1;
     const Tile tile = together == kMost ? tiles.most : together == kSome ? tiles.some : tiles.one;
     tile(rows + row * stride, stride, packed, steps, bias, sums);
-    for (int64_t r = 0; r < together; ++r) sink.store(row + r, sums + r * kWidth, column, kWidth);
+    sink.store(row, together, sums, kWidth, column);
     row += together;
   }
 }

@@ -45,17 +45,17 @@ inline int32_t multiply_fixed_point(int32_t sum, int32_t significand, int32_t ex
 }
 
 // Sixteen sums of the columns from `column` on, as int8 codes; the first `count` are written.
-inline void store_panel(const Rounding& to, const int32_t* sums, int64_t column, int64_t count, int8_t* out) {
+template <Steps kSteps>
+[[gnu::always_inline]] inline void store_panel(const Rounding& to, const int32_t* sums, int64_t column, int64_t count, int8_t* out) {
 #if defined(__AVX512F__)
-  const __mmask16 which = count >= kPanel ? __mmask16(0xffff) : __mmask16((1u << count) - 1);
   const __m512i lowest = _mm512_set1_epi32(to.lowest), highest = _mm512_set1_epi32(to.highest);
   __m512i steps = _mm512_loadu_si512(sums);
-  if (to.steps == Steps::float32) {
+  if constexpr (kSteps == Steps::float32) {
     // The bounds are whole numbers, so that clamping may come first; float32 may not hold what lies beyond.
     __m512 real = _mm512_mul_ps(_mm512_cvtepi32_ps(steps), _mm512_loadu_ps(static_cast<const float*>(to.factors) + column));
     real = _mm512_min_ps(_mm512_max_ps(real, _mm512_cvtepi32_ps(lowest)), _mm512_cvtepi32_ps(highest));
     steps = _mm512_cvt_roundps_epi32(real, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  } else if (to.steps == Steps::fixed_point) {
+  } else if constexpr (kSteps == Steps::fixed_point) {
     const auto* significands = static_cast<const int32_t*>(to.factors) + column;
     const __m512i significand = _mm512_loadu_si512(significands), exponent = _mm512_loadu_si512(significands + to.columns);
     const __m512i zero = _mm512_setzero_si512(), half = _mm512_set1_epi64(int64_t(1) << 30);
@@ -84,10 +84,12 @@ inline void store_panel(const Rounding& to, const int32_t* sums, int64_t column,
     const __m256i second = rounded(_mm512_maskz_extracti64x4_epi64(0xff, steps, 1), factors + 8);
     steps = _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(first), second, 1);
   }
-  _mm512_mask_cvtepi32_storeu_epi8(out, which, _mm512_add_epi32(steps, _mm512_set1_epi32(to.zero_point)));
+  const __m128i codes = _mm512_cvtepi32_epi8(_mm512_add_epi32(steps, _mm512_set1_epi32(to.zero_point)));
+  if (count >= kPanel) _mm_storeu_si128(reinterpret_cast<__m128i*>(out), codes);
+  else _mm_mask_storeu_epi8(out, __mmask16((1u << count) - 1), codes);
 #else
   int32_t steps[kPanel];
-  if (to.steps == Steps::float32) {
+  if constexpr (kSteps == Steps::float32) {
     const auto* factors = static_cast<const float*>(to.factors) + column;
     const auto lowest = float(to.lowest), highest = float(to.highest);
     constexpr float kWhole = 12582912;  // 1.5 * 2^23: beside it, float32 holds whole numbers only
@@ -97,7 +99,7 @@ inline void store_panel(const Rounding& to, const int32_t* sums, int64_t column,
       real = real > highest ? highest : real;
       steps[k] = int32_t((real + kWhole) - kWhole);
     }
-  } else if (to.steps == Steps::fixed_point) {
+  } else if constexpr (kSteps == Steps::fixed_point) {
     const auto* significands = static_cast<const int32_t*>(to.factors) + column;
     const int32_t* exponents = significands + to.columns;
     for (int64_t k = 0; k < kPanel; ++k)
@@ -119,9 +121,20 @@ inline void store_panel(const Rounding& to, const int32_t* sums, int64_t column,
 #endif
 }
 
-// The first `count` of a row of sums of the columns from `column` on.
-inline void store_row(const Rounding& to, const int32_t* sums, int64_t column, int64_t count, int8_t* out) {
-  for (int64_t k = 0; k < count; k += kPanel) store_panel(to, sums + k, column + k, count - k, out + k);
+// Rows of sums, `width` from one to the next, of the columns from `column` on: `count` codes of each go to out(row).
+template <Steps kSteps, class Out>
+void store_rows(const Rounding& to, const int32_t* sums, int64_t rows, int64_t width, int64_t column, int64_t count, const Out& out) {
+  for (int64_t row = 0; row < rows; ++row) {
+    int8_t* codes = out(row);
+    for (int64_t k = 0; k < count; k += kPanel) store_panel<kSteps>(to, sums + row * width + k, column + k, count - k, codes + k);
+  }
+}
+
+template <class Out>
+void store_rows(const Rounding& to, const int32_t* sums, int64_t rows, int64_t width, int64_t column, int64_t count, const Out& out) {
+  if (to.steps == Steps::float32) store_rows<Steps::float32>(to, sums, rows, width, column, count, out);
+  else if (to.steps == Steps::fixed_point) store_rows<Steps::fixed_point>(to, sums, rows, width, column, count, out);
+  else store_rows<Steps::float64>(to, sums, rows, width, column, count, out);
 }
 
 }  // namespace exactqat
