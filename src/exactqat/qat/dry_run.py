@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..deploy import Footprint, Graph, footprint, lower, unclaimed
-from ..device.operator import PROFILES, profile_named
+from ..device import DEFAULT_PROFILE, profile_named
 from ..planning import UnsupportedOperator
 from ..planning.rules import Rule
 from .frameworks import framework_of
@@ -105,7 +105,7 @@ def explain(
     *,
     variables: Any = None,
     rules: Iterable[Rule] = (Rule(),),
-    device: str = PROFILES[0],
+    device: str = DEFAULT_PROFILE,
     keep_final_activation: bool | None = None,
     check: bool = False,
 ) -> Explanation:
@@ -127,7 +127,7 @@ def explain(
         TypeError: the model is of no framework that can be prepared, or an argument is missing.
         ValueError: there is no such device, or a rule cannot be used.
     """
-    device = profile_named(device)
+    device = profile_named(device).name
     framework = framework_of(model) or ("jax" if callable(model) and not inspect.isclass(model) else None)
     if framework not in _FROZEN:
         given = f"the class {model.__name__}" if inspect.isclass(model) else type(model).__name__
