@@ -14,7 +14,7 @@
 #include "integer_rounding.h"
 #include "parallel.h"
 
-#if defined(_MSC_VER) && !defined(__clang__) && defined(__AVX512F__)
+#if defined(_MSC_VER)
 #include <intrin.h>
 #endif
 
@@ -31,7 +31,7 @@ constexpr uint8_t kFlip = 0x80;
 constexpr int64_t kShift = 128;
 
 bool has_dot_products() {
-#if defined(_MSC_VER) && !defined(__clang__)
+#if defined(_MSC_VER)  // see features.cpp
   int seven[4];
   __cpuidex(seven, 7, 0);
   return (seven[2] >> 11 & 1) != 0;
