@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .attribute import REQUIRED
 from .profile import Profile
 from .tensor import INDICES, Quantization, Tensor
 
@@ -357,8 +358,6 @@ class DeviceOperator:
         """Adds its nodes in QDQ form (see `deploy.onnx`)."""
         raise Refusal(f"{self.kind} has no form in ONNX here")
 
-
-REQUIRED: Any = object()
 
 # Attributes that mean the same wherever they stand: words, and pairs of positive integers for height and width.
 ACTIVATIONS = ("NONE", "RELU", "RELU6")
