@@ -60,6 +60,11 @@ class Function:
         """The arguments for a step with these attributes."""
         return _given(attributes, tuple(self.attributes)) if self.arguments is None else self.arguments(attributes)
 
+    @property
+    def is_table(self) -> bool:
+        """Whether a plan makes a table of it."""
+        return self.operator == "TABLE"
+
     def __call__(self, primitives: Any, x: Any, *parameters: Any) -> Any:
         return self.real(primitives, x, *parameters)
 
@@ -181,6 +186,7 @@ declare(
         "composition",
         _composition,
         attributes={"instructions": Attribute("a sequence")},
+        arguments=lambda attributes: {str(place): each for place, each in enumerate(attributes["instructions"])},
     )
 )
 declare(

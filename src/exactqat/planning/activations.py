@@ -70,7 +70,7 @@ def silu(planner: Planner, step: Step) -> Stored:
 
 def by_one_operator(table: bool) -> tuple[str, ...]:
     """Kinds of functions that become one operator of the device: a table, or one that computes just this function."""
-    return tuple(each.name for each in FUNCTIONS.values() if each.operator and (each.operator == "TABLE") == table)
+    return tuple(each.name for each in FUNCTIONS.values() if each.operator and each.is_table == table)
 
 
 @handles(*by_one_operator(table=False))
