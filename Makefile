@@ -51,13 +51,13 @@ test: $(VENV)/.installed
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -c "import torch; assert torch.cuda.is_available(), 'PyTorch finds no GPU'"
-	EXACTQAT_TARGETS=all $(BIN)/python -m pytest tests/test_gpu.py tests/test_kernels.py tests/test_ptx.py -k "gpu or cuda or ptx"
+	EXACTQAT_TARGETS=all $(BIN)/python -m pytest tests/operators/test_gpu.py tests/operators/test_kernels.py tests/operators/test_ptx.py -k "gpu or cuda or ptx"
 
 # What the rest of the tests needs, but not PyTorch and JAX.
 test-tensorflow: $(VENV)-tensorflow/.installed $(SOURCES)
 	$(VENV)-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check '.[keras,deploy]' 'pytest>=8' 'hypothesis>=6'
-	$(VENV)-tensorflow/bin/python -m pytest tests/test_tensorflow.py
-	$(VENV)-tensorflow/bin/python -m pytest tests/test_keras_kit.py -k tensorflow
+	$(VENV)-tensorflow/bin/python -m pytest tests/operators/test_tensorflow.py
+	$(VENV)-tensorflow/bin/python -m pytest tests/kit/test_keras_kit.py -k tensorflow
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check src tests bench docs
@@ -85,56 +85,56 @@ $(VENV)-release/.installed: pyproject.toml
 	touch $@
 
 goldens: $(VENV)-tensorflow/.installed
-	$(VENV)-tensorflow/bin/python tests/record_goldens.py
+	$(VENV)-tensorflow/bin/python tests/campaigns/record_goldens.py
 
 oracle: $(VENV)/.installed $(VENV)-tensorflow/.installed
-	$(BIN)/python tests/oracle.py --tensorflow $(VENV)-tensorflow/bin/python $(ARGS)
+	$(BIN)/python tests/campaigns/oracle.py --tensorflow $(VENV)-tensorflow/bin/python $(ARGS)
 
 fuzz: $(VENV)/.installed
-	$(BIN)/python tests/fuzz.py --cases 100000 $(ARGS)
-	$(BIN)/python tests/fuzz_tensors.py --cases 100000 $(ARGS)
-	$(BIN)/python tests/fuzz_steps.py $(ARGS)
+	$(BIN)/python tests/campaigns/fuzz.py --cases 100000 $(ARGS)
+	$(BIN)/python tests/campaigns/fuzz_tensors.py --cases 100000 $(ARGS)
+	$(BIN)/python tests/campaigns/fuzz_steps.py $(ARGS)
 
 fuzz-jobs: $(VENV)/.installed
-	$(BIN)/python tests/fuzz_jobs.py $(ARGS)
+	$(BIN)/python tests/campaigns/fuzz_jobs.py $(ARGS)
 
 sanitize: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt nanobind scikit-build-core cmake ninja
-	$(BIN)/python tests/sanitize.py
+	$(BIN)/python tests/campaigns/sanitize.py
 
 zoo: $(VENV)-zoo/.installed
-	$(VENV)-zoo/bin/python tests/run_zoo.py --write --rows build/zoo.jsonl $(ARGS)
+	$(VENV)-zoo/bin/python tests/campaigns/run_zoo.py --write --rows build/zoo.jsonl $(ARGS)
 
 frozen: $(VENV)-zoo/.installed
-	$(VENV)-zoo/bin/python tests/run_frozen.py --rows build/frozen.jsonl $(ARGS)
+	$(VENV)-zoo/bin/python tests/campaigns/run_frozen.py --rows build/frozen.jsonl $(ARGS)
 
 # Their wheels ask for other builds of PyTorch than the tested one; nothing of them is needed but their Python.
 $(VENV)-zoo/.installed: $(SOURCES)
 	$(PYTHON) -m venv $(VENV)-zoo
 	$(VENV)-zoo/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt '.[test]'
-	$(VENV)-zoo/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/zoo_requirements.txt
+	$(VENV)-zoo/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/campaigns/zoo_requirements.txt
 	mkdir -p build
 	touch $@
 
 notebooks: $(VENV)/.installed
-	$(BIN)/python tests/run_notebooks.py $(ARGS)
+	$(BIN)/python tests/campaigns/run_notebooks.py $(ARGS)
 
 sweep: $(VENV)/.installed
-	$(BIN)/python tests/sweep.py --count 1500 --write $(ARGS)
+	$(BIN)/python tests/campaigns/sweep.py --count 1500 --write $(ARGS)
 	$(BIN)/python docs/device_page.py
 
 # What emulates ARM64 is downloaded on Debian and what is like it; elsewhere the campaign says that it is left out.
 devices: $(VENV)/.installed
 	-$(BIN)/python -m exactqat.deploy.set_up_arm64
-	$(BIN)/python tests/run_devices.py
-	$(BIN)/python tests/sweep.py --count 40 --profiles micro $$($(BIN)/python -c \
+	$(BIN)/python tests/campaigns/run_devices.py
+	$(BIN)/python tests/campaigns/sweep.py --count 40 --profiles micro $$($(BIN)/python -c \
 		"from exactqat.deploy import profiles_here as here; print(*{'xnnpack-arm64'}.intersection(here()))") --write $(ARGS)
 	$(BIN)/python docs/device_page.py
 
 arm64: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt nanobind cmake ninja
 	-$(BIN)/python -m exactqat.deploy.set_up_arm64
-	$(BIN)/python tests/run_arm64.py $(ARGS)
+	$(BIN)/python tests/campaigns/run_arm64.py $(ARGS)
 
 $(VENV)-tensorflow/.installed:
 	$(PYTHON) -m venv $(VENV)-tensorflow

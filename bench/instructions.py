@@ -5,7 +5,7 @@
 
 Under emulation nothing can be timed, but every executed instruction can be counted: the emulator writes a line for
 each. A program without Python runs a kernel once on `rows` x 64 float32; what twice as many rows take more, divided by
-the elements that these are, is the number printed. Needs what `tests/run_arm64.py` has built in the folder.
+the elements that these are, is the number printed. Needs what `tests/campaigns/run_arm64.py` has built in the folder.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def program(folder: Path, isa: str) -> Path:
     objects = sorted(path for part in built for path in (part / "src" / "exactqat" / "cpu").glob("*.o"))
     of_kernels = [str(path) for path in objects if path.name.split(".")[0] not in ("bind", "xla")]
     if not of_kernels:
-        sys.exit(f"{folder} holds no built kernels: python tests/run_arm64.py --isa {isa} builds them")
+        sys.exit(f"{folder} holds no built kernels: python tests/campaigns/run_arm64.py --isa {isa} builds them")
     target = folder / f"instructions-{isa}"
     source = ROOT / "bench" / "instructions.cpp"
     command = ["aarch64-linux-gnu-g++", "-std=c++20", "-O1", "-static", f"-I{ROOT / 'src' / 'exactqat' / 'cpu'}"]

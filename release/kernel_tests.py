@@ -65,7 +65,7 @@ def main() -> int:
         # In this process: an emulated Python cannot start another.
         options = ["-q", "-x", "-p", "no:cacheprovider", "--rootdir", work]
         options += [argument for argument in arguments if argument not in SOME]
-        status = pytest.main([*options, *(f"tests/{name}" for name in tests)])
+        status = pytest.main([*options, *(f"tests/operators/{name}" for name in tests)])
         os.chdir(ROOT)
     return int(status)
 

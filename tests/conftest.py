@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,13 @@ from cases import Case
 from exactqat import cpu, reference
 from exactqat.operators import OPERATORS, Operator
 from exactqat.operators.op import Lowering, TensorSpec
+
+# Tests import what campaigns share with them, and so do the programs that tests start.
+HERE = Path(__file__).resolve().parent
+SHARED = [str(HERE), str(HERE / "campaigns")]
+sys.path += [folder for folder in SHARED if folder not in sys.path]
+_given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, (*_given, *SHARED))))
 
 # Few tests that take long: their files come first, so that no process is left with one while others have nothing to do.
 LONG = [
@@ -39,8 +47,11 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 @pytest.fixture(autouse=True)
 def seeded(request: pytest.FixtureRequest) -> None:
-    """What a test draws follows from its name: what fails once fails again, alone too. Campaigns draw anew."""
-    seed = zlib.crc32(request.node.nodeid.encode())
+    """What a test draws follows from the names of its file and its own: what fails once fails again, alone too.
+    Campaigns draw other numbers."""
+    file = request.node.path.name
+    _, _, name = request.node.nodeid.partition(file)
+    seed = zlib.crc32(f"tests/{file}{name}".encode())
     random.seed(seed)
     np.random.seed(seed)
     if "torch" in sys.modules:

@@ -4,7 +4,7 @@
 `manners()` is the table. `tests/goldens/manners.json` holds what TensorFlow makes of every row, "beside NumPy arrays,
 beside its own tensors": "same" (as the plain call), "other" (another result) or "refused". Written by
 
-    python tests/record_goldens.py --only manners
+    python tests/campaigns/record_goldens.py --only manners
 """
 
 from __future__ import annotations

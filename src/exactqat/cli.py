@@ -265,6 +265,12 @@ def _numbers(text: str) -> list[int]:
     return numbers
 
 
+def _shape(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*", text, re.ASCII):
+        raise ValueError(f"--example must be a shape such as 1x3x224x224, got {text!r}")
+    return tuple(int(size) for size in text.split("x"))
+
+
 def _path(text: str) -> Path:
     """What an option names. For pathlib no name, as of a variable that is not set, is the working directory."""
     import typer
@@ -508,6 +514,39 @@ def _application() -> Any:
             equal = _verify(directory, quiet, model, device)
         if not equal:
             raise IntegersDiffer
+
+    @application.command()
+    def check(
+        model: Annotated[
+            str,
+            typer.Argument(
+                metavar="MODEL",
+                help="package.module:name of a PyTorch, Keras or Flax model, or of a function without arguments that "
+                "returns one; for JAX, of one that returns the function or module and its parameters.",
+            ),
+        ],
+        example: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="SHAPE",
+                help="Shape of an input with its batch, such as 1x3x224x224; once for each input. Keras models that "
+                "know their sizes need none.",
+            ),
+        ] = None,
+        device: Annotated[
+            str, typer.Option(help="Device to check for: xnnpack-x86, xnnpack-arm64, reference, micro.")
+        ] = "xnnpack-x86",
+        keep_final_activation: Annotated[
+            bool, typer.Option("--keep-final-activation", help="Keep a final softmax or sigmoid in the file.")
+        ] = False,
+    ) -> None:
+        """Say whether a model can run on a device, as which operators and how large, without training it. Runs the code
+        of the module that MODEL names.
+
+        Exit status 2 if it cannot, with every place and what to do instead.
+        """
+        with _failures(errors):
+            _check(model, [_shape(text) for text in example or []], device, keep_final_activation)
 
     # The third directory and those after it are extra arguments: help on a list of them would name Python's type.
     @application.command(context_settings={"allow_extra_args": True})
@@ -805,6 +844,34 @@ def _warn_of_unfinished(directory: Path) -> None:
     sentence = pipeline.unfinished(directory)
     if sentence:
         _say(_console(stderr=True), ("warning: ", "bold yellow"), f"{sentence}. These are the networks it has so far.")
+
+
+def _check(name: str, shapes: Sequence[tuple[int, ...]], device: str, keep_final_activation: bool) -> None:
+    import numpy as np
+
+    from .job.imported import built
+    from .qat.dry_run import HEADER, explain
+    from .qat.frameworks import framework_of
+
+    model, variables = built(name)
+    inputs: list[Any] = [np.zeros(shape, np.float32) for shape in shapes]
+    if framework_of(model) == "torch":
+        import torch
+
+        inputs = [torch.from_numpy(each) for each in inputs]
+    example = None if not inputs else inputs[0] if len(inputs) == 1 else tuple(inputs)
+    try:
+        found = explain(
+            model, example, variables=variables, device=device, keep_final_activation=keep_final_activation or None
+        )
+    except TypeError as error:
+        raise ValueError(f"{error} (--example SHAPE gives an input's shape)" if not inputs else str(error)) from error
+    if not found:
+        raise ValueError(" ".join(found.sentences()))
+    console = _console()
+    _show_table(console, f"{name} on {device}", HEADER, [(row, "") for row in found.rows()], texts=3)
+    for sentence in found.sentences():
+        _say(console, sentence)
 
 
 def _compare(directories: Sequence[Path], html: Path | None) -> None:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of XLA's C interface for foreign functions that one handler on a CPU needs, declared here so that neither the build
-// nor the built modules need jaxlib. Its layout is the same in versions 0.1 to 0.3, those of JAX 0.5 to 0.10: tests/test_xla.py
+// nor the built modules need jaxlib. Its layout is the same in versions 0.1 to 0.3, those of JAX 0.5 to 0.10: tests/operators/test_xla.py
 // compares it, field by field, with the header of the jaxlib that is installed. Every struct begins with its size as its
 // maker knows it; later versions may append to one, and then that number grows.
 #pragma once

@@ -8,15 +8,14 @@ padding. The last layer is always called ``classifier``.
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from ..qat import Conv2d, DepthwiseConv2d
+from .imported import described, imported
 from .text import shell_word
 
 Shape = Sequence[int]
@@ -270,17 +269,9 @@ def builder(name: str) -> Callable[[Shape, int], nn.Module]:
     """
     if name in NETWORKS:
         return NETWORKS[name]
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
+    if ":" not in name:
         raise ValueError(f"model must be one of {', '.join(NETWORKS)} or 'package.module:function', got {name!r}")
-    if "" not in sys.path:
-        # Console scripts lack the working directory, where the user's module may stand. Only here, and last: what the
-        # libraries look for must not be found there.
-        sys.path.append("")
-    try:
-        function: Callable[[Shape, int], nn.Module] = getattr(importlib.import_module(module_name), function_name)
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"model {name!r} cannot be loaded: {_what(error)}") from error
+    function: Callable[[Shape, int], nn.Module] = imported(name)
     return function
 
 
@@ -302,14 +293,11 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
     try:
         model = function(tuple(shape), classes)
     except (Exception, SystemExit) as error:
-        raise ValueError(f"model {name!r} failed when called with {tuple(shape)}, {classes}: {_what(error)}") from error
+        failed = f"model {name!r} failed when called with {tuple(shape)}, {classes}: {described(error)}"
+        raise ValueError(failed) from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name!r} must give a torch.nn.Module, got {type(model).__name__}")
     return model
-
-
-def _what(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def named_in(file: Path, name: str, given: str | None) -> str:

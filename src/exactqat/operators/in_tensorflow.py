@@ -2,7 +2,8 @@
 """Which calls TensorFlow's own operators answer: as their documentation says, on every machine, without uninitialised
 memory. What they refuse, ignore or end the process at is not among them. docs/decisions/tensorflow.md says why so.
 
-Found with tests/test_tensorflow.py, which compares both roads on all cases, and the notes in docs/differences.toml.
+Found with tests/operators/test_tensorflow.py, which compares both roads on all cases, and the notes in
+docs/differences.toml.
 """
 
 from typing import Any

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..planning.fitting import RangesMovedWarning
     from ..planning.rules import RangePolicy as RangePolicy
     from ..planning.rules import Rule, UnusedRuleWarning
+    from .dry_run import Explanation, explain
     from .layers import QuantizedInput, QuantizedLayer, WeightedLayer
     from .modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
     from .proof import NotComparedWarning
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 # Where the names are, loaded when first asked for: rules, networks and plans need no PyTorch.
 _ROOMS = {
+    ".dry_run": ("Explanation", "explain"),
     ".layers": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
     ".modules": ("Conv2d", "DepthwiseConv2d", "FakeQuantize", "FusedBatchNorm2d", "WeightFakeQuantize"),
     "..planning": ("FinalActivationWarning", "UnsupportedOperator"),
@@ -39,6 +41,7 @@ __all__ = [
     "ActivationRange",
     "Conv2d",
     "DepthwiseConv2d",
+    "Explanation",
     "FakeQuantize",
     "FinalActivationWarning",
     "FusedBatchNorm2d",
@@ -55,6 +58,7 @@ __all__ = [
     "WeightRange",
     "WeightedLayer",
     "calibrate",
+    "explain",
     "freeze",
     "prepare",
 ]

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random graphs of every operator of the device, simulated and run.
+
+    python tests/campaigns/sweep.py --count 3000 --write
+
+An emulated ARM64 runs them as several processors, which choose different kernels; their counts are added up. With
+--write the counts go to `exactqat/device/measured.json`, from which `deploy.EXACT` and `deploy.MEASURED` are read;
+pairs of operator and profile that this machine cannot run keep what another machine wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import itertools
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import _tests_folder  # noqa: F401
+import numpy as np
+from device_cases import NAMES, random_codes, random_graph
+
+import exactqat.device
+from exactqat.deploy import Graph, emulation, profiles_here, verify, write_tflite
+from exactqat.deploy.verify import RuntimeRefusal
+from exactqat.device import PROFILES
+
+MEASURED = Path(exactqat.device.__file__).parent / "measured.json"
+
+
+@dataclass
+class Outcome:
+    """Codes compared; of those that differ how many, by how much at most, and the first graphs with such.
+
+    refused: of the graphs, how many the runtime did not take.
+    """
+
+    values: int = 0
+    differing: int = 0
+    largest: int = 0
+    graphs: int = 0
+    refused: int = 0
+    examples: list[tuple[Graph, dict[str, np.ndarray]]] = field(default_factory=list)
+
+
+def graphs(kind: str, profile: str, count: int) -> Iterator[tuple[Graph, dict[str, np.ndarray]]]:
+    """`count` random graphs with an operator of that name (see `NAMES`), and codes for their inputs.
+
+    The same ones every time.
+    """
+    rng = np.random.default_rng([*kind.encode(), list(PROFILES).index(profile)])
+    for _ in range(count):
+        graph = random_graph(rng, kind)
+        yield graph, random_codes(rng, graph)
+
+
+def sweep(kind: str, profile: str, count: int, folder: Path) -> Outcome:
+    """Runs `count` random graphs on the profile's runtimes and compares every result with the simulation."""
+    outcome = Outcome()
+    for cpu, (graph, codes) in itertools.product(processors(profile), graphs(kind, profile, count)):
+        os.environ["EXACTQAT_ARM64_CPU"] = cpu
+        outcome.graphs += 1
+        try:
+            report = verify(graph, write_tflite(graph, folder / "model.tflite"), codes, profile)
+        except RuntimeRefusal:
+            outcome.refused += 1
+            continue
+        rows = [row for row in report.operators if row.kind == kind]
+        outcome.values += sum(row.values for row in rows)
+        outcome.differing += sum(row.differing for row in rows)
+        outcome.largest = max(outcome.largest, *(row.largest_difference for row in rows))
+        if report.differing and len(outcome.examples) < 3:
+            outcome.examples.append((graph, codes))
+    return outcome
+
+
+def processors(profile: str) -> tuple[str, ...]:
+    """Those that are emulated for a profile, one after the other; an empty name stands for this machine's own."""
+    native = PROFILES[profile].runs_on(platform.machine())
+    return tuple(emulation.CPUS) if PROFILES[profile].emulated and not native else ("",)
+
+
+def version(profile: str) -> str:
+    """What was run."""
+    name = PROFILES[profile].runtime
+    emulated = [emulation.CPUS[cpu].model for cpu in processors(profile) if cpu]
+    if emulated:
+        return f"{name} {emulation.versions()[name]} on aarch64, emulated as {'; '.join(emulated)}"
+    return f"{name} {importlib.metadata.version(name)} on {platform.machine()}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=3000, help="graphs of each operator and profile")
+    parser.add_argument("--kinds", nargs="+", default=list(NAMES), choices=list(NAMES), metavar="KIND")
+    parser.add_argument("--profiles", nargs="+", default=list(profiles_here()), choices=profiles_here())
+    parser.add_argument("--write", action="store_true", help="keep the counts")
+    arguments = parser.parse_args()
+    failed = 0
+    for profile in arguments.profiles:
+        for kind in arguments.kinds:
+            with tempfile.TemporaryDirectory() as folder:
+                outcome = sweep(kind, profile, arguments.count, Path(folder))
+            row = f"{outcome.values:>12,} compared, {outcome.differing:,} differ, by {outcome.largest} at most"
+            refused = f"; {outcome.refused} of {outcome.graphs} graphs refused" if outcome.refused else ""
+            print(f"{kind:30} {profile:14} {row}{refused}", flush=True)
+            for graph, _ in outcome.examples:
+                print(f"    {graph.operators}", flush=True)
+            failed += outcome.differing > 0
+            if arguments.write and outcome.values:
+                keep(kind, profile, [outcome.values, outcome.differing, outcome.largest])
+    return int(failed > 0)
+
+
+def keep(kind: str, profile: str, row: list[int]) -> None:
+    """Enters one count."""
+    content = json.loads(MEASURED.read_text())
+    content.setdefault("runtimes", {})[profile] = version(profile)
+    content["results"].setdefault(kind, {})[profile] = row
+    content["results"] = {
+        name: {each: rows[each] for each in PROFILES if each in rows}
+        for name in NAMES
+        if (rows := content["results"].get(name))
+    }
+    # One line for each operator.
+    lines = [f"    {json.dumps(name)}: {json.dumps(rows)}" for name, rows in content["results"].items()]
+    runtimes = json.dumps(content["runtimes"], indent=2, sort_keys=True).replace("\n", "\n  ")
+    MEASURED.write_text(f'{{\n  "runtimes": {runtimes},\n  "results": {{\n' + ",\n".join(lines) + "\n  }\n}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

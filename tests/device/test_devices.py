@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices and what they take: emulated ARM64, TFLite-Micro's arena, Vela, C headers.
+
+The campaigns are `python tests/campaigns/run_devices.py` over all networks, `python tests/campaigns/sweep.py` over all
+operators.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+pytest.importorskip("torch", reason="needs exactqat[torch]")
+
+from run_devices import MLPERF_TINY, graph_of
+from sweep import sweep
+
+from exactqat.deploy import (
+    Builder,
+    Graph,
+    c_array,
+    emulation,
+    footprint,
+    npu_footprint,
+    per_tensor,
+    profiles_here,
+    simulate,
+    unclaimed,
+    verify,
+    write_c_array,
+    write_tflite,
+)
+from exactqat.deploy.tflite import tflite_bytes
+from exactqat.deploy.trial import RuntimeRefusal
+from exactqat.device import OPERATORS, PROFILES
+
+needs_micro = pytest.mark.skipif("micro" not in profiles_here(), reason="needs exactqat[micro]")
+needs_emulation = pytest.mark.skipif(not emulation.is_set_up(), reason=f"ARM64: {emulation.SET_UP} sets it up")
+
+
+@pytest.fixture(scope="module")
+def graphs() -> dict[str, Graph]:
+    return {name: graph_of(name) for name in MLPERF_TINY}
+
+
+def small_graph() -> Graph:
+    rng = np.random.default_rng(0)
+    builder = Builder()
+    x = builder.input("x", (1, 6, 6, 2), per_tensor(0.02, 3))
+    filter = rng.integers(-127, 128, (4, 3, 3, 2)).astype(np.int8)
+    y = builder.conv_2d(x, filter, [0.01] * 4, np.zeros(4, int), per_tensor(0.1, -5), name="y", activation="RELU")
+    return builder.graph([y])
+
+
+# --- emulated processors ----------------------------------------------------------------------------------------------
+
+
+def test_without_its_emulation_arm64_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXACTQAT_ARM64", str(tmp_path))
+    graph = small_graph()
+    codes = np.zeros((1, 6, 6, 2), np.int8)
+    if "xnnpack-arm64" not in profiles_here():
+        with pytest.raises(ValueError, match=re.escape(emulation.SET_UP)):
+            verify(graph, write_tflite(graph, tmp_path / "model.tflite"), codes, "xnnpack-arm64")
+    with pytest.raises(RuntimeError, match=re.escape(emulation.SET_UP)):
+        emulation.EmulatedInterpreter(tflite_bytes(graph))
+    with pytest.raises(ValueError, match="must be one of cortex-a53, .*got 'pentium'"):
+        emulation.cpu_named("pentium")
+    monkeypatch.setenv("EXACTQAT_ARM64_CPU", "sme")
+    assert emulation.cpu_named(None) == "sme" and emulation.cpu_named("cortex-a53") == "cortex-a53"
+
+
+@needs_emulation
+@pytest.mark.parametrize("kind", ["CONV_2D", "MUL", "MEAN", "HARD_SWISH"])
+def test_emulated_processors(kind: str, tmp_path: Path) -> None:
+    outcome = sweep(kind, "xnnpack-arm64", 3, tmp_path)
+    assert outcome.values and not outcome.differing and not outcome.refused
+
+
+@needs_emulation
+def test_what_does_not_fill_a_vector(tmp_path: Path) -> None:
+    """Scales that are powers of two make ties, which vectors and the plain kernel round differently."""
+    rng = np.random.default_rng(0)
+    apart = 0
+    for size in (7, 8, 9, 31, 256):
+        for exponent in range(-3, 5):
+            builder = Builder()
+            x = builder.input("x", (1, size), per_tensor(2.0**-5, int(rng.integers(-128, 128))))
+            output = per_tensor(2.0 ** (exponent - 5), 4)
+            graph = builder.graph([builder.operator("HARD_SWISH", [x], output, name="y")])
+            codes = np.resize(rng.permutation(np.arange(-128, 128)), (3, size)).astype(np.int8)
+            report = verify(graph, write_tflite(graph, tmp_path / "model.tflite"), codes, "xnnpack-arm64")
+            assert report.differing == 0, (size, exponent)
+            results = [simulate(graph, codes, profile)["y"] for profile in ("xnnpack-arm64", "xnnpack-x86")]
+            apart += int(np.count_nonzero(results[0] != results[1]))
+    assert apart, "no tie was met"
+
+
+@needs_emulation
+def test_what_the_emulated_runtime_refuses_is_told() -> None:
+    with pytest.raises(RuntimeError, match="Model|model"):
+        emulation.EmulatedInterpreter(b"\0" * 64)
+
+
+# --- what networks take -----------------------------------------------------------------------------------------------
+
+RUN = """
+import sys
+from tflite_micro import runtime
+with open(sys.argv[1], "rb") as file:
+    runtime.Interpreter.from_bytes(file.read(), arena_size=int(sys.argv[2])).invoke()
+"""
+
+
+@needs_micro
+@pytest.mark.parametrize("name", ["dscnn", "autoencoder"])
+def test_the_arena_is_the_smallest_that_does(name: str, graphs: dict[str, Graph], tmp_path: Path) -> None:
+    graph = graphs[name]
+    path = write_tflite(graph, tmp_path / "model.tflite")
+    found = footprint(graph)
+    assert found.flash_bytes == path.stat().st_size and found.arena_bytes is not None and not found.why_not
+    assert found.operators["FULLY_CONNECTED"] == (10 if name == "autoencoder" else 1)
+    for size, runs in ((found.arena_bytes, True), (found.arena_bytes - 16, False)):
+        command = [sys.executable, "-P", "-c", RUN, str(path), str(size)]
+        assert (subprocess.run(command, capture_output=True).returncode == 0) == runs
+
+
+@needs_micro
+def test_what_tflite_micro_lacks_is_named(tmp_path: Path) -> None:
+    builder = Builder()
+    x = builder.input("x", (1, 8), per_tensor(0.05, 0))
+    graph = builder.graph([builder.operator("GELU", [x], per_tensor(0.05, 0), name="y", approximate=False)])
+    found = footprint(graph)
+    assert found.arena_bytes is None and "GELU" in found.why_not
+    codes = np.zeros((2, 8), np.int8)
+    with pytest.raises(RuntimeRefusal, match="TFLite-Micro does not take the file: .*GELU"):
+        verify(graph, write_tflite(graph, tmp_path / "model.tflite"), codes, profile="micro")
+
+
+def test_without_tflite_micro_the_arena_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    found = footprint(small_graph())
+    assert found.arena_bytes is None and "pip install 'exactqat[micro]'" in found.why_not
+    with pytest.raises(ImportError, match=re.escape("pip install 'exactqat[npu]'")):
+        npu_footprint(small_graph())
+
+
+@pytest.mark.parametrize("name", MLPERF_TINY)
+def test_vela_leaves_nothing_to_the_processor(name: str, graphs: dict[str, Graph]) -> None:
+    pytest.importorskip("ethosu", reason="needs exactqat[npu]")
+    found = npu_footprint(graphs[name])
+    assert not found.operators_on_cpu
+    assert 0 < found.sram_bytes < found.flash_bytes and found.cycles > 0
+
+
+def test_what_vela_leaves_is_named() -> None:
+    pytest.importorskip("ethosu", reason="needs exactqat[npu]")
+    builder = Builder()
+    x = builder.input("x", (1, 8, 8, 4), per_tensor(0.05, 0))
+    y = builder.operator("SQUARED_DIFFERENCE", [x, x], per_tensor(0.1, 0), name="y")
+    found = npu_footprint(builder.graph([builder.operator("LOG_SOFTMAX", [y], name="z")]), "ethos-u55-256")
+    assert found.operators_on_cpu == {"LOG_SOFTMAX": 1}
+    with pytest.raises(ValueError, match="accelerator must be one of ethos-u55-32, .* got 'ethos'"):
+        npu_footprint(small_graph(), "ethos")
+
+
+def test_claims() -> None:
+    assert not any(unclaimed(small_graph(), profile) for profile in ("xnnpack-x86", "reference", "micro"))
+    builder = Builder()
+    x = builder.input("x", (1, 8), per_tensor(0.05, 0))
+    graph = builder.graph([builder.operator("GELU", [x], per_tensor(0.05, 0), name="y", approximate=False)])
+    assert unclaimed(graph, "micro") == ("GELU",)
+    assert set(PROFILES) and set(OPERATORS)
+
+
+# --- the C header -----------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+#include "net.h"
+#include <cstdio>
+struct Resolver { int added = 0; void AddConv2D() { ++added; } };
+int main() {
+  Resolver resolver;
+  NET_ADD_OPERATORS(resolver);
+  if (resolver.added != NET_OPERATOR_COUNT || sizeof net_data != NET_SIZE) return 1;
+  if (sizeof net_recorded_input_0 != NET_INPUT_0_SIZE || sizeof net_recorded_output_0 != NET_OUTPUT_0_SIZE) return 2;
+  if (reinterpret_cast<unsigned long>(net_data) % 16) return 3;
+  std::printf("%a %d %a %d\\n", NET_INPUT_0_SCALE, NET_INPUT_0_ZERO_POINT, NET_OUTPUT_0_SCALE, NET_OUTPUT_0_ZERO_POINT);
+  for (unsigned char byte : net_data) std::printf("%02x", byte);
+  for (signed char code : net_recorded_input_0) std::printf(" %d", code);
+  for (signed char code : net_recorded_output_0) std::printf(" %d", code);
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_the_header_holds_the_network(tmp_path: Path) -> None:
+    graph = small_graph()
+    codes = np.random.default_rng(1).integers(-128, 128, (1, 6, 6, 2)).astype(np.int8)
+    # What a description holds must not get out of the comment.
+    text = write_c_array(graph, tmp_path / "net.h", codes, "net", "a */ b \\").read_text()
+    (tmp_path / "main.cpp").write_text(PROGRAM)
+    (tmp_path / "main.c").write_text('#include "net.h"\nint main(void) { return sizeof net_data != NET_SIZE; }\n')
+    options = ["-Wall", "-Wextra", "-pedantic", "-Werror", "-Wno-unused-variable"]
+    subprocess.run(["g++", "-std=c++17", *options, "main.cpp", "-o", "program"], cwd=tmp_path, check=True)
+    subprocess.run(["gcc", "-std=c99", *options, "main.c", "-o", "plain"], cwd=tmp_path, check=True)
+    subprocess.run([tmp_path / "plain"], check=True)
+    run = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=True)
+    first, rest = run.stdout.split("\n")
+    scales = [float.fromhex(word) for word in first.split()[::2]]
+    assert scales == [np.float32(0.02), np.float32(0.1)] and first.split()[1::2] == ["3", "-5"]
+    data, *recorded = rest.split()
+    assert bytes.fromhex(data) == tflite_bytes(graph, "a */ b \\")
+    expected = [*codes.ravel().tolist(), *simulate(graph, codes, "micro")["y"].ravel().tolist()]
+    assert [int(word) for word in recorded] == expected
+    assert max(map(len, text.splitlines())) <= 120 and "for these inputs TFLite-Micro answers with" in text
+    # Without an example it records one of its own.
+    assert f"net_recorded_input_0[{6 * 6 * 2}]" in c_array(graph, name="net")
+
+
+@needs_micro
+def test_the_recorded_example_is_what_tflite_micro_answers(graphs: dict[str, Graph]) -> None:
+    from tflite_micro import runtime
+
+    text = c_array(graphs["dscnn"], name="net")
+
+    def recorded(name: str) -> list[int]:
+        found = re.search(rf"{name}\[\d+\] = {{(.*?)}};", text, re.DOTALL)
+        assert found is not None
+        return [int(word) for word in found[1].replace(",", " ").split()]
+
+    interpreter = runtime.Interpreter.from_bytes(bytes(recorded("net_data")))
+    interpreter.set_input(np.array(recorded("net_recorded_input_0"), np.int8).reshape(1, 49, 10, 1), 0)
+    interpreter.invoke()
+    assert interpreter.get_output(0).ravel().tolist() == recorded("net_recorded_output_0")
+    assert len(set(recorded("net_recorded_output_0"))) > 1
+
+
+def test_names_of_headers() -> None:
+    with pytest.raises(ValueError, match="name must be a name in C .* got '1st'"):
+        c_array(small_graph(), name="1st")
+    with pytest.raises(ValueError, match="x must hold one example, got 2"):
+        c_array(small_graph(), np.zeros((2, 6, 6, 2), np.int8))
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_devices_by_name() -> None:
+    pytest.importorskip("torch")
+    from exactqat.job import devices
+
+    for name in ("xnnpack-x86", "xnnpack-arm64", "reference", "micro"):
+        assert devices.device_named(name) == name and devices.device_to_verify(name) == (name, "")
+    assert devices.device_to_verify("xnnpack-arm64:cortex-a53") == ("xnnpack-arm64", "cortex-a53")
+    assert devices.device_to_verify("ethos-u:ethos-u65-256") == ("ethos-u", "ethos-u65-256")
+    with pytest.raises(ValueError, match="--device must be one of xnnpack-x86, .*, micro, ethos-u, got 'toaster'$"):
+        devices.device_to_verify("toaster")
+    with pytest.raises(ValueError, match="--device micro takes no choice after a colon, got 'fast'"):
+        devices.device_to_verify("micro:fast")
+    with pytest.raises(ValueError, match="--device ethos-u cannot be trained for"):
+        devices.device_named("ethos-u")
+
+
+@pytest.mark.parametrize(
+    ("former", "now"),
+    [
+        ("arm64", "it is called xnnpack-arm64 now"),
+        ("arm64:cortex-a53", "it is called xnnpack-arm64:cortex-a53 now"),
+        ("x86", "it is called xnnpack-x86 now"),
+        ("cuda:1", "where networks train is --accelerator cuda:1 now"),
+        ("cpu", "where networks train is --accelerator cpu now"),
+        ("here", "leave --device out"),
+        ("trained", "leave --device out"),
+        ("xnnpack", "name xnnpack-x86 or xnnpack-arm64"),
+    ],
+)
+def test_former_names_are_refused_with_the_new_one(former: str, now: str) -> None:
+    pytest.importorskip("torch")
+    from exactqat.job import devices
+
+    for named in (devices.device_named, devices.device_to_verify):
+        with pytest.raises(ValueError, match=f"got '{former}'; .*{now}"):
+            named(former)
+
+
+def test_profiles_of_python_say_what_a_former_name_is_called() -> None:
+    with pytest.raises(
+        ValueError, match="profile must be one of xnnpack-x86, .*got 'arm64'; it is called 'xnnpack-arm64'"
+    ):
+        simulate(small_graph(), np.zeros((1, 6, 6, 2), np.int8), "arm64")

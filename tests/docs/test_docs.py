@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation: differences from TensorFlow are told, examples run, and pages are built without a warning."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+import xml.etree.ElementTree as ElementTree
+import zlib
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bits import assert_same_bits
+from cases import bad_calls, cases
+from conftest import BY_RAW_NAME
+from run_notebooks import NEEDS
+
+from exactqat.operators import OPERATORS
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "docs"))
+
+import docstrings  # noqa: E402
+import operator_pages  # noqa: E402
+
+DIFFERENCES = tomllib.loads((ROOT / "docs" / "differences.toml").read_text())["difference"]
+NAMES = {case.name for case in cases()} | {call.name for call in bad_calls()}
+
+
+@pytest.mark.parametrize("entry", DIFFERENCES, ids=lambda e: f"{e['operators'][0]}: {e['about']}")
+def test_differences_name_operators_and_cases_that_exist(entry: dict) -> None:
+    assert set(entry) - {"cases"} == {"operators", "about", "tensorflow", "exactqat"}
+    for pattern in entry["operators"]:
+        assert any(fnmatchcase(name, pattern) for name in BY_RAW_NAME), pattern
+    for pattern in entry.get("cases", ()):
+        shown = [name for name in NAMES if fnmatchcase(name, pattern)]
+        assert shown, f"no case is called {pattern}"
+        for name in shown:
+            assert any(fnmatchcase(name.partition("/")[0], operator) for operator in entry["operators"]), name
+
+
+def test_every_case_that_differs_from_tensorflow_is_told() -> None:
+    told = [pattern for entry in DIFFERENCES for pattern in entry.get("cases", ())]
+    differing = [case.name for case in cases() if case.tags & {"deviation", "beyond_tensorflow", "tolerance"}]
+    differing += [call.name for call in bad_calls() if call.aborts or call.accepted]
+    assert [name for name in differing if not any(fnmatchcase(name, pattern) for pattern in told)] == []
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_operator_has_a_page(name: str) -> None:
+    op = OPERATORS[name]
+    page = operator_pages.page(op)
+    for heading in ("Arguments", "Results", "Errors", "Gradient", "Differs from TensorFlow", "Meaning", "Source"):
+        assert f"\n## {heading}\n" in page
+    for parameter in op.parameters:
+        assert f"| `{parameter}` |" in page
+    for result in op.results:
+        assert f"| `{result}` |" in page
+    assert f"def {name}(" in page or any(f"def {kernel}(" in page for kernel in operator_pages.reference.KERNELS)
+    if op.raw_name:
+        assert "recorded with TensorFlow 2" in page
+
+
+@pytest.mark.parametrize("name", [op.name for op in OPERATORS.values() if op.raw_name])
+def test_examples_are_programs_that_give_the_recorded_results(name: str) -> None:
+    op = OPERATORS[name]
+    shown = operator_pages.example(op)
+    assert shown is not None
+    program = operator_pages.example_code(op, shown)
+    if not program:
+        assert max(array.size for array in shown.case.operands.values()) > operator_pages.READABLE
+        return
+    variables: dict = {}
+    exec(program, variables)
+    results = variables["results"]
+    for result, value in zip(op.results, results if isinstance(results, tuple) else (results,), strict=True):
+        assert_same_bits(value, shown.actual[result], what=f"the printed program's {result}")
+
+
+def test_an_example_with_other_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = OPERATORS["fake_quant_with_min_max_args"]
+    monkeypatch.setattr(operator_pages.raw_ops, "FakeQuantWithMinMaxArgs", lambda inputs, **_: np.nextafter(inputs, 9))
+    with pytest.raises(ValueError, match="differs from TensorFlow's bits"):
+        operator_pages.example(op)
+
+
+def test_docstrings_are_taken_apart() -> None:
+    def documented() -> None:
+        """Sums `a` and `b`.
+
+        Second
+        paragraph.
+
+        Args:
+            a, b: vectors,
+                of one length.
+        Returns:
+            sum: a_b * `c|d`.
+            Free text: that runs
+            on.
+        Source: here
+            and there.
+        """
+
+    parsed = docstrings.parse(documented)
+    assert parsed.text == "Sums `a` and `b`.\n\nSecond paragraph."
+    assert parsed.sections["Args"] == [docstrings.Entry(("a", "b"), "vectors, of one length.")]
+    assert parsed.sections["Returns"] == [
+        docstrings.Entry(("sum",), "a_b * `c|d`."),
+        docstrings.Entry((), "Free text: that runs on."),
+    ]
+    assert parsed.sections["Source"] == [docstrings.Entry((), "here and there.")]
+    assert docstrings.markdown("a_b * `c`", lambda name: f"{name}.md") == r"a\_b \* [`c`](c.md)"
+    assert docstrings.table(["x"], [["a|b"]]).splitlines()[-1] == r"| a\|b |"
+
+
+def test_the_quick_start_runs() -> None:
+    for needed in ("torch", "jax"):
+        pytest.importorskip(needed)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "quick-start.md").read_text(), re.S)
+    assert len(blocks) == 3
+    subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True)
+
+
+def test_getting_started_runs(tmp_path: Path) -> None:
+    for needed in ("torch", "sklearn", "typer", "matplotlib", "ai_edge_litert"):
+        pytest.importorskip(needed, reason="needs exactqat[job]")
+    page = (ROOT / "docs" / "getting-started.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(blocks) == 2
+    subprocess.run([sys.executable, "-c", "\n".join(blocks)], cwd=tmp_path, check=True)
+    commands = [shlex.split(line) for line in re.findall(r"^exactqat ((?:train|verify) .*)$", page, re.M)]
+    assert [command[0] for command in commands] == ["train", "verify"]
+    random = np.random.default_rng(0)
+    np.savez(tmp_path / "few.npz", x=random.random((60, 8, 8), np.float32), y=np.arange(60) % 3)
+    for command in commands:
+        shorter = ["--data", "few.npz", "--epochs-float", "1", "--epochs-qat", "1"] if command[0] == "train" else []
+        subprocess.run([sys.executable, "-m", "exactqat", *command, *shorter], cwd=tmp_path, check=True)
+    assert (tmp_path / "runs" / "first" / "report.html").exists()
+
+
+def test_the_concepts_run() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "concepts.md").read_text(), re.S)
+    assert len(blocks) == 3
+    subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True)
+
+
+def test_the_pages_are_built_without_a_warning() -> None:
+    for needed in ("sphinx", "myst_parser", "furo", "torch"):
+        pytest.importorskip(needed)
+    subprocess.run([sys.executable, "docs/build.py"], cwd=ROOT, check=True)
+    html = ROOT / "build" / "docs" / "html"
+    for page in ("index", "quick-start", "exactness", "contributing", "operators/index", "decisions/summation-order"):
+        assert (html / f"{page}.html").exists()
+    index = (html / "index.html").read_text()
+    assert "eq.quantization" in index
+    for picture in re.findall(r'(?:src|srcset)="(_static/pictures/[^"]*)"', index):
+        assert (html / picture).exists(), picture
+    sidebar = (
+        (html / "operators" / "index.html").read_text().partition('class="sidebar-tree"')[2].partition("</div>")[0]
+    )
+    listed = {name for name in OPERATORS if f'href="{name}.html"' in sidebar}
+    assert listed == {op.name for op in OPERATORS.values() if op.raw_name}
+    assert public_names() <= inventory(html)
+    for name in NEEDS:
+        assert f"{name}.ipynb" in (html / "tutorials" / f"{name}.html").read_text()
+
+
+# Resolves names as a reader would who types them behind the imports that the pages show.
+RESOLVE = """
+import importlib, sys
+import exactqat, exactqat as eq
+from exactqat import deploy, qat
+for name in sys.argv[1:]:
+    head, *rest = name.split(".")
+    thing = {"eq": eq, "exactqat": exactqat, "deploy": deploy, "qat": qat}[head]
+    for number, part in enumerate(rest):
+        try:
+            thing = getattr(thing, part)
+        except AttributeError:
+            if head != "exactqat":  # a whole path may be that of a module
+                raise SystemExit(f"{name} is written about, but not there")
+            thing = importlib.import_module(".".join([head, *rest[: number + 1]]))
+        except ImportError as error:  # of a framework that is not here
+            if "pip install" not in str(error):
+                raise
+            break
+"""
+
+
+def test_names_in_the_text_are_there() -> None:
+    pytest.importorskip("torch")
+    names = set()
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb")]:
+        for span in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.S)):
+            names |= set(re.findall(r"(?<![\w./-])(?:eq|exactqat|deploy|qat)(?:[.][A-Za-z_]\w*)+", span))
+    assert {"deploy.layer_values", "exactqat.qat.distributed.synchronized"} <= names
+    subprocess.run([sys.executable, "-c", RESOLVE, *sorted(names)], check=True)
+
+
+def public_names() -> set[str]:
+    """Operators by every name of theirs, the functions around them, and what the kit exports."""
+    import exactqat
+    from exactqat import deploy, nn, qat, quantization
+
+    names = {f"exactqat.{name}" for op in OPERATORS.values() for name in op.exports}
+    names |= {f"exactqat.raw_ops.{op.raw_name}" for op in OPERATORS.values() if op.raw_name}
+    for module, exported in ((exactqat, dir(exactqat)), (nn, dir(nn)), (quantization, dir(quantization))):
+        own = (name for name in exported if not name.startswith("_") and inspect.isfunction(getattr(module, name)))
+        names |= {f"{module.__name__}.{name}" for name in own}
+    for module in (qat, deploy):
+        for name in module.__all__:
+            if inspect.isclass(getattr(module, name)) or inspect.isfunction(getattr(module, name)):
+                names.add(f"{module.__name__}.{name}")
+    return names
+
+
+def inventory(html: Path) -> set[str]:
+    """The names by which other projects' pages find places on these."""
+    entries = zlib.decompress((html / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
+    return {line.split()[0] for line in entries.splitlines()}
+
+
+def test_the_reference_begins_with_what_is_used_first() -> None:
+    pytest.importorskip("torch")
+    from build import DEPLOYMENT, TRAINING, module_page
+    from exactqat import deploy, qat
+
+    for module, tasks, first in (
+        (qat, TRAINING, "prepare calibrate freeze"),
+        (deploy, DEPLOYMENT, "lower write_tflite"),
+    ):
+        names = re.findall(r"^### (\w+)$", module_page("", module, tasks), re.M)
+        assert names[: len(first.split())] == first.split()
+        assert set(names) == {n for n in module.__all__ if not isinstance(getattr(module, n), dict | tuple | frozenset)}
+        with pytest.raises(ValueError, match="exports no nonsense"):
+            module_page("", module, {"": ("nonsense",)})
+
+
+def test_pictures_are_whole_and_small() -> None:
+    found = re.findall(r'(?:src|srcset)="(docs/_static/[^"]*)"', (ROOT / "README.md").read_text())
+    concepts = (ROOT / "docs" / "concepts.md").read_text()
+    sections = concepts.split("\n## ")[1:]
+    assert len(sections) == 6 and all(section.count("<picture>") == 1 for section in sections)
+    found += [f"docs/{name}" for name in re.findall(r'(?:src|srcset)="(_static/[^"]*)"', concepts)]
+    assert len(found) == 14
+    for name in found:
+        ElementTree.parse(ROOT / name)
+        assert (ROOT / name).stat().st_size < 50_000 and "var(" not in (ROOT / name).read_text()

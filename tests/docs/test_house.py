@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rooms keep their contracts (CONTRIBUTING.md, "The rooms"): imports, names, files."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from exactqat import cpu, device, reference
+from exactqat.operators import OPERATORS
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "exactqat"
+FAMILIES = ("depthwise_conv2d", "fake_quant", "fused_batch_norm", "quantize_and_dequantize")
+FRONTENDS = ("numpy.py", "torch.py", "jax.py", "tensorflow.py")
+ARRAY_LIBRARIES = {"numpy", "torch", "jax", "jaxlib", "tensorflow", "triton", "ml_dtypes"}
+
+
+def imports_of(path: Path, *, top_level_only: bool = False) -> set[str]:
+    tree = ast.parse(path.read_text())
+    nodes = tree.body if top_level_only else list(ast.walk(tree))
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def roots(modules: set[str]) -> set[str]:
+    return {module.split(".")[0] for module in modules}
+
+
+def inside(modules: set[str]) -> set[str]:
+    """The rooms of this package that are imported."""
+    return {module.split(".")[1] for module in modules if module.startswith("exactqat.")}
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "operators").glob("*.py")), ids=lambda p: p.name)
+def test_declarations_know_no_array_library(path: Path) -> None:
+    imported = imports_of(path, top_level_only=True)
+    assert roots(imported) <= set(sys.stdlib_module_names) | {"exactqat"}
+    assert inside(imported) <= {"operators"}
+    assert not roots(imports_of(path)) & ARRAY_LIBRARIES
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "reference").glob("*.py")), ids=lambda p: p.name)
+def test_reference_is_numpy(path: Path) -> None:
+    imported = imports_of(path)
+    assert roots(imported) <= {"numpy", "typing", "collections", "functools", "exactqat"}
+    assert inside(imported) <= {"operators", "reference"}
+
+
+@pytest.mark.parametrize("name", FRONTENDS)
+def test_frontends_are_generic(name: str) -> None:
+    text = (PACKAGE / name).read_text()
+    imported = imports_of(PACKAGE / name)
+    # What compiles for devices that have no kernels compiles the meaning itself.
+    assert inside(imported) <= {"operators", "cpu", "triton"} | ({"reference"} if name == "jax.py" else set())
+    assert roots(imported) & ARRAY_LIBRARIES <= {name.removesuffix(".py"), "numpy"}
+    for op in OPERATORS.values():
+        for operator_name in filter(None, (op.name, op.raw_name)):
+            assert not re.search(rf"\b{operator_name}\b", text), f"{name} names the operator {operator_name}"
+    assert not re.search("|".join(FAMILIES), text), f"{name} names a family"
+
+
+def test_raw_ops_names_no_operator() -> None:
+    text = (PACKAGE / "raw_ops.py").read_text()
+    assert not [op.raw_name for op in OPERATORS.values() if op.raw_name and op.raw_name in text]
+
+
+@pytest.mark.parametrize(
+    "path", sorted(path for path in (PACKAGE / "cpu").iterdir() if path.suffix in (".cpp", ".h")), ids=lambda p: p.name
+)
+def test_kernels_know_no_python(path: Path) -> None:
+    text = path.read_text()
+    if path.name not in ("bind.cpp", "features.cpp"):
+        assert "nanobind" not in text and "Python.h" not in text
+    if path.name not in ("xla.cpp", "xla_ffi.h"):
+        assert "xla/ffi" not in text and "xla_ffi" not in text
+    # The rest is free functions.
+    types_of_their_own = " FlushDenormals| Pool| Worker| Share| Memory| Block| Scratch| Table"
+    assert not re.search(rf"^\s*class\b(?!{types_of_their_own})", text, re.M)
+
+
+def test_every_family_has_its_file_in_every_room() -> None:
+    for room, suffix in (("operators", ".py"), ("reference", ".py"), ("cpu", ".cpp"), ("triton", ".py")):
+        files = {path.stem for path in (PACKAGE / room).glob(f"*{suffix}")}
+        assert set(FAMILIES) <= files, f"{room}/ misses {set(FAMILIES) - files}"
+    goldens = {path.stem for path in (ROOT / "tests" / "goldens").glob("*.npz")}
+    assert goldens == set(FAMILIES)
+
+
+def test_every_kernel_has_a_reference_and_the_other_way_round() -> None:
+    assert set(cpu.kernels.kernels()) == set(reference.KERNELS)
+
+
+def test_every_kernel_has_a_gpu_plan() -> None:
+    triton = pytest.importorskip("exactqat.triton")
+    # Operators of the kit that do several steps in one pass, which it asks for on the CPU only.
+    fused = ("batch_norm_statistics", "quantized_batch_norm", "fake_quant_rows", "rounded_sums")
+    on_cpu_only = {name for name in reference.KERNELS if name.startswith(fused)}
+    assert set(triton.PLANS) == set(reference.KERNELS) - on_cpu_only
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "triton").glob("*.py")), ids=lambda p: p.name)
+def test_gpu_kernels_know_triton_only(path: Path) -> None:
+    imported = imports_of(path)
+    assert roots(imported) & ARRAY_LIBRARIES <= {"triton"}
+    assert inside(imported) <= {"operators", "triton"}
+    text = path.read_text()
+    # One place decides about fusion; nothing is chosen by the clock or added in the order of arrival.
+    assert path.name == "launch.py" or "enable_fp_fusion" not in text
+    assert not re.search(r"autotune|heuristics|atomic_", text)
+
+
+def test_parameters_of_gpu_kernels_are_in_order() -> None:
+    """Pointers, numbers, constexprs, each written as what it is: launches rely on it."""
+    for path in (PACKAGE / "triton").glob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(function, ast.FunctionDef) or "triton.jit" not in map(
+                ast.unparse, function.decorator_list
+            ):
+                continue
+            for argument in function.args.args:
+                constant = argument.annotation is not None and ast.unparse(argument.annotation) == "tl.constexpr"
+                assert constant == argument.arg.isupper(), f"{path.name}: {function.name}({argument.arg})"
+
+
+def test_the_neutral_files_of_the_kit_know_no_framework() -> None:
+    """What is shared by all frameworks imports none, whatever a user has installed."""
+    paths = [PACKAGE / "qat" / f"{name}.py" for name in ("functional", "primitives_numpy")]
+    for path in [*paths, *(PACKAGE / "planning").glob("*.py"), *(PACKAGE / "deploy").glob("*.py")]:
+        found = roots(imports_of(path)) & {"torch", "jax", "flax", "optax", "keras", "tensorflow"}
+        assert not found, f"{path.relative_to(ROOT)} imports {found}"
+    for framework in ("torch", "jax", "keras"):
+        # Keras hands its tensors to the operators of the framework beneath.
+        beneath = {"torch", "jax", "tensorflow"} if framework == "keras" else set()
+        own = [*(PACKAGE / "qat").glob(f"*_{framework}.py"), *(PACKAGE / "qat" / f"capturing_{framework}").glob("*.py")]
+        assert own
+        for path in own:
+            found = roots(imports_of(path)) & ({"torch", "jax", "keras", "tensorflow"} - {framework} - beneath)
+            assert not found, f"{path.relative_to(ROOT)} imports {found}"
+
+
+def test_every_framework_answers_all_that_declarations_ask() -> None:
+    asked = {
+        node.func.attr
+        for path in (PACKAGE / "device").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and ast.unparse(node.func.value) in ("primitives", "p")
+    }
+    assert {"conv", "argmin"} <= asked
+    for framework in ("torch", "jax", "keras"):
+        answered = set()
+        for node in ast.parse((PACKAGE / "qat" / f"primitives_{framework}.py").read_text()).body:
+            if isinstance(node, ast.FunctionDef):
+                answered.add(node.name)
+            elif isinstance(node, ast.Assign):
+                answered |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+        assert asked <= answered, f"primitives_{framework} lacks {sorted(asked - answered)}"
+
+
+def test_the_kit_uses_public_operators_only() -> None:
+    for path in [path for room in ("planning", "qat", "deploy", "job") for path in (PACKAGE / room).rglob("*.py")]:
+        used = inside(imports_of(path))
+        assert not used & {"cpu", "triton", "reference", "operators"}, f"{path.relative_to(ROOT)} reaches into {used}"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "device").glob("*.py")), ids=lambda p: p.name)
+def test_device_operators_know_numpy_only(path: Path) -> None:
+    # threadpoolctl: the threads of NumPy's BLAS.
+    allowed = set(sys.stdlib_module_names) | {"numpy"} | ({"threadpoolctl"} if path.name == "blocks.py" else set())
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            assert roots({alias.name for alias in node.names}) <= allowed
+        elif isinstance(node, ast.ImportFrom):
+            names = {alias.name for alias in node.names}
+            public = node.level == 2 and not node.module and names <= {"raw_ops", "get_num_threads"}
+            assert node.level < 2 or public, f"{path.name} reaches out of its room"
+            if public:
+                continue
+            assert node.level == 1 or (node.module or "").split(".")[0] in allowed, f"{path.name} imports {node.module}"
+
+
+# From the ground up: each room uses the ones before it only. Packages of the same line do not know each other.
+FLOORS = (
+    ("operators", "display"),
+    ("reference", "triton", "cpu", "nn", "quantization", "raw_ops", "gradients"),
+    ("numpy", "torch", "jax", "tensorflow"),
+    ("frontends",),
+    ("",),
+    ("device",),
+    ("planning",),
+    ("deploy",),
+    ("qat",),
+    ("job",),
+    ("cli",),
+    ("__main__",),
+)
+
+
+def test_no_room_uses_one_above_it() -> None:
+    floor = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        room = "" if parts == ("__init__",) else parts[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            for used in {name.split(".")[0] for name in imported_by(node, parts)} - {room}:
+                # A word of the package itself (`from exactqat import ...`) is looked up by name.
+                assert floor.get(used, floor[""]) < floor[room], f"{path.relative_to(ROOT)} uses {used or 'exactqat'}"
+
+
+def imported_by(node: ast.AST, parts: tuple[str, ...]) -> set[str]:
+    """Names of the package, without its own, that a statement in the file of these parts imports."""
+    if isinstance(node, ast.Import):
+        return {alias.name.partition(".")[2] for alias in node.names if alias.name.split(".")[0] == "exactqat"}
+    if not isinstance(node, ast.ImportFrom):
+        return set()
+    module = node.module or ""
+    if node.level:
+        module = ".".join((*parts[: len(parts) - node.level], *filter(None, [module])))
+    elif module.split(".")[0] == "exactqat":
+        module = module.partition(".")[2]
+    else:
+        return set()
+    return {module} if module else {alias.name for alias in node.names}
+
+
+def kinds_named(tree: ast.AST) -> set[int]:
+    """Lines on which an operator of the device is named; words for fused activations are no operators there."""
+    kinds = set(device.OPERATORS) - set(device.ACTIVATIONS)
+    return {
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in kinds
+    }
+
+
+def kinds_compared(tree: ast.AST, among: set[int] | None = None) -> set[int]:
+    """Lines on which something called `kind` is compared with anything but the table of all declarations.
+
+    among: only comparisons with something named there.
+    """
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
+            asks = any(side.split(".")[-1] == "kind" for side in sides) and sides[-1] != "OPERATORS"
+            if asks if among is None else kinds_named(node) & among:
+                found.add(node.lineno)
+    return found
+
+
+def test_device_operators_are_told_apart_in_their_declarations_only() -> None:
+    sample = ast.parse('a = step.kind == "CONV_2D"\nb = kind in TABLE\nc = kind in OPERATORS\nd = "CONV_2D"')
+    assert kinds_named(sample) == {1, 4} and kinds_compared(sample) == {1, 2}
+    assert kinds_compared(sample, kinds_named(sample)) == {1}
+    for path in [path for room in ("planning", "qat", "deploy") for path in (PACKAGE / room).rglob("*.py")]:
+        where, tree = path.relative_to(PACKAGE), ast.parse(path.read_text())
+        told = kinds_named(tree)
+        if "planning" in where.parts:  # says which operators a step becomes, and asks nothing of them
+            told = kinds_compared(tree, told)
+        elif "deploy" in where.parts:
+            told |= kinds_compared(tree)
+        assert not told, f"{where} tells operators of the device apart on lines {sorted(told)}; ask the declaration"
+
+
+def profiles_compared(tree: ast.AST) -> set[int]:
+    """Lines on which something is compared with the name of a device."""
+    names = set(device.profile.known_names())
+    return {
+        node.lineno
+        for comparison in ast.walk(tree)
+        if isinstance(comparison, ast.Compare)
+        for node in ast.walk(comparison)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
+    }
+
+
+def test_devices_are_told_apart_by_their_properties() -> None:
+    assert profiles_compared(ast.parse('a = profile == "micro"\nb = "micro"\nc = p in ("reference", "x")')) == {1, 3}
+    for path in PACKAGE.rglob("*.py"):
+        found = profiles_compared(ast.parse(path.read_text()))
+        assert not found, f"{path.relative_to(PACKAGE)} asks for a device by name on lines {sorted(found)}; ask Profile"
+
+
+def tracked_files() -> list[Path]:
+    ignored = {".git", "build", "dist", "demo", "__pycache__", ".venv", ".hypothesis"}
+    return [
+        path
+        for path in ROOT.rglob("*")
+        if path.is_file()
+        and not any(
+            part in ignored or part.startswith(".venv") or part.endswith(("_cache", ".egg-info"))
+            for part in path.relative_to(ROOT).parts
+        )
+    ]
+
+
+def test_every_source_file_has_its_licence_line() -> None:
+    for path in tracked_files():
+        if path.suffix in (".py", ".cpp", ".h", ".toml", ".txt") or path.name in ("Makefile", "run"):
+            head = path.read_text().splitlines()[:3]
+            assert any("SPDX-License-Identifier: Apache-2.0" in line for line in head), path.relative_to(ROOT)
+        if path.suffix == ".ipynb":  # a cell would stand on the page
+            licence = json.loads(path.read_text())["metadata"].get("license")
+            assert licence == "SPDX-License-Identifier: Apache-2.0", path.relative_to(ROOT)
+
+
+def test_every_operator_is_documented() -> None:
+    for op in OPERATORS.values():
+        text = op.__doc__ or ""
+        for section in ("Args:", "Returns:", "Raises:", "Source:"):
+            assert section in text, f"{op.name} has no {section}"
+        documented = re.sub(r"\s+", " ", text)
+        for name in op.parameters:
+            assert re.search(rf"\b{name}\b", documented), f"{op.name} does not document {name}"
+        for name in op.results:
+            assert re.search(rf"\b{name}\b", documented), f"{op.name} does not document its result {name}"

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `test_meaning_keras.py` runs, in a process with a backend of its own: models that once trained as others.
+
+KERAS_BACKEND=torch python -m pytest tests/kit/meaning_keras.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from fuzz_meaning_keras import (
+    AbsoluteKernel,
+    AlwaysDropping,
+    Attended,
+    Branching,
+    Counted,
+    Damped,
+    Divided,
+    Doubled,
+    DroppingScale,
+    EvaluatedNorm,
+    Even,
+    HalfConvolution,
+    Large,
+    Mixed,
+    Noisy,
+    NoisyScale,
+    Observed,
+    OtherMoments,
+    RectifiedDense,
+    RepeatedWeight,
+    Reversed,
+    RunningMean,
+    Seventh,
+    ShiftedNorm,
+    SignedWeight,
+    Small,
+    SoftmaxWeight,
+    StoppedWeight,
+    SummedWeight,
+    patched,
+)
+from keras import layers
+
+from exactqat import qat
+from exactqat.qat import capture_keras
+
+X = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+
+
+def around(*made: Any, shape: tuple[int, ...] = (6,)) -> Any:
+    return keras.Sequential([keras.Input(shape), *made])
+
+
+KEPT: dict[str, Callable[[], Any]] = {
+    "a gradient that is turned round": lambda: around(layers.Dense(4), Reversed(), layers.Dense(2)),
+    "a gradient of two operands": lambda: around(Damped(), layers.Dense(2)),
+    "a sign with a gradient, of a weight": lambda: around(SignedWeight()),
+    "softmax of a weight": lambda: around(SoftmaxWeight()),
+    "a weight without gradient": lambda: around(StoppedWeight()),
+    "a sum of a weight without gradient": lambda: around(SummedWeight()),
+    "a weight for every example": lambda: around(RepeatedWeight()),
+    "weights that meet": lambda: around(Mixed("product")),
+    "twice as much in training": lambda: around(layers.Dense(4), Doubled()),
+    "noise in training": lambda: around(layers.Dense(4), Noisy()),
+    "dropout by keras.random": lambda: around(DroppingScale()),
+    "a kernel of its own": lambda: around(AbsoluteKernel(3)),
+    "a convolution of its own": lambda: around(HalfConvolution(2, 3), shape=(8, 8, 3)),
+    "a call around batch norm's": lambda: around(layers.Dense(4), ShiftedNorm()),
+    "batch norm in evaluation": lambda: around(layers.Dense(4), EvaluatedNorm()),
+    "a call around dense": lambda: around(RectifiedDense(4)),
+    "an object's own call": lambda: around(patched(layers.Dense(4), (6,), 3.0)),
+    "attention with dropout": lambda: around(Attended(layers.Attention(dropout=0.5)), shape=(5, 6)),
+    "additive attention": lambda: around(Attended(layers.AdditiveAttention()), shape=(5, 6)),
+    "heads with dropout": lambda: around(
+        Attended(layers.MultiHeadAttention(2, 3, dropout=0.5), two=True), shape=(5, 6)
+    ),
+    "a size that is the stand-in": lambda: around(layers.RepeatVector(1009), layers.Dense(2)),
+    "an uneven pool": lambda: around(layers.AveragePooling2D(3, 2, padding="same"), shape=(6, 6, 2)),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_kept(name: str) -> None:
+    proof = qat.keras.prepare(KEPT[name]()).proof
+    assert proof is not None and len(proof.trials) == 5 and not proof.not_run and proof.seconds > 0
+
+
+# The model, what is said, and the mend without which the self-check has to see it.
+REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "divided by the batch": (lambda: around(Divided()), "size of the batch", "compares_batches"),
+    "a branch on a large batch": (lambda: around(Large()), "size of the batch", ""),
+    "a branch on an even batch": (lambda: around(Even()), "size of the batch", "compares_batches"),
+    "a branch on a batch of sevens": (lambda: around(Seventh()), "size of the batch", ""),
+    "a branch on a small batch": (lambda: around(Small()), "the captured network is not the model", ""),
+    "a branch of training": (lambda: around(Branching()), "something else in training", "compares_phases"),
+    "noise and more": (lambda: around(NoisyScale()), "in training, it draws random numbers", ""),
+    "dropout in evaluation": (lambda: around(AlwaysDropping()), "in evaluation, too", "compares_phases"),
+    "a running mean": (lambda: around(RunningMean()), "in training, it changes its weight 'own'", ""),
+    "a counter": (lambda: around(Counted()), "it changes its weight 'own'", ""),
+    "a record": (lambda: around(Observed()), "in training, it changes its weight 'own'", ""),
+    "moments of its own": (lambda: around(layers.Dense(4), OtherMoments()), "OtherMoments", "finds_changes"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    model, words, _ = REFUSED[name]
+    with pytest.raises(qat.UnsupportedOperator, match=words):
+        qat.keras.prepare(model())
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, mend) in REFUSED.items() if mend])
+def test_the_check_sees_what_the_mends_do_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, mend = REFUSED[name]
+    monkeypatch.setattr(capture_keras, mend, lambda: False)
+    with pytest.raises(qat.UnsupportedOperator, match="the captured network is not the model"):
+        qat.keras.prepare(model())
+
+
+@pytest.mark.parametrize(
+    ("name", "mend"),
+    [
+        ("a gradient that is turned round", "keeps_custom_gradients"),
+        ("a gradient of two operands", "keeps_custom_gradients"),
+        ("a kernel of its own", "finds_changes"),
+        ("a convolution of its own", "finds_changes"),
+        ("a sum of a weight without gradient", "follows_weights"),
+        ("an object's own call", "finds_changes"),
+    ],
+)
+def test_the_check_sees_what_would_be_lost(name: str, mend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_keras, mend, lambda: False)
+    with pytest.raises(qat.UnsupportedOperator, match="the captured network is not the model"):
+        qat.keras.prepare(KEPT[name]())
+
+
+def test_nothing_of_the_model_changes() -> None:
+    model = around(layers.Dense(4), Noisy(), layers.BatchNormalization(), RunningMean())
+    model(X, training=True)
+    before = [keras.ops.convert_to_numpy(each.value) for each in model.variables]
+    with pytest.raises(qat.UnsupportedOperator):
+        qat.keras.prepare(model)
+    model.pop()
+    qat.keras.prepare(model)
+    for each, value in zip(model.variables, before, strict=False):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(each.value), value, each.path)
+
+
+def test_named_losses() -> None:
+    given = keras.Input((6,))
+    model = keras.Model(given, [layers.Dense(3, name="a")(given), layers.Dense(2, name="b")(given)])
+    prepared = qat.keras.prepare(model)
+    qat.keras.calibrate(prepared, [X])
+    prepared.compile("sgd", loss={"a": "mse", "b": "mae"})
+    targets = {"a": np.zeros((8, 3), np.float32), "b": np.zeros((8, 2), np.float32)}
+    assert np.isfinite(prepared.fit(X, targets, verbose=0).history["loss"]).all()
+
+
+class OwnStep(keras.Model):
+    def train_step(self, *args: Any) -> Any:
+        return super().train_step(*args)
+
+
+def test_steps_of_its_own_are_not_left_out_without_a_word() -> None:
+    given = keras.Input((6,))
+    with pytest.warns(UserWarning, match="OwnStep has its own train_step"):
+        prepared = qat.keras.prepare(OwnStep(given, layers.Dense(2)(given)))
+    qat.keras.calibrate(prepared, [X])
+    prepared.compile("sgd", "mse")
+    assert np.isfinite(prepared.evaluate(X, np.zeros((8, 2), np.float32), verbose=0))
+    with pytest.raises(NotImplementedError, match="OwnStep has its own train_step"):
+        prepared.fit(X, np.zeros((8, 2), np.float32), verbose=0)
+
+
+def test_layers_made_trainable_after_prepare() -> None:
+    base = around(layers.Dense(4))
+    base.trainable = False
+    prepared = qat.keras.prepare(around(base, layers.Dense(2)))
+    qat.keras.calibrate(prepared, [X])
+    prepared.compile("sgd", "mse")
+    assert len(prepared.trainable_variables) == 2
+    base.trainable = True
+    with pytest.raises(ValueError, match="compile it"):
+        prepared.fit(X, np.zeros((8, 2), np.float32), verbose=0)
+    prepared.compile("sgd", "mse")
+    assert len(prepared.trainable_variables) == 4
+    prepared.fit(X, np.zeros((8, 2), np.float32), verbose=0)
+    base.trainable = False
+    with pytest.raises(ValueError, match="compile it"):
+        prepared.fit(X, np.zeros((8, 2), np.float32), verbose=0)
+    norm = layers.BatchNormalization(trainable=False)
+    prepared = qat.keras.prepare(around(layers.Dense(4), norm))
+    norm.trainable = True
+    with pytest.raises(ValueError, match="prepare the model again"):
+        prepared.compile("sgd", "mse")
+
+
+def test_a_step_that_fails_loses_no_weights() -> None:
+    prepared = qat.keras.prepare(around(layers.Dense(4), layers.Dense(2)))
+    qat.keras.calibrate(prepared, [X])
+    prepared.compile("sgd", "mse")
+    prepared.fit(X, np.zeros((8, 2), np.float32), verbose=0)
+    before = [np.array(each) for each in prepared.trainable_variables]
+    for x, y in ((X[:, :3], np.zeros((8, 2), np.float32)), (X, np.zeros((8, 5), np.float32))):
+        with pytest.raises(Exception):  # noqa: B017
+            prepared.fit(x, y, verbose=0)
+        assert all(np.array_equal(old, new) for old, new in zip(before, prepared.trainable_variables, strict=True))
+    prepared.fit(X, np.zeros((8, 2), np.float32), verbose=0)
+
+
+def test_refused_calls(tmp_path: Path) -> None:
+    model = around(layers.Dense(2))
+    prepared = qat.keras.prepare(model)
+    if keras.backend.backend() == "torch":
+        with pytest.raises(ValueError, match="jit_compile=True"):
+            prepared.compile("sgd", "mse", jit_compile=True)
+    with pytest.raises(NotImplementedError, match="write_tflite"):
+        prepared.export(tmp_path / "model")
+    model.save_weights(tmp_path / "float.weights.h5")
+    with pytest.raises(ValueError, match="before it is prepared"):
+        prepared.load_weights(tmp_path / "float.weights.h5")
+
+
+def test_without_the_check() -> None:
+    prepared = qat.keras.prepare(around(layers.Dense(2)), check=False)
+    assert prepared.proof is None
+    with pytest.raises(qat.UnsupportedOperator, match="something else in training"):
+        qat.keras.prepare(around(Branching()), check=False)

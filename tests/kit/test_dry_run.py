@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`qat.explain` and `exactqat check`: whether a model will go, in every framework, without training it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from exactqat import deploy, qat
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU6(), nn.Flatten(), nn.Linear(512, 10))
+
+
+def test_what_is_explained_is_what_is_lowered() -> None:
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    x = torch.randn(4, 3, 16, 16)
+    found = qat.explain(model, torch.zeros(1, 3, 16, 16), device="micro")
+    assert found and found.device == "micro" and not found.refusal
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    prepared = qat.prepare(model, x, profile="micro")
+    qat.calibrate(prepared, [x])
+    qat.freeze(prepared)
+    graph = deploy.lower(prepared)
+    assert found.graph is not None
+    shown = [(each.kind, found.graph.tensors[each.outputs[0]].shape) for each in found.graph.operators]
+    assert shown == [(each.kind, graph.tensors[each.outputs[0]].shape) for each in graph.operators]
+    size = deploy.footprint(graph)
+    assert found.footprint is not None
+    assert found.footprint.multiply_accumulates == size.multiply_accumulates
+    assert found.footprint.arena_bytes == size.arena_bytes
+    assert "4 operators: 1 PAD, 1 CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED" in str(found)
+    assert "13,824" in str(found) and "13,824" in found._repr_html_()
+
+
+def test_random_numbers_of_the_user_stay() -> None:
+    model = network()
+    torch.manual_seed(1)
+    np.random.seed(1)
+    wanted = torch.rand(1), np.random.rand()
+    torch.manual_seed(1)
+    np.random.seed(1)
+    qat.explain(model, torch.zeros(1, 3, 16, 16))
+    assert (torch.rand(1), np.random.rand()) == wanted
+
+
+def test_a_model_that_will_not_go() -> None:
+    found = qat.explain(nn.Sequential(nn.Conv3d(3, 8, 3)), torch.zeros(1, 3, 9, 9, 9))
+    assert not found and found.graph is None and found.rows() == []
+    assert "cannot run on xnnpack-x86" in str(found) and "Conv3d over 3 axes" in str(found)
+
+
+def test_warnings_are_kept() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
+    (sentence,) = qat.explain(model, torch.zeros(1, 4)).warnings
+    assert "ends with softmax" in sentence
+    found = qat.explain(model, torch.zeros(1, 4), keep_final_activation=True)
+    assert not found.warnings and [row[0] for row in found.rows()] == ["FULLY_CONNECTED", "SOFTMAX"]
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        (nn.Linear, {}, "got the class Linear"),
+        (3, {}, "got int"),
+        (nn.Linear(4, 3), {}, "example is missing"),
+        (nn.Linear(4, 3), {"example": torch.zeros(1, 4), "variables": {}}, "holds its own"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(model: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        qat.explain(model, **options)
+    with pytest.raises(ValueError, match="must be one of xnnpack-x86"):
+        qat.explain(model, **options, device="toaster")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs exactqat[jax]")
+def test_jax() -> None:
+    import jax.numpy as jnp
+
+    found = qat.explain(lambda weight, x: x @ weight, jnp.zeros((2, 4)), variables=jnp.ones((4, 3)))
+    assert [row[0] for row in found.rows()] == ["FULLY_CONNECTED"]
+    with pytest.raises(TypeError, match="variables is missing"):
+        qat.explain(lambda weight, x: x @ weight, jnp.zeros((2, 4)))
+
+
+MODELS = """
+from torch import nn
+
+def network():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+
+refused = nn.Sequential(nn.Conv3d(3, 8, 3))
+
+def for_jax():
+    import jax.numpy as jnp
+    return (lambda weight, x: x @ weight), jnp.ones((4, 3))
+
+def for_keras():
+    import keras
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        ("some_models:network --example 1x3x2x2", 0, "as 2 operators: 1 RESHAPE, 1 FULLY_CONNECTED"),
+        ("some_models:refused --example 1x3x9x9x9 --device micro", 2, "Conv3d over 3 axes"),
+        ("some_models:network", 2, "--example SHAPE"),
+        ("some_models:network --example 3,4", 2, "must be a shape such as"),
+        ("some_models:missing", 2, "has no attribute 'missing'"),
+        ("some_models", 2, "must be 'package.module:function'"),
+        ("some_models:for_jax --example 2x4", 0, "as 1 operator: 1 FULLY_CONNECTED"),
+        ("some_models:for_keras --device reference", 0, "runs on reference as 1 operator: 1 FULLY_CONNECTED"),
+    ],
+)
+def test_the_command(arguments: str, status: int, words: str, tmp_path: Path) -> None:
+    for package in ("jax", "keras"):
+        if f"for_{package}" in arguments and importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs {package}")
+    (tmp_path / "some_models.py").write_text(MODELS)
+    command = [sys.executable, "-m", "exactqat", "check", *arguments.split()]
+    environment = {**os.environ, "KERAS_BACKEND": "torch", "COLUMNS": "200"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == status, done.stderr
+    assert words in (done.stderr if status else done.stdout)

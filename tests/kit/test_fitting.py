@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranges that the device's operators cannot take beside one another; the campaign is campaigns/extremes.py."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import plan_sketch
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exactqat.planning import plan
+from exactqat.planning.fitting import constant_limits, constant_step, fitting_ranges, limits_of
+from exactqat.planning.plans import Plan
+from exactqat.planning.rules import Rule
+
+torch = pytest.importorskip("torch")
+from test_plan import MEANINGS  # noqa: E402
+
+from exactqat import qat  # noqa: E402
+
+
+def scale(grid, ends) -> np.float32:
+    """In float32, as the device has it."""
+    if grid.fixed is not None:
+        return np.float32(grid.fixed[0])
+    low, high = map(np.float32, ends)
+    if high - low < np.float32(2.0**-20):
+        low, high = np.float32(0), np.float32(1)
+    return np.float32(max(-low, high) / 32767) if grid.rule.wide else np.float32((high - low) / (2**grid.bits - 1))
+
+
+def beyond_limits(made: Plan, ends, constants) -> list[str]:
+    """Steps whose operator would be refused, with constants as training keeps them."""
+    found = []
+    scales = {name: scale(grid, ends.get(name)) for name, grid in made.grids.items()}
+    for step in made.steps:
+        names = [made.stored(each).grid if made.is_stored(each) else None for each in step.operands]
+        if not any(names):
+            continue
+        grids = [made.grids[name] for name in names if name is not None]
+        limits = limits_of(step, grids, made.grids[step.grid])
+        if limits is None:
+            continue
+        known = [np.float32(constants[(step.path, len(names))])] if step.weights is not None else []
+        for position, name in enumerate(names):
+            if name is not None:
+                known.append(scales[name])
+                continue
+            limited = constant_limits(made, step, position)
+            assert limited is not None
+            least, most = constant_step(limited[0], scales[limited[1]], scales[step.grid])
+            known.append(np.float32(min(max(constants[(step.path, position)], least), most)))
+        # Channels with weights that are too small are constant ones, on a grid that fits.
+        least = 0.0 if step.weights is not None else limits.lowest
+        if not all(least <= value < limits.highest for value in limits.bounded(known, scales[step.grid])):
+            found.append(step.path)
+    return found
+
+
+WITH_LIMITS = (
+    "matmul by a weight",
+    "lstm memory",
+    "gru 0 2 True False True",
+    "attention, masked by a tensor",
+    "layer norm",
+    "layer norm by length",
+    "group norm 2",
+    "matmul of two",
+    "constant of higher rank",
+    "mish",
+    "hardswish",
+)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("name", WITH_LIMITS)
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_ranges_of_all_sizes_fit_one_another(name: str, bits: int, seed: int) -> None:
+    sketch = plan_sketch.Sketch()
+    made = plan(sketch.network(MEANINGS[name](sketch)), [Rule(activation_bits=bits)])
+    rng = np.random.default_rng(seed)
+    ends = {}
+    for grid_name, grid in made.grids.items():
+        # Products of sigmoids, whose grids are fixed, have no larger ranges.
+        low, high = -(10 ** rng.uniform(-9, 1)), 10 ** rng.uniform(-9, 1)
+        ends[grid_name] = (0.0, high) if grid.nonnegative else (low, high)
+        if grid.fixed_range is not None:
+            ends[grid_name] = grid.fixed_range
+    constants = {
+        (step.path, position): 10 ** rng.uniform(-9, 2)
+        for step in made.steps
+        for position, each in enumerate(step.operands)
+        if not made.is_stored(each)
+    }
+    constants |= {(step.path, len(step.operands)): 10 ** rng.uniform(-7, 4) for step in made.steps if step.weights}
+    moved = fitting_ranges(made, ends, constants)
+    assert not beyond_limits(made, {**ends, **moved}, constants)
+    assert not fitting_ranges(made, {**ends, **moved}, constants)
+    for moved_name, (low, high) in moved.items():
+        assert made.grids[moved_name].fixed is None
+        assert low <= 0 <= high
+
+
+def test_ranges_that_fit_stay_what_they_are() -> None:
+    sketch = plan_sketch.Sketch()
+    made = plan(sketch.network(MEANINGS["lstm memory"](sketch)), [Rule()])
+    assert not fitting_ranges(made, dict.fromkeys(made.grids, (-1.0, 1.0)), {})
+
+
+HARD = [
+    ("gru_keywords", "after"),
+    ("keyword_transformer", "before"),
+    ("norms", "before"),
+    ("bi_fpn", "before"),
+    ("statistics_pooling", "before"),
+    ("ds_cnn", "before"),
+    ("unet_nearest", "wide"),
+    ("activations_that_cut", "wide"),
+]
+
+
+@pytest.mark.parametrize(("name", "how"), HARD)
+def test_whatever_training_makes_of_the_numbers(name: str, how: str, tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+    from agreement import assert_exact
+    from extremes import driven
+
+    made = driven(name, how, 0)
+    assert made is not None
+    assert_exact(*made, tmp_path)
+
+
+def test_relu6_on_a_grid_whose_int32_does_not_reach_6(tmp_path: Path) -> None:
+    """LiteRT refuses the file of such an int16 layer, though no code comes near 6."""
+    pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+    from agreement import assert_exact
+
+    layer = torch.nn.Conv2d(3, 4, 3)
+    with torch.no_grad():
+        layer.weight.mul_(1e-5)
+        layer.bias.mul_(1e-5)  # type: ignore[union-attr]
+    x = torch.randn(2, 3, 6, 6)
+    prepared = qat.prepare(torch.nn.Sequential(layer, torch.nn.ReLU6()), x, [qat.Rule(activation_bits=16)])
+    qat.calibrate(prepared, [x])
+    qat.freeze(prepared)
+    graph = assert_exact(prepared.eval(), x, tmp_path)
+    (step,) = graph.operators
+    assert step.attributes["activation"] == "RELU6"
+    assert 6 / graph.tensors[step.outputs[0]].quantization.scale[0] > 2**31
+
+
+def test_freeze_says_what_it_moved() -> None:
+    class Cancels(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(6, 6), torch.nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            return self.last(y - (y + 1e-4 * x))
+
+    x = torch.randn(8, 6)
+    prepared = qat.prepare(Cancels(), x)
+    qat.calibrate(prepared, [x])
+    before = {name: each.detach().clone() for name, each in prepared.named_buffers()}
+    with pytest.warns(qat.RangesMovedWarning, match=r"moved that of 'sub' from -\S+ to -\S+: few codes"):
+        qat.freeze(prepared)
+    changed = {name for name, each in prepared.named_buffers() if not torch.equal(each, before[name])}
+    assert changed == {f"quantization.sub.output_quantizer.range.{end}" for end in ("minimum", "maximum")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        qat.freeze(prepared)  # nothing is left to move

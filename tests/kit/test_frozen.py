@@ -1,0 +1,421 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frozen network in PyTorch is the device: its codes, its gradients, and how it behaves as a module.
+
+A sample; `python tests/campaigns/run_frozen.py` takes some 170 networks through.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+import plain_networks  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from agreement import frozen_differences, leaves  # noqa: E402
+from torch import nn  # noqa: E402
+
+from exactqat import qat  # noqa: E402
+from exactqat.deploy import PROFILES  # noqa: E402
+from exactqat.deploy.lower import lower  # noqa: E402
+from exactqat.device.arithmetic import fixed_point, multiply_fixed_point, round_half_away  # noqa: E402
+from exactqat.qat import frozen_torch  # noqa: E402
+from exactqat.qat.layers import WeightedLayer  # noqa: E402
+
+SAMPLE = (
+    "unet_bilinear",
+    "ds_cnn",
+    "m5",
+    "siamese",
+    "tiny_vit",
+    "squeeze_excite_net",
+    "activations_leaky_elu",
+    "activations_hard",
+    "pads",
+    "norms",
+    "statistics_pooling",
+    "weight_standardised",
+    "tied_weights",
+    "espcn",
+    "lstm_time_first",
+    "global_pools",
+    "subclasses",
+)
+EIGHT = qat.Rule()
+LARGE = ("unet_bilinear", "tiny_vit", "lstm_time_first")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def frozen(model: nn.Module, examples: Any, rule: qat.Rule = EIGHT, steps: int = 2, **options: Any) -> Any:
+    """Prepared, calibrated, frozen, and trained for some steps."""
+    given = examples if isinstance(examples, tuple) else (examples,)
+    prepared = qat.prepare(model, given if len(given) > 1 else given[0], [rule], **options)
+    qat.calibrate(prepared, [given if len(given) > 1 else given[0]])
+    prepared.train()
+    prepared(*given)
+    qat.freeze(prepared)
+    parameters = [parameter for parameter in prepared.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(parameters, 1e-3) if parameters else None
+    for _ in range(steps if optimizer is not None else 0):
+        optimizer.zero_grad()
+        sum((result - torch.randn_like(result)).square().mean() for result in leaves(prepared(*given))).backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+    return prepared.eval()
+
+
+def small() -> tuple[nn.Module, torch.Tensor]:
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 5), nn.Sigmoid()
+    return nn.Sequential(*layers), torch.rand(6, 3, 5, 5)
+
+
+def composed(model: qat.PreparedModel) -> qat.PreparedModel:
+    """The same network in real numbers with fake quantization, as it was before the device's integers."""
+    other = copy.deepcopy(model)
+    other._device.exists = False
+    return other
+
+
+# Codes
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("name", SAMPLE)
+def test_all_layers_have_the_devices_codes(name: str, bits: int) -> None:
+    if bits == 4 and name in LARGE:
+        pytest.skip("takes its time; in the campaign")
+    model, examples = plain_networks.NETWORKS[name]()
+    prepared = frozen(model, examples, qat.Rule(weight_bits=bits, activation_bits=bits))
+    for profile in PROFILES:
+        compared, differing, _ = frozen_differences(prepared, examples, profile)
+        assert compared > 100 and not differing, profile
+
+
+@pytest.mark.parametrize("rules", [[qat.Rule(activation_bits=16)], [qat.Rule("0", activation_bits=16), EIGHT]])
+def test_sixteen_bits(rules: list[qat.Rule]) -> None:
+    model, batch = small()
+    prepared = qat.prepare(model, batch, rules)
+    qat.calibrate(prepared, [batch])
+    qat.freeze(prepared)
+    prepared.train()(batch).sum().backward()
+    assert all(parameter.grad is not None for parameter in prepared.other_parameters())
+    for profile in PROFILES:
+        assert not frozen_differences(prepared.eval(), (batch,), profile)[1], profile
+
+
+@pytest.mark.parametrize(
+    ("name", "profile"), [("squeeze_excite_net", "micro"), ("activations_leaky_elu", "xnnpack-x86")]
+)
+def test_fake_quantization_does_not_do(name: str, profile: str) -> None:
+    """The comparison notices: real numbers with fake quantization, as the frozen phase once was, are no device."""
+    model, examples = plain_networks.NETWORKS[name]()
+    prepared = frozen(model, examples)
+    assert not frozen_differences(prepared, examples, profile)[1]
+    assert frozen_differences(composed(prepared), examples, profile)[1]
+
+
+def test_what_is_claimed_is_what_the_runtime_computes(tmp_path: Any) -> None:
+    pytest.importorskip("ai_edge_litert")
+    from exactqat.deploy import profiles_here, verify, write_tflite
+
+    model, examples = plain_networks.NETWORKS["squeeze_excite_net"]()
+    prepared = frozen(model, examples)
+    for profile in profiles_here():
+        _, differing, codes = frozen_differences(prepared, examples, profile)
+        graph = lower(prepared)
+        assert not differing
+        assert verify(graph, write_tflite(graph, tmp_path / "model.tflite"), codes, profile).differing == 0
+
+
+@pytest.mark.parametrize("profile", ["xnnpack-x86", "reference", "micro"])
+def test_sums_that_float32_does_not_hold(profile: str) -> None:
+    """Every part of a sum counts: many inputs, all weights large, the bias too."""
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3000, 12), nn.Conv1d(12, 6, 1, groups=2)
+            with torch.no_grad():
+                self.first.weight.uniform_(0.9, 1.0)
+                self.first.weight[::2].neg_()
+                self.first.bias.uniform_(-4000.0, 4000.0)
+                self.second.bias.uniform_(-1e6, 1e6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x)[:, :, None]).flatten(1)
+
+    batch = torch.rand(16, 3000)
+    prepared = frozen(Wide(), batch, steps=1, profile=profile)
+    first = prepared.step("first")
+    codes = torch.from_numpy(first.numbers().codes).float()
+    found = frozen_torch._parts(first, codes, torch.zeros(12), -255, 0)
+    assert found is not None and found.ends and not found.whole
+    assert not frozen_differences(prepared, (batch,), profile)[1]
+
+
+def test_no_transform_rounds_the_sums() -> None:
+    """NNPACK takes large batches where oneDNN is off, and goes by Fourier's and Winograd's ways."""
+    batch = torch.randn(16, 16, 12, 12)
+    prepared = frozen(nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()), batch)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not frozen_differences(prepared, (batch,), "xnnpack-x86")[1]
+
+
+def test_roundings_have_the_declarations_bits() -> None:
+    rng = np.random.default_rng(0)
+    for low, high in ((-12, 0), (-31, 0), (-3, 8)):
+        factor = np.ldexp(rng.uniform(0.5, 1, 64), rng.integers(low, high + 1, 64))
+        factor[::4] = np.ldexp(1.0, rng.integers(low, high + 1, 16))  # ties
+        sums = rng.integers(-(2**23), 2**23, (500, 64))
+        sums[::3] = np.rint(rng.integers(-300, 300, sums[::3].shape) / 2 / factor)
+        sums = np.clip(sums, -(2**31) + 1, 2**31 - 1)
+        sums[0] = 0
+        # PyTorch's operators, and the kernel, which takes what float32 holds.
+        for dtype, held in ((torch.float64, sums), (torch.float32, np.clip(sums, -(2**24), 2**24))):
+            given = torch.from_numpy(held).to(dtype)
+            for lowest in (-255.0, 0.0):
+                end = frozen_torch._Result(np.float32(1), lowest, 255.0, lowest, 255.0)
+                for rounded, expected in (
+                    (frozen_torch._rounded_twice, multiply_fixed_point(held, *fixed_point(factor))),
+                    (frozen_torch._rounded_once, round_half_away(held * factor)),
+                ):
+                    steps = rounded(factor, given, 1, end, False)
+                    assert np.array_equal(steps.numpy(), np.clip(expected, lowest, 255)), (low, high, lowest, dtype)
+
+
+def test_the_profile_decides() -> None:
+    """Where profiles part, so does the frozen network; the training before does not."""
+    model, batch = nn.Sequential(nn.Linear(8, 64), nn.SiLU(), nn.Linear(64, 64)), torch.randn(256, 8)
+    first, second = (frozen(copy.deepcopy(model), batch, steps=0, profile=name) for name in ("xnnpack-x86", "micro"))
+    second.load_state_dict({**first.state_dict(), "_extra_state": {"format": 2, "frozen": True}})
+    assert (first.profile, second.profile) == ("xnnpack-x86", "micro")
+    assert not torch.equal(first(batch), second(batch))
+    first.profile = "micro"
+    assert torch.equal(first(batch), second(batch))
+    with pytest.raises(ValueError, match="profile must be one of xnnpack-x86, .*, got 'arm'"):
+        qat.prepare(model, batch, profile="arm")
+    with pytest.raises(ValueError, match="profile must be one of"):
+        first.profile = None
+
+
+# Gradients
+
+
+def off_the_kinks(layer: qat.QuantizedLayer, operands: list[torch.Tensor]) -> torch.Tensor | float:
+    """Which results are at no end of what lets gradients through."""
+    if layer.operator.same_quantization:
+        return 1.0
+    with torch.no_grad():
+        weighted = isinstance(layer, WeightedLayer)
+        before = layer.compute_frozen(*operands) if weighted else layer.compute_real(layer.operands(operands))
+        ends = [*map(float, layer.output_quantizer.range()), 0.0, 6.0, *(layer.bounds or ())]
+        near = 1e-3 * float(layer.output_quantizer.scale())
+        return torch.stack([(before - end).abs() > near for end in ends]).all(0).float()
+
+
+@pytest.mark.parametrize("name", [*SAMPLE, "two_inputs", "bi_fpn"])
+def test_gradients_are_those_of_real_numbers(name: str) -> None:
+    """Layer by layer, from the same operands and the same gradient of the result.
+
+    But for results at a kink: sums of integers are exactly 0 where those of real numbers are next to it.
+    """
+    model, examples = plain_networks.NETWORKS[name]()
+    prepared = frozen(model, examples, steps=0)
+    values: dict[str, torch.Tensor] = {}
+    prepared._run(examples, {}, values)
+    compared = 0
+    for step in prepared.plan.steps:
+        layer = prepared.step(step.path)
+        if not isinstance(layer, qat.QuantizedLayer):
+            continue
+        read = [values[path].detach() for path in step.operands if prepared.plan.is_stored(path)]
+        if not all(torch.isfinite(each).all() for each in (*read, values[step.path])):
+            continue
+        gradients = []
+        torch.manual_seed(1)
+        cotangent = torch.randn_like(values[step.path]) * off_the_kinks(layer, read)
+        for compute in (layer, layer.compose):
+            operands = [each.clone().requires_grad_() for each in read]
+            prepared.zero_grad()
+            compute(*operands).backward(cotangent)
+            found = {str(number): operand.grad for number, operand in enumerate(operands)}
+            found |= {name: parameter.grad for name, parameter in prepared.named_parameters()}
+            gradients.append({name: gradient for name, gradient in found.items() if gradient is not None})
+        own, former = gradients
+        assert own.keys() == former.keys()
+        for key, gradient in own.items():
+            largest = float(former[key].abs().max())
+            torch.testing.assert_close(gradient, former[key], rtol=1e-4, atol=1e-5 * largest + 1e-12)
+            compared += largest > 0
+    assert compared > 3
+
+
+def test_the_whole_networks_gradients_where_codes_agree() -> None:
+    model, batch = small()
+    prepared = frozen(model, batch).train()
+    former = composed(prepared)
+    for each in (prepared, former):
+        each.zero_grad()
+        each(batch).square().sum().backward()
+    assert torch.allclose(prepared(batch), former(batch), atol=1e-6)
+    for (name, parameter), other in zip(prepared.named_parameters(), former.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_it_trains_and_keeps_the_devices_codes() -> None:
+    model, batch = small()
+    prepared = frozen(model, batch, steps=0).train()
+    optimizer, target = torch.optim.Adam(prepared.other_parameters(), 3e-2), torch.rand(6, 5).round()
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = F.mse_loss(prepared(batch), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.75 * losses[0]
+    assert not frozen_differences(prepared, (batch,), "xnnpack-x86")[1]
+
+
+def test_gradients_of_gradients_and_functional_transforms() -> None:
+    model, batch = small()
+    prepared = frozen(model, batch)
+    former = composed(prepared)
+    found = []
+    for each in (prepared, former):
+        given = batch.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(each(given).square().sum(), given, create_graph=True)
+        gradient.square().sum().backward()
+        found.append(given.grad)
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-6)
+    parameters = {name: parameter.detach() for name, parameter in prepared.named_parameters()}
+    gradients = [
+        torch.func.grad(lambda p, each=each: torch.func.functional_call(each, p, (batch,)).sum())(parameters)
+        for each in (prepared, former)
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
+    tangents = [torch.func.jvp(each, (batch,), (torch.ones_like(batch),))[1] for each in (prepared, former)]
+    torch.testing.assert_close(*tangents, rtol=1e-3, atol=1e-6)
+
+
+# As a module
+
+
+def test_before_freeze_nothing_is_new() -> None:
+    model, batch = small()
+    prepared = qat.prepare(model, batch)
+    qat.calibrate(prepared, [batch])
+    for training in (True, False):
+        other = composed(prepared).train(training)
+        assert torch.equal(prepared.train(training)(batch), other(batch))
+
+
+def test_rules_without_a_device_train_as_before() -> None:
+    model, batch = small()
+    rule = qat.Rule(symmetric=False, narrow_range=False)
+    prepared = frozen(model, batch, rule, deployable=False)
+    assert torch.equal(prepared(batch), composed(prepared)(batch))
+
+
+def test_dropout_in_the_frozen_phase_is_real() -> None:
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 4))
+    batch = torch.randn(16, 8)
+    prepared = frozen(model, batch)
+    assert not frozen_differences(prepared, (batch,), "xnnpack-x86")[1]
+    prepared.train()
+    torch.manual_seed(3)
+    result = prepared(batch)
+    torch.manual_seed(3)
+    # The layer before the noise is the device's, the one behind it computes in real numbers.
+    before = prepared.step("0")(prepared.step("input")(batch))
+    assert torch.allclose(result, prepared.step("3").compose(F.dropout(before, 0.5)), atol=1e-6)
+    result.sum().backward()
+    assert all(parameter.grad is not None for parameter in prepared.other_parameters())
+
+
+def test_hooks_see_and_change_real_numbers() -> None:
+    model, batch = small()
+    prepared = frozen(model, batch)
+    expected = prepared(batch)
+    seen: list[torch.Tensor] = []
+    handle = prepared.step("0").register_forward_hook(lambda module, given, result: seen.append(result))
+    assert torch.equal(prepared(batch), expected)
+    assert torch.equal(seen[0], prepared.stored_tensors(batch)["0"][1])
+    handle.remove()
+    prepared.step("0").register_forward_hook(lambda module, given, result: torch.zeros_like(result))
+    assert torch.equal(prepared(batch)[0], prepared(batch)[1]) and not torch.equal(prepared(batch), expected)
+
+
+def test_nan_is_not_hidden() -> None:
+    model, batch = small()
+    prepared = frozen(nn.Sequential(model, nn.Hardswish()), batch)
+    broken = batch.clone()
+    broken[2] = torch.nan
+    assert prepared(broken)[2].isnan().all()
+    with torch.no_grad():
+        prepared.get_parameter("0.0.weight").fill_(torch.nan)
+    assert prepared(batch).isnan().all()
+
+
+def test_ranges_that_are_loaded_later_count() -> None:
+    model, batch = small()
+    prepared, other = frozen(copy.deepcopy(model), batch), frozen(model, 3 * batch)
+    before = prepared(batch)
+    prepared.load_state_dict(other.state_dict())
+    assert torch.equal(prepared(batch), other(batch)) and not torch.equal(prepared(batch), before)
+
+
+def test_copies_files_and_states() -> None:
+    model, batch = small()
+    prepared = frozen(copy.deepcopy(model), batch, profile="reference")
+    expected = prepared(batch)
+    for other in (copy.deepcopy(prepared), pickle.loads(pickle.dumps(prepared))):
+        assert other.profile == "reference" and torch.equal(other(batch), expected)
+    again = qat.prepare(model, batch)
+    file = io.BytesIO()
+    torch.save(prepared.state_dict(), file)
+    file.seek(0)
+    again.load_state_dict(torch.load(file, weights_only=True))
+    assert again.profile == "reference" and torch.equal(again.eval()(batch), expected)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda model, batch: torch.compile(model, backend="eager")(batch),
+        lambda model, batch: torch.inference_mode()(lambda: model(batch))(),
+        lambda model, batch: torch.autocast("cpu")(lambda: model(batch))(),
+        lambda model, batch: torch.cat([model(batch[:0]), model(batch)]),
+        lambda model, batch: torch.cat([model(image[None]) for image in batch]),
+    ],
+    ids=["compiled", "inference mode", "autocast", "empty batch", "one by one"],
+)
+def test_the_same_integers_whatever_is_around(run: Callable[..., torch.Tensor]) -> None:
+    model, batch = small()
+    prepared = frozen(model, batch)
+    assert torch.equal(run(prepared, batch), prepared(batch))
+
+
+def test_layers_compute_the_device_by_themselves() -> None:
+    model, batch = small()
+    prepared = frozen(model, batch)
+    values = {path: value for path, (_, value) in prepared.stored_tensors(batch).items()}
+    for path, layer in prepared.layers():
+        if isinstance(layer, WeightedLayer):
+            (operand,) = prepared.plan.stored(path).operands
+            given = values[operand] if operand in values else prepared.step(operand)(values["0"])
+            assert torch.equal(layer(given), values[path])

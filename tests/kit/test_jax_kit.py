@@ -1,0 +1,560 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kit for JAX: what a jaxpr becomes, training under JAX's transformations, and the way to the device."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp  # noqa: E402
+from jax_networks import NETWORKS, assert_exact, conv, norm, normalized, numbers, trained, weights  # noqa: E402
+
+import exactqat  # noqa: E402
+from exactqat import deploy, qat  # noqa: E402
+from exactqat.qat.jax import dropout, prepare  # noqa: E402
+
+LINEAR = weights(w=(8, 8))
+X = numbers(4, 6, 8)
+
+
+def kinds(function: Any, params: Any = LINEAR, example: Any = X) -> list[str]:
+    """The float steps that a function becomes."""
+    return [step.kind for step in prepare(function, params, example).plan.network.steps]
+
+
+# --- capture ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "attributes"),
+    [
+        (jax.nn.relu, "relu", {}),
+        (lambda x: jnp.where(x > 0, x, 0), "relu", {}),
+        (lambda x: (x + jnp.abs(x)) / 2, "relu", {}),
+        (jax.nn.relu6, "relu6", {}),
+        (lambda x: jnp.clip(x, 0, 6), "relu6", {}),
+        (lambda x: jnp.clip(x, -0.5, 2), "clamp", {"min": -0.5, "max": 2.0}),
+        (jax.nn.hard_tanh, "clamp", {"min": -1.0, "max": 1.0}),
+        (jax.nn.silu, "silu", {}),
+        (lambda x: x / (1 + jnp.exp(-x)), "silu", {}),
+        (jax.nn.hard_swish, "hardswish", {}),
+        (jax.nn.hard_sigmoid, "hardsigmoid", {}),
+        (jax.nn.gelu, "gelu", {"approximate": "tanh"}),
+        (lambda x: jax.nn.gelu(x, approximate=False), "gelu", {"approximate": "none"}),
+        (lambda x: 0.5 * x * (1 + jax.lax.erf(x / np.sqrt(2))), "gelu", {"approximate": "none"}),
+        (jax.nn.leaky_relu, "leaky_relu", {"slope": pytest.approx(0.01)}),
+        (jax.nn.elu, "elu", {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0}),
+        (lambda x: jax.nn.celu(x, 0.5), "elu", {"alpha": 0.5, "scale": 1.0, "input_scale": 2.0}),
+        (jax.nn.selu, "selu", {}),
+        (jax.nn.softplus, "softplus", {"beta": 1.0, "threshold": 20.0}),
+        (jax.nn.mish, "mish", {}),
+        (jax.nn.log_sigmoid, "log_sigmoid", {}),
+        (jax.nn.soft_sign, "softsign", {}),
+        (lambda x: 1 / (1 + jnp.exp(-x)), "sigmoid", {}),
+        (jax.nn.softmax, "softmax", {"axis": 2}),
+        (lambda x: jnp.exp(x) / jnp.exp(x).sum(1, keepdims=True), "softmax", {"axis": 1}),
+        (jax.nn.log_softmax, "log_softmax", {"axis": 2}),
+        (lambda x: x.mean(1), "mean", {"axes": (1,), "keep_dims": False}),
+        (lambda x: x.mean(1, keepdims=True), "mean", {"axes": (1,), "keep_dims": True}),
+    ],
+)
+def test_functions_are_known_by_what_they_compute(function: Any, kind: str, attributes: dict[str, Any]) -> None:
+    (_, step) = prepare(lambda p, x: function(x @ p["w"]), LINEAR, X).plan.network.steps
+    assert step.kind == kind
+    assert {key: step.attributes[key] for key in attributes} == attributes
+
+
+def test_a_function_that_only_resembles_is_none_of_them() -> None:
+    assert kinds(lambda p, x: x * jax.nn.sigmoid(1.7 * x)) == ["mul", "sigmoid", "mul"]
+    assert kinds(lambda p, x: jnp.clip(x, -2000, 2000)) == ["clamp"]
+    # What reads a clipped tensor again does not read what it was clipped from.
+    twice = prepare(lambda p, x: (lambda y: jax.nn.relu(y) * y)(jax.nn.relu(x @ p["w"])), LINEAR, X)
+    assert [step.kind for step in twice.plan.network.steps] == ["linear", "relu", "square"]
+    assert [step.kind for step in twice.plan.steps] == ["FULLY_CONNECTED", "MUL"]
+
+
+def test_biases_and_norms_of_plain_functions_become_part_of_the_layer() -> None:
+    params = {**weights(kernel=(3, 3, 4, 6), b=(6,), head=(6, 2), c=(2,)), "norm": norm(6)}
+
+    def function(p, x):
+        y = conv(x, p["kernel"]) + p["b"]
+        y = (y - p["norm"]["mean"]) / jnp.sqrt(p["norm"]["var"] + 1e-3) * p["norm"]["scale"] + p["norm"]["bias"]
+        return jax.nn.relu(y).mean((1, 2)) @ p["head"] + p["c"]
+
+    prepared = prepare(function, params, numbers(2, 8, 8, 4))
+    first, mean, last = prepared.plan.steps
+    assert (first.path, first.activation, mean.kind, last.path) == ("kernel", "RELU", "MEAN", "head")
+    assert first.weights is not None and first.weights.bias is not None and first.weights.batch_norm is not None
+    assert not first.weights.batch_norm.training
+    assert last.weights is not None and last.weights.bias is not None
+
+
+def test_constants_of_zeros_beside_small_values(tmp_path: Path) -> None:
+    params = {"place": np.zeros((1, 5, 6), np.float32), **weights(head=(6, 2))}
+    x = numbers(4, 5, 6)
+    prepared = prepare(lambda p, x: (0.001 * x + p["place"]) @ p["head"], params, x)
+    tuned, state = prepared.init()
+    tuned, state = prepared.calibrate(tuned, state, [x])
+    assert_exact(prepared, tuned, prepared.freeze(state), (x,), tmp_path)
+
+
+@pytest.mark.parametrize("policy", ["ema", "min_max", "learned"])
+def test_calibration_anew_forgets(policy: str) -> None:
+    prepared = prepare(lambda p, x: x @ p["w"], LINEAR, X, [qat.Rule("input", ranges="fixed", fixed_range=(-9.0, 9.0)),
+                                                            qat.Rule(ranges=policy)])  # fmt: skip
+    once = prepared.calibrate(*prepared.init(), [X])
+    other = prepared.calibrate(*prepared.init(), [X * 100])
+    averaged, again = prepared.calibrate(*other, [X]), prepared.calibrate(*other, [X], anew=True)
+    assert jax.tree.all(jax.tree.map(lambda one, two: bool((one == two).all()), once, again))
+    assert not jax.tree.all(jax.tree.map(lambda one, two: bool((one == two).all()), once, averaged))
+
+
+def test_ranges_that_do_not_fit_one_another_are_moved(tmp_path: Path) -> None:
+    """A difference of nearly equal values, a layer behind values that vanish, a constant a few steps from zero."""
+    params = {
+        "gate": np.full(6, 3e-9, np.float32),
+        "shift": np.full(6, 2e-6, np.float32),
+        **weights(a=(6, 6), b=(6, 2)),
+    }
+
+    def forward(p, x):
+        y = x @ p["a"]
+        vanishing = jax.nn.relu(1e-9 * y - 1e-6) @ p["a"] + p["shift"]
+        both = jnp.concatenate([y - (y + 1e-4 * x), jax.nn.sigmoid(y) * p["gate"], vanishing], -2)
+        return both @ p["b"]
+
+    x = numbers(4, 5, 6)
+    # What is left of such gradients is rounding.
+    prepared = prepare(forward, params, x, check=False)
+    params, state = prepared.init()
+    params, state = prepared.calibrate(params, state, [x])
+    with pytest.warns(qat.RangesMovedWarning, match="freeze has moved that of 'sub'"):
+        state = prepared.freeze(state, params)
+    assert_exact(prepared, params, state, (x,), tmp_path)
+
+
+def test_layers_tell_what_they_are() -> None:
+    params = {**weights(kernel=(3, 3, 4, 6)), "norm": norm(6)}
+    prepared = prepare(
+        lambda p, x: dropout(jax.nn.relu(normalized(conv(x, p["kernel"]), p["norm"])), 0.5), params, numbers(2, 8, 8, 4)
+    )
+    layer, noise = prepared.plan.steps
+    assert layer.weights is not None and layer.weights.batch_norm is not None and layer.weights.batch_norm.training
+    assert noise.expression is not None
+    params_, state = prepared.init()
+    # Statistics are moved by training, not by gradients.
+    assert params_["model"]["norm"]["mean"] is None and sorted(state.variables) == ["norm.mean", "norm.var"]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda p, x: x - x.mean(0), "mixes the examples of a batch"),
+        (lambda p, x: jnp.sort(x @ p["w"], -1), "sort .*leave it to the program"),
+        (lambda p, x: jnp.cumsum(x, -1), "cumsum has no int8 operator"),
+        (lambda p, x: x if x.sum() > 0 else -x, "decides by the values of its input"),
+        (lambda p, x: x > 0, "truth values"),
+        (lambda p, x: p["w"], "does not depend on its input"),
+        (lambda p, x: x * jax.random.normal(jax.random.key(0), (8,)), "draws random numbers"),
+        (lambda p, x: jnp.where(x > x.mean(-1, keepdims=True), x, 0.0), "where has no int8 operator"),
+        (lambda p, x: jnp.einsum("btd,ctd->bc", x, x), "over the batch"),
+        (lambda p, x: jax.lax.while_loop(lambda c: c.sum() < 1, lambda c: c + 1, x), "rounds are not counted"),
+        (lambda p, x: x.astype(int) * 2, "whole numbers"),
+    ],
+)
+def test_refusals_name_the_place_and_the_way_out(function: Any, message: str) -> None:
+    with pytest.raises(qat.UnsupportedOperator, match=message) as refusal:
+        prepare(function, LINEAR, X)
+    if "has no" in message:
+        assert Path(__file__).name in str(refusal.value)
+
+
+def test_arguments_that_are_none() -> None:
+    def function(p: Any, x: Any) -> Any:
+        return x @ p["w"]
+
+    with pytest.raises(TypeError, match="variables"):
+        prepare(function, example=X)
+    with pytest.raises(TypeError, match="example"):
+        prepare(function, LINEAR)
+    with pytest.raises(TypeError, match="model must be"):
+        prepare(3, LINEAR, X)
+    with pytest.raises(qat.UnsupportedOperator, match="array with a batch"):
+        prepare(lambda p: p["w"], LINEAR, ())
+    prepared = prepare(function, LINEAR, X)
+    params, state = prepared.init()
+    with pytest.raises(RuntimeError, match="seen no data"):
+        prepared.apply(params, state, X)
+    with pytest.raises(ValueError, match=r"x must have shape \[batch, 6, 8\], .*got \[4, 8\]"):
+        prepared.apply(params, state, X[:, 0], train=True)
+    with pytest.raises(TypeError, match="must nest"):
+        prepared.apply(params, state, X, X, train=True)
+    with pytest.raises(TypeError, match="params must be"):
+        prepared.apply(LINEAR, state, X, train=True)
+    with pytest.raises(TypeError, match="state must be"):
+        prepared.apply(params, {}, X, train=True)
+    with pytest.raises(ValueError, match="batches is empty"):
+        prepared.calibrate(params, state, [])
+    with pytest.raises(TypeError, match=r"iterable of batches, got an array of shape \[4, 6, 8\]"):
+        prepared.calibrate(params, state, X)
+    with pytest.raises(ValueError, match="frozen before it is lowered"):
+        prepared.lower(params, state)
+    with pytest.raises(RuntimeError, match="seen no data"):
+        prepared.lower(params, prepared.freeze(state))
+    with pytest.raises(ValueError, match="before freeze"):
+        prepared.calibrate(params, prepared.freeze(prepared.calibrate(params, state, [X])[1]), [X])
+    learned = prepare(function, LINEAR, X, [qat.Rule(ranges="learned")])
+    with pytest.raises(ValueError, match="call calibrate first"):
+        learned.apply(*learned.init(), X, train=True)
+    noisy = prepare(lambda p, x: dropout(x @ p["w"], 0.5), LINEAR, X)
+    with pytest.raises(ValueError, match="give key"):
+        noisy.apply(*noisy.init(), X, train=True)
+    with pytest.warns(qat.UnusedRuleWarning, match="matches no layer"):
+        prepare(function, LINEAR, X, [qat.Rule(match="nothing"), qat.Rule()])
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+RULES = {
+    "ema": {},
+    "learned": {"ranges": "learned"},
+    "percentile": {"ranges": "percentile", "percentile": 99.0},
+    "min_max": {"ranges": "min_max"},
+    "last_batch": {"ranges": "last_batch"},
+    "folded": {"fold_batch_norm": True, "per_channel": False},
+    "few_bits": {"weight_bits": 4, "activation_bits": 6},
+}
+
+
+@pytest.mark.parametrize("name", ["learned", "folded"])
+def test_rules(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+    made, batch = NETWORKS["ds_cnn"]()
+    prepared = prepare(made._model.function, made._model.leaves, batch, [qat.Rule(**RULES[name])])
+    assert assert_exact(prepared, *trained(prepared, batch), batch, tmp_path) > 0
+
+
+@pytest.mark.parametrize("ranges", ["ema", "min_max", "percentile", "learned"])
+def test_what_is_not_finite_moves_no_range_and_is_told(ranges: str) -> None:
+    prepared = prepare(lambda p, x: jax.nn.relu(x @ p["w"]), LINEAR, X, [qat.Rule(ranges=ranges)])
+    params, state = prepared.calibrate(*prepared.init(), [X])
+    for odd in (np.nan, np.inf):
+        broken = np.array(X)
+        broken[1, 2, 3] = odd
+        with pytest.raises(ValueError, match="batch 2 of batches gives NaN or infinity in 'input'"):
+            prepared.calibrate(params, state, [X, broken])
+        _, after = prepared.apply(params, state, broken, train=True)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((after.ranges, params["ranges"])))
+        assert ranges == "learned" or int(after.ranges["input"]["batches"]) == 1
+    frozen = prepared.freeze(state)
+    prepared.lower(params, frozen)
+    spoilt = {**params, "model": {"w": params["model"]["w"].at[0, 0].set(np.nan)}}
+    with pytest.raises(ValueError, match="the layer .* holds NaN or infinity"):
+        prepared.lower(spoilt, frozen)
+
+
+def test_training_is_a_scan_and_gives_what_single_steps_give() -> None:
+    prepared = prepare(lambda p, x: jax.nn.relu(x @ p["w"]), LINEAR, X, [qat.Rule(ranges="learned")])
+    params, state = prepared.calibrate(*prepared.init(), [X])
+    batches = jnp.stack([X, X * 1.1, X * 0.9])
+
+    def step(carry, x):
+        params, state = carry
+
+        def loss(params):
+            y, after = prepared.apply(params, state, x, train=True)
+            return jnp.mean(jnp.square(y - 1)), after
+
+        (value, after), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+        return (jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), after), value
+
+    scanned, losses = jax.jit(lambda carry: jax.lax.scan(step, carry, batches))((params, state))
+    carry = (params, state)
+    for at in range(3):
+        carry, value = jax.jit(step)(carry, batches[at])
+        np.testing.assert_allclose(value, losses[at], rtol=1e-5)
+    for ours, theirs in zip(jax.tree.leaves(scanned), jax.tree.leaves(carry), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    moved = scanned[0]["ranges"]["w"]["maximum"] - params["ranges"]["w"]["maximum"]
+    assert abs(float(moved)) > 0 and float(losses[2]) < float(losses[0])
+
+
+def test_a_moving_average_follows_training_and_stops_when_frozen() -> None:
+    prepared = prepare(lambda p, x: x @ p["w"], LINEAR, X)
+    params, state = prepared.init()
+    apply = jax.jit(lambda state, x: prepared.apply(params, state, x, train=True)[1])
+    for _ in range(2):
+        state = apply(state, X)
+    state = apply(state, 3 * X)
+    # The first batches count alike.
+    np.testing.assert_allclose(state.ranges["input"]["maximum"], X.max() * (1 + 1 + 3) / 3, rtol=1e-6)
+    assert int(state.ranges["input"]["batches"]) == 3
+    frozen = prepared.freeze(state)
+    after = apply(frozen, 9 * X)
+    assert after.frozen and float(after.ranges["input"]["maximum"]) == float(state.ranges["input"]["maximum"])
+    # Evaluation moves nothing.
+    assert prepared.apply(params, state, 9 * X)[1] is state
+
+
+def test_statistics_follow_the_batches() -> None:
+    params = {"w": np.eye(3, dtype=np.float32), "norm": norm(3)}
+
+    def function(p, x):
+        n = p["norm"]
+        return exactqat.qat.jax.batch_norm(
+            x @ p["w"], n["scale"], n["bias"], n["mean"], n["var"], momentum=0.5, epsilon=1e-3
+        )
+
+    prepared = prepare(function, params, numbers(4, 3))
+    x = numbers(64, 3, seed=3) * 2 + 1
+    params_, state = prepared.init()
+    y, state = prepared.apply(params_, state, x, train=True)
+    # The weights are an identity that eight bits hold; what is left is the input's grid.
+    np.testing.assert_allclose(state.variables["norm.mean"], x.mean(0) / 2, atol=0.03)
+    np.testing.assert_allclose(state.variables["norm.var"], (1 + x.var(0, ddof=1)) / 2, rtol=0.03)
+    np.testing.assert_allclose(y, (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-3), atol=0.06)
+    back = prepared.variables(params_, state)
+    np.testing.assert_array_equal(back["norm"]["mean"], state.variables["norm.mean"])
+
+
+def test_dropout_drops_in_training_only() -> None:
+    prepared = prepare(lambda p, x: dropout(x, 0.5), {"unused": np.zeros(1, np.float32)}, X)
+    params, state = prepared.init()
+    x = np.full((64, 6, 8), 1.0, np.float32)
+    y, state = prepared.apply(params, state, x, train=True, key=jax.random.key(1))
+    assert set(np.unique(np.round(np.asarray(y), 2))) == {0.0, 2.0} and 0.4 < float((y == 0).mean()) < 0.6
+    y, _ = prepared.apply(params, state, x)
+    np.testing.assert_allclose(y, x, atol=0.01)
+
+
+def test_the_float_network_is_the_users_function() -> None:
+    for name in ("squeeze_and_excite", "attention", "mixture"):
+        prepared, batch = NETWORKS[name]()
+        params, state = prepared.calibrate(*prepared.init(), [batch])
+        outputs = prepared._run(params, state, batch, {}, exactqat.qat.functional.Mode(quantizing=False))[0]
+        wanted = prepared._model.function(list(prepared._tensors(params, state).values()), *batch)
+        for ours, theirs in zip(jax.tree.leaves(outputs), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+
+
+def test_sharded_batches() -> None:
+    """On one device or several: the batch's sharding changes nothing."""
+    prepared, batch = NETWORKS["perceptron"]()
+    params, state = prepared.calibrate(*prepared.init(), [batch])
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("batch",))
+    sharded = jax.device_put(batch[0], jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch")))
+    apply = jax.jit(lambda x: prepared.apply(params, state, x, train=True)[0])
+    np.testing.assert_array_equal(apply(sharded), apply(batch[0]))
+
+
+def test_a_frozen_network_on_several_devices() -> None:
+    """It stays fake quantization and says so: a callback beside collective sums ends the process."""
+    script = """
+import warnings
+import jax, numpy as np
+from exactqat import qat
+import exactqat.qat.jax
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+params = {"w": np.ones((6, 3), np.float32)}
+x = np.random.default_rng(0).standard_normal((8, 6)).astype("f")
+prepared = qat.jax.prepare(lambda p, x: jax.nn.relu(x @ p["w"]), params, x)
+params, state = prepared.calibrate(*prepared.init(), [x])
+state = prepared.freeze(state)
+mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+spread = jax.device_put(x, NamedSharding(mesh, P("batch")))
+step = jax.jit(jax.value_and_grad(lambda p, x: (prepared.apply(p, state, x, train=True)[0] ** 2).mean()))
+alone = step(params, x)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    together = step(params, spread)
+assert any("several devices" in str(each.message) for each in caught)
+np.testing.assert_allclose(together[0], alone[0], rtol=1e-2)
+"""
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    finished = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_a_frozen_network_without_a_profile_is_fake_quantization() -> None:
+    x = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+    for profile, asks in (("reference", True), (None, False)):
+        prepared = prepare(lambda p, x: jax.nn.relu(x @ p["w"]), {"w": np.ones((6, 3), "f")}, x, profile=profile)
+        params, state = prepared.calibrate(*prepared.init(), [x])
+        frozen = prepared.freeze(state)
+        for phase, expected in ((state, False), (frozen, asks)):
+            text = str(jax.make_jaxpr(prepared.apply)(params, phase, x))
+            assert ("pure_callback" in text) == expected
+
+
+# --- the device -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["attention", "mixture", "MobileNet"])
+def test_a_network_goes_to_the_device(name: str, tmp_path: Path) -> None:
+    """More of them: `python tests/campaigns/jax_networks.py`."""
+    pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+    if name not in NETWORKS:
+        pytest.skip("needs exactqat[flax]")
+    prepared, batch = NETWORKS[name]()
+    assert assert_exact(prepared, *trained(prepared, batch), batch, tmp_path) > 0
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-4])
+def test_a_branch_that_is_nearly_nothing_goes_through(scale: float, tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+    params = {**weights(w=(8, 8), u=(8, 8)), "scale": jnp.full(8, scale)}
+
+    def network(params: Any, x: Any) -> Any:
+        features = (x @ params["w"]) * 1e-4
+        return features + jax.nn.relu(features @ params["u"]) * params["scale"]
+
+    prepared = prepare(network, params, X)
+    params, state = prepared.calibrate(*prepared.init(), [X])
+    graph = prepared.lower(params, prepared.freeze(state))
+    path = deploy.write_tflite(graph, tmp_path / "model.tflite")
+    codes = np.random.default_rng(0).integers(-128, 128, (8, 6, 8)).astype(np.int8)
+    assert deploy.verify(graph, path, codes).differing == 0
+
+
+def test_weights_move_between_frameworks() -> None:
+    """The same network with the same numbers is the same graph, integer for integer, trained by PyTorch or by JAX."""
+    torch = pytest.importorskip("torch")
+    from torch import nn
+
+    from exactqat.deploy.lower import lower
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(1, 8, (10, 4), 2, (4, 1), bias=True)
+            self.stem_norm = nn.BatchNorm2d(8)
+            self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)
+            self.depthwise_norm = nn.BatchNorm2d(8)
+            self.pointwise = nn.Conv2d(8, 8, 1)
+            self.pointwise_norm = nn.BatchNorm2d(8)
+            self.head = nn.Linear(8 * 12 * 5, 4)
+
+        def forward(self, x):
+            x = torch.relu(self.stem_norm(self.stem(x)))
+            x = torch.relu(self.depthwise_norm(self.depthwise(x)))
+            x = nn.functional.relu6(self.pointwise_norm(self.pointwise(x)))
+            return self.head(x.flatten(1))
+
+    torch.manual_seed(0)
+    network = Network()
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.weight, 0.0, 1.0)  # some factors are negative
+            nn.init.normal_(module.bias)
+            nn.init.normal_(module.running_mean)
+            nn.init.uniform_(module.running_var, 0.1, 2.0)
+    images = torch.randn(8, 1, 25, 10)
+    theirs = qat.prepare(network, images)
+    qat.calibrate(theirs, [images])
+    qat.freeze(theirs)
+
+    def kernel(module: Any) -> dict[str, np.ndarray]:
+        made = {"kernel": module.weight.detach().permute(2, 3, 1, 0).numpy()}
+        return made if module.bias is None else made | {"bias": module.bias.detach().numpy()}
+
+    def norm_of(module: Any) -> dict[str, np.ndarray]:
+        tensors = {"scale": module.weight, "bias": module.bias, "mean": module.running_mean, "var": module.running_var}
+        return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
+
+    params: dict[str, Any] = {}
+    for name in ("stem", "depthwise", "pointwise"):
+        params[name] = kernel(getattr(network, name))
+        params[f"{name}_norm"] = norm_of(getattr(network, f"{name}_norm"))
+    # Flattened in JAX's order of axes.
+    matrix = network.head.weight.detach().reshape(4, 8, 12, 5).permute(2, 3, 1, 0).reshape(-1, 4)
+    params["head"] = {"kernel": matrix.numpy(), "bias": network.head.bias.detach().numpy()}
+
+    def function(p, x):
+        for name, pads, strides, groups in (
+            ("stem", ((4, 4), (1, 1)), 2, 1),
+            ("depthwise", ((1, 1), (1, 1)), 1, 8),
+            ("pointwise", ((0, 0), (0, 0)), 1, 1),
+        ):
+            x = jax.lax.conv_general_dilated(
+                x,
+                p[name]["kernel"],
+                (strides, strides),
+                pads,
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                feature_group_count=groups,
+            )
+            x = x + p[name]["bias"] if "bias" in p[name] else x
+            x = normalized(x, p[f"{name}_norm"])
+            x = jax.nn.relu6(x) if name == "pointwise" else jax.nn.relu(x)
+        return x.reshape(x.shape[0], -1) @ p["head"]["kernel"] + p["head"]["bias"]
+
+    x = images.permute(0, 2, 3, 1).numpy()
+    ours = prepare(function, params, x)
+    ours_params, state = ours.calibrate(*ours.init(), [x])
+    ranges = {path: layer.output_quantizer.range for path, layer in theirs.layers() if path in state.ranges}
+    assert set(ranges) == set(state.ranges)
+    for path, found in ranges.items():
+        # Sums in another order: the same ranges but for the last bits, and from here on to the bit.
+        for end in ("minimum", "maximum"):
+            np.testing.assert_allclose(state.ranges[path][end], getattr(found, end).numpy(), rtol=1e-4, atol=1e-6)
+            state.ranges[path][end] = jnp.asarray(getattr(found, end).numpy())
+    first, second = lower(theirs), ours.lower(ours_params, ours.freeze(state))
+    assert [(o.kind, dict(o.attributes)) for o in first.operators] == [
+        (o.kind, dict(o.attributes)) for o in second.operators
+    ]
+    for one, other in zip(first.operators, second.operators, strict=True):
+        for a, b in zip((*one.inputs, *one.outputs), (*other.inputs, *other.outputs), strict=True):
+            mine, yours = first.tensors[a], second.tensors[b]
+            assert mine.shape == yours.shape and mine.dtype == yours.dtype
+            assert mine.quantization.equals(yours.quantization), (a, b)
+            assert (mine.data is None) == (yours.data is None)
+            assert mine.data is None or np.array_equal(mine.data, yours.data), (a, b)
+
+
+def test_flax_is_asked_for_by_its_extra() -> None:
+    """Whoever has no Flax is not asked for it: functions need JAX alone."""
+    program = (
+        "import sys; sys.modules['flax'] = None; sys.modules['torch'] = None\n"
+        "import numpy as np\n"
+        "from exactqat import qat\n"
+        "prepared = qat.jax.prepare(lambda p, x: x @ p, np.eye(3, dtype='f'), np.ones((2, 3), 'f'))\n"
+        "assert [step.kind for step in prepared.plan.steps] == ['FULLY_CONNECTED']"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    for needed in ("ai_edge_litert", "flax", "optax", "sklearn"):
+        pytest.importorskip(needed)
+    program = Path(__file__).resolve().parents[2] / "examples" / "digits_flax.py"
+    run = subprocess.run([sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    accuracy = float(run.stdout.split()[1].rstrip(";"))
+    assert accuracy > 0.9 and run.stdout.endswith(" 0 differ\n") and (tmp_path / "digits.tflite").exists()
+
+
+def test_the_page_runs(tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+    page = Path(__file__).resolve().parents[2] / "docs" / "jax-kit.md"
+    program = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+
+
+def test_writing_and_verifying_take_what_lower_gives(tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+    prepared, (x,) = NETWORKS["perceptron"]()
+    params, state = prepared.calibrate(*prepared.init(), [x])
+    graph = prepared.lower(params, prepared.freeze(state))
+    path = deploy.write_tflite(graph, tmp_path / "model.tflite")
+    codes = deploy.quantize(x, graph.tensors["input"].quantization)
+    report = deploy.verify(graph, path, codes)
+    assert report.differing == 0 and report.values > 0

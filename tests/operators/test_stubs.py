@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stub files say what the declarations say, and type checkers understand them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import exactqat
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "exactqat"
+sys.path.insert(0, str(ROOT / "docs"))
+
+import stubs  # noqa: E402
+
+# `# is T`: the revealed type; `# refused`: an error on this line, and nowhere else.
+SAMPLE = """
+import numpy as np
+import torch
+import jax.numpy as jnp
+import exactqat as eq
+
+n, t, j = np.zeros((2, 3), np.float32), torch.zeros(2, 3), jnp.zeros((2, 3))
+half, window = np.zeros(3, np.float16), [1, 1, 1, 1]
+
+reveal_type(eq.quantization.fake_quant_with_min_max_vars(n, n.min(), np.float32(6)))  # is ndarray
+reveal_type(eq.quantization.fake_quant_with_min_max_vars(t, t.min(), 6))  # is Tensor
+reveal_type(eq.fake_quant_with_min_max_vars(j, -6.0, j.max()))  # is Array
+reveal_type(eq.fake_quant_with_min_max_vars_per_channel(half, np.zeros(3, np.float32), [1.0, 2, 3]))  # is ndarray
+reveal_type(eq.fake_quant_with_min_max_vars_gradient(t, t, 0.0, 6.0).backprop_wrt_min)  # is Tensor
+reveal_type(eq.raw_ops.FusedBatchNormV3(x=n, scale=n, offset=n, mean=[], variance=[])[5])  # is ndarray
+reveal_type(eq.quantization.quantize_and_dequantize_v2(t, 0.0, 1.0, axis=1))  # is Tensor
+reveal_type(
+    eq.raw_ops.DepthwiseConv2dNativeBackpropInput(  # is Tensor
+        input_sizes=t.shape, filter=t, out_backprop=t, strides=window, padding="SAME"
+    )
+)
+reveal_type(eq.fake_quant_with_min_max_vars(t, n, n))  # is Tensor
+reveal_type(eq.nn.depthwise_conv2d(t, n, window, "SAME"))  # is Tensor
+reveal_type(eq.nn.depthwise_conv2d(j, j, window, [[0, 0], [1, 1], [1, 1], [0, 0]], "NHWC", [1, 2]))  # is Array
+reveal_type(eq.nn.depthwise_conv2d_backprop_filter(n, (3, 3, 1, 1), n, window, "VALID", out=n))  # is ndarray
+reveal_type(eq.nn.fused_batch_norm(t, t, t, data_format="NCHW", out=(t, None, None))[1])  # is Tensor
+reveal_type(eq.get_num_threads())  # is int
+eq.quantization.quantize_and_dequantize_v2(t, 0.0, 1.0, round_mode="HALF_UP", out=t)
+eq.fake_quant_with_min_max_args(n, out=n)
+
+eq.fake_quant_with_min_max_args(n, minimum=-1.0)  # refused
+eq.fake_quant_with_min_max_args("n")  # refused
+eq.fake_quant_with_min_max_args(n, -1.0, 1.0, 8, False, None, n)  # refused
+eq.fake_quant_with_min_max_args(j, out=j)  # refused
+eq.fake_quant_with_min_max_vars(n, t, t)  # refused
+eq.raw_ops.FakeQuantWithMinMaxArgs(n)  # refused
+eq.raw_ops.QuantizeAndDequantizeV2(input=t, input_min=0.0, input_max=1.0, round_mode="UP")  # refused
+eq.fake_quant_with_min_max_vars_gradient(t, t, 0.0, 6.0).backprop_wrt_range  # refused
+eq.no_such_operator(n)  # refused
+eq.nn.depthwise_conv2d(t, t, window, "FULL")  # refused
+eq.nn.depthwise_conv2d(t, t, window, "SAME", "NCWH")  # refused
+eq.nn.fused_batch_norm(j, t, j)  # refused
+eq.quantization.quantize_and_dequantize(t, 0.0, 1.0, round_mode="UP")  # refused
+eq.quantization.quantize_and_dequantize(j, 0.0, 1.0, out=j)  # refused
+"""
+
+
+@pytest.mark.parametrize("name", stubs.STUBS)
+def test_stubs_follow_from_the_declarations(name: str) -> None:
+    committed = (ROOT / "src" / "exactqat" / name).read_text()
+    assert committed == stubs.STUBS[name](), f"{name} is out of date: run `python docs/stubs.py`"
+
+
+@pytest.mark.parametrize("name", ["raw_ops", "quantization", "nn"])
+def test_stubs_hold_the_documentation(name: str) -> None:
+    module = getattr(exactqat, name)
+    functions = [
+        node for node in ast.parse((PACKAGE / f"{name}.pyi").read_text()).body if type(node) is ast.FunctionDef
+    ]
+    public = {key for key in dir(module) if not key.startswith("_") and hasattr(getattr(module, key), "__signature__")}
+    assert {function.name for function in functions} == public
+    for function in functions:
+        assert ast.get_docstring(function) == inspect.getdoc(getattr(module, function.name)), function.name
+
+
+def test_the_package_says_that_it_has_types() -> None:
+    assert (ROOT / "src" / "exactqat" / "py.typed").exists()
+
+
+def test_type_checkers_know_results_and_refuse_wrong_calls(tmp_path: Path) -> None:
+    for needed in ("mypy", "torch", "jax"):
+        pytest.importorskip(needed)
+    sample = tmp_path / "sample.py"
+    sample.write_text(SAMPLE)
+    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--hide-error-context", str(sample)]
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    said: dict[int, list[str]] = {}
+    for line, message in re.findall(r"sample\.py:(\d+): ((?:error|note: Revealed).*)", output):
+        said.setdefault(int(line), []).append(message)
+    for number, line in enumerate(SAMPLE.splitlines(), start=1):
+        messages = said.get(number, [])
+        if "# is " in line:
+            (message,) = messages
+            assert re.search(rf'Revealed type is "(?:[\w.]+\.)?{line.split("# is ")[1]}\b', message), (line, message)
+        elif "# refused" in line:
+            assert any(message.startswith("error") for message in messages), (line, output)
+        else:
+            assert not messages, (line, messages)
