@@ -510,6 +510,7 @@ class HardSwish(Unary):
     """
 
     kind = "HARD_SWISH"
+    purpose = "graphs built by hand: a plan multiplies by a gate, which the runtimes' fast kernels compute"
     pointwise = False  # on ARM it matters which values share a vector
     options = "HardSwishOptions"
 

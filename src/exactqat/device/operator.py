@@ -136,6 +136,7 @@ class DeviceOperator:
         uses_operand_scale: `real` has use for the scale of its first operand, as the attribute `operand_scale`.
         most_axes: of an operand or the result, which runtimes take.
         any_batch: whether the file serves any batch; otherwise one example at a time.
+        purpose: what it is declared for, where no plan makes it of a step; else "".
         order: positions in the file's list of operands, where it is not that of the graph's operands followed by
             `tflite_operands`.
     """
@@ -165,6 +166,7 @@ class DeviceOperator:
     uses_operand_scale: ClassVar[bool] = False
     most_axes: ClassVar[int] = 6
     any_batch: ClassVar[bool] = True
+    purpose: ClassVar[str] = ""
     order: ClassVar[tuple[int, ...] | None] = None
 
     # --- what it is -------------------------------------------------------------------------------------------------

@@ -136,16 +136,13 @@ class Network:
                 KINDS[step.kind].check(step.inputs, step.attributes)
             except ValueError as error:
                 raise ValueError(f"{step.place}: {error}") from None
-            for name in step.inputs:
-                if isinstance(name, str) and name not in made and name not in self.constants:
-                    raise ValueError(
-                        f"{step.place}: a step {step.kind!r} reads {name!r}, which nothing before it makes"
-                    )
+            what = f"{step.place}: a step {step.kind!r}"
+            for operand in step.inputs:
+                if isinstance(operand, str) and operand not in made and operand not in self.constants:
+                    raise ValueError(f"{what} reads {operand!r}, which nothing before it makes")
             if step.output not in self.values or step.output in made:
-                wrong = "two steps make" if step.output in made else "there is no value"
-                raise ValueError(
-                    f"{step.place}: a step {step.kind!r} makes {step.output!r}, but {wrong} {step.output!r}"
-                )
+                wrong = "is made already" if step.output in made else "is not among the values"
+                raise ValueError(f"{what} makes {step.output!r}, which {wrong}")
             made.add(step.output)
         missing = [name for name in self.outputs if name not in made]
         if missing:
