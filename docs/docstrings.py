@@ -68,7 +68,7 @@ def _entries(lines: list[str]) -> list[Entry]:
 
 
 def markdown(text: str, link: Callable[[str], str | None] = lambda name: None) -> str:
-    """Text of a docstring as Markdown. `link` gives the address for what stands in backticks or names a file under
+    """Text of a docstring as Markdown. `link` gives the address for text in backticks or for the name of a file under
     docs/, or None."""
 
     def code(match: re.Match[str]) -> str:

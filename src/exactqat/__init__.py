@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorFlow's quantization-aware-training operators, exact, for NumPy, PyTorch and JAX.
 
-`eq.raw_ops`, `eq.quantization`, `eq.nn` and the TensorFlow 1 top-level names take the arrays of any of the three and
-give the same bits; with TensorFlow's tensors its own operators run where they have the answer. What "exact" means is
-written in the README. `eq.qat` and `eq.deploy`, the training kit and the road to the device, are loaded when they are
-first asked for.
+`eq.raw_ops`, `eq.quantization`, `eq.nn` and the TensorFlow 1 top-level names take arrays of any of the three and
+return the same bits; on TensorFlow's tensors its own operators run where they support the call. The README explains
+what "exact" means. `eq.qat` (the training kit) and `eq.deploy` (deployment) are loaded on first use.
 """
 
 from importlib import import_module as _import_module

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line. Heavy libraries are imported inside the commands, so that `exactqat --help` answers at once.
+"""The command line. Heavy libraries are imported inside the commands, so that `exactqat --help` responds at once.
 
 Annotations are evaluated here: typer reads them inside `_application`, where its import lives.
 """
@@ -33,7 +33,7 @@ INSTALL = "pip install 'exactqat[job]'"
 
 
 class IntegersDiffer(SystemExit):
-    """Ends the program with status 1, which means this and nothing else."""
+    """Exits with status 1, which means this and nothing else."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -58,7 +58,7 @@ def main() -> None:
         if error.name is None or error.name.startswith("exactqat"):
             traceback.print_exc()
         else:
-            sys.stderr.write(f"exactqat: {error.name} is not installed. Get it with: {INSTALL}\n")
+            sys.stderr.write(f"exactqat: {error.name} is not installed. Install it with: {INSTALL}\n")
         raise SystemExit(2) from None
     except Exception:
         traceback.print_exc()
@@ -257,7 +257,7 @@ def _numbers(text: str) -> list[int]:
     import typer
 
     if not re.fullmatch(r"\s*[0-9]{1,9}\s*(,\s*[0-9]{1,9}\s*)*", text, re.ASCII):
-        raise typer.BadParameter(f"must be a number from 2 to 8 or several, such as 8,6,4, got {text!r}")
+        raise typer.BadParameter(f"must be a number from 2 to 8, or several such as 8,6,4, got {text!r}")
     numbers = [int(number) for number in text.split(",")]
     for number in numbers:
         if not 2 <= number <= 8:
@@ -298,8 +298,8 @@ def _application() -> Any:
     application = typer.Typer(
         name="exactqat",
         help=written(
-            "Quantization-aware training with TensorFlow's exact operators. "
-            "**What was trained is what the device computes.**"
+            "Quantization-aware training with TensorFlow's exact operators. **What you train is what the device "
+            "computes.**"
         ),
         epilog=written("Start with: **exactqat train --out runs/digits** (about a minute and a half on two cores)"),
         rich_markup_mode="markdown" if framed else None,
@@ -338,20 +338,20 @@ def _application() -> Any:
             str,
             typer.Option(
                 help="digits (scikit-learn's, needs no download), an .npz file with x and y, or a folder with one "
-                "folder of images for each class (or train, val and test folders that hold them)."
+                "folder of images per class (or with train, val and test folders that contain them)."
             ),
         ] = "digits",
         model: Annotated[
             str,
-            typer.Option(help="Network, or module:function that builds one; an unknown name lists those there are."),
+            typer.Option(help="Network, or module:function that builds one; an unknown name lists the available ones."),
         ] = "small_mobilenet",
         weights: Annotated[
             Path | None,
             typer.Option(
                 parser=_path,
                 metavar="<path>",
-                help="Weights to begin float training with: a state dict written by torch.save, or safetensors. What "
-                "fits by name and shape is taken, and the rest told.",
+                help="Weights to start float training from: a state dict written by torch.save, or safetensors. "
+                "Tensors that match by name and shape are used, the rest is reported.",
             ),
         ] = None,
         weight_bits: Annotated[
@@ -359,8 +359,8 @@ def _application() -> Any:
             typer.Option(
                 parser=_numbers,
                 metavar="BITS[,BITS...]",
-                help="Quantize weights to 2 to 8 bits, or to several widths one after the other, such as 8,6,4; "
-                "instead of W8A8, W4A4 and W3A4.",
+                help="Quantize weights to 2 to 8 bits, or to several widths in turn, such as 8,6,4; instead of "
+                "W8A8, W4A4 and W3A4.",
             ),
         ] = None,
         activation_bits: Annotated[
@@ -368,26 +368,27 @@ def _application() -> Any:
             typer.Option(
                 parser=_numbers,
                 metavar="BITS[,BITS...]",
-                help="Likewise, for activations (8 if weights alone are given); each width with each of the weights'.",
+                help="Likewise for activations (8 if only weights are given); each width is combined with each of "
+                "the weights'.",
             ),
         ] = None,
         image_size: Annotated[
             int | None, typer.Option(min=1, help="Height and width to which images are scaled, in pixels.")
         ] = None,
-        batch_size: Annotated[int, typer.Option(min=2, help="Images in a training step, over all processes.")] = 64,
+        batch_size: Annotated[int, typer.Option(min=2, help="Images per training step, over all processes.")] = 64,
         epochs_float: Annotated[int, typer.Option(min=1, help="Epochs of float training.")] = 60,
         epochs_qat: Annotated[
             int,
             typer.Option(
                 min=1,
-                help="Epochs of each quantization-aware training, the last third of them frozen; a quarter at 8 bits, "
-                "which only fine-tune.",
+                help="Epochs of each quantization-aware training, the last third of them frozen; at 8 bits a "
+                "quarter of that, for fine-tuning.",
             ),
         ] = 80,
         device: Annotated[
             str,
             typer.Option(
-                help="Device to train for, whose integers the frozen epochs compute: xnnpack-x86, xnnpack-arm64 "
+                help="Device to train for; the frozen epochs compute its integers: xnnpack-x86, xnnpack-arm64 "
                 "(LiteRT with XNNPACK), reference (LiteRT's reference kernels) or micro (TFLite-Micro)."
             ),
         ] = "xnnpack-x86",
@@ -397,40 +398,43 @@ def _application() -> Any:
                 "--from",
                 parser=_path,
                 metavar="DIR",
-                help="A finished job whose networks are trained on for --device, with its settings; --epochs-qat, an "
-                "eighth of its by default, may be given. It is kept as it is.",
+                help="A finished job whose networks are retrained for --device with the same settings, by default "
+                "for an eighth of its --epochs-qat. That job is not changed.",
             ),
         ] = None,
         seed: Annotated[
-            int, typer.Option(min=0, help="Of weights, order and shifts. The same seed gives the same bits.")
+            int,
+            typer.Option(
+                min=0, help="Seed for weights, order and shifts of the images. The same seed gives the same bits."
+            ),
         ] = 0,
         accelerator: Annotated[
             str,
-            typer.Option(help="Where networks train: cpu, or cuda (needs a GPU; not yet tried on one)."),
+            typer.Option(help="Where to train: cpu, or cuda (needs a GPU; not yet tested on one)."),
         ] = "cpu",
         profile: Annotated[str | None, typer.Option(hidden=True)] = None,
         resume: Annotated[
             bool,
             typer.Option(
-                "--resume", help="Continue the job in DIR; begin it if there is none. The bits stay the same."
+                "--resume", help="Continue the job in DIR, or start it if there is none. The bits stay the same."
             ),
         ] = False,
         restart: Annotated[
             bool,
             typer.Option(
-                "--restart", help="Move a job that is in DIR aside, to DIR.1 or the next that is free, and begin anew."
+                "--restart", help="Move an existing job in DIR aside, to DIR.1 or the next free number, and start over."
             ),
         ] = False,
-        quiet: Annotated[bool, typer.Option("--quiet", help="Print the table and the closing sentence only.")] = False,
+        quiet: Annotated[bool, typer.Option("--quiet", help="Only print the table and the closing sentence.")] = False,
     ) -> None:
         """Train in float, quantize to several bit widths (W8A8, W4A4 and W3A4), deploy, compare **every integer** with
         the device runtime.
 
         For each precision: post-training quantization as a baseline, then quantization-aware training with EMA ranges
         and with learned ranges. The better one is delivered as checkpoint.pt and model.tflite in DIR/w8a8/ and so on;
-        DIR/report.html tells the story. Under torchrun, all processes work together. A job that is in DIR already is
-        never replaced. Exit status 1 if any integer differs, between the file and its simulation or between the device
-        and training; 2 for whatever else goes wrong.
+        DIR/report.html is the report. Under torchrun, all processes work together. An existing job in DIR is never
+        replaced. Exit status 1 if any integer differs, between the file and its simulation or between the device and
+        training; 2 if anything else goes wrong.
         """
         options = dict(context.params)
         given = {
@@ -442,7 +446,7 @@ def _application() -> Any:
         equal = True
         with _failures(errors):
             if profile is not None:
-                raise ValueError(f"--profile is called --device now: --device {profile}")
+                raise ValueError(f"--profile is now called --device: use --device {profile}")
             equal = _train(out, given, resume, restart, quiet, accelerator)
         if not equal:
             raise IntegersDiffer
@@ -452,10 +456,12 @@ def _application() -> Any:
         directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")],
         model: Annotated[
             str | None,
-            typer.Option(help="The network again, unless it is exactqat's own: files do not decide what code runs."),
+            typer.Option(
+                help="The network's name, unless it is one of exactqat's own: files must not decide what code runs."
+            ),
         ] = None,
     ) -> None:
-        """Write DIR/report.html again: load the networks in DIR, evaluate and compare them again, train nothing."""
+        """Write DIR/report.html again: reload, evaluate and compare the networks in DIR without training."""
         with _failures(errors):
             _report(directory, model)
 
@@ -464,26 +470,28 @@ def _application() -> Any:
         directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")],
         model: Annotated[
             str | None,
-            typer.Option(help="The network again, unless it is exactqat's own: files do not decide what code runs."),
+            typer.Option(
+                help="The network's name, unless it is one of exactqat's own: files must not decide what code runs."
+            ),
         ] = None,
         c_array: Annotated[
             bool,
-            typer.Option("--c-array", help="Write a C header for TFLite-Micro too, called like its names (--name)."),
+            typer.Option("--c-array", help="Also write a C header for TFLite-Micro, named like its contents (--name)."),
         ] = False,
         name: Annotated[
             str | None,
             typer.Option(
                 metavar="NAME",
-                help="What the header and every name in it begin with, before the precision; the job's own name by "
-                "default. Two networks in one firmware need two names.",
+                help="Prefix of the header's file name and of every name in it, followed by the precision; by "
+                "default the job's name. Two networks in one firmware need two names.",
             ),
         ] = None,
     ) -> None:
-        """Write model.tflite, and model.onnx if the package onnx is installed, again from DIR's checkpoints. Needs no
+        """Write model.tflite, and model.onnx if the package onnx is installed, from DIR's checkpoints. Needs no
         data."""
         with _failures(errors):
             if name is not None and not c_array:
-                raise ValueError("--name is for the C header: give --c-array too")
+                raise ValueError("--name is for the C header: add --c-array")
             _export(directory, model, c_array, name)
 
     @application.command()
@@ -491,23 +499,25 @@ def _application() -> Any:
         directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")],
         model: Annotated[
             str | None,
-            typer.Option(help="The network again, unless it is exactqat's own: files do not decide what code runs."),
+            typer.Option(
+                help="The network's name, unless it is one of exactqat's own: files must not decide what code runs."
+            ),
         ] = None,
         device: Annotated[
             str | None,
             typer.Option(
                 help="Device to compare with: xnnpack-x86, xnnpack-arm64 (emulated on other machines; "
-                "xnnpack-arm64:CPU chooses one), reference (LiteRT's reference kernels), micro (TFLite-Micro), by "
-                "default the one that the job trained for; or ethos-u (ethos-u:ACCELERATOR): what Vela compiles the "
-                "files to."
+                "xnnpack-arm64:CPU chooses one), reference (LiteRT's reference kernels), micro (TFLite-Micro); by "
+                "default the device the job was trained for. ethos-u (or ethos-u:ACCELERATOR) shows what Vela compiles "
+                "the files to."
             ),
         ] = None,
-        quiet: Annotated[bool, typer.Option("--quiet", help="Print the closing sentence only.")] = False,
+        quiet: Annotated[bool, typer.Option("--quiet", help="Only print the closing sentence.")] = False,
     ) -> None:
         """Run DIR's files on the device runtime again, and compare **every integer** with the checkpoints' simulation,
-        and what the device computes with what was trained.
+        and the device with what was trained.
 
-        Exit status 1 if any integer differs, in either comparison; 2 for whatever else goes wrong.
+        Exit status 1 if any integer differs, in either comparison; 2 if anything else goes wrong.
         """
         equal = True
         with _failures(errors):
@@ -552,14 +562,14 @@ def _application() -> Any:
     @application.command(context_settings={"allow_extra_args": True})
     def compare(
         context: typer.Context,
-        first: Annotated[Path, typer.Argument(metavar="DIR", help="A directory of a finished job.")],
-        second: Annotated[Path, typer.Argument(metavar="DIR...", help="One or more to set beside it.")],
+        first: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a finished job.")],
+        second: Annotated[Path, typer.Argument(metavar="DIR...", help="One or more jobs to compare it with.")],
         html: Annotated[
-            Path | None, typer.Option(metavar="FILE", help="Write a page too; a file that is there is not replaced.")
+            Path | None, typer.Option(metavar="FILE", help="Also write an HTML page; an existing file is not replaced.")
         ] = None,
     ) -> None:
-        """Show finished jobs side by side: the settings in which they differ, and their delivered networks. Reads
-        metrics.json, and neither data nor networks."""
+        """Compare finished jobs: the settings that differ, and their delivered networks. Only reads metrics.json and
+        job.json, no data or networks."""
         with _failures(errors):
             _compare([first, second, *map(Path, context.args)], html)
 
@@ -572,8 +582,8 @@ def _application() -> Any:
         context: typer.Context,
         step: Annotated[bool, typer.Option("--step", help="Time a whole training step instead.")] = False,
     ) -> None:
-        """Time the kernels beside TensorFlow, PyTorch and JAX, or a training step with --step. Needs a checkout of the
-        sources; all other options are those of its bench/run.py or bench/step.py."""
+        """Time the kernels against TensorFlow, PyTorch and JAX, or a training step with --step. Needs a checkout of the
+        sources; all other options are passed to its bench/run.py or bench/step.py."""
         with _failures(errors):
             try:
                 script = _bench_script("step.py" if step else "run.py")
@@ -581,7 +591,7 @@ def _application() -> Any:
                 if "--help" not in context.args:
                     raise
                 typer.echo(context.get_help())
-                _say(errors, f"What the benchmarks themselves take is not shown: {error}")
+                _say(errors, f"The options of the benchmarks cannot be shown: {error}")
                 return
         raise typer.Exit(2 if subprocess.run([sys.executable, str(script), *context.args]).returncode else 0)
 
@@ -602,8 +612,8 @@ def _bench_script(name: str) -> Path:
         if script.exists() and (root / "src" / "exactqat").is_dir():
             return script
     raise ValueError(
-        f"the benchmarks are not part of the installed package: run this in a checkout of exactqat's sources "
-        f"(there is no bench/{name} around {here})"
+        "the benchmarks are not part of the installed package: run this in a checkout of exactqat's sources (no "
+        f"bench/{name} found above {here})"
     )
 
 
@@ -620,9 +630,9 @@ def _failures(errors: "Console") -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("exactqat"):
             raise
-        say(("error:", "bold red"), f" {error.name} is not installed. Get it with: {INSTALL}")
+        say(("error:", "bold red"), f" {error.name} is not installed. Install it with: {INSTALL}")
     except KeyboardInterrupt:
-        say(("stopped", "bold red"), " by the keyboard; continue a training with --resume")
+        say(("stopped", "bold red"), " by the keyboard; continue training with --resume")
         raise typer.Exit(130) from None
     except (ValueError, OSError, RuntimeError, ImportError, EOFError, MemoryError) as error:
         if os.environ.get("EXACTQAT_TRACEBACK"):
@@ -709,7 +719,7 @@ def _train(
     from .job.text import shell_word
 
     if resume and restart:
-        raise ValueError("--resume and --restart exclude each other")
+        raise ValueError("--resume and --restart cannot be combined")
     # The networks are small: a second thread costs more than it gives, and one thread gives the same bits everywhere.
     torch.set_num_threads(1)
     place = training.accelerator_named(accelerator)
@@ -781,14 +791,14 @@ def _train(
         _print_results(console, results)
         if failure is not None:
             raise RuntimeError(
-                f"{out / 'report.html'} could not be drawn ({type(failure).__name__}: {failure}). All results are in "
-                f"{out / 'metrics.json'}; `exactqat report {shell_word(out)}` draws it again"
+                f"{out / 'report.html'} could not be written ({type(failure).__name__}: {failure}). All results are in "
+                f"{out / 'metrics.json'}; run `exactqat report {shell_word(out)}` to try again"
             ) from failure
         if not quiet:
             report_path = out / "report.html"
-            _say(console, "\nThe story with pictures: ", (str(report_path), "bold"), whole=True)
+            _say(console, "\nReport with pictures: ", (str(report_path), "bold"), whole=True)
             verify = f"exactqat verify {shell_word(out)}"
-            _say(console, "Compare again at any time: ", (verify, "bold"), whole=True)
+            _say(console, "To compare again at any time: ", (verify, "bold"), whole=True)
     return results.equal
 
 
@@ -797,7 +807,7 @@ def _print_skipped(console: "Console", skipped: Sequence[str]) -> None:
     for sentence in skipped[:shown]:
         _say(console, f"skipped {sentence}")
     if len(skipped) > shown:
-        _say(console, f"… and {len(skipped) - shown:,} more, all of them in metrics.json")
+        _say(console, f"… and {len(skipped) - shown:,} more, all listed in metrics.json")
     if skipped:
         _say(console, (f"images that could not be used: {len(skipped):,}", "bold"))
 
@@ -834,7 +844,7 @@ def _export(directory: Path, model: str | None = None, headers: bool = False, na
     for path in paths:
         _say(console, "Written: ", (str(path), "bold"), f" ({path.stat().st_size:,} bytes)")
     if not any(path.suffix == ".onnx" for path in paths):
-        _say(console, "For .onnx files beside them: pip install 'exactqat[onnx]'")
+        _say(console, "To write .onnx files as well: pip install 'exactqat[onnx]'")
 
 
 def _warn_of_unfinished(directory: Path) -> None:
@@ -843,7 +853,7 @@ def _warn_of_unfinished(directory: Path) -> None:
 
     sentence = pipeline.unfinished(directory)
     if sentence:
-        _say(_console(stderr=True), ("warning: ", "bold yellow"), f"{sentence}. These are the networks it has so far.")
+        _say(_console(stderr=True), ("warning: ", "bold yellow"), f"{sentence}. These are its networks so far.")
 
 
 def _check(name: str, shapes: Sequence[tuple[int, ...]], device: str, keep_final_activation: bool) -> None:
@@ -878,7 +888,7 @@ def _compare(directories: Sequence[Path], html: Path | None) -> None:
     from .job import compare, files
 
     if html is not None and (html.exists() or html.is_symlink()):
-        raise ValueError(f"{html} is there already, and is not replaced")
+        raise ValueError(f"{html} already exists and is not replaced")
     console = _console()
     jobs = [compare.read(directory) for directory in directories]
     if html is not None:
@@ -886,7 +896,7 @@ def _compare(directories: Sequence[Path], html: Path | None) -> None:
     changed: list[TableRow] = [(row, "") for row in compare.differing_settings(jobs)]
     if changed:
         header = ["setting", *(job.name for job in jobs)]
-        _show_table(console, "Settings in which they differ", header, changed, texts=1)
+        _show_table(console, "Settings that differ", header, changed, texts=1)
     else:
         _say(console, "The jobs have the same settings.")
     networks: list[TableRow] = [(row, "") for row in compare.rows(jobs)]
@@ -920,19 +930,18 @@ def _print_results(console: "Console", results: "Results") -> None:
     header = ("network", "method", "accuracy", "to float", "runtime", "training")
     _show_table(console, title, header, rows, texts=2, grouped=True)
     explained = (
-        "PTQ: post-training quantization. QAT: quantization-aware training. Second word: where ranges come from. "
-        "★ delivered (lower validation loss). "
-        "To float: points of difference on the same test images, and the probability p that equally good networks "
-        "differ so much (McNemar's exact test). "
-        "Runtime: integers in which the file differs from its simulation; training: in which the device differs from "
-        "what was trained. "
-        "Input and logits keep 8 bits; codes of fewer bits travel in 8-bit containers. "
+        "PTQ: post-training quantization. QAT: quantization-aware training. The second part names the source of the "
+        "ranges. "
+        "★ delivered (lower validation loss). To float: difference in points on the same test images, and the "
+        "probability p that equally good networks differ this much (McNemar's exact test). Runtime: integers in which "
+        "the file differs from its simulation; training: integers in which the device differs from what was trained. "
+        "Input and logits keep 8 bits; codes of fewer bits are stored in 8-bit containers. "
         f"The job took {results.seconds:.0f} seconds."
     )
     _say(console, (explained, "dim"))
     if len(results.settings.precisions) > 1:
         widths: list[TableRow] = [(row, "") for row in findings.width_rows(results)]
-        _show_table(console, "What fewer bits cost, and what they save", findings.WIDTHS_HEADER, widths, texts=1)
+        _show_table(console, "What fewer bits cost and save", findings.WIDTHS_HEADER, widths, texts=1)
         _say(console, (findings.WIDTHS_NOTE, "dim"))
     _print_warnings(console, results)
     for good, sentence in report.closing_sentences(results):
@@ -969,7 +978,7 @@ def _verify_npu(directory: Path, accelerator: str, model: str | None = None) -> 
         rows.append(([precision.upper(), left, *(f"{figure:,}" for figure in figures)], ""))
     header = ("network", "operators left to the processor", "SRAM bytes", "flash bytes", "cycles, estimated")
     _show_table(console, f"{directory} on {accelerator}, compiled by Vela", header, rows, texts=2)
-    _say(console, "What the NPU itself computes is not run here: nothing is claimed for its integers.")
+    _say(console, "The NPU itself is not run here, so nothing is claimed about its integers.")
 
 
 def _verify(directory: Path, quiet: bool, model: str | None = None, device: str | None = None) -> bool:
@@ -1014,7 +1023,7 @@ def _verify(directory: Path, quiet: bool, model: str | None = None, device: str 
     report = next(iter(found.values())).report
     if any(each.report.training_differing for each in found.values()):
         out = directory.with_name(f"{directory.resolve().name}-{report.profile}")
-        _say(console, f"{report.profile} does not compute what was trained. Train the last phase once more, for it:")
+        _say(console, f"{report.profile} does not compute what was trained. Retrain the last phase for it:")
         command = f"exactqat train --from {shell_word(directory)} --device {report.profile} --out {shell_word(out)}"
         _say(console, (f"  {command}{_model_option(model)}", "bold"), whole=True)
     not_run = [each.not_run for each in found.values() if each.not_run]

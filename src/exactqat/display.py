@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that others chose, and tables of them, as they may be shown: on a terminal, in a page, in a notebook."""
+"""User-supplied names, and tables of them, made safe to display: on a terminal, in a page, in a notebook."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NAME_LENGTH, ROWS = 60, 200
 
 
 def printable(text: object) -> str:
-    """The text with escapes for what would command a terminal, hide what stands there, or cannot be encoded.
+    """The text with escapes for anything that would control a terminal, hide existing text, or cannot be encoded.
 
-    The latter are surrogates: bytes of a file name that are no UTF-8.
+    The latter are surrogates: bytes of a file name that are not UTF-8.
     """
     return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
@@ -29,7 +29,7 @@ def on_one_line(text: object) -> str:
 
 
 def shortened(text: object, length: int = NAME_LENGTH) -> str:
-    """On one line, with an ellipsis behind the first `length` characters."""
+    """On one line, with an ellipsis after the first `length` characters."""
     line = on_one_line(text)
     return line if len(line) <= length else line[: length - 1] + "…"
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a call goes: the module for each framework, loaded when its first array comes, or at once with PyTorch there.
+"""Dispatch: the module for each framework, loaded with its first array, or immediately if PyTorch is already loaded.
 
-A process that is forked while another thread imports a module waits for that module's lock for ever: the thread that
-holds it does not exist in the child. Loaders of data fork. So what PyTorch needs is loaded early, and a fork waits for
-imports of this package that are under way.
+A process that is forked while another thread imports a module waits for that module's lock forever: the thread that
+holds it does not exist in the child. Data loaders fork. So everything PyTorch needs is loaded early, and a fork waits
+for unfinished imports of this package.
 """
 
 import contextlib

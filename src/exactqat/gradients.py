@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions whose gradient is not that of what they compute."""
+"""Functions whose gradient differs from that of their computation."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -12,12 +12,12 @@ def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function through which gradients pass as if it were the identity; also a decorator.
 
     Args:
-        f: takes k arrays of one framework and returns as many, or one array if k is 1.
+        f: takes k arrays of one framework and returns k arrays, or one array if k is 1.
     Returns:
-        A function that computes what `f` does. Backward, the gradient of its n-th output is that of its n-th input, and
-        whatever else `f` uses gets none.
+        A function that computes what `f` does. In the backward pass, the gradient of its n-th output becomes the
+        gradient of its n-th input, and anything else `f` uses gets none.
     Raises:
-        ValueError: `f` returns another number of arrays than it takes.
+        ValueError: `f` returns a different number of arrays than it takes.
     Source: `tf.grad_pass_through`.
     """
 
@@ -25,7 +25,7 @@ def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
         results = f(*arrays)
         count = len(results) if isinstance(results, tuple | list) else 1
         if count != len(arrays):
-            raise ValueError(f"f must return one array for each it takes: it takes {len(arrays)} and returned {count}")
+            raise ValueError(f"f must return as many arrays as it takes: it takes {len(arrays)} and returned {count}")
         return results
 
     @wraps(f)

@@ -2,7 +2,7 @@
 """JAX arrays in, JAX arrays out: every declared operator as one JAX primitive with the rules of every transformation.
 
 The rules are made from the declarations: gradients from `Operator.gradient`, `vmap` and sharding from `Operator.axes`.
-docs/jax.md says what comes of it.
+docs/jax.md describes the result.
 """
 
 import inspect
@@ -610,7 +610,7 @@ def _parts(op: Operator, attributes: Attributes, over: int | None, specs: tuple[
 
     def cut_as(mesh: Any, given: Any, asked: Any = ()) -> _Cut:
         if not all(isinstance(array.sharding, NamedSharding) for array in given):
-            raise NotImplementedError(f"{op.name}: exactqat knows of shardings over a jax.sharding.Mesh only")
+            raise NotImplementedError(f"{op.name}: exactqat only supports shardings over a jax.sharding.Mesh")
         return cutting.cuts(mesh, [array.sharding.spec for array in (*given, *asked)])
 
     def partition(mesh: Any, given: Any, asked: Any) -> Any:
@@ -683,18 +683,18 @@ _replicas: Any = jax.make_user_context(None) if hasattr(jax, "make_user_context"
 
 @contextmanager
 def synchronized(axis_name: Hashable | tuple[Hashable, ...]) -> Iterator[None]:
-    """While the context lasts, statistics of a batch in training are those of all replicas' batches together.
+    """Within this context, batch statistics in training are computed over all replicas' batches.
 
-    For functions that run in a named axis, as batch norm inside of `jax.shard_map`, `jax.pmap` or
+    For functions that run in a named axis, such as batch norm inside `jax.shard_map`, `jax.pmap` or
     `jax.vmap(..., axis_name=...)`, where each replica has its share of the batch. Gradients, forward mode and second
-    derivatives are those of the whole batch as well, but for the last bits: each replica's sums are in the library's
-    order and rounded, then JAX adds them up. What a gradient operator is given directly is summed likewise. Operators
-    that do not look at a batch as a whole are not changed.
+    derivatives are those of the whole batch as well, up to the last bits: each replica's sums are in the library's
+    order and rounded, then JAX adds them. Direct calls of gradient operators are summed likewise. Operators that do not
+    depend on the batch as a whole are unchanged.
 
     Args:
-        axis_name: of the axis, or a tuple of several.
+        axis_name: name of the axis, or a tuple of names.
     Raises:
-        TypeError: no name. ValueError, by the operator: an axis that is not there.
+        TypeError: not a name. ValueError, by the operator: there is no such axis.
     """
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     if not names or any(name is None for name in names):
@@ -715,8 +715,8 @@ def replicas() -> tuple[Hashable, ...] | None:
             jax.lax.axis_index(names)
         except NameError as error:
             raise ValueError(
-                f"synchronized({', '.join(map(repr, names))}) is for functions that run in such an axis, as inside of "
-                f"jax.shard_map, jax.pmap or jax.vmap(..., axis_name=...): {error}"
+                f"synchronized({', '.join(map(repr, names))}) is for functions that run in such an axis, such as "
+                f"inside jax.shard_map, jax.pmap or jax.vmap(..., axis_name=...): {error}"
             ) from None
     return names
 
@@ -758,7 +758,7 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tup
             value = _array(op, i, value, None)
         arrays.append(value)
         if not hasattr(value, "weak_type"):  # random keys
-            raise TypeError(f"{op.name}: {op.operands[i]} must hold numbers, got {value.dtype}")
+            raise TypeError(f"{op.name}: {op.operands[i]} must contain numbers, got {value.dtype}")
         if value.weak_type:
             later.append(i)
         else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tf.nn` (and `tf.compat.v1.nn`): the functions of these families, which rearrange arguments and call one operator."""
+"""`tf.nn` (and `tf.compat.v1.nn`): functions of these families, which rearrange arguments and call one operator."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -24,9 +24,7 @@ def _padding(padding: Paddings) -> dict[str, Any]:
     except (TypeError, ValueError):
         pairs = []
     if len(pairs) != 4 or any(value is None for pair in pairs for value in pair):
-        raise ValueError(
-            f"padding must be 'SAME', 'VALID' or 4 pairs of integers, one for each dimension, got {padding!r}"
-        )
+        raise ValueError(f"padding must be 'SAME', 'VALID' or 4 pairs of integers, one per dimension, got {padding!r}")
     return {"padding": "EXPLICIT", "explicit_paddings": tuple(value for pair in pairs for value in pair)}
 
 
@@ -46,9 +44,9 @@ def depthwise_conv2d(
 
     Args:
         input, filter, strides: see `raw_ops.DepthwiseConv2dNative`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         data_format: "NHWC" (default) or "NCHW".
-        dilations: 2 values, for height and width; together with any strides (TensorFlow gives a wrong result there).
+        dilations: 2 values, for height and width; combined with any strides (where TensorFlow's result is wrong).
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -84,7 +82,7 @@ def depthwise_conv2d_native(
 
     Args:
         input, filter, strides, data_format, dilations: see `raw_ops.DepthwiseConv2dNative`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -116,7 +114,7 @@ def depthwise_conv2d_backprop_input(
     Args:
         input_sizes, filter, out_backprop, strides, data_format, dilations: see
             `raw_ops.DepthwiseConv2dNativeBackpropInput`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -155,7 +153,7 @@ def depthwise_conv2d_backprop_filter(
     Args:
         input, filter_sizes, out_backprop, strides, data_format, dilations: see
             `raw_ops.DepthwiseConv2dNativeBackpropFilter`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -199,13 +197,13 @@ def fused_batch_norm(
 
     Args:
         x, scale, offset, epsilon, data_format, is_training, exponential_avg_factor: see `raw_ops.FusedBatchNormV3`.
-        mean, variance: running statistics; may be left out in training with `exponential_avg_factor` 1.
+        mean, variance: running statistics; optional in training with `exponential_avg_factor` 1.
         name: ignored.
-        out: a tuple of 3 arrays to write the results into; None in the place of one is a new array.
+        out: a tuple of 3 arrays to write the results into; None for a new array.
     Returns:
         y, running mean, running variance: see `raw_ops.FusedBatchNormV3`.
     Raises:
-        ValueError: statistics that are needed and missing; else as `raw_ops.FusedBatchNormV3`.
+        ValueError: required statistics are missing; otherwise as `raw_ops.FusedBatchNormV3`.
     Source: `tf.compat.v1.nn.fused_batch_norm`.
     """
     for argument, vector in (("mean", mean), ("variance", variance)):

@@ -29,9 +29,9 @@ def depthwise_conv2d(
 
     Args:
         input, filter, strides: see `raw_ops.DepthwiseConv2dNative`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         data_format: "NHWC" (default) or "NCHW".
-        dilations: 2 values, for height and width; together with any strides (TensorFlow gives a wrong result there).
+        dilations: 2 values, for height and width; combined with any strides (where TensorFlow's result is wrong).
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -57,9 +57,9 @@ def depthwise_conv2d(
 
     Args:
         input, filter, strides: see `raw_ops.DepthwiseConv2dNative`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         data_format: "NHWC" (default) or "NCHW".
-        dilations: 2 values, for height and width; together with any strides (TensorFlow gives a wrong result there).
+        dilations: 2 values, for height and width; combined with any strides (where TensorFlow's result is wrong).
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -83,9 +83,9 @@ def depthwise_conv2d(
 
     Args:
         input, filter, strides: see `raw_ops.DepthwiseConv2dNative`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         data_format: "NHWC" (default) or "NCHW".
-        dilations: 2 values, for height and width; together with any strides (TensorFlow gives a wrong result there).
+        dilations: 2 values, for height and width; combined with any strides (where TensorFlow's result is wrong).
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -109,9 +109,9 @@ def depthwise_conv2d(
 
     Args:
         input, filter, strides: see `raw_ops.DepthwiseConv2dNative`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         data_format: "NHWC" (default) or "NCHW".
-        dilations: 2 values, for height and width; together with any strides (TensorFlow gives a wrong result there).
+        dilations: 2 values, for height and width; combined with any strides (where TensorFlow's result is wrong).
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -137,7 +137,7 @@ def depthwise_conv2d_native(
 
     Args:
         input, filter, strides, data_format, dilations: see `raw_ops.DepthwiseConv2dNative`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -163,7 +163,7 @@ def depthwise_conv2d_native(
 
     Args:
         input, filter, strides, data_format, dilations: see `raw_ops.DepthwiseConv2dNative`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -187,7 +187,7 @@ def depthwise_conv2d_native(
 
     Args:
         input, filter, strides, data_format, dilations: see `raw_ops.DepthwiseConv2dNative`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -211,7 +211,7 @@ def depthwise_conv2d_native(
 
     Args:
         input, filter, strides, data_format, dilations: see `raw_ops.DepthwiseConv2dNative`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -239,7 +239,7 @@ def depthwise_conv2d_backprop_input(
     Args:
         input_sizes, filter, out_backprop, strides, data_format, dilations: see
             `raw_ops.DepthwiseConv2dNativeBackpropInput`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -267,7 +267,7 @@ def depthwise_conv2d_backprop_input(
     Args:
         input_sizes, filter, out_backprop, strides, data_format, dilations: see
             `raw_ops.DepthwiseConv2dNativeBackpropInput`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -293,7 +293,7 @@ def depthwise_conv2d_backprop_input(
     Args:
         input_sizes, filter, out_backprop, strides, data_format, dilations: see
             `raw_ops.DepthwiseConv2dNativeBackpropInput`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -319,7 +319,7 @@ def depthwise_conv2d_backprop_input(
     Args:
         input_sizes, filter, out_backprop, strides, data_format, dilations: see
             `raw_ops.DepthwiseConv2dNativeBackpropInput`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -347,7 +347,7 @@ def depthwise_conv2d_backprop_filter(
     Args:
         input, filter_sizes, out_backprop, strides, data_format, dilations: see
             `raw_ops.DepthwiseConv2dNativeBackpropFilter`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -375,7 +375,7 @@ def depthwise_conv2d_backprop_filter(
     Args:
         input, filter_sizes, out_backprop, strides, data_format, dilations: see
             `raw_ops.DepthwiseConv2dNativeBackpropFilter`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -401,7 +401,7 @@ def depthwise_conv2d_backprop_filter(
     Args:
         input, filter_sizes, out_backprop, strides, data_format, dilations: see
             `raw_ops.DepthwiseConv2dNativeBackpropFilter`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -427,7 +427,7 @@ def depthwise_conv2d_backprop_filter(
     Args:
         input, filter_sizes, out_backprop, strides, data_format, dilations: see
             `raw_ops.DepthwiseConv2dNativeBackpropFilter`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -455,7 +455,7 @@ def depthwise_conv2d_native_backprop_input(
     Args:
         input_sizes, filter, out_backprop, strides, data_format, dilations: see
             `raw_ops.DepthwiseConv2dNativeBackpropInput`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -483,7 +483,7 @@ def depthwise_conv2d_native_backprop_input(
     Args:
         input_sizes, filter, out_backprop, strides, data_format, dilations: see
             `raw_ops.DepthwiseConv2dNativeBackpropInput`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -509,7 +509,7 @@ def depthwise_conv2d_native_backprop_input(
     Args:
         input_sizes, filter, out_backprop, strides, data_format, dilations: see
             `raw_ops.DepthwiseConv2dNativeBackpropInput`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -535,7 +535,7 @@ def depthwise_conv2d_native_backprop_input(
     Args:
         input_sizes, filter, out_backprop, strides, data_format, dilations: see
             `raw_ops.DepthwiseConv2dNativeBackpropInput`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -563,7 +563,7 @@ def depthwise_conv2d_native_backprop_filter(
     Args:
         input, filter_sizes, out_backprop, strides, data_format, dilations: see
             `raw_ops.DepthwiseConv2dNativeBackpropFilter`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -591,7 +591,7 @@ def depthwise_conv2d_native_backprop_filter(
     Args:
         input, filter_sizes, out_backprop, strides, data_format, dilations: see
             `raw_ops.DepthwiseConv2dNativeBackpropFilter`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -617,7 +617,7 @@ def depthwise_conv2d_native_backprop_filter(
     Args:
         input, filter_sizes, out_backprop, strides, data_format, dilations: see
             `raw_ops.DepthwiseConv2dNativeBackpropFilter`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -643,7 +643,7 @@ def depthwise_conv2d_native_backprop_filter(
     Args:
         input, filter_sizes, out_backprop, strides, data_format, dilations: see
             `raw_ops.DepthwiseConv2dNativeBackpropFilter`.
-        padding: "SAME", "VALID", or 4 pairs (before, after), one for each dimension of `data_format`.
+        padding: "SAME", "VALID", or 4 pairs (before, after), one per dimension of `data_format`.
         name: ignored.
         out: an array to write the result into.
     Returns:
@@ -672,13 +672,13 @@ def fused_batch_norm(
 
     Args:
         x, scale, offset, epsilon, data_format, is_training, exponential_avg_factor: see `raw_ops.FusedBatchNormV3`.
-        mean, variance: running statistics; may be left out in training with `exponential_avg_factor` 1.
+        mean, variance: running statistics; optional in training with `exponential_avg_factor` 1.
         name: ignored.
-        out: a tuple of 3 arrays to write the results into; None in the place of one is a new array.
+        out: a tuple of 3 arrays to write the results into; None for a new array.
     Returns:
         y, running mean, running variance: see `raw_ops.FusedBatchNormV3`.
     Raises:
-        ValueError: statistics that are needed and missing; else as `raw_ops.FusedBatchNormV3`.
+        ValueError: required statistics are missing; otherwise as `raw_ops.FusedBatchNormV3`.
     Source: `tf.compat.v1.nn.fused_batch_norm`.
     """
 
@@ -701,13 +701,13 @@ def fused_batch_norm(
 
     Args:
         x, scale, offset, epsilon, data_format, is_training, exponential_avg_factor: see `raw_ops.FusedBatchNormV3`.
-        mean, variance: running statistics; may be left out in training with `exponential_avg_factor` 1.
+        mean, variance: running statistics; optional in training with `exponential_avg_factor` 1.
         name: ignored.
-        out: a tuple of 3 arrays to write the results into; None in the place of one is a new array.
+        out: a tuple of 3 arrays to write the results into; None for a new array.
     Returns:
         y, running mean, running variance: see `raw_ops.FusedBatchNormV3`.
     Raises:
-        ValueError: statistics that are needed and missing; else as `raw_ops.FusedBatchNormV3`.
+        ValueError: required statistics are missing; otherwise as `raw_ops.FusedBatchNormV3`.
     Source: `tf.compat.v1.nn.fused_batch_norm`.
     """
 
@@ -728,13 +728,13 @@ def fused_batch_norm(
 
     Args:
         x, scale, offset, epsilon, data_format, is_training, exponential_avg_factor: see `raw_ops.FusedBatchNormV3`.
-        mean, variance: running statistics; may be left out in training with `exponential_avg_factor` 1.
+        mean, variance: running statistics; optional in training with `exponential_avg_factor` 1.
         name: ignored.
-        out: a tuple of 3 arrays to write the results into; None in the place of one is a new array.
+        out: a tuple of 3 arrays to write the results into; None for a new array.
     Returns:
         y, running mean, running variance: see `raw_ops.FusedBatchNormV3`.
     Raises:
-        ValueError: statistics that are needed and missing; else as `raw_ops.FusedBatchNormV3`.
+        ValueError: required statistics are missing; otherwise as `raw_ops.FusedBatchNormV3`.
     Source: `tf.compat.v1.nn.fused_batch_norm`.
     """
 
@@ -755,12 +755,12 @@ def fused_batch_norm(
 
     Args:
         x, scale, offset, epsilon, data_format, is_training, exponential_avg_factor: see `raw_ops.FusedBatchNormV3`.
-        mean, variance: running statistics; may be left out in training with `exponential_avg_factor` 1.
+        mean, variance: running statistics; optional in training with `exponential_avg_factor` 1.
         name: ignored.
-        out: a tuple of 3 arrays to write the results into; None in the place of one is a new array.
+        out: a tuple of 3 arrays to write the results into; None for a new array.
     Returns:
         y, running mean, running variance: see `raw_ops.FusedBatchNormV3`.
     Raises:
-        ValueError: statistics that are needed and missing; else as `raw_ops.FusedBatchNormV3`.
+        ValueError: required statistics are missing; otherwise as `raw_ops.FusedBatchNormV3`.
     Source: `tf.compat.v1.nn.fused_batch_norm`.
     """

@@ -35,7 +35,7 @@ def _name(dtype: np.dtype) -> str:
 
 
 def _dtype_of_numbers(operands: list[Any]) -> np.dtype:
-    """Numbers and lists are ranges and statistics: float64 beside a float64 array, else float32."""
+    """Numbers and lists are ranges and statistics: float64 with a float64 array, otherwise float32."""
     dtype = next((v.dtype for v in operands if isinstance(v, np.ndarray)), _FLOAT32)
     return dtype if dtype.name == "float64" else _FLOAT32
 

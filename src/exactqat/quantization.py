@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tf.quantization`: the operators exported there, and the functions that TensorFlow writes in Python."""
+"""`tf.quantization`: the operators exported there, and the functions that TensorFlow implements in Python."""
 
 from typing import Any
 
@@ -54,8 +54,7 @@ def quantize_and_dequantize(
         input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
             `raw_ops.QuantizeAndDequantizeV2`.
         name: ignored.
-        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
-            end.
+        axis: None for one range for the whole tensor; else the axis with one range per index, may be negative.
         out: an array to write the result into.
     Returns:
         An array like `input`.
@@ -87,15 +86,14 @@ def quantize_and_dequantize_v2(
 ) -> Any:
     """Quantize and dequantize; the gradient is zero outside the range that was used.
 
-    If the range is taken from the data, all of it lies inside and the whole gradient passes. (TensorFlow masks with the
-    unused `input_min` and `input_max` then, which leaves almost nothing.)
+    If the range is computed from the data, all data are inside and the whole gradient passes. (TensorFlow then masks
+    with the unused `input_min` and `input_max`, which leaves almost nothing.)
 
     Args:
         input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
             `raw_ops.QuantizeAndDequantizeV4`.
         name: ignored.
-        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
-            end.
+        axis: None for one range for the whole tensor; else the axis with one range per index, may be negative.
         out: an array to write the result into.
     Returns:
         An array like `input`.

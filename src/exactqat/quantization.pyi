@@ -34,10 +34,10 @@ def fake_quant_with_min_max_args(
 
     Args:
         inputs: a float tensor, any shape.
-        min, max: the range; `min < max`. What the dtype cannot hold is infinite, as in TensorFlow, and a range that is
-            not finite gives NaN.
+        min, max: the range; `min < max`. Values beyond the dtype are infinite, as in TensorFlow, and a non-finite
+            range gives NaN.
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code, so that a symmetric range has symmetric codes.
+        narrow_range: omit the lowest code, so that a symmetric range has symmetric codes.
     Returns:
         outputs: like `inputs`.
     Raises:
@@ -64,10 +64,10 @@ def fake_quant_with_min_max_args(
 
     Args:
         inputs: a float tensor, any shape.
-        min, max: the range; `min < max`. What the dtype cannot hold is infinite, as in TensorFlow, and a range that is
-            not finite gives NaN.
+        min, max: the range; `min < max`. Values beyond the dtype are infinite, as in TensorFlow, and a non-finite
+            range gives NaN.
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code, so that a symmetric range has symmetric codes.
+        narrow_range: omit the lowest code, so that a symmetric range has symmetric codes.
     Returns:
         outputs: like `inputs`.
     Raises:
@@ -92,10 +92,10 @@ def fake_quant_with_min_max_args(
 
     Args:
         inputs: a float tensor, any shape.
-        min, max: the range; `min < max`. What the dtype cannot hold is infinite, as in TensorFlow, and a range that is
-            not finite gives NaN.
+        min, max: the range; `min < max`. Values beyond the dtype are infinite, as in TensorFlow, and a non-finite
+            range gives NaN.
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code, so that a symmetric range has symmetric codes.
+        narrow_range: omit the lowest code, so that a symmetric range has symmetric codes.
     Returns:
         outputs: like `inputs`.
     Raises:
@@ -120,10 +120,10 @@ def fake_quant_with_min_max_args(
 
     Args:
         inputs: a float tensor, any shape.
-        min, max: the range; `min < max`. What the dtype cannot hold is infinite, as in TensorFlow, and a range that is
-            not finite gives NaN.
+        min, max: the range; `min < max`. Values beyond the dtype are infinite, as in TensorFlow, and a non-finite
+            range gives NaN.
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code, so that a symmetric range has symmetric codes.
+        narrow_range: omit the lowest code, so that a symmetric range has symmetric codes.
     Returns:
         outputs: like `inputs`.
     Raises:
@@ -147,13 +147,13 @@ def fake_quant_with_min_max_args_gradient(
     elsewhere.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_args`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_args`.
     Returns:
         backprops: like `inputs`. The nudged range includes both ends; the product with 0 keeps NaN, infinity and the
             sign of zero.
     Raises:
-        ValueError: shapes that differ, `num_bits` outside 2..16, or not `min < max`.
+        ValueError: shapes differ, `num_bits` outside 2..16, or not `min < max`.
     Source: TensorFlow `FakeQuantWithMinMaxArgsGradient`.
     """
 
@@ -173,13 +173,13 @@ def fake_quant_with_min_max_args_gradient(
     elsewhere.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_args`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_args`.
     Returns:
         backprops: like `inputs`. The nudged range includes both ends; the product with 0 keeps NaN, infinity and the
             sign of zero.
     Raises:
-        ValueError: shapes that differ, `num_bits` outside 2..16, or not `min < max`.
+        ValueError: shapes differ, `num_bits` outside 2..16, or not `min < max`.
     Source: TensorFlow `FakeQuantWithMinMaxArgsGradient`.
     """
 
@@ -197,13 +197,13 @@ def fake_quant_with_min_max_args_gradient(
     elsewhere.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_args`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_args`.
     Returns:
         backprops: like `inputs`. The nudged range includes both ends; the product with 0 keeps NaN, infinity and the
             sign of zero.
     Raises:
-        ValueError: shapes that differ, `num_bits` outside 2..16, or not `min < max`.
+        ValueError: shapes differ, `num_bits` outside 2..16, or not `min < max`.
     Source: TensorFlow `FakeQuantWithMinMaxArgsGradient`.
     """
 
@@ -221,13 +221,13 @@ def fake_quant_with_min_max_args_gradient(
     elsewhere.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_args`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_args`.
     Returns:
         backprops: like `inputs`. The nudged range includes both ends; the product with 0 keeps NaN, infinity and the
             sign of zero.
     Raises:
-        ValueError: shapes that differ, `num_bits` outside 2..16, or not `min < max`.
+        ValueError: shapes differ, `num_bits` outside 2..16, or not `min < max`.
     Source: TensorFlow `FakeQuantWithMinMaxArgsGradient`.
     """
 
@@ -242,21 +242,21 @@ def fake_quant_with_min_max_vars(
     *,
     out: _NumPy | tuple[_NumPy] | None = None,
 ) -> _NumPy:
-    """Quantize and dequantize a tensor with one range that can be trained.
+    """Quantize and dequantize a tensor with one trainable range.
 
-    As `fake_quant_with_min_max_args`, but the step is found by a true division, so a few values in a million round
-    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every range that
-    is not finite give NaN; `min > max` gives a constant.
+    As `fake_quant_with_min_max_args`, but the step is computed by a true division, so a few values in a million round
+    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every non-finite
+    range give NaN; `min > max` gives a constant.
 
     Args:
         inputs: a float tensor, any shape.
         min, max: the range, scalars of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
-        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
+        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: TensorFlow `FakeQuantWithMinMaxVars`.
     """
 
@@ -271,21 +271,21 @@ def fake_quant_with_min_max_vars(
     *,
     out: torch.Tensor | tuple[torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Quantize and dequantize a tensor with one range that can be trained.
+    """Quantize and dequantize a tensor with one trainable range.
 
-    As `fake_quant_with_min_max_args`, but the step is found by a true division, so a few values in a million round
-    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every range that
-    is not finite give NaN; `min > max` gives a constant.
+    As `fake_quant_with_min_max_args`, but the step is computed by a true division, so a few values in a million round
+    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every non-finite
+    range give NaN; `min > max` gives a constant.
 
     Args:
         inputs: a float tensor, any shape.
         min, max: the range, scalars of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
-        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
+        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: TensorFlow `FakeQuantWithMinMaxVars`.
     """
 
@@ -298,21 +298,21 @@ def fake_quant_with_min_max_vars(
     narrow_range: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """Quantize and dequantize a tensor with one range that can be trained.
+    """Quantize and dequantize a tensor with one trainable range.
 
-    As `fake_quant_with_min_max_args`, but the step is found by a true division, so a few values in a million round
-    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every range that
-    is not finite give NaN; `min > max` gives a constant.
+    As `fake_quant_with_min_max_args`, but the step is computed by a true division, so a few values in a million round
+    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every non-finite
+    range give NaN; `min > max` gives a constant.
 
     Args:
         inputs: a float tensor, any shape.
         min, max: the range, scalars of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
-        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
+        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: TensorFlow `FakeQuantWithMinMaxVars`.
     """
 
@@ -325,21 +325,21 @@ def fake_quant_with_min_max_vars(
     narrow_range: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Quantize and dequantize a tensor with one range that can be trained.
+    """Quantize and dequantize a tensor with one trainable range.
 
-    As `fake_quant_with_min_max_args`, but the step is found by a true division, so a few values in a million round
-    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every range that
-    is not finite give NaN; `min > max` gives a constant.
+    As `fake_quant_with_min_max_args`, but the step is computed by a true division, so a few values in a million round
+    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every non-finite
+    range give NaN; `min > max` gives a constant.
 
     Args:
         inputs: a float tensor, any shape.
         min, max: the range, scalars of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
-        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
+        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: TensorFlow `FakeQuantWithMinMaxVars`.
     """
 
@@ -358,8 +358,8 @@ def fake_quant_with_min_max_vars_gradient(
     """Gradients of `fake_quant_with_min_max_vars` for its inputs and both ends of the range.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_vars`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the nudged range (ends included), times 0 outside.
         backprop_wrt_min: scalar, sum of `gradients` where `inputs` lie below the nudged range.
@@ -367,8 +367,7 @@ def fake_quant_with_min_max_vars_gradient(
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums NaN and an infinite gradient the
         sum of the side it is not on. With `min == max == 0` the gradient passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that
-            differ.
+        ValueError: shapes differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
     """
 
@@ -387,8 +386,8 @@ def fake_quant_with_min_max_vars_gradient(
     """Gradients of `fake_quant_with_min_max_vars` for its inputs and both ends of the range.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_vars`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the nudged range (ends included), times 0 outside.
         backprop_wrt_min: scalar, sum of `gradients` where `inputs` lie below the nudged range.
@@ -396,8 +395,7 @@ def fake_quant_with_min_max_vars_gradient(
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums NaN and an infinite gradient the
         sum of the side it is not on. With `min == max == 0` the gradient passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that
-            differ.
+        ValueError: shapes differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
     """
 
@@ -414,8 +412,8 @@ def fake_quant_with_min_max_vars_gradient(
     """Gradients of `fake_quant_with_min_max_vars` for its inputs and both ends of the range.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_vars`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the nudged range (ends included), times 0 outside.
         backprop_wrt_min: scalar, sum of `gradients` where `inputs` lie below the nudged range.
@@ -423,8 +421,7 @@ def fake_quant_with_min_max_vars_gradient(
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums NaN and an infinite gradient the
         sum of the side it is not on. With `min == max == 0` the gradient passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that
-            differ.
+        ValueError: shapes differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
     """
 
@@ -441,8 +438,8 @@ def fake_quant_with_min_max_vars_gradient(
     """Gradients of `fake_quant_with_min_max_vars` for its inputs and both ends of the range.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_vars`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the nudged range (ends included), times 0 outside.
         backprop_wrt_min: scalar, sum of `gradients` where `inputs` lie below the nudged range.
@@ -450,8 +447,7 @@ def fake_quant_with_min_max_vars_gradient(
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums NaN and an infinite gradient the
         sum of the side it is not on. With `min == max == 0` the gradient passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that
-            differ.
+        ValueError: shapes differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
     """
 
@@ -466,7 +462,7 @@ def fake_quant_with_min_max_vars_per_channel(
     *,
     out: _NumPy | tuple[_NumPy] | None = None,
 ) -> _NumPy:
-    """Quantize and dequantize a tensor with one trainable range for each channel, the last dimension.
+    """Quantize and dequantize a tensor with one trainable range per channel, the last dimension.
 
     Each channel behaves as `fake_quant_with_min_max_args` with its own range; ranges of 0 as
     `fake_quant_with_min_max_vars`.
@@ -475,12 +471,12 @@ def fake_quant_with_min_max_vars_per_channel(
         inputs: a float tensor, shape `[..., d]`, any rank from 1.
         min, max: the ranges, shape `[d]`, of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
         ValueError: `inputs` of rank 0, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
-            that differ.
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`.
     """
 
@@ -495,7 +491,7 @@ def fake_quant_with_min_max_vars_per_channel(
     *,
     out: torch.Tensor | tuple[torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Quantize and dequantize a tensor with one trainable range for each channel, the last dimension.
+    """Quantize and dequantize a tensor with one trainable range per channel, the last dimension.
 
     Each channel behaves as `fake_quant_with_min_max_args` with its own range; ranges of 0 as
     `fake_quant_with_min_max_vars`.
@@ -504,12 +500,12 @@ def fake_quant_with_min_max_vars_per_channel(
         inputs: a float tensor, shape `[..., d]`, any rank from 1.
         min, max: the ranges, shape `[d]`, of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
         ValueError: `inputs` of rank 0, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
-            that differ.
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`.
     """
 
@@ -522,7 +518,7 @@ def fake_quant_with_min_max_vars_per_channel(
     narrow_range: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """Quantize and dequantize a tensor with one trainable range for each channel, the last dimension.
+    """Quantize and dequantize a tensor with one trainable range per channel, the last dimension.
 
     Each channel behaves as `fake_quant_with_min_max_args` with its own range; ranges of 0 as
     `fake_quant_with_min_max_vars`.
@@ -531,12 +527,12 @@ def fake_quant_with_min_max_vars_per_channel(
         inputs: a float tensor, shape `[..., d]`, any rank from 1.
         min, max: the ranges, shape `[d]`, of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
         ValueError: `inputs` of rank 0, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
-            that differ.
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`.
     """
 
@@ -549,7 +545,7 @@ def fake_quant_with_min_max_vars_per_channel(
     narrow_range: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Quantize and dequantize a tensor with one trainable range for each channel, the last dimension.
+    """Quantize and dequantize a tensor with one trainable range per channel, the last dimension.
 
     Each channel behaves as `fake_quant_with_min_max_args` with its own range; ranges of 0 as
     `fake_quant_with_min_max_vars`.
@@ -558,12 +554,12 @@ def fake_quant_with_min_max_vars_per_channel(
         inputs: a float tensor, shape `[..., d]`, any rank from 1.
         min, max: the ranges, shape `[d]`, of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
         ValueError: `inputs` of rank 0, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
-            that differ.
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`.
     """
 
@@ -582,8 +578,8 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
     """Gradients of `fake_quant_with_min_max_vars_per_channel` for its inputs and both ends of each channel's range.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars_per_channel`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_vars_per_channel`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range (ends included), times 0
             outside.
@@ -592,8 +588,8 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums of its channel NaN and an infinite
         gradient the sum of the side it is not on. Where `min == max == 0` it passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
-            that differ.
+        ValueError: shapes differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.
     """
 
@@ -612,8 +608,8 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
     """Gradients of `fake_quant_with_min_max_vars_per_channel` for its inputs and both ends of each channel's range.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars_per_channel`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_vars_per_channel`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range (ends included), times 0
             outside.
@@ -622,8 +618,8 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums of its channel NaN and an infinite
         gradient the sum of the side it is not on. Where `min == max == 0` it passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
-            that differ.
+        ValueError: shapes differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.
     """
 
@@ -640,8 +636,8 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
     """Gradients of `fake_quant_with_min_max_vars_per_channel` for its inputs and both ends of each channel's range.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars_per_channel`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_vars_per_channel`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range (ends included), times 0
             outside.
@@ -650,8 +646,8 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums of its channel NaN and an infinite
         gradient the sum of the side it is not on. Where `min == max == 0` it passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
-            that differ.
+        ValueError: shapes differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.
     """
 
@@ -668,8 +664,8 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
     """Gradients of `fake_quant_with_min_max_vars_per_channel` for its inputs and both ends of each channel's range.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars_per_channel`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_vars_per_channel`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range (ends included), times 0
             outside.
@@ -678,8 +674,8 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums of its channel NaN and an infinite
         gradient the sum of the side it is not on. Where `min == max == 0` it passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
-            that differ.
+        ValueError: shapes differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.
     """
 
@@ -704,8 +700,7 @@ def quantize_and_dequantize(
         input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
             `raw_ops.QuantizeAndDequantizeV2`.
         name: ignored.
-        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
-            end.
+        axis: None for one range for the whole tensor; else the axis with one range per index, may be negative.
         out: an array to write the result into.
     Returns:
         An array like `input`.
@@ -735,8 +730,7 @@ def quantize_and_dequantize(
         input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
             `raw_ops.QuantizeAndDequantizeV2`.
         name: ignored.
-        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
-            end.
+        axis: None for one range for the whole tensor; else the axis with one range per index, may be negative.
         out: an array to write the result into.
     Returns:
         An array like `input`.
@@ -764,8 +758,7 @@ def quantize_and_dequantize(
         input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
             `raw_ops.QuantizeAndDequantizeV2`.
         name: ignored.
-        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
-            end.
+        axis: None for one range for the whole tensor; else the axis with one range per index, may be negative.
         out: an array to write the result into.
     Returns:
         An array like `input`.
@@ -793,8 +786,7 @@ def quantize_and_dequantize(
         input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
             `raw_ops.QuantizeAndDequantizeV2`.
         name: ignored.
-        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
-            end.
+        axis: None for one range for the whole tensor; else the axis with one range per index, may be negative.
         out: an array to write the result into.
     Returns:
         An array like `input`.
@@ -820,15 +812,14 @@ def quantize_and_dequantize_v2(
 ) -> _NumPy:
     """Quantize and dequantize; the gradient is zero outside the range that was used.
 
-    If the range is taken from the data, all of it lies inside and the whole gradient passes. (TensorFlow masks with the
-    unused `input_min` and `input_max` then, which leaves almost nothing.)
+    If the range is computed from the data, all data are inside and the whole gradient passes. (TensorFlow then masks
+    with the unused `input_min` and `input_max`, which leaves almost nothing.)
 
     Args:
         input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
             `raw_ops.QuantizeAndDequantizeV4`.
         name: ignored.
-        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
-            end.
+        axis: None for one range for the whole tensor; else the axis with one range per index, may be negative.
         out: an array to write the result into.
     Returns:
         An array like `input`.
@@ -854,15 +845,14 @@ def quantize_and_dequantize_v2(
 ) -> torch.Tensor:
     """Quantize and dequantize; the gradient is zero outside the range that was used.
 
-    If the range is taken from the data, all of it lies inside and the whole gradient passes. (TensorFlow masks with the
-    unused `input_min` and `input_max` then, which leaves almost nothing.)
+    If the range is computed from the data, all data are inside and the whole gradient passes. (TensorFlow then masks
+    with the unused `input_min` and `input_max`, which leaves almost nothing.)
 
     Args:
         input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
             `raw_ops.QuantizeAndDequantizeV4`.
         name: ignored.
-        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
-            end.
+        axis: None for one range for the whole tensor; else the axis with one range per index, may be negative.
         out: an array to write the result into.
     Returns:
         An array like `input`.
@@ -886,15 +876,14 @@ def quantize_and_dequantize_v2(
 ) -> jax.Array:
     """Quantize and dequantize; the gradient is zero outside the range that was used.
 
-    If the range is taken from the data, all of it lies inside and the whole gradient passes. (TensorFlow masks with the
-    unused `input_min` and `input_max` then, which leaves almost nothing.)
+    If the range is computed from the data, all data are inside and the whole gradient passes. (TensorFlow then masks
+    with the unused `input_min` and `input_max`, which leaves almost nothing.)
 
     Args:
         input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
             `raw_ops.QuantizeAndDequantizeV4`.
         name: ignored.
-        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
-            end.
+        axis: None for one range for the whole tensor; else the axis with one range per index, may be negative.
         out: an array to write the result into.
     Returns:
         An array like `input`.
@@ -918,15 +907,14 @@ def quantize_and_dequantize_v2(
 ) -> Any:
     """Quantize and dequantize; the gradient is zero outside the range that was used.
 
-    If the range is taken from the data, all of it lies inside and the whole gradient passes. (TensorFlow masks with the
-    unused `input_min` and `input_max` then, which leaves almost nothing.)
+    If the range is computed from the data, all data are inside and the whole gradient passes. (TensorFlow then masks
+    with the unused `input_min` and `input_max`, which leaves almost nothing.)
 
     Args:
         input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range: see
             `raw_ops.QuantizeAndDequantizeV4`.
         name: ignored.
-        axis: None for one range for the whole tensor; else the axis whose indices have their own, negative from the
-            end.
+        axis: None for one range for the whole tensor; else the axis with one range per index, may be negative.
         out: an array to write the result into.
     Returns:
         An array like `input`.

@@ -90,8 +90,8 @@ def DepthwiseConv2dNative(
     """Depthwise convolution: each input channel is convolved with its own `multiplier` filters.
 
     `output[b, i, j, c * multiplier + q] = sum over (di, dj) of filter[di, dj, c, q] *
-    input[b, i * stride + di * dilation - pad, j * stride + dj * dilation - pad, c]`, one fused multiply-add for each
-    tap, taps in row-major order; taps that fall on the padding are skipped.
+    input[b, i * stride + di * dilation - pad, j * stride + dj * dilation - pad, c]`, one fused multiply-add per tap,
+    taps in row-major order; taps that fall on the padding are skipped.
 
     Args:
         input: a float tensor, `[batch, height, width, channels]` (NHWC) or `[batch, channels, height, width]`
@@ -101,11 +101,11 @@ def DepthwiseConv2dNative(
         padding: "SAME" (output `ceil(size / stride)`, the extra cell at the end), "VALID" (none) or "EXPLICIT".
         explicit_paddings: for "EXPLICIT" 8 values, before and after for each dimension of `data_format`.
         data_format: "NHWC" or "NCHW".
-        dilations: 4 values in the order of `data_format`, together with any strides.
+        dilations: 4 values in the order of `data_format`, combined with any strides.
     Returns:
         output: `[batch, output_height, output_width, channels * multiplier]`, or NCHW likewise.
     Raises:
-        ValueError: ranks, lengths or values that do not fit. TypeError: dtypes that differ.
+        ValueError: incompatible ranks, lengths or values. TypeError: dtypes differ.
     Source: TensorFlow `DepthwiseConv2dNative` with oneDNN, its default on x86; layouts, strides and dilations that it
         rejects or ignores work here.
     """
@@ -126,8 +126,8 @@ def DepthwiseConv2dNative(
     """Depthwise convolution: each input channel is convolved with its own `multiplier` filters.
 
     `output[b, i, j, c * multiplier + q] = sum over (di, dj) of filter[di, dj, c, q] *
-    input[b, i * stride + di * dilation - pad, j * stride + dj * dilation - pad, c]`, one fused multiply-add for each
-    tap, taps in row-major order; taps that fall on the padding are skipped.
+    input[b, i * stride + di * dilation - pad, j * stride + dj * dilation - pad, c]`, one fused multiply-add per tap,
+    taps in row-major order; taps that fall on the padding are skipped.
 
     Args:
         input: a float tensor, `[batch, height, width, channels]` (NHWC) or `[batch, channels, height, width]`
@@ -137,11 +137,11 @@ def DepthwiseConv2dNative(
         padding: "SAME" (output `ceil(size / stride)`, the extra cell at the end), "VALID" (none) or "EXPLICIT".
         explicit_paddings: for "EXPLICIT" 8 values, before and after for each dimension of `data_format`.
         data_format: "NHWC" or "NCHW".
-        dilations: 4 values in the order of `data_format`, together with any strides.
+        dilations: 4 values in the order of `data_format`, combined with any strides.
     Returns:
         output: `[batch, output_height, output_width, channels * multiplier]`, or NCHW likewise.
     Raises:
-        ValueError: ranks, lengths or values that do not fit. TypeError: dtypes that differ.
+        ValueError: incompatible ranks, lengths or values. TypeError: dtypes differ.
     Source: TensorFlow `DepthwiseConv2dNative` with oneDNN, its default on x86; layouts, strides and dilations that it
         rejects or ignores work here.
     """
@@ -161,8 +161,8 @@ def DepthwiseConv2dNative(
     """Depthwise convolution: each input channel is convolved with its own `multiplier` filters.
 
     `output[b, i, j, c * multiplier + q] = sum over (di, dj) of filter[di, dj, c, q] *
-    input[b, i * stride + di * dilation - pad, j * stride + dj * dilation - pad, c]`, one fused multiply-add for each
-    tap, taps in row-major order; taps that fall on the padding are skipped.
+    input[b, i * stride + di * dilation - pad, j * stride + dj * dilation - pad, c]`, one fused multiply-add per tap,
+    taps in row-major order; taps that fall on the padding are skipped.
 
     Args:
         input: a float tensor, `[batch, height, width, channels]` (NHWC) or `[batch, channels, height, width]`
@@ -172,11 +172,11 @@ def DepthwiseConv2dNative(
         padding: "SAME" (output `ceil(size / stride)`, the extra cell at the end), "VALID" (none) or "EXPLICIT".
         explicit_paddings: for "EXPLICIT" 8 values, before and after for each dimension of `data_format`.
         data_format: "NHWC" or "NCHW".
-        dilations: 4 values in the order of `data_format`, together with any strides.
+        dilations: 4 values in the order of `data_format`, combined with any strides.
     Returns:
         output: `[batch, output_height, output_width, channels * multiplier]`, or NCHW likewise.
     Raises:
-        ValueError: ranks, lengths or values that do not fit. TypeError: dtypes that differ.
+        ValueError: incompatible ranks, lengths or values. TypeError: dtypes differ.
     Source: TensorFlow `DepthwiseConv2dNative` with oneDNN, its default on x86; layouts, strides and dilations that it
         rejects or ignores work here.
     """
@@ -196,8 +196,8 @@ def DepthwiseConv2dNative(
     """Depthwise convolution: each input channel is convolved with its own `multiplier` filters.
 
     `output[b, i, j, c * multiplier + q] = sum over (di, dj) of filter[di, dj, c, q] *
-    input[b, i * stride + di * dilation - pad, j * stride + dj * dilation - pad, c]`, one fused multiply-add for each
-    tap, taps in row-major order; taps that fall on the padding are skipped.
+    input[b, i * stride + di * dilation - pad, j * stride + dj * dilation - pad, c]`, one fused multiply-add per tap,
+    taps in row-major order; taps that fall on the padding are skipped.
 
     Args:
         input: a float tensor, `[batch, height, width, channels]` (NHWC) or `[batch, channels, height, width]`
@@ -207,11 +207,11 @@ def DepthwiseConv2dNative(
         padding: "SAME" (output `ceil(size / stride)`, the extra cell at the end), "VALID" (none) or "EXPLICIT".
         explicit_paddings: for "EXPLICIT" 8 values, before and after for each dimension of `data_format`.
         data_format: "NHWC" or "NCHW".
-        dilations: 4 values in the order of `data_format`, together with any strides.
+        dilations: 4 values in the order of `data_format`, combined with any strides.
     Returns:
         output: `[batch, output_height, output_width, channels * multiplier]`, or NCHW likewise.
     Raises:
-        ValueError: ranks, lengths or values that do not fit. TypeError: dtypes that differ.
+        ValueError: incompatible ranks, lengths or values. TypeError: dtypes differ.
     Source: TensorFlow `DepthwiseConv2dNative` with oneDNN, its default on x86; layouts, strides and dilations that it
         rejects or ignores work here.
     """
@@ -232,20 +232,20 @@ def DepthwiseConv2dNativeBackpropInput(
 ) -> _NumPy:
     """Gradient of `depthwise_conv2d_native` with respect to its input.
 
-    For each input position one fused multiply-add for each tap that it took part in, taps in row-major order,
+    For each input position one fused multiply-add per tap that uses it, taps in row-major order,
     multipliers in order within a tap.
 
     Args:
         input_sizes: shape of the convolution's input, 4 static integers.
-        filter: what was given to the convolution.
-        out_backprop: the gradient that arrives at the output, of its shape.
-        strides, padding, explicit_paddings, data_format, dilations: what was given to the convolution.
+        filter: as passed to the convolution.
+        out_backprop: the incoming gradient of the output, of its shape.
+        strides, padding, explicit_paddings, data_format, dilations: as passed to the convolution.
     Returns:
         output: of shape `input_sizes`.
     Raises:
-        ValueError: ranks, lengths or values that do not fit. TypeError: dtypes that differ.
-    Source: TensorFlow `DepthwiseConv2dNativeBackpropInput` with oneDNN, its default on x86; dilations, which it
-    ignores, work.
+        ValueError: incompatible ranks, lengths or values. TypeError: dtypes differ.
+    Source: TensorFlow `DepthwiseConv2dNativeBackpropInput` with oneDNN, its default on x86; dilations, which TensorFlow
+    ignores, work here.
     """
 
 @overload
@@ -264,20 +264,20 @@ def DepthwiseConv2dNativeBackpropInput(
 ) -> torch.Tensor:
     """Gradient of `depthwise_conv2d_native` with respect to its input.
 
-    For each input position one fused multiply-add for each tap that it took part in, taps in row-major order,
+    For each input position one fused multiply-add per tap that uses it, taps in row-major order,
     multipliers in order within a tap.
 
     Args:
         input_sizes: shape of the convolution's input, 4 static integers.
-        filter: what was given to the convolution.
-        out_backprop: the gradient that arrives at the output, of its shape.
-        strides, padding, explicit_paddings, data_format, dilations: what was given to the convolution.
+        filter: as passed to the convolution.
+        out_backprop: the incoming gradient of the output, of its shape.
+        strides, padding, explicit_paddings, data_format, dilations: as passed to the convolution.
     Returns:
         output: of shape `input_sizes`.
     Raises:
-        ValueError: ranks, lengths or values that do not fit. TypeError: dtypes that differ.
-    Source: TensorFlow `DepthwiseConv2dNativeBackpropInput` with oneDNN, its default on x86; dilations, which it
-    ignores, work.
+        ValueError: incompatible ranks, lengths or values. TypeError: dtypes differ.
+    Source: TensorFlow `DepthwiseConv2dNativeBackpropInput` with oneDNN, its default on x86; dilations, which TensorFlow
+    ignores, work here.
     """
 
 @overload
@@ -295,20 +295,20 @@ def DepthwiseConv2dNativeBackpropInput(
 ) -> jax.Array:
     """Gradient of `depthwise_conv2d_native` with respect to its input.
 
-    For each input position one fused multiply-add for each tap that it took part in, taps in row-major order,
+    For each input position one fused multiply-add per tap that uses it, taps in row-major order,
     multipliers in order within a tap.
 
     Args:
         input_sizes: shape of the convolution's input, 4 static integers.
-        filter: what was given to the convolution.
-        out_backprop: the gradient that arrives at the output, of its shape.
-        strides, padding, explicit_paddings, data_format, dilations: what was given to the convolution.
+        filter: as passed to the convolution.
+        out_backprop: the incoming gradient of the output, of its shape.
+        strides, padding, explicit_paddings, data_format, dilations: as passed to the convolution.
     Returns:
         output: of shape `input_sizes`.
     Raises:
-        ValueError: ranks, lengths or values that do not fit. TypeError: dtypes that differ.
-    Source: TensorFlow `DepthwiseConv2dNativeBackpropInput` with oneDNN, its default on x86; dilations, which it
-    ignores, work.
+        ValueError: incompatible ranks, lengths or values. TypeError: dtypes differ.
+    Source: TensorFlow `DepthwiseConv2dNativeBackpropInput` with oneDNN, its default on x86; dilations, which TensorFlow
+    ignores, work here.
     """
 
 @overload
@@ -326,20 +326,20 @@ def DepthwiseConv2dNativeBackpropInput(
 ) -> Any:
     """Gradient of `depthwise_conv2d_native` with respect to its input.
 
-    For each input position one fused multiply-add for each tap that it took part in, taps in row-major order,
+    For each input position one fused multiply-add per tap that uses it, taps in row-major order,
     multipliers in order within a tap.
 
     Args:
         input_sizes: shape of the convolution's input, 4 static integers.
-        filter: what was given to the convolution.
-        out_backprop: the gradient that arrives at the output, of its shape.
-        strides, padding, explicit_paddings, data_format, dilations: what was given to the convolution.
+        filter: as passed to the convolution.
+        out_backprop: the incoming gradient of the output, of its shape.
+        strides, padding, explicit_paddings, data_format, dilations: as passed to the convolution.
     Returns:
         output: of shape `input_sizes`.
     Raises:
-        ValueError: ranks, lengths or values that do not fit. TypeError: dtypes that differ.
-    Source: TensorFlow `DepthwiseConv2dNativeBackpropInput` with oneDNN, its default on x86; dilations, which it
-    ignores, work.
+        ValueError: incompatible ranks, lengths or values. TypeError: dtypes differ.
+    Source: TensorFlow `DepthwiseConv2dNativeBackpropInput` with oneDNN, its default on x86; dilations, which TensorFlow
+    ignores, work here.
     """
 
 @overload
@@ -362,15 +362,15 @@ def DepthwiseConv2dNativeBackpropFilter(
     right, then the rows by the library's summation tree; rounded once.
 
     Args:
-        input: what was given to the convolution.
+        input: as passed to the convolution.
         filter_sizes: shape of the convolution's filter, 4 static integers.
-        out_backprop: the gradient that arrives at the output, of its shape.
-        strides, padding, explicit_paddings, data_format, dilations: what was given to the convolution.
+        out_backprop: the incoming gradient of the output, of its shape.
+        strides, padding, explicit_paddings, data_format, dilations: as passed to the convolution.
     Returns:
         output: of shape `filter_sizes`; zeros for an empty batch.
     Raises:
-        ValueError: ranks, lengths or values that do not fit. TypeError: dtypes that differ.
-    Source: TensorFlow `DepthwiseConv2dNativeBackpropFilter`; dilations, which it ignores, work.
+        ValueError: incompatible ranks, lengths or values. TypeError: dtypes differ.
+    Source: TensorFlow `DepthwiseConv2dNativeBackpropFilter`; dilations, which TensorFlow ignores, work here.
     """
 
 @overload
@@ -393,15 +393,15 @@ def DepthwiseConv2dNativeBackpropFilter(
     right, then the rows by the library's summation tree; rounded once.
 
     Args:
-        input: what was given to the convolution.
+        input: as passed to the convolution.
         filter_sizes: shape of the convolution's filter, 4 static integers.
-        out_backprop: the gradient that arrives at the output, of its shape.
-        strides, padding, explicit_paddings, data_format, dilations: what was given to the convolution.
+        out_backprop: the incoming gradient of the output, of its shape.
+        strides, padding, explicit_paddings, data_format, dilations: as passed to the convolution.
     Returns:
         output: of shape `filter_sizes`; zeros for an empty batch.
     Raises:
-        ValueError: ranks, lengths or values that do not fit. TypeError: dtypes that differ.
-    Source: TensorFlow `DepthwiseConv2dNativeBackpropFilter`; dilations, which it ignores, work.
+        ValueError: incompatible ranks, lengths or values. TypeError: dtypes differ.
+    Source: TensorFlow `DepthwiseConv2dNativeBackpropFilter`; dilations, which TensorFlow ignores, work here.
     """
 
 @overload
@@ -423,15 +423,15 @@ def DepthwiseConv2dNativeBackpropFilter(
     right, then the rows by the library's summation tree; rounded once.
 
     Args:
-        input: what was given to the convolution.
+        input: as passed to the convolution.
         filter_sizes: shape of the convolution's filter, 4 static integers.
-        out_backprop: the gradient that arrives at the output, of its shape.
-        strides, padding, explicit_paddings, data_format, dilations: what was given to the convolution.
+        out_backprop: the incoming gradient of the output, of its shape.
+        strides, padding, explicit_paddings, data_format, dilations: as passed to the convolution.
     Returns:
         output: of shape `filter_sizes`; zeros for an empty batch.
     Raises:
-        ValueError: ranks, lengths or values that do not fit. TypeError: dtypes that differ.
-    Source: TensorFlow `DepthwiseConv2dNativeBackpropFilter`; dilations, which it ignores, work.
+        ValueError: incompatible ranks, lengths or values. TypeError: dtypes differ.
+    Source: TensorFlow `DepthwiseConv2dNativeBackpropFilter`; dilations, which TensorFlow ignores, work here.
     """
 
 @overload
@@ -453,15 +453,15 @@ def DepthwiseConv2dNativeBackpropFilter(
     right, then the rows by the library's summation tree; rounded once.
 
     Args:
-        input: what was given to the convolution.
+        input: as passed to the convolution.
         filter_sizes: shape of the convolution's filter, 4 static integers.
-        out_backprop: the gradient that arrives at the output, of its shape.
-        strides, padding, explicit_paddings, data_format, dilations: what was given to the convolution.
+        out_backprop: the incoming gradient of the output, of its shape.
+        strides, padding, explicit_paddings, data_format, dilations: as passed to the convolution.
     Returns:
         output: of shape `filter_sizes`; zeros for an empty batch.
     Raises:
-        ValueError: ranks, lengths or values that do not fit. TypeError: dtypes that differ.
-    Source: TensorFlow `DepthwiseConv2dNativeBackpropFilter`; dilations, which it ignores, work.
+        ValueError: incompatible ranks, lengths or values. TypeError: dtypes differ.
+    Source: TensorFlow `DepthwiseConv2dNativeBackpropFilter`; dilations, which TensorFlow ignores, work here.
     """
 
 @overload
@@ -483,10 +483,10 @@ def FakeQuantWithMinMaxArgs(
 
     Args:
         inputs: a float tensor, any shape.
-        min, max: the range; `min < max`. What the dtype cannot hold is infinite, as in TensorFlow, and a range that is
-            not finite gives NaN.
+        min, max: the range; `min < max`. Values beyond the dtype are infinite, as in TensorFlow, and a non-finite
+            range gives NaN.
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code, so that a symmetric range has symmetric codes.
+        narrow_range: omit the lowest code, so that a symmetric range has symmetric codes.
     Returns:
         outputs: like `inputs`.
     Raises:
@@ -513,10 +513,10 @@ def FakeQuantWithMinMaxArgs(
 
     Args:
         inputs: a float tensor, any shape.
-        min, max: the range; `min < max`. What the dtype cannot hold is infinite, as in TensorFlow, and a range that is
-            not finite gives NaN.
+        min, max: the range; `min < max`. Values beyond the dtype are infinite, as in TensorFlow, and a non-finite
+            range gives NaN.
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code, so that a symmetric range has symmetric codes.
+        narrow_range: omit the lowest code, so that a symmetric range has symmetric codes.
     Returns:
         outputs: like `inputs`.
     Raises:
@@ -542,10 +542,10 @@ def FakeQuantWithMinMaxArgs(
 
     Args:
         inputs: a float tensor, any shape.
-        min, max: the range; `min < max`. What the dtype cannot hold is infinite, as in TensorFlow, and a range that is
-            not finite gives NaN.
+        min, max: the range; `min < max`. Values beyond the dtype are infinite, as in TensorFlow, and a non-finite
+            range gives NaN.
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code, so that a symmetric range has symmetric codes.
+        narrow_range: omit the lowest code, so that a symmetric range has symmetric codes.
     Returns:
         outputs: like `inputs`.
     Raises:
@@ -571,10 +571,10 @@ def FakeQuantWithMinMaxArgs(
 
     Args:
         inputs: a float tensor, any shape.
-        min, max: the range; `min < max`. What the dtype cannot hold is infinite, as in TensorFlow, and a range that is
-            not finite gives NaN.
+        min, max: the range; `min < max`. Values beyond the dtype are infinite, as in TensorFlow, and a non-finite
+            range gives NaN.
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code, so that a symmetric range has symmetric codes.
+        narrow_range: omit the lowest code, so that a symmetric range has symmetric codes.
     Returns:
         outputs: like `inputs`.
     Raises:
@@ -598,13 +598,13 @@ def FakeQuantWithMinMaxArgsGradient(
     elsewhere.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_args`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_args`.
     Returns:
         backprops: like `inputs`. The nudged range includes both ends; the product with 0 keeps NaN, infinity and the
             sign of zero.
     Raises:
-        ValueError: shapes that differ, `num_bits` outside 2..16, or not `min < max`.
+        ValueError: shapes differ, `num_bits` outside 2..16, or not `min < max`.
     Source: TensorFlow `FakeQuantWithMinMaxArgsGradient`.
     """
 
@@ -624,13 +624,13 @@ def FakeQuantWithMinMaxArgsGradient(
     elsewhere.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_args`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_args`.
     Returns:
         backprops: like `inputs`. The nudged range includes both ends; the product with 0 keeps NaN, infinity and the
             sign of zero.
     Raises:
-        ValueError: shapes that differ, `num_bits` outside 2..16, or not `min < max`.
+        ValueError: shapes differ, `num_bits` outside 2..16, or not `min < max`.
     Source: TensorFlow `FakeQuantWithMinMaxArgsGradient`.
     """
 
@@ -649,13 +649,13 @@ def FakeQuantWithMinMaxArgsGradient(
     elsewhere.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_args`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_args`.
     Returns:
         backprops: like `inputs`. The nudged range includes both ends; the product with 0 keeps NaN, infinity and the
             sign of zero.
     Raises:
-        ValueError: shapes that differ, `num_bits` outside 2..16, or not `min < max`.
+        ValueError: shapes differ, `num_bits` outside 2..16, or not `min < max`.
     Source: TensorFlow `FakeQuantWithMinMaxArgsGradient`.
     """
 
@@ -674,13 +674,13 @@ def FakeQuantWithMinMaxArgsGradient(
     elsewhere.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_args`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_args`.
     Returns:
         backprops: like `inputs`. The nudged range includes both ends; the product with 0 keeps NaN, infinity and the
             sign of zero.
     Raises:
-        ValueError: shapes that differ, `num_bits` outside 2..16, or not `min < max`.
+        ValueError: shapes differ, `num_bits` outside 2..16, or not `min < max`.
     Source: TensorFlow `FakeQuantWithMinMaxArgsGradient`.
     """
 
@@ -695,21 +695,21 @@ def FakeQuantWithMinMaxVars(
     name: str | None = None,
     out: _NumPy | tuple[_NumPy] | None = None,
 ) -> _NumPy:
-    """Quantize and dequantize a tensor with one range that can be trained.
+    """Quantize and dequantize a tensor with one trainable range.
 
-    As `fake_quant_with_min_max_args`, but the step is found by a true division, so a few values in a million round
-    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every range that
-    is not finite give NaN; `min > max` gives a constant.
+    As `fake_quant_with_min_max_args`, but the step is computed by a true division, so a few values in a million round
+    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every non-finite
+    range give NaN; `min > max` gives a constant.
 
     Args:
         inputs: a float tensor, any shape.
         min, max: the range, scalars of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
-        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
+        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: TensorFlow `FakeQuantWithMinMaxVars`.
     """
 
@@ -724,21 +724,21 @@ def FakeQuantWithMinMaxVars(
     name: str | None = None,
     out: torch.Tensor | tuple[torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Quantize and dequantize a tensor with one range that can be trained.
+    """Quantize and dequantize a tensor with one trainable range.
 
-    As `fake_quant_with_min_max_args`, but the step is found by a true division, so a few values in a million round
-    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every range that
-    is not finite give NaN; `min > max` gives a constant.
+    As `fake_quant_with_min_max_args`, but the step is computed by a true division, so a few values in a million round
+    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every non-finite
+    range give NaN; `min > max` gives a constant.
 
     Args:
         inputs: a float tensor, any shape.
         min, max: the range, scalars of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
-        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
+        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: TensorFlow `FakeQuantWithMinMaxVars`.
     """
 
@@ -752,21 +752,21 @@ def FakeQuantWithMinMaxVars(
     narrow_range: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """Quantize and dequantize a tensor with one range that can be trained.
+    """Quantize and dequantize a tensor with one trainable range.
 
-    As `fake_quant_with_min_max_args`, but the step is found by a true division, so a few values in a million round
-    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every range that
-    is not finite give NaN; `min > max` gives a constant.
+    As `fake_quant_with_min_max_args`, but the step is computed by a true division, so a few values in a million round
+    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every non-finite
+    range give NaN; `min > max` gives a constant.
 
     Args:
         inputs: a float tensor, any shape.
         min, max: the range, scalars of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
-        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
+        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: TensorFlow `FakeQuantWithMinMaxVars`.
     """
 
@@ -780,21 +780,21 @@ def FakeQuantWithMinMaxVars(
     narrow_range: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Quantize and dequantize a tensor with one range that can be trained.
+    """Quantize and dequantize a tensor with one trainable range.
 
-    As `fake_quant_with_min_max_args`, but the step is found by a true division, so a few values in a million round
-    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every range that
-    is not finite give NaN; `min > max` gives a constant.
+    As `fake_quant_with_min_max_args`, but the step is computed by a true division, so a few values in a million round
+    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every non-finite
+    range give NaN; `min > max` gives a constant.
 
     Args:
         inputs: a float tensor, any shape.
         min, max: the range, scalars of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
-        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
+        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: TensorFlow `FakeQuantWithMinMaxVars`.
     """
 
@@ -813,8 +813,8 @@ def FakeQuantWithMinMaxVarsGradient(
     """Gradients of `fake_quant_with_min_max_vars` for its inputs and both ends of the range.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_vars`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the nudged range (ends included), times 0 outside.
         backprop_wrt_min: scalar, sum of `gradients` where `inputs` lie below the nudged range.
@@ -822,8 +822,7 @@ def FakeQuantWithMinMaxVarsGradient(
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums NaN and an infinite gradient the
         sum of the side it is not on. With `min == max == 0` the gradient passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that
-            differ.
+        ValueError: shapes differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
     """
 
@@ -842,8 +841,8 @@ def FakeQuantWithMinMaxVarsGradient(
     """Gradients of `fake_quant_with_min_max_vars` for its inputs and both ends of the range.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_vars`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the nudged range (ends included), times 0 outside.
         backprop_wrt_min: scalar, sum of `gradients` where `inputs` lie below the nudged range.
@@ -851,8 +850,7 @@ def FakeQuantWithMinMaxVarsGradient(
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums NaN and an infinite gradient the
         sum of the side it is not on. With `min == max == 0` the gradient passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that
-            differ.
+        ValueError: shapes differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
     """
 
@@ -870,8 +868,8 @@ def FakeQuantWithMinMaxVarsGradient(
     """Gradients of `fake_quant_with_min_max_vars` for its inputs and both ends of the range.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_vars`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the nudged range (ends included), times 0 outside.
         backprop_wrt_min: scalar, sum of `gradients` where `inputs` lie below the nudged range.
@@ -879,8 +877,7 @@ def FakeQuantWithMinMaxVarsGradient(
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums NaN and an infinite gradient the
         sum of the side it is not on. With `min == max == 0` the gradient passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that
-            differ.
+        ValueError: shapes differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
     """
 
@@ -898,8 +895,8 @@ def FakeQuantWithMinMaxVarsGradient(
     """Gradients of `fake_quant_with_min_max_vars` for its inputs and both ends of the range.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_vars`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the nudged range (ends included), times 0 outside.
         backprop_wrt_min: scalar, sum of `gradients` where `inputs` lie below the nudged range.
@@ -907,8 +904,7 @@ def FakeQuantWithMinMaxVarsGradient(
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums NaN and an infinite gradient the
         sum of the side it is not on. With `min == max == 0` the gradient passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that
-            differ.
+        ValueError: shapes differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
     """
 
@@ -923,7 +919,7 @@ def FakeQuantWithMinMaxVarsPerChannel(
     name: str | None = None,
     out: _NumPy | tuple[_NumPy] | None = None,
 ) -> _NumPy:
-    """Quantize and dequantize a tensor with one trainable range for each channel, the last dimension.
+    """Quantize and dequantize a tensor with one trainable range per channel, the last dimension.
 
     Each channel behaves as `fake_quant_with_min_max_args` with its own range; ranges of 0 as
     `fake_quant_with_min_max_vars`.
@@ -932,12 +928,12 @@ def FakeQuantWithMinMaxVarsPerChannel(
         inputs: a float tensor, shape `[..., d]`, any rank from 1.
         min, max: the ranges, shape `[d]`, of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
         ValueError: `inputs` of rank 0, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
-            that differ.
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`.
     """
 
@@ -952,7 +948,7 @@ def FakeQuantWithMinMaxVarsPerChannel(
     name: str | None = None,
     out: torch.Tensor | tuple[torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Quantize and dequantize a tensor with one trainable range for each channel, the last dimension.
+    """Quantize and dequantize a tensor with one trainable range per channel, the last dimension.
 
     Each channel behaves as `fake_quant_with_min_max_args` with its own range; ranges of 0 as
     `fake_quant_with_min_max_vars`.
@@ -961,12 +957,12 @@ def FakeQuantWithMinMaxVarsPerChannel(
         inputs: a float tensor, shape `[..., d]`, any rank from 1.
         min, max: the ranges, shape `[d]`, of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
         ValueError: `inputs` of rank 0, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
-            that differ.
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`.
     """
 
@@ -980,7 +976,7 @@ def FakeQuantWithMinMaxVarsPerChannel(
     narrow_range: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """Quantize and dequantize a tensor with one trainable range for each channel, the last dimension.
+    """Quantize and dequantize a tensor with one trainable range per channel, the last dimension.
 
     Each channel behaves as `fake_quant_with_min_max_args` with its own range; ranges of 0 as
     `fake_quant_with_min_max_vars`.
@@ -989,12 +985,12 @@ def FakeQuantWithMinMaxVarsPerChannel(
         inputs: a float tensor, shape `[..., d]`, any rank from 1.
         min, max: the ranges, shape `[d]`, of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
         ValueError: `inputs` of rank 0, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
-            that differ.
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`.
     """
 
@@ -1008,7 +1004,7 @@ def FakeQuantWithMinMaxVarsPerChannel(
     narrow_range: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Quantize and dequantize a tensor with one trainable range for each channel, the last dimension.
+    """Quantize and dequantize a tensor with one trainable range per channel, the last dimension.
 
     Each channel behaves as `fake_quant_with_min_max_args` with its own range; ranges of 0 as
     `fake_quant_with_min_max_vars`.
@@ -1017,12 +1013,12 @@ def FakeQuantWithMinMaxVarsPerChannel(
         inputs: a float tensor, shape `[..., d]`, any rank from 1.
         min, max: the ranges, shape `[d]`, of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
         ValueError: `inputs` of rank 0, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
-            that differ.
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`.
     """
 
@@ -1041,8 +1037,8 @@ def FakeQuantWithMinMaxVarsPerChannelGradient(
     """Gradients of `fake_quant_with_min_max_vars_per_channel` for its inputs and both ends of each channel's range.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars_per_channel`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_vars_per_channel`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range (ends included), times 0
             outside.
@@ -1051,8 +1047,8 @@ def FakeQuantWithMinMaxVarsPerChannelGradient(
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums of its channel NaN and an infinite
         gradient the sum of the side it is not on. Where `min == max == 0` it passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
-            that differ.
+        ValueError: shapes differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.
     """
 
@@ -1071,8 +1067,8 @@ def FakeQuantWithMinMaxVarsPerChannelGradient(
     """Gradients of `fake_quant_with_min_max_vars_per_channel` for its inputs and both ends of each channel's range.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars_per_channel`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_vars_per_channel`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range (ends included), times 0
             outside.
@@ -1081,8 +1077,8 @@ def FakeQuantWithMinMaxVarsPerChannelGradient(
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums of its channel NaN and an infinite
         gradient the sum of the side it is not on. Where `min == max == 0` it passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
-            that differ.
+        ValueError: shapes differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.
     """
 
@@ -1100,8 +1096,8 @@ def FakeQuantWithMinMaxVarsPerChannelGradient(
     """Gradients of `fake_quant_with_min_max_vars_per_channel` for its inputs and both ends of each channel's range.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars_per_channel`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_vars_per_channel`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range (ends included), times 0
             outside.
@@ -1110,8 +1106,8 @@ def FakeQuantWithMinMaxVarsPerChannelGradient(
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums of its channel NaN and an infinite
         gradient the sum of the side it is not on. Where `min == max == 0` it passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
-            that differ.
+        ValueError: shapes differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.
     """
 
@@ -1129,8 +1125,8 @@ def FakeQuantWithMinMaxVarsPerChannelGradient(
     """Gradients of `fake_quant_with_min_max_vars_per_channel` for its inputs and both ends of each channel's range.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars_per_channel`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_vars_per_channel`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range (ends included), times 0
             outside.
@@ -1139,8 +1135,8 @@ def FakeQuantWithMinMaxVarsPerChannelGradient(
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums of its channel NaN and an infinite
         gradient the sum of the side it is not on. Where `min == max == 0` it passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
-            that differ.
+        ValueError: shapes differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.
     """
 
@@ -1371,20 +1367,20 @@ def FusedBatchNormV3(
     name: str | None = None,
     out: tuple[_NumPy, _NumPy, _NumPy, _NumPy, _NumPy, _NumPy] | None = None,
 ) -> _FusedBatchNormV3Results[_NumPy]:
-    """Batch normalization: `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` for each channel.
+    """Batch normalization: `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` per channel.
 
-    In training, mean and variance are those of the batch (the variance that normalizes is the biased one); otherwise
+    In training, mean and variance are those of the batch (normalizing with the biased variance); otherwise
     they are the arguments. Statistics are computed in float64, elements in the dtype of `x` (float32 if that has 16
-    bits) from coefficients that are rounded once; see docs/decisions/batch-norm.md.
+    bits) with coefficients rounded once; see docs/decisions/batch-norm.md.
 
     Args:
         x: a float tensor, 4-D or 5-D images.
-        scale, offset: vectors, one element for each channel, of the dtype of `x` (float32 if that has 16 bits).
-        mean, variance: running statistics, vectors likewise. In training with `exponential_avg_factor` 1 they are
-            ignored and may have any length, as an empty vector.
+        scale, offset: vectors, one element per channel, of the dtype of `x` (float32 if that has 16 bits).
+        mean, variance: running statistics, likewise vectors. In training with `exponential_avg_factor` 1 they are
+            ignored and may have any length, even 0.
         epsilon: added to the variance.
-        exponential_avg_factor: weight of the batch in the returned running statistics; 1 returns those of the batch
-            alone.
+        exponential_avg_factor: weight of the batch in the returned running statistics; 1 returns only those of the
+            batch.
         data_format: where the channels are: last for "NHWC" and "NDHWC", second for "NCHW" and "NCDHW".
         is_training: use the statistics of the batch.
     Returns:
@@ -1395,8 +1391,7 @@ def FusedBatchNormV3(
             else copies of `mean` and `variance`; zeros for an empty `x`.
         reserve_space_3: scalar 0.
     Raises:
-        ValueError: `x` not 4-D or 5-D, vectors whose length is not the number of channels. TypeError: dtypes that
-            differ.
+        ValueError: `x` not 4-D or 5-D, vectors whose length is not the number of channels. TypeError: dtypes differ.
     Source: TensorFlow `FusedBatchNormV3`. Gradients of the statistics with respect to `x` are zero, as there.
     """
 
@@ -1415,20 +1410,20 @@ def FusedBatchNormV3(
     name: str | None = None,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> _FusedBatchNormV3Results[torch.Tensor]:
-    """Batch normalization: `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` for each channel.
+    """Batch normalization: `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` per channel.
 
-    In training, mean and variance are those of the batch (the variance that normalizes is the biased one); otherwise
+    In training, mean and variance are those of the batch (normalizing with the biased variance); otherwise
     they are the arguments. Statistics are computed in float64, elements in the dtype of `x` (float32 if that has 16
-    bits) from coefficients that are rounded once; see docs/decisions/batch-norm.md.
+    bits) with coefficients rounded once; see docs/decisions/batch-norm.md.
 
     Args:
         x: a float tensor, 4-D or 5-D images.
-        scale, offset: vectors, one element for each channel, of the dtype of `x` (float32 if that has 16 bits).
-        mean, variance: running statistics, vectors likewise. In training with `exponential_avg_factor` 1 they are
-            ignored and may have any length, as an empty vector.
+        scale, offset: vectors, one element per channel, of the dtype of `x` (float32 if that has 16 bits).
+        mean, variance: running statistics, likewise vectors. In training with `exponential_avg_factor` 1 they are
+            ignored and may have any length, even 0.
         epsilon: added to the variance.
-        exponential_avg_factor: weight of the batch in the returned running statistics; 1 returns those of the batch
-            alone.
+        exponential_avg_factor: weight of the batch in the returned running statistics; 1 returns only those of the
+            batch.
         data_format: where the channels are: last for "NHWC" and "NDHWC", second for "NCHW" and "NCDHW".
         is_training: use the statistics of the batch.
     Returns:
@@ -1439,8 +1434,7 @@ def FusedBatchNormV3(
             else copies of `mean` and `variance`; zeros for an empty `x`.
         reserve_space_3: scalar 0.
     Raises:
-        ValueError: `x` not 4-D or 5-D, vectors whose length is not the number of channels. TypeError: dtypes that
-            differ.
+        ValueError: `x` not 4-D or 5-D, vectors whose length is not the number of channels. TypeError: dtypes differ.
     Source: TensorFlow `FusedBatchNormV3`. Gradients of the statistics with respect to `x` are zero, as there.
     """
 
@@ -1458,20 +1452,20 @@ def FusedBatchNormV3(
     is_training: bool = True,
     name: str | None = None,
 ) -> _FusedBatchNormV3Results[jax.Array]:
-    """Batch normalization: `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` for each channel.
+    """Batch normalization: `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` per channel.
 
-    In training, mean and variance are those of the batch (the variance that normalizes is the biased one); otherwise
+    In training, mean and variance are those of the batch (normalizing with the biased variance); otherwise
     they are the arguments. Statistics are computed in float64, elements in the dtype of `x` (float32 if that has 16
-    bits) from coefficients that are rounded once; see docs/decisions/batch-norm.md.
+    bits) with coefficients rounded once; see docs/decisions/batch-norm.md.
 
     Args:
         x: a float tensor, 4-D or 5-D images.
-        scale, offset: vectors, one element for each channel, of the dtype of `x` (float32 if that has 16 bits).
-        mean, variance: running statistics, vectors likewise. In training with `exponential_avg_factor` 1 they are
-            ignored and may have any length, as an empty vector.
+        scale, offset: vectors, one element per channel, of the dtype of `x` (float32 if that has 16 bits).
+        mean, variance: running statistics, likewise vectors. In training with `exponential_avg_factor` 1 they are
+            ignored and may have any length, even 0.
         epsilon: added to the variance.
-        exponential_avg_factor: weight of the batch in the returned running statistics; 1 returns those of the batch
-            alone.
+        exponential_avg_factor: weight of the batch in the returned running statistics; 1 returns only those of the
+            batch.
         data_format: where the channels are: last for "NHWC" and "NDHWC", second for "NCHW" and "NCDHW".
         is_training: use the statistics of the batch.
     Returns:
@@ -1482,8 +1476,7 @@ def FusedBatchNormV3(
             else copies of `mean` and `variance`; zeros for an empty `x`.
         reserve_space_3: scalar 0.
     Raises:
-        ValueError: `x` not 4-D or 5-D, vectors whose length is not the number of channels. TypeError: dtypes that
-            differ.
+        ValueError: `x` not 4-D or 5-D, vectors whose length is not the number of channels. TypeError: dtypes differ.
     Source: TensorFlow `FusedBatchNormV3`. Gradients of the statistics with respect to `x` are zero, as there.
     """
 
@@ -1501,20 +1494,20 @@ def FusedBatchNormV3(
     is_training: bool = True,
     name: str | None = None,
 ) -> _FusedBatchNormV3Results[Any]:
-    """Batch normalization: `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` for each channel.
+    """Batch normalization: `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` per channel.
 
-    In training, mean and variance are those of the batch (the variance that normalizes is the biased one); otherwise
+    In training, mean and variance are those of the batch (normalizing with the biased variance); otherwise
     they are the arguments. Statistics are computed in float64, elements in the dtype of `x` (float32 if that has 16
-    bits) from coefficients that are rounded once; see docs/decisions/batch-norm.md.
+    bits) with coefficients rounded once; see docs/decisions/batch-norm.md.
 
     Args:
         x: a float tensor, 4-D or 5-D images.
-        scale, offset: vectors, one element for each channel, of the dtype of `x` (float32 if that has 16 bits).
-        mean, variance: running statistics, vectors likewise. In training with `exponential_avg_factor` 1 they are
-            ignored and may have any length, as an empty vector.
+        scale, offset: vectors, one element per channel, of the dtype of `x` (float32 if that has 16 bits).
+        mean, variance: running statistics, likewise vectors. In training with `exponential_avg_factor` 1 they are
+            ignored and may have any length, even 0.
         epsilon: added to the variance.
-        exponential_avg_factor: weight of the batch in the returned running statistics; 1 returns those of the batch
-            alone.
+        exponential_avg_factor: weight of the batch in the returned running statistics; 1 returns only those of the
+            batch.
         data_format: where the channels are: last for "NHWC" and "NDHWC", second for "NCHW" and "NCDHW".
         is_training: use the statistics of the batch.
     Returns:
@@ -1525,8 +1518,7 @@ def FusedBatchNormV3(
             else copies of `mean` and `variance`; zeros for an empty `x`.
         reserve_space_3: scalar 0.
     Raises:
-        ValueError: `x` not 4-D or 5-D, vectors whose length is not the number of channels. TypeError: dtypes that
-            differ.
+        ValueError: `x` not 4-D or 5-D, vectors whose length is not the number of channels. TypeError: dtypes differ.
     Source: TensorFlow `FusedBatchNormV3`. Gradients of the statistics with respect to `x` are zero, as there.
     """
 
@@ -1760,17 +1752,17 @@ def FusedBatchNormGradV3(
     """Gradient of `fused_batch_norm_v3`.
 
     Args:
-        y_backprop: the gradient that arrives at `y`; same shape as `x`.
-        x, scale, epsilon, data_format, is_training: what was given to `fused_batch_norm_v3`.
-        reserve_space_1, reserve_space_2: its outputs of that name: the mean and the variance that normalized.
+        y_backprop: the incoming gradient of `y`; same shape as `x`.
+        x, scale, epsilon, data_format, is_training: as passed to `fused_batch_norm_v3`.
+        reserve_space_1, reserve_space_2: its outputs of that name: the mean and the variance used for normalizing.
         reserve_space_3: ignored.
     Returns:
         x_backprop: like `x`. In training the statistics are functions of `x`, otherwise constants.
-        scale_backprop, offset_backprop: vectors, one element for each channel.
+        scale_backprop, offset_backprop: vectors, one element per channel.
         reserve_space_4, reserve_space_5: empty.
     Raises:
-        ValueError: shapes that do not fit. TypeError: dtypes that differ.
-    Source: TensorFlow `FusedBatchNormGradV3`; inference with NCHW, which its CPU kernel rejects, works.
+        ValueError: incompatible shapes. TypeError: dtypes differ.
+    Source: TensorFlow `FusedBatchNormGradV3`; inference with NCHW, which TensorFlow's CPU kernel rejects, works here.
     """
 
 @overload
@@ -1791,17 +1783,17 @@ def FusedBatchNormGradV3(
     """Gradient of `fused_batch_norm_v3`.
 
     Args:
-        y_backprop: the gradient that arrives at `y`; same shape as `x`.
-        x, scale, epsilon, data_format, is_training: what was given to `fused_batch_norm_v3`.
-        reserve_space_1, reserve_space_2: its outputs of that name: the mean and the variance that normalized.
+        y_backprop: the incoming gradient of `y`; same shape as `x`.
+        x, scale, epsilon, data_format, is_training: as passed to `fused_batch_norm_v3`.
+        reserve_space_1, reserve_space_2: its outputs of that name: the mean and the variance used for normalizing.
         reserve_space_3: ignored.
     Returns:
         x_backprop: like `x`. In training the statistics are functions of `x`, otherwise constants.
-        scale_backprop, offset_backprop: vectors, one element for each channel.
+        scale_backprop, offset_backprop: vectors, one element per channel.
         reserve_space_4, reserve_space_5: empty.
     Raises:
-        ValueError: shapes that do not fit. TypeError: dtypes that differ.
-    Source: TensorFlow `FusedBatchNormGradV3`; inference with NCHW, which its CPU kernel rejects, works.
+        ValueError: incompatible shapes. TypeError: dtypes differ.
+    Source: TensorFlow `FusedBatchNormGradV3`; inference with NCHW, which TensorFlow's CPU kernel rejects, works here.
     """
 
 @overload
@@ -1821,17 +1813,17 @@ def FusedBatchNormGradV3(
     """Gradient of `fused_batch_norm_v3`.
 
     Args:
-        y_backprop: the gradient that arrives at `y`; same shape as `x`.
-        x, scale, epsilon, data_format, is_training: what was given to `fused_batch_norm_v3`.
-        reserve_space_1, reserve_space_2: its outputs of that name: the mean and the variance that normalized.
+        y_backprop: the incoming gradient of `y`; same shape as `x`.
+        x, scale, epsilon, data_format, is_training: as passed to `fused_batch_norm_v3`.
+        reserve_space_1, reserve_space_2: its outputs of that name: the mean and the variance used for normalizing.
         reserve_space_3: ignored.
     Returns:
         x_backprop: like `x`. In training the statistics are functions of `x`, otherwise constants.
-        scale_backprop, offset_backprop: vectors, one element for each channel.
+        scale_backprop, offset_backprop: vectors, one element per channel.
         reserve_space_4, reserve_space_5: empty.
     Raises:
-        ValueError: shapes that do not fit. TypeError: dtypes that differ.
-    Source: TensorFlow `FusedBatchNormGradV3`; inference with NCHW, which its CPU kernel rejects, works.
+        ValueError: incompatible shapes. TypeError: dtypes differ.
+    Source: TensorFlow `FusedBatchNormGradV3`; inference with NCHW, which TensorFlow's CPU kernel rejects, works here.
     """
 
 @overload
@@ -1851,17 +1843,17 @@ def FusedBatchNormGradV3(
     """Gradient of `fused_batch_norm_v3`.
 
     Args:
-        y_backprop: the gradient that arrives at `y`; same shape as `x`.
-        x, scale, epsilon, data_format, is_training: what was given to `fused_batch_norm_v3`.
-        reserve_space_1, reserve_space_2: its outputs of that name: the mean and the variance that normalized.
+        y_backprop: the incoming gradient of `y`; same shape as `x`.
+        x, scale, epsilon, data_format, is_training: as passed to `fused_batch_norm_v3`.
+        reserve_space_1, reserve_space_2: its outputs of that name: the mean and the variance used for normalizing.
         reserve_space_3: ignored.
     Returns:
         x_backprop: like `x`. In training the statistics are functions of `x`, otherwise constants.
-        scale_backprop, offset_backprop: vectors, one element for each channel.
+        scale_backprop, offset_backprop: vectors, one element per channel.
         reserve_space_4, reserve_space_5: empty.
     Raises:
-        ValueError: shapes that do not fit. TypeError: dtypes that differ.
-    Source: TensorFlow `FusedBatchNormGradV3`; inference with NCHW, which its CPU kernel rejects, works.
+        ValueError: incompatible shapes. TypeError: dtypes differ.
+    Source: TensorFlow `FusedBatchNormGradV3`; inference with NCHW, which TensorFlow's CPU kernel rejects, works here.
     """
 
 @overload
@@ -1878,7 +1870,7 @@ def QuantizeAndDequantize(
 ) -> _NumPy:
     """Version 1: as `quantize_and_dequantize_v2` with the range as attributes, half to even, whole tensor.
 
-    TensorFlow can no longer call it; it is here because old graphs name it. The gradient passes straight through.
+    TensorFlow can no longer call it; it exists here for old graphs. The gradient passes straight through.
 
     Args:
         input: a float tensor, any shape.
@@ -1905,7 +1897,7 @@ def QuantizeAndDequantize(
 ) -> torch.Tensor:
     """Version 1: as `quantize_and_dequantize_v2` with the range as attributes, half to even, whole tensor.
 
-    TensorFlow can no longer call it; it is here because old graphs name it. The gradient passes straight through.
+    TensorFlow can no longer call it; it exists here for old graphs. The gradient passes straight through.
 
     Args:
         input: a float tensor, any shape.
@@ -1931,7 +1923,7 @@ def QuantizeAndDequantize(
 ) -> jax.Array:
     """Version 1: as `quantize_and_dequantize_v2` with the range as attributes, half to even, whole tensor.
 
-    TensorFlow can no longer call it; it is here because old graphs name it. The gradient passes straight through.
+    TensorFlow can no longer call it; it exists here for old graphs. The gradient passes straight through.
 
     Args:
         input: a float tensor, any shape.
@@ -1957,7 +1949,7 @@ def QuantizeAndDequantize(
 ) -> Any:
     """Version 1: as `quantize_and_dequantize_v2` with the range as attributes, half to even, whole tensor.
 
-    TensorFlow can no longer call it; it is here because old graphs name it. The gradient passes straight through.
+    TensorFlow can no longer call it; it exists here for old graphs. The gradient passes straight through.
 
     Args:
         input: a float tensor, any shape.
@@ -1985,11 +1977,11 @@ def QuantizeAndDequantizeV2(
     name: str | None = None,
     out: _NumPy | tuple[_NumPy] | None = None,
 ) -> _NumPy:
-    """Quantize and dequantize with a scale derived from a range, given or taken from the data. Gradient straight
-    through.
+    """Quantize and dequantize with a scale derived from a range, given or computed from the data. Straight-through
+    gradient.
 
     The scale maps the range onto the integers of `num_bits` bits so that both ends fit and 0 stays 0. Values are
-    clamped only if the range is given. Data that hold NaN, with the range taken from them, give NaN in the whole slice.
+    clamped only if the range is given. If the range is computed from data that contain NaN, the whole slice is NaN.
 
     Args:
         input: a float tensor, any shape.
@@ -1999,15 +1991,15 @@ def QuantizeAndDequantizeV2(
         num_bits: 1 to 61, or to 62 if not signed.
         range_given: use `input_min`, `input_max`; otherwise the minimum and maximum of the data.
         round_mode: "HALF_TO_EVEN" or "HALF_UP".
-        narrow_range: leave out the lowest signed integer.
-        axis: -1 for one range for the whole tensor, else the axis along which each index has its own.
+        narrow_range: omit the lowest signed integer.
+        axis: -1 for one range for the whole tensor, else the axis with one range per index.
     Returns:
         output: like `input`.
     Raises:
         ValueError: `axis`, `num_bits` or `round_mode` out of range, bounds of the wrong shape, or, with axis -1,
             a bound that is NaN or a minimum above its maximum (known only when the kernel runs). With an axis
-            TensorFlow does not look, and such a slice is what the formula makes of it.
-    Source: TensorFlow `QuantizeAndDequantizeV2`; per-slice given ranges, which it rejects, as its V3.
+            TensorFlow does not check, and such a slice is whatever the formula gives.
+    Source: TensorFlow `QuantizeAndDequantizeV2`; per-slice given ranges, which TensorFlow rejects, work as in its V3.
     """
 
 @overload
@@ -2025,11 +2017,11 @@ def QuantizeAndDequantizeV2(
     name: str | None = None,
     out: torch.Tensor | tuple[torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Quantize and dequantize with a scale derived from a range, given or taken from the data. Gradient straight
-    through.
+    """Quantize and dequantize with a scale derived from a range, given or computed from the data. Straight-through
+    gradient.
 
     The scale maps the range onto the integers of `num_bits` bits so that both ends fit and 0 stays 0. Values are
-    clamped only if the range is given. Data that hold NaN, with the range taken from them, give NaN in the whole slice.
+    clamped only if the range is given. If the range is computed from data that contain NaN, the whole slice is NaN.
 
     Args:
         input: a float tensor, any shape.
@@ -2039,15 +2031,15 @@ def QuantizeAndDequantizeV2(
         num_bits: 1 to 61, or to 62 if not signed.
         range_given: use `input_min`, `input_max`; otherwise the minimum and maximum of the data.
         round_mode: "HALF_TO_EVEN" or "HALF_UP".
-        narrow_range: leave out the lowest signed integer.
-        axis: -1 for one range for the whole tensor, else the axis along which each index has its own.
+        narrow_range: omit the lowest signed integer.
+        axis: -1 for one range for the whole tensor, else the axis with one range per index.
     Returns:
         output: like `input`.
     Raises:
         ValueError: `axis`, `num_bits` or `round_mode` out of range, bounds of the wrong shape, or, with axis -1,
             a bound that is NaN or a minimum above its maximum (known only when the kernel runs). With an axis
-            TensorFlow does not look, and such a slice is what the formula makes of it.
-    Source: TensorFlow `QuantizeAndDequantizeV2`; per-slice given ranges, which it rejects, as its V3.
+            TensorFlow does not check, and such a slice is whatever the formula gives.
+    Source: TensorFlow `QuantizeAndDequantizeV2`; per-slice given ranges, which TensorFlow rejects, work as in its V3.
     """
 
 @overload
@@ -2064,11 +2056,11 @@ def QuantizeAndDequantizeV2(
     axis: SupportsIndex = -1,
     name: str | None = None,
 ) -> jax.Array:
-    """Quantize and dequantize with a scale derived from a range, given or taken from the data. Gradient straight
-    through.
+    """Quantize and dequantize with a scale derived from a range, given or computed from the data. Straight-through
+    gradient.
 
     The scale maps the range onto the integers of `num_bits` bits so that both ends fit and 0 stays 0. Values are
-    clamped only if the range is given. Data that hold NaN, with the range taken from them, give NaN in the whole slice.
+    clamped only if the range is given. If the range is computed from data that contain NaN, the whole slice is NaN.
 
     Args:
         input: a float tensor, any shape.
@@ -2078,15 +2070,15 @@ def QuantizeAndDequantizeV2(
         num_bits: 1 to 61, or to 62 if not signed.
         range_given: use `input_min`, `input_max`; otherwise the minimum and maximum of the data.
         round_mode: "HALF_TO_EVEN" or "HALF_UP".
-        narrow_range: leave out the lowest signed integer.
-        axis: -1 for one range for the whole tensor, else the axis along which each index has its own.
+        narrow_range: omit the lowest signed integer.
+        axis: -1 for one range for the whole tensor, else the axis with one range per index.
     Returns:
         output: like `input`.
     Raises:
         ValueError: `axis`, `num_bits` or `round_mode` out of range, bounds of the wrong shape, or, with axis -1,
             a bound that is NaN or a minimum above its maximum (known only when the kernel runs). With an axis
-            TensorFlow does not look, and such a slice is what the formula makes of it.
-    Source: TensorFlow `QuantizeAndDequantizeV2`; per-slice given ranges, which it rejects, as its V3.
+            TensorFlow does not check, and such a slice is whatever the formula gives.
+    Source: TensorFlow `QuantizeAndDequantizeV2`; per-slice given ranges, which TensorFlow rejects, work as in its V3.
     """
 
 @overload
@@ -2103,11 +2095,11 @@ def QuantizeAndDequantizeV2(
     axis: SupportsIndex = -1,
     name: str | None = None,
 ) -> Any:
-    """Quantize and dequantize with a scale derived from a range, given or taken from the data. Gradient straight
-    through.
+    """Quantize and dequantize with a scale derived from a range, given or computed from the data. Straight-through
+    gradient.
 
     The scale maps the range onto the integers of `num_bits` bits so that both ends fit and 0 stays 0. Values are
-    clamped only if the range is given. Data that hold NaN, with the range taken from them, give NaN in the whole slice.
+    clamped only if the range is given. If the range is computed from data that contain NaN, the whole slice is NaN.
 
     Args:
         input: a float tensor, any shape.
@@ -2117,15 +2109,15 @@ def QuantizeAndDequantizeV2(
         num_bits: 1 to 61, or to 62 if not signed.
         range_given: use `input_min`, `input_max`; otherwise the minimum and maximum of the data.
         round_mode: "HALF_TO_EVEN" or "HALF_UP".
-        narrow_range: leave out the lowest signed integer.
-        axis: -1 for one range for the whole tensor, else the axis along which each index has its own.
+        narrow_range: omit the lowest signed integer.
+        axis: -1 for one range for the whole tensor, else the axis with one range per index.
     Returns:
         output: like `input`.
     Raises:
         ValueError: `axis`, `num_bits` or `round_mode` out of range, bounds of the wrong shape, or, with axis -1,
             a bound that is NaN or a minimum above its maximum (known only when the kernel runs). With an axis
-            TensorFlow does not look, and such a slice is what the formula makes of it.
-    Source: TensorFlow `QuantizeAndDequantizeV2`; per-slice given ranges, which it rejects, as its V3.
+            TensorFlow does not check, and such a slice is whatever the formula gives.
+    Source: TensorFlow `QuantizeAndDequantizeV2`; per-slice given ranges, which TensorFlow rejects, work as in its V3.
     """
 
 @overload
@@ -2148,7 +2140,7 @@ def QuantizeAndDequantizeV3(
         input: a float tensor, any shape.
         input_min, input_max: the range if `range_given`: scalars (or one element) for axis -1, else vectors of that
             axis' length.
-        num_bits: 1 to 61, or to 62 if not signed; an integer or a scalar array of a known value.
+        num_bits: 1 to 61, or to 62 if not signed; an integer or a scalar array with a known value.
         signed_input, range_given, narrow_range, axis: see `quantize_and_dequantize_v2`.
     Returns:
         output: like `input`.
@@ -2178,7 +2170,7 @@ def QuantizeAndDequantizeV3(
         input: a float tensor, any shape.
         input_min, input_max: the range if `range_given`: scalars (or one element) for axis -1, else vectors of that
             axis' length.
-        num_bits: 1 to 61, or to 62 if not signed; an integer or a scalar array of a known value.
+        num_bits: 1 to 61, or to 62 if not signed; an integer or a scalar array with a known value.
         signed_input, range_given, narrow_range, axis: see `quantize_and_dequantize_v2`.
     Returns:
         output: like `input`.
@@ -2207,7 +2199,7 @@ def QuantizeAndDequantizeV3(
         input: a float tensor, any shape.
         input_min, input_max: the range if `range_given`: scalars (or one element) for axis -1, else vectors of that
             axis' length.
-        num_bits: 1 to 61, or to 62 if not signed; an integer or a scalar array of a known value.
+        num_bits: 1 to 61, or to 62 if not signed; an integer or a scalar array with a known value.
         signed_input, range_given, narrow_range, axis: see `quantize_and_dequantize_v2`.
     Returns:
         output: like `input`.
@@ -2236,7 +2228,7 @@ def QuantizeAndDequantizeV3(
         input: a float tensor, any shape.
         input_min, input_max: the range if `range_given`: scalars (or one element) for axis -1, else vectors of that
             axis' length.
-        num_bits: 1 to 61, or to 62 if not signed; an integer or a scalar array of a known value.
+        num_bits: 1 to 61, or to 62 if not signed; an integer or a scalar array with a known value.
         signed_input, range_given, narrow_range, axis: see `quantize_and_dequantize_v2`.
     Returns:
         output: like `input`.
@@ -2264,7 +2256,7 @@ def QuantizeAndDequantizeV4(
     """`quantize_and_dequantize_v2` with a gradient that is zero outside `[input_min, input_max]`.
 
     As in TensorFlow the gradient uses these two bounds even when `range_given` is False;
-    `quantization.quantize_and_dequantize_v2` then passes everything instead.
+    `quantization.quantize_and_dequantize_v2` passes the whole gradient in that case.
 
     Args:
         input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range, axis: see
@@ -2294,7 +2286,7 @@ def QuantizeAndDequantizeV4(
     """`quantize_and_dequantize_v2` with a gradient that is zero outside `[input_min, input_max]`.
 
     As in TensorFlow the gradient uses these two bounds even when `range_given` is False;
-    `quantization.quantize_and_dequantize_v2` then passes everything instead.
+    `quantization.quantize_and_dequantize_v2` passes the whole gradient in that case.
 
     Args:
         input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range, axis: see
@@ -2323,7 +2315,7 @@ def QuantizeAndDequantizeV4(
     """`quantize_and_dequantize_v2` with a gradient that is zero outside `[input_min, input_max]`.
 
     As in TensorFlow the gradient uses these two bounds even when `range_given` is False;
-    `quantization.quantize_and_dequantize_v2` then passes everything instead.
+    `quantization.quantize_and_dequantize_v2` passes the whole gradient in that case.
 
     Args:
         input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range, axis: see
@@ -2352,7 +2344,7 @@ def QuantizeAndDequantizeV4(
     """`quantize_and_dequantize_v2` with a gradient that is zero outside `[input_min, input_max]`.
 
     As in TensorFlow the gradient uses these two bounds even when `range_given` is False;
-    `quantization.quantize_and_dequantize_v2` then passes everything instead.
+    `quantization.quantize_and_dequantize_v2` passes the whole gradient in that case.
 
     Args:
         input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range, axis: see
@@ -2378,13 +2370,13 @@ def QuantizeAndDequantizeV4Grad(
     """Gradient of `quantize_and_dequantize_v4`.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the output; same shape as `input`.
-        input, input_min, input_max, axis: what was given to `quantize_and_dequantize_v4`.
+        gradients: a float tensor, the incoming gradient of the output; same shape as `input`.
+        input, input_min, input_max, axis: as passed to `quantize_and_dequantize_v4`.
     Returns:
         input_backprop: like `input`; `gradients` where `input_min <= input <= input_max`, times 0 elsewhere.
         input_min_backprop, input_max_backprop: zeros, like the bounds.
     Raises:
-        ValueError: shapes that differ, bounds of the wrong shape, `axis` out of range. TypeError: dtypes that differ.
+        ValueError: shapes differ, bounds of the wrong shape, `axis` out of range. TypeError: dtypes differ.
     Source: TensorFlow `QuantizeAndDequantizeV4Grad`.
     """
 
@@ -2402,13 +2394,13 @@ def QuantizeAndDequantizeV4Grad(
     """Gradient of `quantize_and_dequantize_v4`.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the output; same shape as `input`.
-        input, input_min, input_max, axis: what was given to `quantize_and_dequantize_v4`.
+        gradients: a float tensor, the incoming gradient of the output; same shape as `input`.
+        input, input_min, input_max, axis: as passed to `quantize_and_dequantize_v4`.
     Returns:
         input_backprop: like `input`; `gradients` where `input_min <= input <= input_max`, times 0 elsewhere.
         input_min_backprop, input_max_backprop: zeros, like the bounds.
     Raises:
-        ValueError: shapes that differ, bounds of the wrong shape, `axis` out of range. TypeError: dtypes that differ.
+        ValueError: shapes differ, bounds of the wrong shape, `axis` out of range. TypeError: dtypes differ.
     Source: TensorFlow `QuantizeAndDequantizeV4Grad`.
     """
 
@@ -2425,13 +2417,13 @@ def QuantizeAndDequantizeV4Grad(
     """Gradient of `quantize_and_dequantize_v4`.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the output; same shape as `input`.
-        input, input_min, input_max, axis: what was given to `quantize_and_dequantize_v4`.
+        gradients: a float tensor, the incoming gradient of the output; same shape as `input`.
+        input, input_min, input_max, axis: as passed to `quantize_and_dequantize_v4`.
     Returns:
         input_backprop: like `input`; `gradients` where `input_min <= input <= input_max`, times 0 elsewhere.
         input_min_backprop, input_max_backprop: zeros, like the bounds.
     Raises:
-        ValueError: shapes that differ, bounds of the wrong shape, `axis` out of range. TypeError: dtypes that differ.
+        ValueError: shapes differ, bounds of the wrong shape, `axis` out of range. TypeError: dtypes differ.
     Source: TensorFlow `QuantizeAndDequantizeV4Grad`.
     """
 
@@ -2448,12 +2440,12 @@ def QuantizeAndDequantizeV4Grad(
     """Gradient of `quantize_and_dequantize_v4`.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the output; same shape as `input`.
-        input, input_min, input_max, axis: what was given to `quantize_and_dequantize_v4`.
+        gradients: a float tensor, the incoming gradient of the output; same shape as `input`.
+        input, input_min, input_max, axis: as passed to `quantize_and_dequantize_v4`.
     Returns:
         input_backprop: like `input`; `gradients` where `input_min <= input <= input_max`, times 0 elsewhere.
         input_min_backprop, input_max_backprop: zeros, like the bounds.
     Raises:
-        ValueError: shapes that differ, bounds of the wrong shape, `axis` out of range. TypeError: dtypes that differ.
+        ValueError: shapes differ, bounds of the wrong shape, `axis` out of range. TypeError: dtypes differ.
     Source: TensorFlow `QuantizeAndDequantizeV4Grad`.
     """

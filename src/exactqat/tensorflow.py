@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorFlow tensors in, TensorFlow tensors out: its own operators where they have the answer, ours elsewhere.
+"""TensorFlow tensors in, TensorFlow tensors out: its own operators where they support the call, ours elsewhere.
 
-Which calls those are is declared (`Operator.in_tensorflow`). docs/decisions/tensorflow.md says why so.
+The declarations list those calls (`Operator.in_tensorflow`). docs/decisions/tensorflow.md explains why.
 """
 
 from collections.abc import Callable, Sequence
@@ -120,7 +120,7 @@ def _check(op: Operator, tensors: list[tf.Tensor], attributes: Attributes) -> _C
         raise errors[0]
     if len(op.results) > 1:
         known_shapes = ", ".join(f"{name} {shape}" for name, shape in zip(op.operands, shapes, strict=True))
-        raise ValueError(f"{op.name}: more of the shapes of its operands must be known than {known_shapes}")
+        raise ValueError(f"{op.name}: the shapes of its operands are not sufficiently known: {known_shapes}")
     return _Checked(specs, (TensorSpec((), tensors[0].dtype.name),), [None])
 
 
@@ -163,7 +163,7 @@ def _run_theirs(op: Operator, attributes: Attributes, answer: InTensorFlow, *ten
 
 @lru_cache(maxsize=4096)
 def _is_taken(op: Operator, specs: tuple[TensorSpec, ...], attributes: Attributes) -> bool:
-    """Whether TensorFlow, as it was built, takes such a call on this machine: asked with zeros."""
+    """Whether this build of TensorFlow supports such a call on this machine; tried with zeros."""
     with tf.init_scope():
         if not tf.executing_eagerly():
             return False
@@ -277,7 +277,7 @@ def _with_gradient(
 def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:
     """Run `op` on TensorFlow's tensors and variables.
 
-    NumPy arrays, lists and numbers beside them become tensors. There is no `out`, as tensors never change.
+    NumPy arrays, lists and numbers mixed with them become tensors. There is no `out`, as tensors never change.
     """
     if out is not None:
         raise TypeError(f"{op.name}: out cannot be used with TensorFlow tensors, which never change")

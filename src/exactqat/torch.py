@@ -92,7 +92,7 @@ def _resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check_memory(op: Operator, name: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor whose storage was freed or made smaller behind its back."""
+    """Refuse a tensor whose storage was freed or shrunk without its knowledge."""
     if tensor.numel() == 0:
         return
     last = tensor.storage_offset() + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
@@ -268,7 +268,7 @@ def _applied(apply: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 
 def _register_constant(op: Operator, overload: Any) -> None:
-    """For an operator without a gradient: one that is asked for must not be zero without a word."""
+    """For an operator without a gradient: requesting one must not silently give zero."""
     count = len(op.operands)
 
     def refuse(tensors: Sequence[torch.Tensor | None]) -> None:
@@ -459,7 +459,7 @@ def _copied_into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[An
             raise ValueError(f"{op.name}: out for {name} must be writable, got a tensor that never changes")
         if _overlaps_itself(given):
             raise ValueError(
-                f"{op.name}: out for {name} must have a place for each element, got strides {given.stride()}"
+                f"{op.name}: out for {name} must have separate memory for each element, got strides {given.stride()}"
             )
     lowered = op.check(tuple([_spec(tensor) for tensor in tensors]), attributes)
     check_out_specs(op, lowered, [_spec(given) for given in out])

@@ -52,7 +52,7 @@ def missing() -> str | None:
     if shutil.which(COMPILER) is None:
         return f"there is no {COMPILER}; on Debian this installs it: apt-get install g++-aarch64-linux-gnu"
     if not emulation.is_set_up():
-        return f"the ARM64 emulation is not set up; this does it: {emulation.SET_UP}"
+        return f"the ARM64 emulation is not set up; run: {emulation.SET_UP}"
     for tool in ("cmake", "ninja"):
         if shutil.which(tool, path=tools()) is None:
             return f"there is no {tool}; this installs it: python -m pip install nanobind cmake ninja"

@@ -227,7 +227,7 @@ def test_the_process_outlives_a_file_that_the_runtime_does_not(tmp_path: Path) -
     rng = np.random.default_rng(0)
     graph, path = small_network(rng), tmp_path / "model.tflite"
     path.write_bytes(deadly(write_tflite(graph, path).read_bytes()))
-    with pytest.raises(RuntimeRefusal, match=r"the runtime died of it \(SIGSEGV\), so it is damaged"):
+    with pytest.raises(RuntimeRefusal, match=r"the runtime crashed on it \(SIGSEGV\), so it is damaged"):
         verify(graph, path, rng.integers(-128, 128, (3, 4, 4, 3)).astype(np.int8))
 
 
@@ -270,7 +270,7 @@ def test_what_a_child_does_is_not_told(tmp_path: Path) -> None:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         with pytest.raises(RuntimeRefusal, match="more than half of this machine's memory"):
             trial.try_in_a_child(bytearray, max(memory * 2 // 3, 5 << 30))
-    with pytest.raises(RuntimeRefusal, match="could not be tried in another process"):
+    with pytest.raises(RuntimeRefusal, match="could not be run in another process"):
         trial.try_in_a_child(sys.exit, "no")
 
 
@@ -315,7 +315,7 @@ def test_unfit_inputs_are_refused(tmp_path: Path) -> None:
     for x, error, message in (
         (good.astype(np.float32), TypeError, "must be int8 codes, got float32"),
         (good[:, :4], ValueError, r"must have shape \[batch, 5, 5, 3\], got \(1, 4, 5, 3\)"),
-        ({"z": good}, ValueError, "x must hold the inputs"),
+        ({"z": good}, ValueError, "x must contain the inputs"),
     ):
         with pytest.raises(error, match=message):
             simulate(graph, x)
@@ -402,7 +402,7 @@ def test_pooled_and_joined_tensors_keep_their_quantization() -> None:
         "y": Tensor("y", (1, 4, 4, 2), "int8", per_tensor(0.25, 0)),
     }
     graph = Graph(tensors, (Operator("CONCATENATION", ("x",), ("y",), {"axis": 3}),), ("x",), ("y",))
-    with pytest.raises(ValueError, match="must have the output's quantization; put a QUANTIZE before it"):
+    with pytest.raises(ValueError, match="must have the output's quantization; insert a QUANTIZE before it"):
         graph.validate()
 
 

@@ -140,7 +140,7 @@ def test_what_tflite_micro_lacks_is_named(tmp_path: Path) -> None:
     found = footprint(graph)
     assert found.arena_bytes is None and "GELU" in found.why_not
     codes = np.zeros((2, 8), np.int8)
-    with pytest.raises(RuntimeRefusal, match="TFLite-Micro does not take the file: .*GELU"):
+    with pytest.raises(RuntimeRefusal, match="TFLite-Micro rejects the file: .*GELU"):
         verify(graph, write_tflite(graph, tmp_path / "model.tflite"), codes, profile="micro")
 
 
@@ -220,7 +220,7 @@ def test_the_header_holds_the_network(tmp_path: Path) -> None:
     assert bytes.fromhex(data) == tflite_bytes(graph, "a */ b \\")
     expected = [*codes.ravel().tolist(), *simulate(graph, codes, "micro")["y"].ravel().tolist()]
     assert [int(word) for word in recorded] == expected
-    assert max(map(len, text.splitlines())) <= 120 and "for these inputs TFLite-Micro answers with" in text
+    assert max(map(len, text.splitlines())) <= 120 and "TFLite-Micro returns these outputs for these inputs" in text
     # Without an example it records one of its own.
     assert f"net_recorded_input_0[{6 * 6 * 2}]" in c_array(graph, name="net")
 
@@ -244,9 +244,9 @@ def test_the_recorded_example_is_what_tflite_micro_answers(graphs: dict[str, Gra
 
 
 def test_names_of_headers() -> None:
-    with pytest.raises(ValueError, match="name must be a name in C .* got '1st'"):
+    with pytest.raises(ValueError, match="name must be a C identifier .* got '1st'"):
         c_array(small_graph(), name="1st")
-    with pytest.raises(ValueError, match="x must hold one example, got 2"):
+    with pytest.raises(ValueError, match="x must contain one example, got 2"):
         c_array(small_graph(), np.zeros((2, 6, 6, 2), np.int8))
 
 
@@ -263,7 +263,7 @@ def test_devices_by_name() -> None:
     assert devices.device_to_verify("ethos-u:ethos-u65-256") == ("ethos-u", "ethos-u65-256")
     with pytest.raises(ValueError, match="--device must be one of xnnpack-x86, .*, micro, ethos-u, got 'toaster'$"):
         devices.device_to_verify("toaster")
-    with pytest.raises(ValueError, match="--device micro takes no choice after a colon, got 'fast'"):
+    with pytest.raises(ValueError, match="--device micro takes no option after a colon, got 'fast'"):
         devices.device_to_verify("micro:fast")
     with pytest.raises(ValueError, match="--device ethos-u cannot be trained for"):
         devices.device_named("ethos-u")
@@ -272,14 +272,14 @@ def test_devices_by_name() -> None:
 @pytest.mark.parametrize(
     ("former", "now"),
     [
-        ("arm64", "it is called xnnpack-arm64 now"),
-        ("arm64:cortex-a53", "it is called xnnpack-arm64:cortex-a53 now"),
-        ("x86", "it is called xnnpack-x86 now"),
-        ("cuda:1", "where networks train is --accelerator cuda:1 now"),
-        ("cpu", "where networks train is --accelerator cpu now"),
-        ("here", "leave --device out"),
-        ("trained", "leave --device out"),
-        ("xnnpack", "name xnnpack-x86 or xnnpack-arm64"),
+        ("arm64", "it is now called xnnpack-arm64"),
+        ("arm64:cortex-a53", "it is now called xnnpack-arm64:cortex-a53"),
+        ("x86", "it is now called xnnpack-x86"),
+        ("cuda:1", "to choose where networks train, use --accelerator cuda:1"),
+        ("cpu", "to choose where networks train, use --accelerator cpu"),
+        ("here", "omit --device"),
+        ("trained", "omit --device"),
+        ("xnnpack", "use xnnpack-x86 or xnnpack-arm64"),
     ],
 )
 def test_former_names_are_refused_with_the_new_one(former: str, now: str) -> None:

@@ -291,7 +291,7 @@ def test_a_damaged_file_is_refused_in_one_sentence(damage: Callable[[bytes], byt
     graph = small_graph()
     path = write_onnx(graph, tmp_path / "model.onnx")
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(RuntimeRefusal, match="onnxruntime does not take the file: ") as refusal:
+    with pytest.raises(RuntimeRefusal, match="onnxruntime rejects the file: ") as refusal:
         verify_onnx(graph, path, random_codes(np.random.default_rng(1), graph, 2))
     assert "\n" not in str(refusal.value)
 

@@ -73,7 +73,7 @@ def test_another_device_is_not_what_was_trained(job: tuple[Path, pipeline.Result
     """The file runs there as simulated, and yet status 0 would be wrong."""
     out, _ = job
     status, output, _ = call("verify", str(out), "--device", NOW, "--quiet")
-    assert status == 1 and "every single one is equal" not in output
+    assert status == 1 and "all are equal" not in output
     assert "On LiteRT with its reference kernels the file runs as simulated: none of " in output
     (count,) = re.findall(
         r"computes something else than was trained: ([\d,]+) of 3,590 integers of the outputs", output
@@ -162,7 +162,7 @@ def test_a_report_of_a_deployment_states_three_things(tmp_path: Path) -> None:
     assert trained == f"It was trained for {FORMER}, and not for {NOW}"
     assert "from training" in repr(other) and "differ from training" in other._repr_html_()
     unknown = deploy.verify(replace(graph, trained_for=""), path, codes, NOW)
-    assert unknown.equal and "not known for which device" in unknown.sentences()[2]
+    assert unknown.equal and "trained for is unknown" in unknown.sentences()[2]
 
 
 def test_a_runtime_that_is_not_here_is_no_proof(
@@ -186,7 +186,7 @@ def test_a_job_is_trained_on_for_another_device(job: tuple[Path, pipeline.Result
     before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
     out = tmp_path / "other"
     status, output, _ = call("train", "--from", str(source), "--device", NOW, "--out", str(out), "--epochs-qat", "3")
-    assert status == 0 and f"Trained for {NOW}, from a job that trained for {FORMER}." in output
+    assert status == 0 and f"Trained for {NOW}, starting from a job trained for {FORMER}." in output
     assert "W4A4 QAT, EMA ranges: epoch 1 of 3, " in output and ", frozen\n" in output
     assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
     assert call("verify", str(out), "--quiet")[0] == 0 and call("verify", str(out), "--device", FORMER)[0] == 1
@@ -208,7 +208,7 @@ def test_a_job_is_trained_on_for_another_device(job: tuple[Path, pipeline.Result
         assert {name: (out / name).read_bytes() for name in content} == content
         (out / "training" / "w4a4-qat_ema-start.pt").unlink()
         status, _, errors = call("train", "--out", str(out), "--resume")
-        assert status == 2 and "is missing, and was not copied yet" in errors
+        assert status == 2 and "is missing, and had not been copied" in errors
     finally:
         moved.rename(source)
     # The finished job's is there again, and is what it was.
@@ -223,13 +223,16 @@ def test_what_cannot_be_trained_on_is_refused(job: tuple[Path, pipeline.Results]
     for arguments, message in (
         (new, "--from needs --device"),
         ([*new, "--device", FORMER], f"was trained for {FORMER} already"),
-        ([*new, "--device", NOW, "--seed", "3"], "--from takes --seed from the finished job: leave it out"),
+        ([*new, "--device", NOW, "--seed", "3"], "--from takes --seed from the finished job: omit it"),
         (["train", "--from", str(tmp_path / "no"), "--device", NOW, "--out", str(tmp_path / "new")], "is not there"),
-        ([*new[:3], "--device", NOW, "--out", str(source)], "holds a finished job: take another directory"),
-        ([*new[:3], "--device", NOW, "--out", str(source), "--restart"], "--out must be another directory"),
+        ([*new[:3], "--device", NOW, "--out", str(source)], "contains a finished job: use another directory"),
+        (
+            [*new[:3], "--device", NOW, "--out", str(source), "--restart"],
+            "--out and --from must be different directories",
+        ),
         (
             ["train", "--profile", "micro", "--out", str(tmp_path / "new")],
-            "--profile is called --device now: --device m",
+            "--profile is now called --device: use --device m",
         ),
     ):
         status, output, errors = call(*arguments)
@@ -245,7 +248,7 @@ def test_what_cannot_be_trained_on_is_refused(job: tuple[Path, pipeline.Results]
     pipeline.start(begun, dataset)
     path = copied / "training" / "w4a4-qat_ema.pt"
     path.write_bytes(path.read_bytes() + b"\0")
-    with pytest.raises(ValueError, match="is not what it was when the job in"):
+    with pytest.raises(ValueError, match="has changed since the job in"):
         retrained.take_over(copied, begun.out, begun.trainings)
 
 
@@ -265,7 +268,7 @@ def test_a_device_without_its_runtime_is_said(
     assert computes.startswith("TFLite-Micro computes what was trained") and trained.endswith("micro, this device")
     sentences = [sentence for _, sentence in report.closing_sentences(others)]
     assert "the runtime (LiteRT with XNNPACK on x86)" in sentences[0]
-    assert "The files did not run there: this machine does not have TFLite-Micro" in sentences[2]
+    assert "The files were not run there: this machine does not have TFLite-Micro" in sentences[2]
 
 
 def test_an_unfinished_job_is_called_one(job: tuple[Path, pipeline.Results], call: Call, tmp_path: Path) -> None:
@@ -275,11 +278,11 @@ def test_an_unfinished_job_is_called_one(job: tuple[Path, pipeline.Results], cal
     (out / "metrics.json").unlink()
     status, output, errors = call("verify", str(out), "--quiet")
     assert status == 0 and "computes what was trained" in output
-    assert "holds an unfinished job: continue it with `exactqat train --resume --out '" in errors
+    assert "contains an unfinished job: continue it with `exactqat train --resume --out '" in errors
     shutil.rmtree(out / "w4a4")
     for command in ("verify", "export"):
         status, _, errors = call(command, str(out))
-        assert status == 2 and "holds an unfinished job" in errors and "run `exactqat train` first" not in errors
+        assert status == 2 and "contains an unfinished job" in errors and "run `exactqat train` first" not in errors
 
 
 def test_luck_is_judged_pair_by_pair(job: tuple[Path, pipeline.Results]) -> None:
@@ -298,7 +301,7 @@ def test_luck_is_judged_pair_by_pair(job: tuple[Path, pipeline.Results]) -> None
         assert found.may_be_luck == (found.low <= 0 <= found.high)
     alike = paired(first, first)
     assert (alike.difference, alike.p, alike.verdict()) == (0, 1, "none")
-    with pytest.raises(ValueError, match="of the same images, got shapes"):
+    with pytest.raises(ValueError, match="cover the same images, got shapes"):
         paired(first, second[1:])
     # The same two accuracies, luck or none: what decides is on which images they differ.
     truth = np.ones(100, bool)
@@ -380,7 +383,7 @@ def test_two_headers_are_part_of_one_program(job: tuple[Path, pipeline.Results],
     assert "#ifndef MINE_H_" in own.read_text()
     own.write_text("of others")
     status, _, errors = call("export", str(tmp_path / "keywords"), "--c-array", "--name", "mine")
-    assert status == 2 and "is there already, and none of exactqat's" in errors and own.read_text() == "of others"
+    assert status == 2 and "already exists and was not written by exactqat" in errors and own.read_text() == "of others"
     assert call("export", str(tmp_path / "keywords"), "--name", "mine")[0] == 2
     assert call("export", str(tmp_path / "keywords"), "--c-array", "--name", "1st")[0] == 2
     graph, checkpoint = pipeline.restore_graph(source / "w4a4" / "checkpoint.pt")
@@ -390,5 +393,5 @@ def test_two_headers_are_part_of_one_program(job: tuple[Path, pipeline.Results],
     text = written.read_text()
     assert "#ifndef SMALL_NET_H_" in text and '"a\\042b\\134"' in text
     assert '"\\077\\077/"' in text and '"\\303\\244"' in text
-    with pytest.raises(ValueError, match="class_names must name the 10 values of the first output, got 2 names"):
+    with pytest.raises(ValueError, match="one name for each of the first output's 10 values, got 2"):
         deploy.c_array(graph, class_names=["a", "b"])

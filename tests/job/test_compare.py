@@ -83,9 +83,9 @@ def test_jobs_stand_side_by_side(jobs: Path, call: Call) -> None:
     assert ["--seed", "0", "1"] in rows and not any("--data" in row for row in rows)
     figures = ["23,064", "9,664", "110,832", "0", "0"]
     where = rows.index(["W4A4", "one", "micro", "QAT, EMA ranges", "90.0%", "–", "–", *figures])
-    shown = ["", "two", "micro", "QAT, EMA ranges", "93.5%", "+3.6 (+1.8 to +3.6)", "no luck, p<0.001", *figures]
+    shown = ["", "two", "micro", "QAT, EMA ranges", "93.5%", "+3.6 (+1.8 to +3.6)", "not chance, p<0.001", *figures]
     assert rows[where + 1] == shown
-    # Of a row that answers as the first job's does, nothing can be luck.
+    # Of a row that answers as the first job's does, nothing can be chance.
     assert ["", "two", "micro", "QAT, EMA ranges", "95.0%", "0.0", "none", *figures] in rows
     assert "McNemar's exact test" in output
     page = (jobs / "page.html").read_text()
@@ -154,14 +154,14 @@ def test_what_is_no_finished_job_is_refused(jobs: Path, call: Call) -> None:
     (jobs / "empty").mkdir()
     for arguments, message in (
         (["one"], "Missing argument 'DIR...'"),
-        (["one", "nowhere"], "nowhere is not there"),
-        (["one", "empty"], "empty holds no job.json, so no job"),
-        (["one", "one/job.json"], "one/job.json is a file, and no job's directory"),
+        (["one", "nowhere"], "nowhere does not exist"),
+        (["one", "empty"], "empty contains no job.json, so it is not a job"),
+        (["one", "one/job.json"], "one/job.json is a file, not a job's directory"),
     ):
         status, output, errors = call(*arguments)
         assert status == 2 and message in errors and not output
     (jobs / "two" / "metrics.json").rename(jobs / "two" / "moved.json")
-    assert "two holds an unfinished job, which has no figures to compare" in call("one", "two")[2]
+    assert "two contains an unfinished job, which has no figures to compare" in call("one", "two")[2]
 
 
 @pytest.mark.parametrize("columns", ["0", "00", "", "1", "7", "40", "-3", "abc", "²", "99999999999999999999"])

@@ -130,7 +130,7 @@ def test_grey_images_among_colored_ones_become_colored(tmp_path: Path) -> None:
 def test_different_sizes_need_image_size(tmp_path: Path) -> None:
     path = folder(tmp_path, count=4)
     picture(9, (12, 6)).save(path / "dog" / "wide.png")
-    with pytest.raises(ValueError, match=r"0\.png has 8x8 pixels and .*wide\.png has 12x6 pixels\); give image_size"):
+    with pytest.raises(ValueError, match=r"0\.png has 8x8 pixels and .*wide\.png has 12x6 pixels\); set image_size"):
         data.load(str(path))
     dataset = data.load(str(path), image_size=5)
     assert all(part.images.shape[1:] == (3, 5, 5) for part in parts(dataset))
@@ -158,12 +158,14 @@ def test_what_is_no_image_in_a_folder_is_named_and_not_followed(tmp_path: Path) 
     assert sum(map(len, parts(dataset))) == 5 + 5 + 1 + 5 + 5  # more and linked.png are the cat's
     assert sorted(sentence.removeprefix(f"{path}/cat/").partition(": ")[::2] for sentence in dataset.skipped) == [
         ("gone.png", "a link to nothing"),
-        ("pipe.png", "no file that can be read"),
+        ("pipe.png", "not a readable file"),
         (r"two\nlines.png", rf"cannot identify image file '{path}/cat/two\nlines.png'"),
         ("up", "a link to a folder, which is not followed below a class"),
     ]
     (path / "ring").symlink_to(tmp_path)
-    with pytest.raises(ValueError, match=r"pets/ring is a link to a folder that holds it; remove it, it is no class"):
+    with pytest.raises(
+        ValueError, match=r"pets/ring is a link to a folder that contains it; remove it, it is not a class"
+    ):
         data.load(str(path))
 
 
@@ -188,7 +190,7 @@ def test_images_that_no_memory_holds_are_refused(tmp_path: Path, monkeypatch: py
     with pytest.raises(ValueError, match="at least 3 are needed"):
         data.load(str(path))
     folder(path / "more" / "them", count=1)
-    with pytest.raises(ValueError, match=r"5 images of .*pets take .* give a smaller image_size"):
+    with pytest.raises(ValueError, match=r"5 images of .*pets take .* use a smaller image_size"):
         data.load(str(path))
 
 
@@ -200,14 +202,16 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     (path / "bird" / "a.txt").write_text("tweet")
     with pytest.raises(ValueError, match=r"class 'bird' has no image .*none of its 1 files can be read.*a\.txt"):
         data.load(str(path))
-    with pytest.raises(ValueError, match=r"/here/cats must hold at least two classes, it holds only class 'cat'"):
+    with pytest.raises(
+        ValueError, match=r"/here/cats must contain at least two classes, but contains only class 'cat'"
+    ):
         data.load(str(folder(tmp_path / "here" / "cats", ("cat",))))
     with pytest.raises(ValueError, match=r"/here/few: class 'cat' has 2 images to divide, at least 3 are needed"):
         data.load(str(folder(tmp_path / "here" / "few", count=2)))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="must hold one folder of images for each class, it holds no folder"):
+    with pytest.raises(ValueError, match="must contain one folder of images per class, but contains no folder"):
         data.load(str(tmp_path / "empty"))
-    with pytest.raises(ValueError, match="one folder of images for each class, got 'faces'"):
+    with pytest.raises(ValueError, match="one folder of images per class, got 'faces'"):
         data.load("faces")
 
 
@@ -223,7 +227,7 @@ def test_parts_are_no_classes(tmp_path: Path) -> None:
         path = tmp_path / "-".join(parts)
         for name in parts:
             folder(path / name)
-        with pytest.raises(ValueError, match=f"holds {' and '.join(parts)}, but no folder test: without one"):
+        with pytest.raises(ValueError, match=f"holds {' and '.join(parts)}, but no folder test; without one"):
             data.load(str(path))
     # Vehicles.
     assert data.load(str(folder(tmp_path / "vehicles", ("bus", "train")))).class_names == ("bus", "train")
@@ -256,16 +260,16 @@ def test_arrays_of_every_layout_and_dtype(tmp_path: Path) -> None:
 def test_arrays_that_cannot_be_used(tmp_path: Path) -> None:
     x, y = np.zeros((12, 6, 5), np.float32), np.arange(12) % 2
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"x": x}, "must hold arrays named x and y, or x_train.*it holds x$"),
+        ({"x": x}, "must contain arrays named x and y, or x_train.*it contains x$"),
         ({"x": x, "y": y[:5]}, r"y must have one label for each of 12 images, got shape \[5\]"),
-        ({"x": x, "y": y * 0.5}, "y must hold integers or strings, got dtype float64"),
-        ({"x": x.astype(str), "y": y}, "x must hold numbers, got dtype <U"),
+        ({"x": x, "y": y * 0.5}, "y must contain integers or strings, got dtype float64"),
+        ({"x": x.astype(str), "y": y}, "x must contain numbers, got dtype <U"),
         ({"x": x[0], "y": y[:6]}, r"x must be \[n, height, width\].*got shape \[6, 5\]"),
         ({"x": x[..., None].repeat(7, 3), "y": y}, r"with 1 to 4 channels, got shape \[12, 6, 5, 7\]"),
         ({"x": x, "y": y * 0}, "only class '0'"),
         (
             {"x": x, "y": np.array([{}] * 12)},
-            r"cannot be read as an \.npz file: y holds Python objects; save .*astype",
+            r"cannot be read as an \.npz file: y contains Python objects; save .*astype",
         ),
         ({"x": x[:0], "y": y[:0]}, "x is empty"),
         ({"x_train": x, "y_train": y, "x_test": x, "y_test": y + 1}, "'test' holds class '2', which the training part"),
@@ -281,7 +285,7 @@ def test_arrays_that_cannot_be_used(tmp_path: Path) -> None:
             data.load(str(path))
     for content in (b"x,y\n1,2\n", pickle.dumps({"x": 1}), b"\xff\xd8\xff a photo"):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"npz file: it is no archive of arrays such as numpy.savez writes$"):
+        with pytest.raises(ValueError, match=r"npz file: it is not an archive of arrays such as numpy.savez writes$"):
             data.load(str(path))
     with pytest.raises(ValueError, match=r"none\.npz cannot be read"):
         data.load(str(tmp_path / "none.npz"))
@@ -293,8 +297,8 @@ def test_images_that_hold_no_numbers_are_skipped(tmp_path: Path) -> None:
     dataset = data.load(saved(tmp_path, x=x, y=y))
     assert sum(map(len, parts(dataset))) == 10
     assert [sentence.split(", ")[-1] for sentence in dataset.skipped] == [
-        "image 3: holds NaN or infinity",
-        "image 7: holds NaN or infinity",
+        "image 3: contains NaN or infinity",
+        "image 7: contains NaN or infinity",
     ]
 
 
@@ -319,9 +323,9 @@ def test_any_iterable_of_pairs() -> None:
     assert data.from_pairs(lists).train.images.shape == (2, 1, 6, 5)
     with pytest.raises(ValueError, match=r"image 1: x must have 2 or 3 dimensions, got shape \[4\]"):
         data.from_pairs([lists[0], (np.zeros(4), 0)])
-    with pytest.raises(ValueError, match="data holds no usable image"):
+    with pytest.raises(ValueError, match="data contains no usable image"):
         data.from_pairs([])
-    with pytest.raises(ValueError, match="y must hold integers or strings"):
+    with pytest.raises(ValueError, match="y must contain integers or strings"):
         data.from_pairs([(image, 0.5) for image, _ in lists])
 
 
@@ -338,4 +342,4 @@ def test_skipped_images_are_shown_and_counted(tmp_path: Path) -> None:
     )
     lines = done.stdout.splitlines()
     assert len(lines) == 22 and "note.txt" in lines[0]
-    assert lines[-2:] == ["… and 10 more, all of them in metrics.json", "images that could not be used: 30"]
+    assert lines[-2:] == ["… and 10 more, all listed in metrics.json", "images that could not be used: 30"]

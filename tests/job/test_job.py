@@ -61,8 +61,8 @@ def test_the_job_writes_everything_it_promises(finished: tuple[Path, subprocess.
     assert len(re.findall(r"<figure[^>]*><svg viewBox=", page)) == 2 + 2 + 1 + 2 * 4 + 2 + 2 + 4 + 3
     assert "http" not in page and "<image" not in page
     assert not list(out.rglob("*.tmp"))
-    assert "every single one is equal" in page
-    assert len(re.findall(r"W\dA\d: the largest fall is that of <code>[\w.]+</code>, by -?\d+\.\d dB", page)) == 3
+    assert "all are equal" in page
+    assert len(re.findall(r"W\dA\d: the largest drop is in <code>[\w.]+</code>, by -?\d+\.\d dB", page)) == 3
     output = " ".join(done.stdout.split())
     assert "integers (every layer's output of 12 networks on all 359 test images)" in output
     assert "QAT, learned" in output and "PTQ, min/max" in output and "PTQ, least-error" in output
@@ -174,8 +174,12 @@ def guessed(accuracy: float, images: int, classes: int = 3) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("accuracy", "images", "message"),
     [
-        (1 / 3, 300, "the float network has not learned to tell the classes apart: 33.3% of 300 test images are right"),
-        (0.36, 300, "naming the most frequent class every time gives 33.3%. Try more epochs"),
+        (
+            1 / 3,
+            300,
+            "the float network has not learned to distinguish the classes: 33.3% of 300 test images are right",
+        ),
+        (0.36, 300, "always naming the most frequent class gives 33.3%. Try more epochs"),
         (0.1, 300, "has not learned"),
         (1.0, 3, "3 test images, 33.3% of them of one class, are too few to tell"),
         (0.9, 300, "the W4A4 network is no better than guessing: 34.0% of 300 test images are right, of float's 90.0%"),
@@ -297,10 +301,10 @@ def test_forty_columns_are_enough(finished: tuple[Path, subprocess.CompletedProc
     assert "W8A8 on the runtime " in shown and max(map(len, words)) <= 40 and not re.search("[│┃]", shown)
     assert "\nstem.0 CONV_2D\n  values " in shown
     refused = on_a_terminal(40, ["verify", "nowhere"])
-    assert "error: nowhere is not there; run\n" in refused and max(map(len, refused.splitlines())) <= 40
+    assert "error: nowhere does not exist; run\n" in refused and max(map(len, refused.splitlines())) <= 40
     page = on_a_terminal(40, ["train", "--help"])
     assert max(map(len, page.splitlines())) <= 40 and "**" not in page
-    assert "  --weights <path>\n        Weights to begin float" in page
+    assert "  --weights <path>\n        Weights to start float" in page
 
 
 def test_wide_terminals_show_tables(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
@@ -341,7 +345,7 @@ def test_errors_in_pipes_are_lines() -> None:
         assert done.returncode == 2
         assert any(line.startswith(message) for line in done.stderr.splitlines())
         assert not re.search("[│╭]", done.stderr)
-    assert "x" * 200 + " is not there; run `exactqat train` first\n" in done.stderr
+    assert "x" * 200 + " does not exist; run `exactqat train` first\n" in done.stderr
 
 
 def test_help_on_benchmarks_needs_no_checkout(
@@ -378,7 +382,9 @@ def test_a_job_for_another_device(tmp_path: Path) -> None:
     assert pipeline.stored_settings(tmp_path).device == "micro"
     job["settings"]["device"] = "micro"
     (tmp_path / "job.json").write_text(json.dumps(job))
-    with pytest.raises(ValueError, match="job.json cannot be read: settings must not hold both device and profile"):
+    with pytest.raises(
+        ValueError, match="job.json cannot be read: settings must not contain both device and its former name, profile"
+    ):
         pipeline.stored_settings(tmp_path)
     del job["settings"]["profile"], job["settings"]["device"]  # as jobs were that knew no devices
     (tmp_path / "job.json").write_text(json.dumps(job))
@@ -426,26 +432,26 @@ def test_eight_bits_take_a_quarter_of_the_epochs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "--out", "x", "--data", "faces"], "one folder of images for each class, got 'faces'"),
+        (["train", "--out", "x", "--data", "faces"], "one folder of images per class, got 'faces'"),
         (["train", "--out", "x", "--model", "resnet9"], "model must be one of small_mobilenet, dscnn"),
-        (["train", "--out", "x", "--resume", "--restart"], "--resume and --restart exclude each other"),
+        (["train", "--out", "x", "--resume", "--restart"], "--resume and --restart cannot be combined"),
         (["train", "--out", "x", "--weight-bits", "9"], "--weight-bits"),
         (["train", "--out", "x", "--epochs-qat", "0"], "--epochs-qat"),
         (["train"], "--out"),
         (["train", "--out", "/proc/x", "--epochs-float", "1"], "/proc/x/job.json cannot be written: No such file"),
         (
             ["train", "--out", "x", "--accelerator", "tpu"],
-            "--accelerator must be cpu, cuda, or one of several as in cuda",
+            "--accelerator must be cpu, cuda, or a specific device such as cuda",
         ),
-        (["train", "--out", "x", "--accelerator", "cuda:97"], "--accelerator cuda:97 is not there: PyTorch"),
+        (["train", "--out", "x", "--accelerator", "cuda:97"], "--accelerator cuda:97 is not available: PyTorch"),
         (["train", "--out", "x", "--data", "faces", "--model", "nn"], "model must be one of small_mobilenet, dscnn"),
         (["train", "--out", "x", "--data", "faces", "--weights", "nowhere.pt"], "nowhere.pt is not there"),
         (["verify", "nowhere"], "run `exactqat train` first"),
         (["export", "nowhere"], "run `exactqat train` first"),
-        (["report", "nowhere"], "nowhere is not there; run `exactqat train` first"),
+        (["report", "nowhere"], "nowhere does not exist; run `exactqat train` first"),
         (["verify", "."], "no checkpoint.pt with a model.tflite beside it in a folder such as w8a8; run"),
         (["export", "."], "no checkpoint.pt in a folder such as w8a8; run `exactqat train` first"),
-        (["report", "."], "holds no job.json; run `exactqat train` first"),
+        (["report", "."], "contains no job.json; run `exactqat train` first"),
     ],
 )
 def test_errors_are_one_clear_message(arguments: list[str], message: str, tmp_path: Path) -> None:
@@ -538,9 +544,9 @@ def test_settings_outside_of_what_is_allowed(settings: dict[str, Any], message: 
     [
         ("9", "must be from 2 to 8, got 9"),
         ("8,1", "must be from 2 to 8, got 1"),
-        ("8,,4", "must be a number from 2 to 8 or several, such as 8,6,4, got '8,,4'"),
-        ("w8", "must be a number from 2 to 8 or several, such as 8,6,4, got 'w8'"),
-        ("", "must be a number from 2 to 8 or several, such as 8,6,4, got ''"),
+        ("8,,4", "must be a number from 2 to 8, or several such as 8,6,4, got '8,,4'"),
+        ("w8", "must be a number from 2 to 8, or several such as 8,6,4, got 'w8'"),
+        ("", "must be a number from 2 to 8, or several such as 8,6,4, got ''"),
     ],
 )
 def test_bits_outside_of_what_is_allowed_are_refused(
@@ -564,7 +570,7 @@ def test_a_file_is_no_directory_for_a_job(
     with pytest.raises(SystemExit) as end:
         cli.main()
     errors = capsys.readouterr().err
-    assert end.value.code == 2 and f"{tmp_path / 'file'} is a file; a job needs a directory" in errors
+    assert end.value.code == 2 and f"{tmp_path / 'file'} is a file; a job needs its own directory" in errors
     assert "Errno" not in errors and (tmp_path / "file").read_text() == "kept"
 
 
@@ -574,7 +580,7 @@ def test_a_file_is_no_directory_for_a_job(
         (["--out", ""], "Invalid value for '--out': must not be empty"),
         (["--out", "link"], "link is a link to nothing, which is not there"),
         (["--out", "job", "--weights", ""], "Invalid value for '--weights': must not be empty"),
-        (["--out", "job", "--data", ""], "one folder of images for each class, got ''"),
+        (["--out", "job", "--data", ""], "one folder of images per class, got ''"),
     ],
 )
 def test_a_variable_that_is_not_set_is_not_the_working_directory(
@@ -637,7 +643,7 @@ def test_one_job_for_several_widths(
     compressed = [width["compressed_file_bytes"] for width in widths[1:]]
     assert compressed == sorted(compressed, reverse=True)
     assert metrics["values_differing"] == 0
-    table = said[said.index("What fewer bits cost, and what they save") :]
+    table = said[said.index("What fewer bits cost and save") :]
     assert "W3A8" in table and f"{packed[-1]:,}" in table and max(map(len, table.splitlines()[:9])) <= 40
     page = (out / "report.html").read_text()
     assert page.count("Accuracy of the delivered networks on the device, against size") == 4  # said and written
@@ -713,7 +719,7 @@ def test_atomic_writing_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.
         raise OSError("disk full")
 
     monkeypatch.setattr(files.os, "fsync", fail)
-    with pytest.raises(OSError, match="file cannot be written: disk full; the file that stood there before is whole"):
+    with pytest.raises(OSError, match="file cannot be written: disk full; the previous file is intact"):
         files.write_atomically(path, b"second")
     assert path.read_bytes() == b"first"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
@@ -732,7 +738,7 @@ def test_the_report_names_differences_as_what_they_are() -> None:
     (ran, runs), (computes, trained), (there, device) = report.closing_sentences(Results())  # type: ignore[arg-type]
     assert not ran and "(LiteRT with XNNPACK on x86): 7 of them differ" in runs
     assert not computes and "what TFLite-Micro computes: 9 of them differ" in trained
-    assert not there and device.startswith("Trained for micro. The files did not run there")
+    assert not there and device.startswith("Trained for micro. The files were not run there")
 
 
 def test_mistakes_among_many_classes_are_a_table() -> None:

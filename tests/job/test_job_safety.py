@@ -228,14 +228,14 @@ WEIGHTS = torch.arange(100.0)
         (lambda canary: flipped(saved({"format": 2, "w": WEIGHTS}), WEIGHTS.numpy().tobytes()[40:80]), "is damaged"),
         (lambda canary: packed(saved({"format": 2, "w": WEIGHTS})), "is compressed"),
         (lambda canary: saved({"format": 2, "w": torch.zeros(1).expand(10**12)}), r"it\['w'\] shows more numbers"),
-        (lambda canary: saved({"format": 2, "w": WEIGHTS.to_sparse()}), r"it\['w'\] is no dense tensor"),
-        (lambda canary: saved({"format": 2, "w": WEIGHTS.to(torch.complex64)}), r"it\['w'\] is no dense tensor"),
-        (lambda canary: saved({"format": 2, "w": WEIGHTS.to("meta")}), r"it\['w'\] is no dense tensor"),
+        (lambda canary: saved({"format": 2, "w": WEIGHTS.to_sparse()}), r"it\['w'\] is not a dense tensor"),
+        (lambda canary: saved({"format": 2, "w": WEIGHTS.to(torch.complex64)}), r"it\['w'\] is not a dense tensor"),
+        (lambda canary: saved({"format": 2, "w": WEIGHTS.to("meta")}), r"it\['w'\] is not a dense tensor"),
         (lambda canary: saved({"format": 2, "w": [{1: torch.float32}]}), r"it\['w'\]\[0\]\[1\] is of type dtype"),
         (lambda canary: saved({"format": 2, "w": {(1, 2): 1}}), "a key of type tuple"),
         (lambda canary: saved({"format": 2, "w": nested(50)}), "nested too deeply"),
-        (lambda canary: saved([1, 2]), "no checkpoint of format 2"),
-        (lambda canary: saved({"format": 1}), "no checkpoint of format 2"),
+        (lambda canary: saved([1, 2]), "not a checkpoint of format 2"),
+        (lambda canary: saved({"format": 1}), "not a checkpoint of format 2"),
     ],
 )
 def test_checkpoints_are_plain_data(tmp_path: Path, content: Callable[[Path], bytes], message: str) -> None:
@@ -246,7 +246,7 @@ def test_checkpoints_are_plain_data(tmp_path: Path, content: Callable[[Path], by
     assert not canary.exists()
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(ValueError, match="is no file"):
+    with pytest.raises(ValueError, match="is not a regular file"):
         checkpoints.load_checkpoint(path)
 
 
@@ -255,16 +255,16 @@ def test_checkpoints_are_plain_data(tmp_path: Path, content: Callable[[Path], by
     [
         ({"network": 5}, "network must be a string, got 5"),
         ({"network": "resnet9"}, "names the network 'resnet9'"),
-        ({"network": "dscnn"}, "does not hold the state of this network"),
+        ({"network": "dscnn"}, "does not contain the state of this network"),
         ({"input_shape": [10**6, 10**6, 1]}, "whose product is at most"),
         ({"input_shape": [True, 8, 8]}, "input_shape must be"),
         ({"input_shape": [1, 0, 8]}, "input_shape must be"),
         ({"input_shape": None}, "input_shape must be"),
-        ({"input_shape": [3, 8, 8]}, "does not hold the state of this network"),
+        ({"input_shape": [3, 8, 8]}, "does not contain the state of this network"),
         ({"image_size": 9}, "image_size must be None or the height and width"),
         ({"class_names": []}, "class_names must be a list of strings"),
         ({"class_names": ["x"] * 10**5}, "has 100,000 class names, but only"),
-        ({"class_names": ["x"] * 4}, "does not hold the state of this network"),
+        ({"class_names": ["x"] * 4}, "does not contain the state of this network"),
         ({"rules": 5}, "rules must be a list of rules"),
         ({"rules": [{"bits": 8}]}, "cannot be prepared by its rules"),
         ({"rules": [{"weight_bits": "8"}]}, "cannot be prepared by its rules"),
@@ -272,8 +272,8 @@ def test_checkpoints_are_plain_data(tmp_path: Path, content: Callable[[Path], by
         ({"rules": [{"ranges": "fixed", "fixed_range": [1]}]}, "cannot be prepared by its rules"),
         ({"rules": []}, "cannot be prepared by its rules"),
         ({"state": {}}, "has 3 class names, but only 0 weights"),
-        ({"state": {"x": torch.zeros(9)}}, "does not hold the state of this network"),
-        ({"state": {"x": 1, "y": torch.zeros(9)}}, "does not hold the state of this network"),
+        ({"state": {"x": torch.zeros(9)}}, "does not contain the state of this network"),
+        ({"state": {"x": 1, "y": torch.zeros(9)}}, "does not contain the state of this network"),
         ({"state": []}, "state must be a state dict"),
         ({"data": ["x"]}, "data must be a string"),
         ({"data": "nowhere.npz"}, "nowhere.npz cannot be read"),
@@ -295,11 +295,11 @@ def test_fields_of_a_checkpoint_are_checked(folder: Path, call: Call, fields: di
         ({"history": {"loss": [None], "validation_accuracy": [0.5]}}, "its history cannot be read"),
         ({"history": [], "best": 1}, "its history cannot be read"),
         ({"best_loss": None}, "best_loss a number"),
-        ({"model": {}}, "does not hold the state of this network"),
-        ({"optimizer": {}}, "does not hold the state of this training"),
-        ({"schedule": 5}, "does not hold the state of this training"),
-        ({"schedule": {"last_epoch": "x"}}, "does not hold the state of this training"),
-        ({"generator": torch.zeros(3)}, "does not hold the state of this training"),
+        ({"model": {}}, "does not contain the state of this network"),
+        ({"optimizer": {}}, "does not contain the state of this training"),
+        ({"schedule": 5}, "does not contain the state of this training"),
+        ({"schedule": {"last_epoch": "x"}}, "does not contain the state of this training"),
+        ({"generator": torch.zeros(3)}, "does not contain the state of this training"),
     ],
 )
 def test_fields_of_a_trainings_state_are_checked(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -331,7 +331,7 @@ def test_fields_of_a_trainings_state_are_checked(tmp_path: Path, change: dict[st
     shapes = state["optimizer"]["state"]
     shapes[0]["exp_avg"] = torch.zeros(2)
     checkpoints.save_checkpoint(path, state)
-    with pytest.raises(ValueError, match="exp_avg of parameter 0 is no tensor of shape"):
+    with pytest.raises(ValueError, match="exp_avg of parameter 0 is not a tensor of shape"):
         train(resume=True)
 
 
@@ -343,13 +343,18 @@ def test_fields_of_a_trainings_state_are_checked(tmp_path: Path, change: dict[st
     [
         ("w4a4/checkpoint.pt", b"", "verify export", "checkpoint.pt cannot be read as a checkpoint"),
         ("training/float.pt", b"", "report resume", "float.pt cannot be read as a checkpoint"),
-        ("metrics.json", b"[]", "report", "metrics.json cannot be read: it holds a list where an object is expected"),
-        ("metrics.json", b"{}", "report", "metrics.json must hold seconds, a number, and resumed"),
-        ("metrics.json", b'{"seconds": true, "resumed": false}', "report", "must hold seconds, a number"),
+        (
+            "metrics.json",
+            b"[]",
+            "report",
+            "metrics.json cannot be read: it contains a list where an object is expected",
+        ),
+        ("metrics.json", b"{}", "report", "metrics.json must contain seconds (a number) and resumed"),
+        ("metrics.json", b'{"seconds": true, "resumed": false}', "report", "must contain seconds (a number)"),
         ("metrics.json", b"\xff\xfe", "report", "metrics.json cannot be read"),
         ("metrics.json", b"[" * 100_000, "report", "metrics.json cannot be read"),
         ("job.json", b"", "report resume", "job.json cannot be read"),
-        ("job.json", b"[1]", "report resume", "it holds a list where an object is expected"),
+        ("job.json", b"[1]", "report resume", "it contains a list where an object is expected"),
         ("job.json", b'{"format": 1}', "report resume", "job.json cannot be read: it has no field 'settings'"),
         ("job.json", b'{"format": 1, "settings": 5, "images": ""}', "report resume", "settings must be an object"),
         (
@@ -358,7 +363,7 @@ def test_fields_of_a_trainings_state_are_checked(tmp_path: Path, change: dict[st
             "report resume",
             "unexpected keyword argument",
         ),
-        ("job.json", b'{"format": 9}', "report resume", "it has format 9, this program reads 1"),
+        ("job.json", b'{"format": 9}', "report resume", "it has format 9; this version reads 1"),
         ("w4a4/model.tflite", b"", "verify", "model.tflite cannot be compared"),
         ("w4a4/model.tflite", b"\x1c\0\0\0TFL3" + bytes(2000), "verify", "model.tflite cannot be compared"),
     ],
@@ -408,7 +413,7 @@ def test_report_trains_nothing_even_if_a_training_is_not_at_its_end(folder: Path
     checkpoints.save_checkpoint(path, state | {"epochs": 2})
     before = fuzz_jobs.contents(folder)
     status, _, errors = call("report", "job")
-    assert status == 2 and "a training that has not come to its end" in errors
+    assert status == 2 and "an unfinished training" in errors
     assert fuzz_jobs.contents(folder) == before
 
 
@@ -429,7 +434,7 @@ def test_a_model_that_is_the_runtimes_death_is_named(folder: Path, call: Call) -
     path = folder / "job" / "w4a4" / "model.tflite"
     path.write_bytes(deadly(path.read_bytes()))
     status, _, errors = call("verify", "job")
-    assert status == 2 and "job/w4a4/model.tflite cannot be compared: the runtime died of it (SIGSEGV)" in errors
+    assert status == 2 and "job/w4a4/model.tflite cannot be compared: the runtime crashed on it (SIGSEGV)" in errors
 
 
 def test_a_comparison_tells_how_far_it_is(folder: Path) -> None:
@@ -521,8 +526,8 @@ def test_a_disk_that_is_full_at_the_end_costs_the_pictures_only(folder: Path, ca
         status, output, errors = call("train", "--out", "other", "--data", "data.npz", *fuzz_jobs.SETTINGS)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert status == 2 and "every single one is equal" in " ".join(output.split()), errors
-    assert "report.html could not be drawn" in errors and "`exactqat report other` draws it again" in errors
+    assert status == 2 and "all are equal" in " ".join(output.split()), errors
+    assert "report.html could not be written" in errors and "run `exactqat report other` to try again" in errors
     assert not list((folder / "other").rglob("*.tmp"))
     metrics = json.loads((folder / "other" / "metrics.json").read_text())
     assert metrics["values_differing"] == 0
@@ -563,7 +568,7 @@ def test_what_the_first_process_refuses_the_others_hear(monkeypatch: pytest.Monk
 
     with pytest.raises(OSError, match="no room"):
         processes.Processes(0, 2).first_does(refuse)
-    with pytest.raises(ValueError, match="the first process says: no room"):
+    with pytest.raises(ValueError, match="the first process reports: no room"):
         processes.Processes(1, 2).first_does(refuse)
 
 
@@ -592,7 +597,7 @@ def test_names_are_names(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyP
     metrics = json.loads((tmp_path / out / "metrics.json").read_text())
     assert sorted(metrics["data"]["classes"]) == sorted(NAMES)
     # What is printed can be typed.
-    (printed,) = re.findall(r"Compare again at any time: (.*)", output)
+    (printed,) = re.findall(r"To compare again at any time: (.*)", output)
     train, verify = html.unescape(re.findall(r"<pre>(.*?)</pre>", page, re.S)[0]).splitlines()
     assert printed == verify and "--restart" in train
     for command in (verify, train):
@@ -606,7 +611,7 @@ def test_names_are_names(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyP
     status, _, errors = call("report", f"./{out}")
     assert status == 0, errors
     status, _, errors = call("train", f"--out={out}")
-    assert status == 2 and "holds a finished job" in errors and "[red] :smile: <b> \\x1b[31m \\udcff" in errors
+    assert status == 2 and "contains a finished job" in errors and "[red] :smile: <b> \\x1b[31m \\udcff" in errors
 
 
 def test_long_names_of_many_classes_are_shortened() -> None:
@@ -626,9 +631,9 @@ def test_drawing_that_fails_loses_nothing(folder: Path, call: Call, monkeypatch:
     # Its trainings are done; it is as a job that was stopped before its end.
     (folder / "job" / "metrics.json").unlink()
     status, output, errors = call("train", "--out", "job", "--resume")
-    assert status == 2 and "every single one is equal" in " ".join(output.split())
+    assert status == 2 and "all are equal" in " ".join(output.split())
     assert (
-        "report.html could not be drawn (ZeroDivisionError: a picture). All results are in job/metrics.json" in errors
+        "report.html could not be written (ZeroDivisionError: a picture). All results are in job/metrics.json" in errors
     )
     assert json.loads((folder / "job" / "metrics.json").read_text())["values_differing"] == 0
 
@@ -659,11 +664,11 @@ def test_the_command_says_where_the_old_job_is(folder: Path, call: Call) -> None
     before = fuzz_jobs.contents(folder / "job")
     arguments = ["train", "--out", "job", "--data", "data.npz", "--quiet", *fuzz_jobs.SETTINGS]
     status, _, errors = call(*arguments)
-    assert status == 2 and "job holds a finished job: take another directory, or move it aside" in errors
+    assert status == 2 and "job contains a finished job: use another directory, or move it aside" in errors
     assert fuzz_jobs.contents(folder / "job") == before
     for number in (1, 2):
         status, output, _ = call(*arguments, "--restart")
-        assert status == 0 and f"The job that was in job is now in {folder.resolve() / f'job.{number}'}" in output
+        assert status == 0 and f"The previous job in job is now in {folder.resolve() / f'job.{number}'}" in output
     others = before.pop("notes.txt")
     assert fuzz_jobs.contents(folder / "job.1") == before
     assert fuzz_jobs.contents(folder / "job")["notes.txt"] == others

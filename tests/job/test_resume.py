@@ -176,7 +176,7 @@ def test_a_full_disk_is_named_and_the_job_goes_on_from_the_last_epoch(dataset: d
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         full = after(steps + 1, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard)))
-        with pytest.raises(OSError, match=r"state\.pt cannot be written: File too large; .* is whole.*--resume"):
+        with pytest.raises(OSError, match=r"state\.pt cannot be written: File too large; .* is intact.*--resume"):
             train(dataset, path, True, full, resume=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -210,7 +210,7 @@ def test_a_loss_that_is_no_number_is_named_and_the_checkpoint_before_it_kept(
     path = tmp_path / "state.pt"
     steps = training.steps_per_epoch(dataset.train, 16)
     # In the middle of an epoch the training loss tells, after its last step only the validation loss can.
-    for moment, message in ((steps + 1, r"the loss became nan"), (2 * steps, r"validation images became nan")):
+    for moment, message in ((steps + 1, r"the loss became nan"), (2 * steps, r"validation loss became nan")):
         model: list[Any] = []
 
         def poison() -> None:
@@ -282,7 +282,7 @@ def test_a_damaged_or_foreign_checkpoint_is_refused(dataset: data.Dataset, tmp_p
     with pytest.raises(ValueError, match=r"state\.pt cannot be read as a checkpoint"):
         train(dataset, path, False, lambda steps: None, resume=True)
     torch.save({"weights": torch.ones(1)}, path)
-    with pytest.raises(ValueError, match=r"state\.pt is no checkpoint of format"):
+    with pytest.raises(ValueError, match=r"state\.pt is not a checkpoint of format"):
         train(dataset, path, False, lambda steps: None, resume=True)
 
 
@@ -307,7 +307,7 @@ def test_resume_refuses_other_settings_and_names_them(dataset: data.Dataset, tmp
     with pytest.raises(ValueError, match=re.escape(expected)):
         pipeline.start(several, dataset, resume=True)
     images = data.Split(dataset.train.images.flip(0), dataset.train.labels)
-    with pytest.raises(ValueError, match="the images in --data digits are not those with which the job in"):
+    with pytest.raises(ValueError, match="the images in --data digits differ from those the job in"):
         pipeline.start(settings, replace(dataset, train=images), resume=True)
     (tmp_path / "job.json").write_text("{}")
     with pytest.raises(ValueError, match=r"job\.json cannot be read"):
@@ -339,12 +339,12 @@ def test_a_job_is_not_replaced_by_accident_and_nothing_is_ever_deleted(dataset: 
     assert not state.exists() and sorted(contents(out)) == ["job.json", "notes.tmp"]
     # Halves of files are worth nothing.
     assert sorted(contents(tmp_path / "job.1")) == ["job.json", "training/float.pt"]
-    assert said == [f"The job that was in {out} is now in {tmp_path / 'job.1'}"]
+    assert said == [f"The previous job in {out} is now in {tmp_path / 'job.1'}"]
     # A finished job too stays what it is, and beside is room for as many as there are.
     for name in JOB_FILES:
         files.write_atomically(out / name, name.encode())
     before = contents(out)
-    with pytest.raises(ValueError, match="holds a finished job: take another directory, or move it aside"):
+    with pytest.raises(ValueError, match="contains a finished job: use another directory, or move it aside"):
         pipeline.start(settings, dataset)
     assert contents(out) == before
     assert pipeline.start(settings, dataset, restart=True) is False
@@ -353,7 +353,7 @@ def test_a_job_is_not_replaced_by_accident_and_nothing_is_ever_deleted(dataset: 
         "job.json",
         "notes.tmp",
     ]
-    with pytest.raises(ValueError, match="holds an unfinished job"):
+    with pytest.raises(ValueError, match="contains an unfinished job"):
         pipeline.finished(out)
 
 
@@ -367,7 +367,7 @@ def test_what_others_wrote_is_not_touched(
     path.write_bytes(b"mine")
     (tmp_path / "report.htmlab12.tmp").write_bytes(b"mine too")
     before = contents(tmp_path)
-    with pytest.raises(ValueError, match=f"holds {name.split('/')[0]} but no job.json"):
+    with pytest.raises(ValueError, match=f"contains {name.split('/')[0]} but no job.json"):
         pipeline.run(pipeline.Settings(tmp_path, **GIVEN), dataset=dataset, **options)  # type: ignore[arg-type]
     assert contents(tmp_path) == before
 
@@ -416,7 +416,7 @@ def test_a_directory_belongs_to_one_process_at_a_time(dataset: data.Dataset, tmp
     try:
         assert os.read(read, 4) == b"held"
         for options in ({}, {"resume": True}, {"restart": True}):
-            with pytest.raises(ValueError, match="another process is at work in .*job: wait until it has ended"):
+            with pytest.raises(ValueError, match="another process is using .*job: wait until it has finished"):
                 pipeline.run(settings, dataset=dataset, **options)  # type: ignore[arg-type]
         assert contents(tmp_path) == {}
         (tmp_path / "job" / "w4a4").mkdir()
@@ -450,7 +450,7 @@ def test_two_commands_with_one_directory_do_not_mix(tmp_path: Path) -> None:
     assert sorted(process.returncode for process in both) == [0, 2], answers
     refused = next(position for position, process in enumerate(both) if process.returncode == 2)
     assert (
-        b"another process is at work in out" in answers[refused][1] or b"holds an unfinished job" in answers[refused][1]
+        b"another process is using out" in answers[refused][1] or b"contains an unfinished job" in answers[refused][1]
     )
     winner = str(2 - refused)
     for name in ("job.json", "metrics.json"):

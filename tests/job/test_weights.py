@@ -101,9 +101,9 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
     assert ("classifier.weight", "float32 [3, 48]", "float32 [10, 48]") in fit.other_shapes and not fit.whole
     assert fit.fitted == len(model.state_dict()) - 4 and 0.9 < fit.share < 1
     lines = "\n".join(fit.sentences("x"))
-    assert "missing in the file, left as a new network's: stem.1.weight" in lines
+    assert "missing from the file, initialized as in a new network: stem.1.weight" in lines
     assert "classifier.weight (float32 [3, 48] in the network, float32 [10, 48] in the file)" in lines
-    assert "not of this network, left out: more.\\x1b[31mred" in lines and "100%" not in lines
+    assert "not in this network, ignored: more.\\x1b[31mred" in lines and "100%" not in lines
     own = model.state_dict()
     assert torch.equal(own["stem.0.weight"], state["stem.0.weight"])
     assert torch.equal(own["classifier.weight"], before.state_dict()["classifier.weight"])
@@ -139,27 +139,27 @@ HOSTILE = [
     (lambda canary: b"", "it is empty, neither a state dict"),
     (lambda canary: b"no weights", "neither a state dict written by torch.save nor safetensors"),
     (lambda canary: pickle.dumps(fuzz_jobs.Touch(canary)), "it is a pickle"),
-    (lambda canary: saved(fuzz_jobs.Touch(canary)), "nothing that a file names is run"),
+    (lambda canary: saved(fuzz_jobs.Touch(canary)), "code that a file names is not run"),
     (lambda canary: saved(network()), "save model.state_dict()"),
     (lambda canary: saved(network().state_dict(), _use_new_zipfile_serialization=False), "it is a pickle"),
-    (lambda canary: saved({"state_dict": {"x": fuzz_jobs.Touch(canary)}}), "nothing that a file names is run"),
+    (lambda canary: saved({"state_dict": {"x": fuzz_jobs.Touch(canary)}}), "code that a file names is not run"),
     (lambda canary: saved([1, 2]), "it holds a list where a state dict is expected"),
-    (lambda canary: saved({"a": 1}), "it holds no tensors with names; it has a"),
+    (lambda canary: saved({"a": 1}), "it contains no named tensors; it has a"),
     (lambda canary: saved({}), "it has nothing"),
-    (lambda canary: saved({"other.weight": torch.zeros(3)}), "holds no weights of this network: its tensors are other"),
+    (lambda canary: saved({"other.weight": torch.zeros(3)}), "no weights of this network: its tensors are other"),
     (lambda canary: saved({"stem.0.weight": torch.zeros(3)}), "its tensors are stem.0.weight float32 [3]; the"),
-    (lambda canary: saved(wider()), "holds no weights of this network: its tensors are stem.0.weight float32 [32,"),
+    (lambda canary: saved(wider()), "contains no weights of this network: its tensors are stem.0.weight float32 [32,"),
     (lambda canary: saved(network().state_dict())[:-500], "cannot be read as weights"),
-    (lambda canary: npz(), "it is an archive, but none that torch.save writes"),
-    (lambda canary: npz(np.savez_compressed), "it is an archive, but none that torch.save writes"),
+    (lambda canary: npz(), "it is an archive, but not one written by torch.save"),
+    (lambda canary: npz(np.savez_compressed), "it is an archive, but not one written by torch.save"),
     (lambda canary: program(), "it is a TorchScript program; save its state_dict() "),
     (lambda canary: b"PK\x03\x04", "cannot be read as weights"),
     (lambda canary: (2**63).to_bytes(8, "little") + b"{}", "neither"),
-    (lambda canary: spoiled("stem.0.weight", lambda w: w * float("nan")), "stem.0.weight holds NaN or infinity"),
-    (lambda canary: spoiled("stem.0.weight", lambda w: w.double() + 1e300), "stem.0.weight holds NaN or infinity"),
-    (lambda canary: spoiled("stem.1.running_var", lambda v: v - 5), "stem.1.running_var holds negative variances"),
-    (lambda canary: spoiled("stem.0.weight", lambda w: w.to_sparse()), "stem.0.weight is no dense tensor"),
-    (lambda canary: spoiled("stem.0.weight", lambda w: w.to("meta")), "stem.0.weight is no dense tensor"),
+    (lambda canary: spoiled("stem.0.weight", lambda w: w * float("nan")), "stem.0.weight contains NaN or infinity"),
+    (lambda canary: spoiled("stem.0.weight", lambda w: w.double() + 1e300), "stem.0.weight contains NaN or infinity"),
+    (lambda canary: spoiled("stem.1.running_var", lambda v: v - 5), "stem.1.running_var contains negative variances"),
+    (lambda canary: spoiled("stem.0.weight", lambda w: w.to_sparse()), "stem.0.weight is not a dense tensor"),
+    (lambda canary: spoiled("stem.0.weight", lambda w: w.to("meta")), "stem.0.weight is not a dense tensor"),
 ]  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def test_hostile_and_damaged_files_are_refused(tmp_path: Path, content: Callable
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "."):
-        with pytest.raises(ValueError, match="is no file"):
+        with pytest.raises(ValueError, match="is not a regular file"):
             weights.put(network(), tmp_path / name)
     with pytest.raises(FileNotFoundError, match="nowhere.pt is not there"):
         weights.put(network(), tmp_path / "nowhere.pt")
@@ -275,7 +275,7 @@ def test_a_job_with_weights_begins_with_them_and_goes_on_without(
     assert "fit" in told[0] and "classifier.bias" in told[1]
     content = given.read_bytes()
     given.write_bytes(saved(network(seed=5).state_dict()))
-    with pytest.raises(ValueError, match="--weights .*given.pt is not the file with which the job in .* began"):
+    with pytest.raises(ValueError, match="--weights .*given.pt is not the file the job in .* started from"):
         pipeline.run(settings, progress, dataset, resume=True)
     given.write_bytes(content)
     results = pipeline.run(settings, progress, dataset, resume=True)
@@ -289,7 +289,7 @@ def test_a_job_with_weights_begins_with_them_and_goes_on_without(
     job = json.loads((settings.out / "job.json").read_text())
     for wild in ([], 5, {"digest": "x"}, stored | {"missing": [5]}, stored | {"share": "x"}):
         (settings.out / "job.json").write_text(json.dumps(job | {"weights": wild}))
-        with pytest.raises(ValueError, match="job.json cannot be read: weights must say what fitted"):
+        with pytest.raises(ValueError, match="job.json cannot be read: weights must say what matched"):
             pipeline.finished(settings.out)
 
 

@@ -122,7 +122,12 @@ MISTAKES: dict[str, list[Row]] = {
         ),
         ("a word as rules", lambda m: qat.prepare(m, IMAGES, "*"), "list of Rule.*got str"),
         ("None as rules", lambda m: qat.prepare(m, IMAGES, None), "list of Rule.*got NoneType"),
-        ("rules that were read before", lambda m: qat.prepare(m, IMAGES, iter([])), "no rule.*generator", ValueError),
+        (
+            "rules that were read before",
+            lambda m: qat.prepare(m, IMAGES, iter([])),
+            "rules is empty.*generator",
+            ValueError,
+        ),
     ],
     "calibrated": [
         ("freeze what holds one", lambda m: qat.freeze(wrapped(m)), "Sequential.*within it, model.0"),
@@ -628,7 +633,7 @@ def test_a_refusal_lists_causes_and_no_echoes() -> None:
             return self.layer(self.table(input_ids)).mean(1)
 
     text = refusal(Embedded(), torch.zeros(2, 5, dtype=torch.int64))
-    assert "the input 'input_ids' holds int64" in text and "look up" in text and "1 place(s)" in text
+    assert "the input 'input_ids' has dtype int64" in text and "look up" in text and "1 place(s)" in text
 
     text = refusal(Net(lambda self, x: self.conv(x).sort(1)[0].cumsum(1), **conv()))
     assert "torch.sort" in text and "torch.cumsum" in text  # each an obstacle of its own

@@ -168,7 +168,7 @@ def test_freeze_says_what_it_moved() -> None:
     prepared = qat.prepare(Cancels(), x)
     qat.calibrate(prepared, [x])
     before = {name: each.detach().clone() for name, each in prepared.named_buffers()}
-    with pytest.warns(qat.RangesMovedWarning, match=r"moved that of 'sub' from -\S+ to -\S+: few codes"):
+    with pytest.warns(qat.RangesMovedWarning, match=r"changed that of 'sub' from -\S+ to -\S+: few codes"):
         qat.freeze(prepared)
     changed = {name for name, each in prepared.named_buffers() if not torch.equal(each, before[name])}
     assert changed == {f"quantization.sub.output_quantizer.range.{end}" for end in ("minimum", "maximum")}

@@ -246,7 +246,7 @@ def test_int16_has_its_zero_at_0() -> None:
         per_tensor(0.1, 3, "int16")
     with pytest.raises(ValueError, match="dtype must be one of int8, int16, got 'uint8'"):
         per_tensor(0.1, 3, "uint8")
-    with pytest.raises(ValueError, match="codes of 16 bits are symmetric"):
+    with pytest.raises(ValueError, match="16-bit codes are symmetric"):
         place_codes(0.1, 0, 16)
     assert not per_tensor(0.1, 0).equals(per_tensor(0.1, 0, "int16"))
 
@@ -264,15 +264,15 @@ def test_operators_take_one_dtype() -> None:
     builder = wide_input()
     builder.input("z", (1, 4, 4, 2), per_tensor(0.1, 0))
     total = builder.add("x", "z", per_tensor(2e-3, 0, "int16"), name="total")
-    with pytest.raises(ValueError, match="'z' is int8 where the result is int16; put a QUANTIZE before it"):
+    with pytest.raises(ValueError, match="'z' is int8 but the result is int16; insert a QUANTIZE before it"):
         builder.graph([total])
     builder = wide_input()
     total = builder.add("x", "x", per_tensor(0.1, 0), name="total")
-    with pytest.raises(ValueError, match="'x' is int16 where the result is int8; put a QUANTIZE before it"):
+    with pytest.raises(ValueError, match="'x' is int16 but the result is int8; insert a QUANTIZE before it"):
         builder.graph([total])
     builder = wide_input()
     with pytest.raises(
-        ValueError, match="'x' must be int8, got int16, in which no runtime has this operator; they have "
+        ValueError, match="'x' must be int8, got int16, which no runtime supports for this operator; supported are "
     ):
         builder.graph([builder.log_softmax("x", name="y")])
 
@@ -312,7 +312,9 @@ def test_biases_are_of_64_bits(tmp_path: Path) -> None:
 
 def test_bits_between_are_refused() -> None:
     for bits in (9, 12, 15):
-        with pytest.raises(ValueError, match=f"activation_bits={bits}, the device's tensors hold 2 to 8 bits, or 16"):
+        with pytest.raises(
+            ValueError, match=f"activation_bits={bits}, but the device's tensors have 2 to 8 bits, or 16"
+        ):
             qat.prepare(Audio(), torch.randn(2, 1, 64), [qat.Rule(activation_bits=bits)])
     qat.prepare(Audio(), torch.randn(2, 1, 64), [qat.Rule(activation_bits=12)], deployable=False)
 
@@ -333,7 +335,7 @@ def test_what_no_runtime_has_is_refused_in_one_list() -> None:
     message = str(caught.value)
     assert message.startswith("3 place(s) of the model cannot run on the device:")
     assert "torch.log_softmax, 2 places, first at" in message and "cumsum" in message
-    assert "in 16 bits (rule match='*'): no runtime has LOG_SOFTMAX in int16; give it a rule of 8 bits" in message
+    assert "in 16 bits (rule match='*'): no runtime has LOG_SOFTMAX in int16; give it an 8-bit rule" in message
     assert message.count("CONV_2D, DEPTHWISE_CONV_2D") == 1 and "in 16 bits LOGISTIC, TANH" in message
     assert "test_int16.py, line" in message
     rules = [qat.Rule("log_softmax*"), WIDE]

@@ -136,7 +136,7 @@ def test_ranges_that_do_not_fit_one_another_are_moved(tmp_path: Path) -> None:
     prepared = prepare(forward, params, x, check=False)
     params, state = prepared.init()
     params, state = prepared.calibrate(params, state, [x])
-    with pytest.warns(qat.RangesMovedWarning, match="freeze has moved that of 'sub'"):
+    with pytest.warns(qat.RangesMovedWarning, match="freeze has changed that of 'sub'"):
         state = prepared.freeze(state, params)
     assert_exact(prepared, params, state, (x,), tmp_path)
 
@@ -257,7 +257,7 @@ def test_what_is_not_finite_moves_no_range_and_is_told(ranges: str) -> None:
     frozen = prepared.freeze(state)
     prepared.lower(params, frozen)
     spoilt = {**params, "model": {"w": params["model"]["w"].at[0, 0].set(np.nan)}}
-    with pytest.raises(ValueError, match="the layer .* holds NaN or infinity"):
+    with pytest.raises(ValueError, match="the layer .* contains NaN or infinity"):
         prepared.lower(spoilt, frozen)
 
 

@@ -504,7 +504,7 @@ def test_integer_inputs_are_called_what_they_are() -> None:
     def function(p: Any, x: Any, places: Any) -> Any:
         return x @ p["a"] + p["a"][places]
 
-    with pytest.raises(qat.UnsupportedOperator, match="'places' holds int32"):
+    with pytest.raises(qat.UnsupportedOperator, match="'places' has dtype int32"):
         prepare(function, PARAMS, (X[:2], np.zeros((2,), np.int32)))
 
 

@@ -68,8 +68,8 @@ def plain(prepared: qat.PreparedModel, *given: torch.Tensor) -> Any:
     ("shape", "words"),
     [
         ((2, 3, 24, 24), r"input must have shape \[batch, 3, 12, 12\].*got \[2, 3, 24, 24\].*prepare the model again"),
-        ((2, 12, 12, 3), r"got \[2, 12, 12, 3\].*transpose it by \[0, 3, 1, 2\]"),
-        ((3, 12, 12), r"got \[3, 12, 12\]; it has no axis for the batch"),
+        ((2, 12, 12, 3), r"got \[2, 12, 12, 3\].*transpose it with \[0, 3, 1, 2\]"),
+        ((3, 12, 12), r"got \[3, 12, 12\]; it has no batch axis"),
         ((2, 4, 12, 12), r"got \[2, 4, 12, 12\]"),
     ],
 )
@@ -88,7 +88,7 @@ def test_an_input_of_another_shape_is_refused_at_every_call(shape: tuple[int, ..
 def test_inputs_hold_real_numbers() -> None:
     prepared = qat.prepare(image_network(), torch.randn(4, 3, 12, 12))
     for dtype in (torch.uint8, torch.int64, torch.complex64):
-        with pytest.raises(TypeError, match=f"input must hold real numbers.*{dtype}"):
+        with pytest.raises(TypeError, match=f"input must contain real numbers.*{dtype}"):
             prepared(torch.ones(4, 3, 12, 12, dtype=dtype))
     assert prepared(torch.ones(4, 3, 12, 12, dtype=torch.float64)).shape == (4, 4)
 
@@ -124,9 +124,9 @@ def test_the_check_is_traced_and_knows_rows_of_examples() -> None:
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
-        ((2, 12, 12, 3), r"example, input \[2, 12, 12, 3\]: it takes its channels first"),
+        ((2, 12, 12, 3), r"example, input \[2, 12, 12, 3\]: it expects its channels first"),
         ((2, 4, 12, 12), r"example, input \[2, 4, 12, 12\].*expected input\[2, 4, 12, 12\] to have 3 channels"),
-        ((3, 12, 12), r"example, input \[3, 12, 12\]: it has no axis for the batch"),
+        ((3, 12, 12), r"example, input \[3, 12, 12\]: it has no batch axis"),
     ],
 )
 def test_an_example_that_does_not_fit_is_told_in_its_own_sizes(shape: tuple[int, ...], words: str) -> None:
@@ -438,15 +438,15 @@ def test_jax_says_what_shape_it_was_prepared_for() -> None:
     for state_ in (state, prepared.freeze(state)):
         for given, words in (
             (np.zeros((4, 16, 16, 3), "f"), r"x must have shape \[batch, 8, 8, 3\].*got \[4, 16, 16, 3\]"),
-            (np.zeros((4, 3, 8, 8), "f"), r"transpose it by \[0, 2, 3, 1\]"),
-            (np.zeros((8, 8, 3), "f"), "no axis for the batch"),
+            (np.zeros((4, 3, 8, 8), "f"), r"transpose it with \[0, 2, 3, 1\]"),
+            (np.zeros((8, 8, 3), "f"), "no batch axis"),
         ):
             for apply in (prepared.apply, jax.jit(prepared.apply)):
                 with pytest.raises(ValueError, match=words):
                     apply(params_, state_, given)
-    with pytest.raises(TypeError, match="x must hold real numbers.*int32"):
+    with pytest.raises(TypeError, match="x must contain real numbers.*int32"):
         prepared.apply(params_, state, np.zeros((4, 8, 8, 3), np.int32))
-    with pytest.raises(UnsupportedOperator, match=r"input \[4, 3, 8, 8\]: it takes its channels last") as found:
+    with pytest.raises(UnsupportedOperator, match=r"input \[4, 3, 8, 8\]: it expects its channels last") as found:
         kit.prepare(model, params, np.zeros((4, 3, 8, 8), "f"))
     assert "1009" not in str(found.value)
 
@@ -476,7 +476,7 @@ for frozen in (False, True):
     with pytest.raises(ValueError, match=r"must have shape .batch, 8, 8, 3.*got .6, 7, 8, 3."):
         prepared(images[:, 1:])
     assert prepared.predict(images[:3], verbose=0).shape == (3, 2)
-misfits = {(6, 3, 8, 8): "channels last", (8, 8, 3): "no axis for the batch", (6, 8, 8, 4): "6, 8, 8, 4"}
+misfits = {(6, 3, 8, 8): "channels last", (8, 8, 3): "no batch axis", (6, 8, 8, 4): "6, 8, 8, 4"}
 for shape, words in misfits.items():
     with pytest.raises(UnsupportedOperator, match=words) as found:
         qat.keras.prepare(network(), example=np.zeros(shape, "f"))

@@ -92,7 +92,7 @@ def test_networks_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         ("mine:gone", "'mine:gone' cannot be loaded: .*gone"),
         ("no.such.module:f", "cannot be loaded: ModuleNotFoundError: No module named 'no'"),
         ("mine:broken", r"'mine:broken' failed when called with \(7,\), 3: TypeError: .*positional argument"),
-        ("mine:nothing", "must give a torch.nn.Module, got NoneType"),
+        ("mine:nothing", "must return a torch.nn.Module, got NoneType"),
     ):
         with pytest.raises(ValueError, match=message):
             models.network(name, [7], 3)

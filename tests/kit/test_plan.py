@@ -257,17 +257,20 @@ def refused(build: Callable[[Sketch], str]) -> str:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda s: s.conv(s.input(1, 2, 5, 5, 5), 3), "over 3 axes; the device's convolutions go over at most two"),
+        (lambda s: s.conv(s.input(1, 2, 5, 5, 5), 3), "over 3 axes; the device's convolutions support at most two"),
         (lambda s: s.add("mean", s.input(1, 4), axes=(0,), keep_dims=True), "over the batch; every example"),
         (lambda s: s.add("slice", s.input(2, 4), axis=0, start=0, stop=1, step=1), "along the batch"),
-        (lambda s: s.add("pow", s.input(1, 4), exponent=math.inf), "not finite"),
+        (lambda s: s.add("pow", s.input(1, 4), exponent=math.inf), "non-finite"),
         (lambda s: s.add("reshape", s.input(3, 1, 4, batch_axis=1), shape=(3, 4)), "puts? the batch first"),
-        (lambda s: s.add("clamp", s.input(1, 4), min=2.0, max=1.0), "leaves one value only"),
-        (lambda s: s.add("neg", s.add("argmax", s.input(1, 4), axis=1, keep_dims=True)), "last step only"),
-        (lambda s: s.add("neg", s.input(1, 4, dtype="int64")), "holds int64"),
+        (lambda s: s.add("clamp", s.input(1, 4), min=2.0, max=1.0), "leaves only one value"),
+        (
+            lambda s: s.add("neg", s.add("argmax", s.input(1, 4), axis=1, keep_dims=True)),
+            "only supported as the last step",
+        ),
+        (lambda s: s.add("neg", s.input(1, 4, dtype="int64")), "has dtype int64"),
         (
             lambda s: s.add("add", s.input(1, 2, 3, batch_axis=0), s.input(1, 3)),
-            "one has the batch on axis 0 of 2",
+            "with the batch on axis 0 of 2",
         ),
     ],
 )

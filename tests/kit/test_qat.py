@@ -272,8 +272,8 @@ def test_what_is_not_finite_is_refused_before_and_after_the_last_phase() -> None
 
     model = prepared(Residual(), images(), qat.Rule(ranges="learned"))
     for spoil, message in (
-        (model.step("stem").output_quantizer.range.maximum, "the range of 'stem' holds NaN"),
-        (dict(model.named_buffers())["stem_norm.running_var"], "the statistics of 'stem' holds NaN"),
+        (model.step("stem").output_quantizer.range.maximum, "the range of 'stem' contains NaN"),
+        (dict(model.named_buffers())["stem_norm.running_var"], "the statistics of 'stem' contains NaN"),
     ):
         kept = spoil.detach().clone()
         spoil.data.fill_(torch.nan)
@@ -288,7 +288,7 @@ def test_what_is_not_finite_is_refused_before_and_after_the_last_phase() -> None
         kept = spoil.detach().clone()
         spoil.data.view(-1)[0] = torch.inf
         with pytest.raises(
-            ValueError, match=f"the layer '{name.split('.')[0].removesuffix('_norm')}' holds NaN or inf"
+            ValueError, match=f"the layer '{name.split('.')[0].removesuffix('_norm')}' contains NaN or inf"
         ):
             lower(model)
         spoil.data.copy_(kept)
@@ -357,10 +357,10 @@ def test_codes_are_the_grid_of_the_operator(bits: int) -> None:
         ({"activation_bits": True}, "activation_bits"),
         ({"ranges": "magic"}, "ema, last_batch, percentile, min_max, learned, fixed"),
         ({"percentile": 50}, "percentile"),
-        ({"ranges": "fixed"}, "fixed_range must be given exactly"),
+        ({"ranges": "fixed"}, "fixed_range must be given if and only if"),
         ({"ema_decay": 1.0}, "ema_decay"),
         ({"match": ""}, "match"),
-        ({"symmetric": False}, "symmetric=True too"),
+        ({"symmetric": False}, "also set symmetric=True"),
     ],
 )
 def test_rules_say_what_is_wrong(arguments: dict, message: str) -> None:
@@ -379,7 +379,7 @@ def test_the_first_matching_rule_decides_and_unused_ones_are_reported() -> None:
         model = qat.prepare(Residual(), images(), rules)
     texts = [str(warning.message) for warning in caught]
     assert [("classfier" in text, "'stem'" in text) for text in texts] == [(True, False), (False, True)]
-    assert "matches no layer" in texts[0] and "earlier rules decide stem" in texts[1]
+    assert "matches no layer" in texts[0] and "earlier rules already match stem" in texts[1]
     assert model.unused_rules == texts
     bits = {
         path: layer.weight_quantizer.rule.weight_bits

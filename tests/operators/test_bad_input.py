@@ -444,7 +444,7 @@ STILL_BAD = (
         "found by running it",
         NORM,
         "inference: reserve_space_1 and 2",
-        "uninitialised memory",
+        "uninitialized memory",
         tuple(
             call(
                 op,
@@ -464,7 +464,7 @@ STILL_BAD = (
         "found by running it",
         NORM,
         "empty x: reserve_space_1 and 2",
-        "uninitialised memory",
+        "uninitialized memory",
         tuple(
             call(
                 op,
@@ -487,7 +487,7 @@ STILL_BAD = (
         "found by running it",
         TO_FILTER,
         "empty batch",
-        "uninitialised memory",
+        "uninitialized memory",
         (
             call(
                 TO_FILTER,
@@ -502,7 +502,7 @@ STILL_BAD = (
         "found by running it",
         TO_INPUT,
         "multiplier 0",
-        "uninitialised memory",
+        "uninitialized memory",
         (
             call(
                 TO_INPUT,
@@ -517,7 +517,7 @@ STILL_BAD = (
         "found by running it",
         CONVOLUTION,
         "a filter larger than the input, with VALID (oneDNN)",
-        "uninitialised memory of the input's shape",
+        "uninitialized memory of the input's shape",
         (
             call(CONVOLUTION, {"output": ones(2, 0, 2, 6)}, filter=ones(6, 3, 3, 2), padding="VALID"),
             call(CONVOLUTION, filter=ones(9, 3, 3, 2), padding="VALID"),

@@ -129,7 +129,7 @@ def test_errors_stay_what_they_are(framework: str) -> None:
             (lambda: per_channel(x, low, high, narrow_range=1), TypeError, "narrow_range must be a bool"),
             (lambda: per_channel(x, low, high, bits=8), TypeError, "has no argument 'bits'"),
             (lambda: per_channel(x, low, high, inputs=x), TypeError, "got argument 'inputs' twice"),
-            (lambda: per_channel(x, low), TypeError, "misses the required argument 'max'"),
+            (lambda: per_channel(x, low), TypeError, "is missing the required argument 'max'"),
             (
                 lambda: per_channel(x, low, None),
                 TypeError,

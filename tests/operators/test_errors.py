@@ -124,7 +124,7 @@ def test_mixed_frameworks(one: Any, other: Any) -> None:
 def test_arguments_that_are_not_there() -> None:
     x = np.zeros(3, np.float32)
     for call, text in (
-        (lambda: eq.fake_quant_with_min_max_args(), "misses the required argument 'inputs'"),
+        (lambda: eq.fake_quant_with_min_max_args(), "is missing the required argument 'inputs'"),
         (
             lambda: eq.fake_quant_with_min_max_args(None),
             "inputs must be a NumPy, PyTorch, JAX or TensorFlow array or a number, got None",

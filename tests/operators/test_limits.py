@@ -38,10 +38,10 @@ def depthwise(**changes: Any) -> Any:
         ),
         (
             lambda: depthwise(padding="EXPLICIT", explicit_paddings=(0, 0) + (2**31 - 1,) * 4 + (0, 0)),
-            "give an output that is too large",
+            "make the output too large",
         ),
         (lambda: eq.fake_quant_with_min_max_args(X, num_bits=2**64), "num_bits must fit 64 bits"),
-        (lambda: eq.fake_quant_with_min_max_args(X, -(10**400), 1), "min must be a float64 number"),
+        (lambda: eq.fake_quant_with_min_max_args(X, -(10**400), 1), "min must fit float64"),
         # Both ends are infinite in float32.
         (lambda: eq.fake_quant_with_min_max_args(X, 1e300, 1e301), "min has to be smaller than max"),
         (
@@ -84,9 +84,9 @@ def test_numbers_beyond_float32_are_infinite(framework: str) -> None:
 def test_numbers_that_are_none(framework: str) -> None:
     x = FRAMEWORKS[framework](np.ones((2, 3), np.float32))
     for _ in range(2):
-        with pytest.raises(ValueError, match="max must be a float64 number, got an integer beyond it"):
+        with pytest.raises(ValueError, match="max must fit float64, got a larger integer"):
             eq.fake_quant_with_min_max_vars(x, 0.0, 10**400)
-        with pytest.raises(ValueError, match="min must be a float64 number, got an integer beyond it"):
+        with pytest.raises(ValueError, match="min must fit float64, got a larger integer"):
             eq.fake_quant_with_min_max_vars_per_channel(x, [0, 0, -(10**400)], [1, 1, 1])
         with pytest.raises(TypeError, match="max must be real, got complex 1j"):
             eq.fake_quant_with_min_max_vars(x, 0.0, 1j)

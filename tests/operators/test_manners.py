@@ -245,7 +245,7 @@ def test_nests_that_are_no_arrays_are_refused_by_name(framework: str) -> None:
     x = TO[framework](X)
     for bad, error, text in (
         ([1, [2, 3], 4], ValueError, "min must be .* a regular nest of numbers"),
-        (["1", "2", "3"], TypeError, "min must hold numbers, got str '1'"),
+        (["1", "2", "3"], TypeError, "min must contain numbers, got str '1'"),
         ([1, 2, 1j], TypeError, "min must be real, got complex 1j"),
         ([1, 2, np.complex64(1j)], TypeError, "min must be real, got complex64"),
         ([np.array(1j), 2, 3], TypeError, "min must be real, got ndarray"),
@@ -346,7 +346,7 @@ def test_help_shows_arrays_and_keywords() -> None:
     array = "numpy.ndarray | torch.Tensor | jax.Array | tf.Tensor"
     text = pydoc.render_doc(eq.fake_quant_with_min_max_vars, renderer=pydoc.plaintext)
     assert f"fake_quant_with_min_max_vars(inputs: {array}, min: {array} | float," in text
-    assert "Quantize and dequantize a tensor with one range" in text
+    assert "Quantize and dequantize a tensor with one trainable range" in text
     text = pydoc.render_doc(eq.raw_ops.QuantizeAndDequantizeV2, renderer=pydoc.plaintext)
     assert f"QuantizeAndDequantizeV2(*, input: {array}," in text and "Literal['HALF_TO_EVEN', 'HALF_UP']" in text
     for module in (eq.raw_ops, eq.quantization, eq.nn, eq):

@@ -64,7 +64,7 @@ def test_depthwise_conv2d_backprop_filter() -> None:
 @pytest.mark.parametrize("padding", [3, [[1, 1]] * 3, [[1, 2, 3]] * 4, [["a", "b"]] * 4])
 def test_paddings_that_are_no_pairs_are_refused(padding: Any) -> None:
     x, w = np.ones((1, 3, 3, 1), np.float32), np.ones((2, 2, 1, 1), np.float32)
-    with pytest.raises(ValueError, match="4 pairs of integers, one for each dimension, got"):
+    with pytest.raises(ValueError, match="4 pairs of integers, one per dimension, got"):
         eq.nn.depthwise_conv2d(x, w, [1, 1, 1, 1], padding)
 
 

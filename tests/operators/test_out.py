@@ -73,13 +73,15 @@ def test_what_is_refused(framework: str) -> None:
             r"out for outputs must be float32 of shape \[4, 3\], got float32 of shape \[3, 4\]",
         ),
         (to(np.zeros((4, 3))), "must be float32 of shape .* got float64"),
-        (memory[4:16].reshape(4, 3), "shares memory with inputs; the first result may take the place of inputs"),
+        (memory[4:16].reshape(4, 3), "shares memory with inputs; the first result may only overwrite inputs"),
         (memory[:24:2].reshape(4, 3) if framework == "torch" else memory[12:24].reshape(3, 4).T, "must be"),
-        ((x, x), "out must be 1 arrays, one for each result, got 2"),
+        ((x, x), "out must be 1 arrays, one per result, got 2"),
     ):
         with pytest.raises(ValueError, match=text):
             op(x, low, high, out=out)
-    with pytest.raises(ValueError, match="out for output shares memory with input; .* the place of no operand"):
+    with pytest.raises(
+        ValueError, match="out for output shares memory with input; the first result may only overwrite no operand"
+    ):
         eq.raw_ops.DepthwiseConv2dNative(input=image, filter=filter, strides=[1, 1, 1, 1], padding="SAME", out=image)
     gradient = eq.fake_quant_with_min_max_vars_per_channel_gradient
     with pytest.raises(ValueError, match="out for backprop_wrt_min shares memory with min"):

@@ -142,7 +142,7 @@ def test_results_into_tensors_without_memory() -> None:
         out = torch.zeros(4, 3)
         torch.func.functionalize(lambda x, out: args(x, out=out))(X, out)
         assert_same_bits(out.numpy(), expected.numpy(), what="functionalize")
-        with pytest.raises(ValueError, match="must have a place for each element"):
+        with pytest.raises(ValueError, match="must have separate memory for each element"):
             args(X, out=torch._neg_view(torch.zeros(4, 1)).expand(4, 3))
         with forward_ad.dual_level(), pytest.raises(ValueError, match="out cannot be used in forward mode"):
             args(forward_ad.make_dual(X, X), out=torch.zeros(4, 3))
@@ -320,7 +320,7 @@ def test_lists_that_hold_themselves_and_random_keys_are_refused() -> None:
         with pytest.raises(ValueError, match="inputs must have at most 64 dimensions, got a list nested deeper"):
             args(odd)
     jax = pytest.importorskip("jax")
-    with pytest.raises(TypeError, match="inputs must hold numbers, got key"):
+    with pytest.raises(TypeError, match="inputs must contain numbers, got key"):
         args(jax.random.key(0))
 
 

@@ -71,7 +71,7 @@ def shortcut(
 
 
 def forget_plans() -> None:
-    """Plan all calls anew, with the `kernels` that are loaded by then."""
+    """Plan all calls again, with the `kernels` loaded by then."""
     planned.cache_clear()
     for op in OPERATORS.values():
         op.shortcuts.clear()

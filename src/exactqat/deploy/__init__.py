@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a trained network to the device: a graph of integer operators, its file, its exact simulation and its proof.
+"""From a trained network to the device: a graph of integer operators, its file, its exact simulation and its
+verification.
 
-`lower` makes a trained network's `Graph`, `simulate` computes it in exact integers, `write_tflite` writes it, `verify`
-runs the real runtime beside the simulation; all are generic over the operators that `exactqat.device` declares.
-Importing this package needs NumPy only; writing and running files needs `pip install 'exactqat[deploy]'`.
+`lower` turns a trained network into a `Graph`, `simulate` computes it in exact integers, `write_tflite` writes it, and
+`verify` compares the real runtime with the simulation; all work on any operator that `exactqat.device` declares.
+Importing this package only requires NumPy; writing and running files requires `pip install 'exactqat[deploy]'`.
 """
 
 from .c_array import c_array, write_c_array

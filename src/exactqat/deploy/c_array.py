@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A network as a C header for TFLite-Micro, with everything the first program on the board needs.
 
-The model itself, the size of its arena, the operators that it takes, how its inputs and outputs are quantized, and one
-recorded input with the codes that TFLite-Micro must answer: so the program can check itself before a sensor is there.
+The model itself, the size of its arena, the operators it needs, the quantization of its inputs and outputs, and one
+recorded input with the codes that TFLite-Micro must return, so that the program can check itself without a sensor.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def write_c_array(
     description: str = "",
     class_names: Sequence[str] = (),
 ) -> Path:
-    """Writes the header; see `c_array`. Its names begin with the file's by default, so that two networks can be part of
-    one program."""
+    """Writes the header; see `c_array`. Its names start with the file's name by default, so that one program can
+    contain several networks."""
     path = Path(path)
     name = c_name(path.stem) if name is None else name
     return write_whole(path, c_array(graph, x, name, description, class_names=class_names).encode())
 
 
 def c_name(text: str) -> str:
-    """A name in C that reads like the text."""
+    """A C identifier that resembles the text."""
     name = re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_") or "model"
     return f"model_{name}" if name[0].isdigit() else name
 
@@ -55,29 +55,33 @@ def c_array(
     found: Footprint | None = None,
     class_names: Sequence[str] = (),
 ) -> str:
-    """The text of a C header that holds the network.
+    """The text of a C header that contains the network.
 
     Args:
-        x: codes [1, ...] of one example (or one such array per input name), to be recorded with the codes that
-            TFLite-Micro makes of it. Random codes if none are given.
-        name: what every name in the header, its guard too, begins with. Two headers in one program need two.
-        description: goes into the file, in the model and in the comment on top.
-        found: the network's footprint, if it is known.
-        class_names: what the values of the first output stand for, to be written into the header.
+        x: codes [1, ...] of one example (or one such array per input name), recorded together with the codes that
+            TFLite-Micro returns for it. Random codes by default.
+        name: prefix of every name in the header, including its guard. Two headers in one program need different ones.
+        description: stored in the model and in the comment at the top of the header.
+        found: the network's footprint, if already known.
+        class_names: names of the first output's values, written into the header.
 
     Raises:
-        ValueError: `name` is no name in C, or x does not fit, or class_names do not.
+        ValueError: `name` is not a C identifier, or x or class_names do not match the network.
     """
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError(f"name must be a name in C (letters, digits and _, no digit first), got {name!r}")
+        raise ValueError(
+            f"name must be a C identifier (letters, digits and _, not starting with a digit), got {name!r}"
+        )
     values = graph.tensors[graph.outputs[0]].shape[-1]
     if class_names and len(class_names) != values:
-        raise ValueError(f"class_names must name the {values} values of the first output, got {len(class_names)} names")
+        raise ValueError(
+            f"class_names must have one name for each of the first output's {values} values, got {len(class_names)}"
+        )
     content = tflite_bytes(graph, description)
     found = footprint(graph, content) if found is None else found
     inputs = check_inputs(graph, _random(graph) if x is None else x)
     if {len(codes) for codes in inputs.values()} != {1}:
-        raise ValueError(f"x must hold one example, got {len(next(iter(inputs.values())))}")
+        raise ValueError(f"x must contain one example, got {len(next(iter(inputs.values())))}")
     outputs = simulate(graph, inputs, "micro")
     guard = f"{name.upper()}_H_"
     upper = name.upper()
@@ -103,7 +107,7 @@ def c_array(
         "#endif",
         *_array(f"static const unsigned char {name}_data", np.frombuffer(content, np.uint8)),
         "",
-        "// One recorded example: for these inputs TFLite-Micro answers with these outputs; LiteRT may differ.",
+        "// One recorded example: TFLite-Micro returns these outputs for these inputs; LiteRT may differ.",
         *_recorded(name, "input", [inputs[each] for each in graph.inputs]),
         *_recorded(name, "output", [outputs[each] for each in graph.outputs]),
         "",
@@ -136,9 +140,9 @@ def _comment(graph: Graph, found: Footprint, description: str) -> list[str]:
 
 def _arena(upper: str, found: Footprint) -> list[str]:
     if found.arena_bytes is None:
-        return [f"// The size of its arena was not measured. {found.why_not}"]
+        return [f"// The arena size was not measured. {found.why_not}"]
     return [
-        "// The smallest arena in which TFLite-Micro ran it, with pointers of 8 bytes: less is needed with 4.",
+        "// The smallest arena in which TFLite-Micro ran it, with 8-byte pointers; 4-byte pointers need less.",
         f"#define {upper}_ARENA_SIZE {found.arena_bytes}",
     ]
 
@@ -161,7 +165,7 @@ def _operators(upper: str, content: bytes) -> list[str]:
 
 
 def _resolver_name(kind: str) -> str:
-    """As TFLite-Micro's resolver calls it: a second version is a word of its own, and so are two dimensions."""
+    """The name in TFLite-Micro's resolver, which separates version and dimensions as words."""
     words = re.sub(r"(V\d)$", r"_\1", kind).split("_")
     return "".join(word if word[0].isdigit() else word.capitalize() for word in words)
 
@@ -189,7 +193,7 @@ def _classes(name: str, class_names: Sequence[str]) -> list[str]:
         return []
     return [
         "",
-        "// What each value of output 0 stands for, in UTF-8.",
+        "// The meaning of each value of output 0, in UTF-8.",
         f"#define {name.upper()}_CLASS_COUNT {len(class_names)}",
         f"static const char* const {name}_class_names[{len(class_names)}] = {{",
         *(f"  {_string(each)}," for each in class_names),
@@ -198,7 +202,7 @@ def _classes(name: str, class_names: Sequence[str]) -> list[str]:
 
 
 def _string(text: str) -> str:
-    """A literal that is read back to the same bytes, whatever they are; ? could begin a trigraph."""
+    """A literal that reads back as the same bytes, whatever they are; ? could start a trigraph."""
     escaped = "".join(
         chr(byte) if 32 <= byte < 127 and byte not in b'"\\?' else f"\\{byte:03o}"
         for byte in text.encode("utf-8", "surrogatepass")
@@ -207,7 +211,7 @@ def _string(text: str) -> str:
 
 
 def _float(value: np.floating) -> str:
-    """A literal that is read back to the same bits."""
+    """A literal that reads back as the same bits."""
     text = f"{np.float32(value):.9g}"
     return f"{text}f" if any(sign in text for sign in ".e") else f"{text}.0f"
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LiteRT behind a pipe: what the emulated processor runs, see `deploy.emulation`. Knows nothing of this package.
+"""LiteRT driven through a pipe: what the emulated processor runs, see `deploy.emulation`. Independent of this package.
 
 A message is eight bytes of length and an .npz archive: `header` (JSON in bytes) and arrays by number. Requests load a
-model, run it or drop it; every request has one answer, with `error` in its header where it failed.
+model, run it or drop it; every request has one answer, with `error` in its header if it failed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def write(stream: IO[bytes], header: dict[str, Any], arrays: list[np.ndarray]) -
 
 
 def read(stream: IO[bytes]) -> tuple[dict[str, Any], list[np.ndarray]] | None:
-    """Receives one message; None where the other side has gone."""
+    """Receives one message; None if the other side has gone."""
     length = stream.read(8)
     if len(length) < 8:
         return None

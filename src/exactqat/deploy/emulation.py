@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runtime of ARM phones on another processor: LiteRT's aarch64 wheel under QEMU's user-mode emulation.
 
-`python -m exactqat.deploy.set_up_arm64` sets it up. With it `deploy.verify` takes the profile "xnnpack-arm64" on any
+`python -m exactqat.deploy.set_up_arm64` sets it up. Then `deploy.verify` accepts the profile "xnnpack-arm64" on any
 machine, and `exactqat verify DIR --device xnnpack-arm64` compares a job's files.
 
-XNNPACK chooses its kernels by the processor, so several are emulated (`CPUS`): one for each family of instructions for
-products of int8.
+XNNPACK selects its kernels by processor, so several are emulated (`CPUS`): one per family of int8 product instructions.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _DOT = f"{_BASE} atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp"
 
 @dataclass(frozen=True)
 class Cpu:
-    """What the emulator is asked for, and what Linux says of such a processor.
+    """A processor for the emulator, and how Linux describes it.
 
     Attributes:
         model: the emulator's name for it.
@@ -57,7 +56,7 @@ DEFAULT_CPU = "cortex-a76"
 
 
 def folder() -> Path:
-    """Where the emulation is or will be: EXACTQAT_ARM64, or exactqat/arm64 in the user's cache."""
+    """Where the emulation is or will be installed: EXACTQAT_ARM64, or exactqat/arm64 in the user's cache."""
     named = os.environ.get("EXACTQAT_ARM64")
     if named:
         return Path(named)
@@ -71,7 +70,7 @@ def is_set_up() -> bool:
 
 
 def versions() -> dict[str, str]:
-    """What is emulated, and by what."""
+    """Versions of the runtime and of the emulator."""
     content: dict[str, str] = json.loads((folder() / "ready.json").read_text("utf-8"))
     return content
 
@@ -80,7 +79,7 @@ def cpu_named(name: str | None) -> str:
     """The processor by its name in `CPUS`; EXACTQAT_ARM64_CPU or the default if none is given.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: no processor has that name.
     """
     name = name or os.environ.get("EXACTQAT_ARM64_CPU") or DEFAULT_CPU
     if name not in CPUS:
@@ -92,7 +91,7 @@ def cpu_named(name: str | None) -> str:
 
 
 class _Process:
-    """One emulated processor at work; it holds the models that were loaded."""
+    """A running emulated processor, with the models it has loaded."""
 
     def __init__(self, cpu: str) -> None:
         here, content = folder(), versions()
@@ -117,10 +116,10 @@ class _Process:
         self.numbers = itertools.count()
 
     def ask(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> tuple[dict[str, Any], list[Any]]:
-        """One request and its answer.
+        """Sends one request and returns its answer.
 
         Raises:
-            RuntimeError: the runtime refuses, with its words, or has died.
+            RuntimeError: the runtime refuses, with its message, or has died.
         """
         assert self.child.stdin is not None and self.child.stdout is not None
         try:
@@ -172,7 +171,7 @@ def answers(cpu: str) -> None:
 
 
 class EmulatedInterpreter:
-    """LiteRT on one model on an emulated processor: the part of its interpreter's interface that is needed here."""
+    """LiteRT with one model on an emulated processor: the part of its interpreter's interface used here."""
 
     def __init__(self, content: bytes, reference: bool = False, cpu: str | None = None) -> None:
         """
@@ -180,10 +179,10 @@ class EmulatedInterpreter:
             reference: run the reference kernels.
 
         Raises:
-            RuntimeError: the emulation is not set up, LiteRT does not take the file, or XNNPACK does not.
+            RuntimeError: the emulation is not set up, or LiteRT or XNNPACK rejects the file.
         """
         if not is_set_up():
-            raise RuntimeError(f"the ARM64 emulation is not set up; this does it: {SET_UP}")
+            raise RuntimeError(f"the ARM64 emulation is not set up; run: {SET_UP}")
         self.process = _process(cpu_named(cpu))
         self.number = next(self.process.numbers)
         header = {"request": "load", "model": self.number, "reference": reference}
@@ -197,7 +196,7 @@ class EmulatedInterpreter:
         return self.process.ask(header, list(inputs.values()))[1]
 
     def delegated(self) -> bool:
-        """Whether XNNPACK was at work in this process."""
+        """Whether XNNPACK was used in this process."""
         return "XNNPACK delegate" in self.process.printed()
 
     def __del__(self) -> None:

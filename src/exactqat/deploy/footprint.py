@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a network takes on a microcontroller: flash, memory for its tensors, multiply-accumulates; and on an NPU.
+"""A network's footprint on a microcontroller (flash, tensor memory, multiply-accumulates) and on an NPU.
 
-Memory is no estimate: it is the smallest arena in which TFLite-Micro's interpreter runs the network. Vela, the compiler
-for Arm's Ethos-U, says which operators it leaves to the processor, and what the others take.
+Memory is measured, not estimated: the smallest arena in which TFLite-Micro's interpreter runs the network. Vela, the
+compiler for Arm's Ethos-U, reports which operators it leaves to the processor, and what the others need.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _OUTSIDE = ("on_chip_flash", "off_chip_flash", "dram")
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one network takes.
+    """Footprint of one network on a microcontroller.
 
     Attributes:
-        flash_bytes: of the file, which a microcontroller reads in place.
-        arena_bytes: the smallest arena in which TFLite-Micro's interpreter runs it. Pointers have eight bytes where
-            this was found, so a processor with four takes less. None where it was not found: `why_not`.
+        flash_bytes: size of the file, which a microcontroller reads in place.
+        arena_bytes: the smallest arena in which TFLite-Micro's interpreter runs it, measured with eight-byte pointers;
+            a processor with four-byte pointers needs less. None if it was not measured; see `why_not`.
         multiply_accumulates: for one example.
-        operators: how often each kind occurs.
-        why_not: a sentence.
-        parts: the bytes of the file by what they are; together all of it.
+        operators: number of operators of each kind.
+        why_not: why the arena was not measured, as a sentence.
+        parts: bytes of the file by content; they add up to the whole file.
     """
 
     flash_bytes: int
@@ -57,12 +57,12 @@ class Footprint:
 
 @dataclass(frozen=True)
 class NpuFootprint:
-    """What Vela makes of a network.
+    """Footprint of a network compiled by Vela.
 
     Attributes:
         accelerator: one of ACCELERATORS.
-        operators_on_cpu: the kinds that the NPU does not run, and how often they occur.
-        sram_bytes: of the compiled network.
+        operators_on_cpu: number of operators of each kind that the NPU does not run.
+        sram_bytes: SRAM used by the compiled network.
         flash_bytes: outside of SRAM: in flash, or in DRAM for Ethos-U65.
         cycles: estimated for one example.
     """
@@ -75,10 +75,10 @@ class NpuFootprint:
 
 
 def footprint(graph: Graph, content: bytes | None = None) -> Footprint:
-    """What the network takes on a microcontroller.
+    """Measures the network's footprint on a microcontroller.
 
     Args:
-        content: its .tflite file, if that was written already.
+        content: its .tflite file, if already written.
     """
     require_graph(graph)
     content = tflite_bytes(graph) if content is None else content
@@ -89,8 +89,8 @@ def footprint(graph: Graph, content: bytes | None = None) -> Footprint:
 
 
 def file_parts(content: bytes) -> dict[str, int]:
-    """The bytes of a .tflite file by what they are: weights (int8 and int16 constants), biases and indices, scales and
-    zero points, names, and the structure that holds them, with the padding between."""
+    """The bytes of a .tflite file by content: weights (int8 and int16 constants), biases and indices, scales and
+    zero points, names, and the structure around them, including padding."""
     schema = import_deploy("ai_edge_litert.schema_py_generated")
     model = schema.ModelT.InitFromPackedBuf(content)
     narrow = (schema.TensorType.INT8, schema.TensorType.INT16)
@@ -163,10 +163,10 @@ def _arena(content: bytes) -> tuple[int | None, str]:
 
 def _refusal(result: subprocess.CompletedProcess[str]) -> str:
     if result.returncode < 0:
-        return f"TFLite-Micro does not survive it ({signal.Signals(-result.returncode).name})"
+        return f"TFLite-Micro crashes on it ({signal.Signals(-result.returncode).name})"
     said = [line.strip() for line in result.stderr.splitlines() if line.strip()]
     missing = [line for line in said if "Didn't find op" in line]
-    return f"TFLite-Micro refuses it: {(missing or said[-1:] or ['it gives no reason'])[0]}"
+    return f"TFLite-Micro rejects it: {(missing or said[-1:] or ['no reason given'])[0]}"
 
 
 def npu_footprint(graph: Graph, accelerator: str = DEFAULT_ACCELERATOR, content: bytes | None = None) -> NpuFootprint:
@@ -174,17 +174,17 @@ def npu_footprint(graph: Graph, accelerator: str = DEFAULT_ACCELERATOR, content:
 
     Args:
         accelerator: one of ACCELERATORS.
-        content: its .tflite file, if that was written already.
+        content: its .tflite file, if already written.
 
     Raises:
-        ValueError: there is no such accelerator.
+        ValueError: unknown accelerator.
         ImportError: Vela is not installed.
-        RuntimeError: Vela does not take the file, with its words.
+        RuntimeError: Vela rejects the file; the error contains its message.
     """
     if accelerator not in ACCELERATORS:
         raise ValueError(f"accelerator must be one of {', '.join(ACCELERATORS)}, got {accelerator!r}")
     if importlib.util.find_spec("ethosu") is None:
-        raise ImportError(f"Vela is needed here: {NPU}")
+        raise ImportError(f"this needs Vela: {NPU}")
     content = tflite_bytes(graph) if content is None else content
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.tflite"
@@ -196,7 +196,7 @@ def npu_footprint(graph: Graph, accelerator: str = DEFAULT_ACCELERATOR, content:
         summaries = list(Path(folder).glob("*_summary_*.csv"))
         if result.returncode or not summaries:
             said = (result.stderr.strip() or result.stdout.strip()).splitlines()
-            raise RuntimeError(f"Vela does not take the network: {said[-1] if said else 'no reason given'}")
+            raise RuntimeError(f"Vela rejects the network: {said[-1] if said else 'no reason given'}")
         with summaries[0].open(newline="") as file:
             row = next(csv.DictReader(file))
         left = _operators_on_cpu(next(Path(folder).glob("*_vela.tflite")).read_bytes())
@@ -210,7 +210,7 @@ def npu_footprint(graph: Graph, accelerator: str = DEFAULT_ACCELERATOR, content:
 
 
 def _operators_on_cpu(compiled: bytes) -> dict[str, int]:
-    """What stands in the compiled file beside the one operator that is all the NPU's."""
+    """Operators in the compiled file other than the NPU's own."""
     schema = import_deploy("ai_edge_litert.schema_py_generated")
     words = {code: word for word, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)}
     model = schema.ModelT.InitFromPackedBuf(compiled)

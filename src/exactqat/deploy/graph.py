@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small graph of a fully quantized network: what training is lowered to, what is simulated and what is written.
+"""A fully quantized network as a small graph: the result of lowering, which is simulated and written to files.
 
-Operators carry TensorFlow Lite's names and meaning (`exactqat.device` declares them), tensors have their channels last
-and the batch first, activations are int8 or int16, weights int8, biases int32 or int64. `Builder` puts a graph
-together; `Graph.validate` refuses everything the device would refuse or compute differently, before a file is written.
+Operators carry TensorFlow Lite's names and meaning (`exactqat.device` declares them), tensors are channels-last with
+the batch first, activations are int8 or int16, weights int8, biases int32 or int64. `Builder` builds a graph;
+`Graph.validate` refuses everything the device would refuse or compute differently, before a file is written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .signature import Signature, plain_signature
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """One step: `kind` is TensorFlow Lite's name, inputs and outputs are tensor names, attributes those declared."""
+    """One operator: `kind` is TensorFlow Lite's name, inputs and outputs are tensor names, attributes as declared."""
 
     kind: str
     inputs: tuple[str, ...]
@@ -34,9 +34,11 @@ class Operator:
 
 
 def require_graph(graph: Any) -> None:
-    """Raises TypeError for what is no graph."""
+    """Raises TypeError unless the argument is a graph."""
     if not isinstance(graph, Graph):
-        raise TypeError(f"graph must be a Graph, which exactqat.deploy.lower(model) gives, got {type(graph).__name__}")
+        raise TypeError(
+            f"graph must be a Graph, as returned by exactqat.deploy.lower(model), got {type(graph).__name__}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,14 +46,14 @@ class Graph:
     """A fully quantized network: tensors by name, operators in order of execution, names of inputs and outputs.
 
     Activations are int8 per tensor (indices: int32 or int64), or int16 per tensor with zero point 0; an operator has
-    all of its activations in one of them, and QUANTIZE leads from one to the other. Filters are int8 in -127..127, zero
-    point 0, per channel or per tensor; biases int32 [out], behind int16 activations int64, zero point 0, scale exactly
-    float32(input scale * filter scale). Other constants are of the activations' dtype, per tensor.
+    all its activations in one of them, and QUANTIZE converts between them. Filters are int8 in -127..127, zero
+    point 0, per channel or per tensor; biases int32 [out], with int16 activations int64, zero point 0, scale exactly
+    float32(input scale * filter scale). Other constants have the activations' dtype and are per tensor.
 
-    Activations of fewer than eight bits live in int8 containers, placed so that the device's own saturation is the
-    clamp of training (`place_codes` gives the placement, `Builder` follows it). Take 4 bits, codes 0..15:
+    Activations of fewer than eight bits are stored in int8 containers, placed so that the device's own saturation is
+    the clamp of training (`place_codes` gives the placement, `Builder` follows it). For example, 4 bits, codes 0..15:
 
-    * after RELU or RELU6 the codes stand at the TOP of int8: code c is stored as 112 + c. The upper clamp (15) is int8
+    * after RELU or RELU6 the codes are at the TOP of int8: code c is stored as 112 + c. The upper clamp (15) is int8
       saturation at 127, the lower clamp is the fused RELU at the zero point (112 for zero-point code 0).
     * without an activation they are first placed at the top, which clamps at code 15; a QUANTIZE of equal scale then
       shifts them to the BOTTOM, where code 0 is -128 and int8 saturation is the lower clamp.
@@ -60,7 +62,7 @@ class Graph:
 
     Attributes:
         trained_for: the profile whose integers training computed, if the graph was lowered from a trained network.
-        ports: the `signature` of a graph that was lowered from a model: the user's names and axes.
+        ports: the `signature` of a graph lowered from a model: the user's names and axes.
     """
 
     tensors: Mapping[str, Tensor]
@@ -72,8 +74,8 @@ class Graph:
 
     @property
     def signature(self) -> Signature:
-        """What the user calls inputs and outputs, and where the user's axes lie in them; of a graph that was put
-        together by hand its own names and axes."""
+        """The user's names for inputs and outputs, and the positions of the user's axes; for a graph built by hand, its
+        own names and axes."""
         if self.ports is not None:
             return self.ports
         return plain_signature(*([self.tensors[name] for name in names] for names in (self.inputs, self.outputs)))
@@ -113,7 +115,7 @@ class Graph:
         ):
             words = [port.name for port in ports]
             if len(set(words)) != len(words):
-                raise ValueError(f"the signature has {side}s of one name: {words}")
+                raise ValueError(f"the signature has several {side}s of the same name: {words}")
             if {port.tensor for port in ports} != set(names):
                 raise ValueError(f"the signature's {side}s are the tensors {[port.tensor for port in ports]}, the "
                                  f"graph's {list(names)}")  # fmt: skip
@@ -123,7 +125,7 @@ class Graph:
                     raise ValueError(f"the signature has axes {port.axes} for {side} {port.name!r} of shape {shape}")
 
     def with_outputs(self, outputs: Sequence[str]) -> Graph:
-        """The same graph with other tensors as its outputs, of which the user has no names."""
+        """The same graph with other tensors as its outputs; these have no user-defined names."""
         return replace(self, outputs=tuple(outputs), ports=None)
 
     def results(self) -> tuple[str, ...]:
@@ -218,12 +220,12 @@ def place_codes(
     activation: str = "NONE",
     narrow_range: bool = False,
 ) -> tuple[Quantization, ...]:
-    """How an activation with FakeQuant's codes is stored in int8 so that the device clamps where training clamped.
+    """How to store an activation with FakeQuant's codes in int8 so that the device clamps where training clamped.
 
-    scale: the nudged scale; zero_point: the code (0..2**num_bits - 1) that stands for real 0; num_bits: 2..8, or 16;
-    activation: what is fused into the operator that computes the tensor. Returns one Quantization, or two when the
-    lower clamp needs a QUANTIZE of equal scale behind the operator (see `Graph`); the last one is how consumers see
-    the tensor. Codes of 16 bits fill int16, whose zero point is 0, so their code of real 0 must be 2**15.
+    scale: the nudged scale; zero_point: the code (0..2**num_bits - 1) of real 0; num_bits: 2..8, or 16;
+    activation: what is fused into the operator that computes the tensor. Returns one Quantization, or two if the lower
+    clamp needs a QUANTIZE of equal scale after the operator (see `Graph`); consumers read the tensor in the last one.
+    Codes of 16 bits fill int16, whose zero point is 0, so their code of real 0 must be 2**15.
     """
     if not (2 <= num_bits <= 8 or num_bits == 16):
         raise ValueError(f"num_bits must be in 2..8, or 16, got {num_bits}")
@@ -231,7 +233,7 @@ def place_codes(
         raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     if num_bits == 16:
         if zero_point != 2**15 or narrow_range:
-            raise ValueError(f"codes of 16 bits are symmetric, with zero_point {2**15} and all codes, got {zero_point}")
+            raise ValueError(f"16-bit codes are symmetric, with zero_point {2**15} and all codes, got {zero_point}")
         return (per_tensor(scale, 0, "int16"),)
     lowest, highest = (1 if narrow_range else 0), 2**num_bits - 1
     if not lowest <= zero_point <= highest:
@@ -243,14 +245,14 @@ def place_codes(
 
 
 class Builder:
-    """Puts a graph together operator by operator; every method returns the name of its result.
+    """Builds a graph operator by operator; every method returns the name of its result.
 
-    Besides `operator`, every kind of `exactqat.device` has a method in lower case that its declaration provides:
+    Besides `operator`, there is a lower-case method for every kind that `exactqat.device` declares:
     ``builder.conv_2d(x, filter, filter_scale, bias, output, name="first", strides=(2, 2))``,
     ``builder.add(x, y, output, name="sum")``, ``builder.pad(x, paddings, name="padded")``.
     `output` is the result's Quantization, or the placement from `place_codes`: for two placements the shifting operator
-    is added and its name returned. Filters and biases are given as integer codes; their tensors are made here, the bias
-    scale included.
+    is added and its name returned. Filters and biases are passed as integer codes; their tensors, including the bias
+    scale, are created here.
     """
 
     def __init__(self) -> None:
@@ -259,8 +261,9 @@ class Builder:
         self._inputs: list[str] = []
 
     def graph(self, outputs: Sequence[str], validated: bool = True, signature: Signature | None = None) -> Graph:
-        """The graph. validated: refuse what the device would, as a whole network; a part of one may read other things
-        than a network's inputs. signature: the user's names and axes, where they are not the tensors' own."""
+        """Returns the graph. validated: refuse what the device would refuse in a whole network; part of a network may
+        read other things than a network's inputs. signature: the user's names and axes, if they are not the
+        tensors'."""
         graph = Graph(dict(self._tensors), tuple(self._operators), tuple(self._inputs), tuple(outputs), ports=signature)
         if validated:
             graph.validate()
@@ -280,7 +283,7 @@ class Builder:
         return result
 
     def constant(self, name: str, codes: np.ndarray, quantization: Quantization) -> str:
-        """codes: int8, or int32 or int64 for biases; other integers are taken as the quantization's dtype where they
+        """codes: int8, or int32 or int64 for biases; other integers are converted to the quantization's dtype if they
         fit."""
         codes = np.asarray(codes)
         dtype = np.dtype(quantization.dtype)
@@ -307,15 +310,15 @@ class Builder:
         name: str,
         **attributes: Any,
     ) -> str:
-        """Any operator of the device.
+        """Adds any device operator.
 
         Args:
-            operands: names of tensors, constants included.
-            output: None where the operator keeps its first operand's quantization, or fixes its result's.
+            operands: names of tensors, including constants.
+            output: None if the operator keeps its first operand's quantization, or determines its result's.
             attributes: those that differ from the declaration's defaults.
 
         Raises:
-            ValueError: the device has no such operator, or not with these operands and attributes.
+            ValueError: the device has no such operator, or does not support these operands and attributes.
         """
         where = f"{kind} {name!r}"
         _need(where, kind in OPERATORS, f"unknown operator kind {kind!r}; known: {', '.join(OPERATORS)}")
@@ -356,7 +359,7 @@ class Builder:
     def __getattr__(self, method: str) -> Callable[..., str]:
         declaration = OPERATORS.get(method.upper())
         if declaration is None or method != method.lower():
-            raise AttributeError(f"Builder has no {method!r}; operators of the device: {', '.join(OPERATORS).lower()}")
+            raise AttributeError(f"Builder has no {method!r}; device operators: {', '.join(OPERATORS).lower()}")
         return functools.partial(declaration.build, self)
 
     def __dir__(self) -> list[str]:
@@ -368,12 +371,12 @@ class Builder:
         if output is not None:
             return (output,) if isinstance(output, Quantization) else tuple(output)
         declaration = OPERATORS[kind]
-        _need(where, bool(operands), "an operand must be given")
+        _need(where, bool(operands), "an operand is missing")
         first = self._tensors[operands[0]].quantization
         fixed = declaration.grid_fixed_in(first.dtype)
         if fixed is not None:
             return (per_tensor(*fixed, first.dtype),)
-        _need(where, declaration.same_quantization, "the result's quantization must be given")
+        _need(where, declaration.same_quantization, "the result's quantization is missing")
         return (first,)
 
     def _add_tensor(self, tensor: Tensor) -> str:
@@ -384,7 +387,7 @@ class Builder:
 
 
 def _plain(value: Any) -> Any:
-    """Attributes are made of Python's own numbers and tuples: a graph is written down as it is."""
+    """Converts attributes to Python's own numbers and tuples, so that a graph can be written as it is."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
@@ -411,9 +414,9 @@ def _check_tensor(tensor: Tensor) -> None:
     if tensor.data is None:
         _need(where, quantization.axis is None, "activations are quantized per tensor, not per channel")
         fits = tensor.dtype in CODE_RANGES or quantization.equals(INDICES)
-        _need(where, fits, f"{tensor.dtype} stands for itself: scale 1, zero point 0")
+        _need(where, fits, f"{tensor.dtype} must have scale 1 and zero point 0")
         fits = tensor.dtype not in CODE_RANGES or tensor.dtype == quantization.dtype
-        _need(where, fits, f"stored in {tensor.dtype}, but its quantization is one of {quantization.dtype}")
+        _need(where, fits, f"stored in {tensor.dtype}, but its quantization is for {quantization.dtype}")
         return
     _need(where, tensor.data.dtype == tensor.dtype, f"data must be {tensor.dtype}, got {tensor.data.dtype}")
     _need(where, tensor.data.shape == tensor.shape, f"data has shape {tensor.data.shape}, not {tensor.shape}")
@@ -427,7 +430,7 @@ def _check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: se
         _need(where, name in tensors, f"tensor {name!r} is missing")
     for name in operator.inputs:
         _need(where, name in ready, f"input {name!r} is used before it is computed")
-    _need(where, len(operator.outputs) == 1, f"takes one output, got {operator.outputs}")
+    _need(where, len(operator.outputs) == 1, f"needs exactly one output, got {operator.outputs}")
     _need(where, operator.outputs[0] not in ready, f"output {operator.outputs[0]!r} is written twice")
     fewest, most = declaration.operands
     fits = fewest <= len(operator.inputs) and (most is None or len(operator.inputs) <= most)
@@ -445,18 +448,18 @@ def _check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: se
         if declaration.same_quantization:
             for tensor in inputs:
                 same = tensor.quantization.equals(output.quantization)
-                need(same, f"input {tensor.name!r} must have the output's quantization; put a QUANTIZE before it")
+                need(same, f"input {tensor.name!r} must have the output's quantization; insert a QUANTIZE before it")
         grid = declaration.grid_fixed_in(output.dtype)
         if grid is not None:
             fixed = per_tensor(*grid, output.dtype).equals(output.quantization)
-            need(fixed, f"scale and zero point of the result are {grid}, whatever it is")
+            need(fixed, f"scale and zero point of the result must be {grid}")
         declaration.check(inputs, output, operator.attributes)
     except Refusal as refusal:
         raise Refusal(f"{where}: {refusal}") from None
 
 
 def _check_operands(operator: Operator, inputs: Sequence[Tensor], output: Tensor, where: str) -> None:
-    """Which of them are constants, and what activations are stored in."""
+    """Checks which operands are constants, and the dtypes of activations."""
     declaration = OPERATORS[operator.kind]
     _need(where, output.data is None, f"{output.name!r} must be an activation, not a constant")
     for position, tensor in enumerate(inputs):
@@ -469,16 +472,16 @@ def _check_operands(operator: Operator, inputs: Sequence[Tensor], output: Tensor
         _need(where, tensor.dtype in declaration.dtypes, f"{tensor.name!r} must be {allowed}, got {_or_why(tensor)}")
         stored = output.dtype if output.dtype in CODE_RANGES else inputs[0].dtype
         fits = declaration.changes_dtype or tensor.dtype == stored
-        message = f"{tensor.name!r} is {tensor.dtype} where the result is {stored}; put a QUANTIZE before it"
+        message = f"{tensor.name!r} is {tensor.dtype} but the result is {stored}; insert a QUANTIZE before it"
         _need(where, fits, message)
         _need(where, tensor.quantization.axis is None, f"{tensor.name!r} must be quantized per tensor")
-    _need(where, any(tensor.data is None for tensor in inputs), "one operand at least must be an activation")
+    _need(where, any(tensor.data is None for tensor in inputs), "at least one operand must be an activation")
 
 
 def _or_why(tensor: Tensor) -> str:
     if tensor.dtype != "int16":
         return tensor.dtype
-    return f"int16, in which no runtime has this operator; they have {', '.join(in_int16())}"
+    return f"int16, which no runtime supports for this operator; supported are {', '.join(in_int16())}"
 
 
 __all__ = [

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lowers a trained plan to the graph of integer operators that the device runs.
 
-Nothing is decided here that training did not see: weight codes, scales and bias codes are what training left behind.
-What is decided is where axes lie. A plan counts axes in the user's order; on the device the batch comes first and
-convolutions want their channels last. Every tensor carries its `Layout`, so that a permutation costs nothing by itself,
-and a TRANSPOSE stands only where an operator needs axes elsewhere.
+Nothing is decided here that training did not see: weight codes, scales and bias codes are those of training. What is
+decided is the order of axes. A plan counts axes in the user's order; on the device the batch comes first and
+convolutions need their channels last. Every tensor carries its `Layout`, so a permutation costs nothing by itself, and
+a TRANSPOSE is added only where an operator needs axes in another order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TRANSPOSED_AXES = 5
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of the graph and where the user's axes lie in it."""
+    """A tensor of the graph and the positions of the user's axes."""
 
     name: str
     layout: Layout
@@ -59,10 +59,10 @@ def lower(model: Any, example_input: Any = None) -> Graph:
 
     Args:
         model: prepared and frozen.
-        example_input: not needed any more; taken for callers that still give it.
+        example_input: ignored; accepted for callers that still pass it.
 
     Returns:
-        The graph. Every layer's stored tensor carries the layer's path as its name, "input" the network's input.
+        The graph. Every layer's stored tensor is named by the layer's path, the network's input is named "input".
 
     Raises:
         TypeError: the model was not prepared.
@@ -73,7 +73,7 @@ def lower(model: Any, example_input: Any = None) -> Graph:
 
 
 def lower_with_layouts(model: Any) -> tuple[Graph, dict[str, Layout]]:
-    """As `lower`, and by path of the plan where the axes of each stored tensor lie."""
+    """As `lower`; also returns the axis order of each stored tensor, by path of the plan."""
     plan = getattr(model, "plan", None)
     if not isinstance(plan, Plan):
         raise TypeError(
@@ -81,7 +81,7 @@ def lower_with_layouts(model: Any) -> tuple[Graph, dict[str, Layout]]:
         )
     if not hasattr(model, "frozen"):
         raise TypeError(
-            f"this {type(model).__name__}, of JAX, holds no numbers: call its own lower(params, state) instead"
+            f"this {type(model).__name__} from JAX contains no parameters: call its own lower(params, state) instead"
         )
     if not model.frozen:
         raise ValueError("model must be frozen before it is lowered: call exactqat.qat.freeze and train its last phase")
@@ -92,12 +92,12 @@ def lower_with_layouts(model: Any) -> tuple[Graph, dict[str, Layout]]:
 
 @dataclass(frozen=True)
 class LoweredStep:
-    """One step of a plan by itself: the operators from the tensors it reads, which are the graph's inputs, to the one
-    that it stores.
+    """A single step of a plan: the operators from the tensors it reads, which are the graph's inputs, to the one it
+    stores.
 
     Attributes:
         graph: not validated as a network, since inputs may have any number of rows.
-        layouts: by path, where the axes of the tensors it reads lie.
+        layouts: the axis order of the tensors it reads, by path.
         stored: the graph's output.
     """
 
@@ -107,12 +107,12 @@ class LoweredStep:
 
 
 def lower_step(plan: Plan, step: PlanStep, numbers: Numbers) -> LoweredStep:
-    """Lowers one step as it stands in its plan; numbers need hold what concerns it and the grids only.
+    """Lowers one step of a plan; `numbers` only needs what concerns this step, and the grids.
 
-    Axes may lie elsewhere than in the whole network, which no integer depends on.
+    Axes may be in another order than in the whole network; no integer depends on it.
 
     Raises:
-        ValueError: the device has no such step.
+        ValueError: the device does not support this step.
     """
     whole = Lowering(plan, numbers)
     read = [plan.stored(path) for path in dict.fromkeys(step.operands) if plan.is_stored(path)]
@@ -125,7 +125,7 @@ def lower_step(plan: Plan, step: PlanStep, numbers: Numbers) -> LoweredStep:
 
 
 def on_device(values: np.ndarray, layout: Layout) -> np.ndarray:
-    """An array in the user's order of axes as it lies on the device."""
+    """Converts an array from the user's axis order to the device's."""
     present = [axis for axis in layout.axes if axis >= 0]
     turned = np.transpose(values, present)
     units = tuple(position for position, axis in enumerate(layout.axes) if axis < 0)
@@ -214,7 +214,7 @@ class Lowering:
         return self.results[path].shape
 
     def operand(self, path: str, layout: Layout) -> str:
-        """Name of the tensor with its axes where they are wanted; moves them if need be."""
+        """Name of the tensor with its axes in the requested order; transposes it if necessary."""
         result = self.results[path]
         first = self._first(path)
         name = result.forms.get(layout.axes)
@@ -250,7 +250,7 @@ class Lowering:
         rank = len(result.shape)
         spatial = [axis for axis in range(rank) if axis not in (result.batch_axis, channel_axis)]
         if len(spatial) > 2:
-            raise ValueError(f"{path!r} has {len(spatial)} spatial axes; the device's operators take at most 2")
+            raise ValueError(f"{path!r} has {len(spatial)} spatial axes; device operators support at most 2")
         return Layout((result.batch_axis, *[-1] * (2 - len(spatial)), *spatial, channel_axis))
 
     # --- what a step stores -----------------------------------------------------------------------------------------
@@ -553,7 +553,9 @@ class Lowering:
         groups = _groups(source.shape, source.batch_axis, result.shape, result.batch_axis)
         for taken, made in groups:
             if source.batch_axis in taken and (taken[0], made[0]) != (source.batch_axis, result.batch_axis):
-                raise ValueError(f"{pending.path!r} joins other axes in front of the batch's, which must come first")
+                raise ValueError(
+                    f"{pending.path!r} merges other axes in front of the batch axis, which must come first"
+                )
         place = {axis: position for position, axis in enumerate(stored.layout.axes) if axis >= 0}
         # Axes that are split or joined must be neighbours in the user's order; the groups stay where they are.
         ordered = sorted(groups, key=lambda g: (source.batch_axis not in g[0], min(place[axis] for axis in g[0])))
@@ -642,7 +644,7 @@ class Lowering:
         return (INT8_MIN, INT8_MIN + 2**bits - 1) if bits < 8 else None
 
     def _described(self, path: str) -> str:
-        """A step that is left out, for people: "softmax over axis 1"."""
+        """A readable description of a step that is left out: "softmax over axis 1"."""
         step = self.plan.stored(path)
         assert isinstance(step, PlanStep)
         axis = step.attributes.get("axis")

@@ -3,11 +3,11 @@
 
 Every tensor passes through QuantizeLinear and DequantizeLinear, and the operators between them are ONNX's float ones
 (opset 21), as each operator's declaration in `exactqat.device` says; runtimes with integer kernels fuse the three.
-Inputs and outputs are float32 (indices: integers) with any batch, the user's names and the user's axes, as
-`Graph.signature` has them; those of a graph that was put together by hand have the graph's names, and of four axes the
-channels second. In between, tensors of four axes have their channels second, the others lie as in the graph. What the
-file means is fixed by float arithmetic, rounded half to even, so results that lie
-exactly between two codes may differ from the integers of `simulate`; `verify_onnx` counts them.
+Inputs and outputs are float32 (indices: integers) with any batch size, and the names and axes of `Graph.signature`. If
+the graph was built by hand, they have the graph's names, and tensors of four axes are channels-first. In between,
+tensors of four axes are channels-first, the others are ordered as in the graph. The file computes in float, rounding
+half to even, so results exactly between two codes may differ from the integers of `simulate`; `verify_onnx` counts
+them.
 
 Runtimes on x86 without VNNI instructions add products of uint8 and int8 in 16 bits, which can saturate. Activations
 are int8 here, for which such kernels use wider sums.
@@ -41,9 +41,9 @@ OPSET = 21
 def write_onnx(graph: Graph, path: str | os.PathLike[str], description: str = "") -> Path:
     """Validates `graph` and writes it to `path`; the same graph always gives the same bytes.
 
-    Inputs and outputs are float32 and carry the user's names and axes; ``metadata_props`` holds the signature as JSON
-    under "exactqat". The codes of every tensor of the graph are called ``<name>/codes``. The file appears whole or not
-    at all.
+    Inputs and outputs are float32 and have the user's names and axes; ``metadata_props`` contains the signature as JSON
+    under "exactqat". The codes of every tensor of the graph are called ``<name>/codes``. The file is written completely
+    or not at all.
     """
     require_graph(graph)
     return write_whole(Path(path), onnx_bytes(graph, description))
@@ -60,14 +60,14 @@ def verify_onnx(
 ) -> Report:
     """Compares the file at `path` on onnxruntime with the simulation of `graph`, as `verify` does for .tflite.
 
-    x: int8 codes [batch, height, width, channels], or one array per input name; the file gets the real numbers that
-    they stand for. Nothing is claimed to be exact: the report says how many codes differ, and by how much. Raises
-    ValueError when the file has no tensor for a result of the graph, RuntimeRefusal when onnxruntime does not take it.
+    x: int8 codes [batch, height, width, channels], or one array per input name; the file gets the real numbers
+    they represent. Nothing is claimed to be exact: the report says how many codes differ, and by how much. Raises
+    ValueError if the file has no tensor for a result of the graph, RuntimeRefusal if onnxruntime rejects it.
     """
     inputs = check_inputs(graph, x)
     total = next(iter(inputs.values())).shape[0]
     if total == 0:
-        raise ValueError("x holds no images, so nothing would be compared")
+        raise ValueError("x contains no images, so there is nothing to compare")
     content = Path(path).read_bytes()
     names = graph.results()
     inner = _inner_names(graph)
@@ -97,7 +97,7 @@ def verify_onnx(
 
 
 class _Writer:
-    """Collects nodes and constants; what declarations say of their form in ONNX, they say to this."""
+    """Collects nodes and constants; the declarations use it to emit their ONNX form."""
 
     def __init__(self, graph: Graph) -> None:
         self.ends = _ends(graph)
@@ -224,7 +224,7 @@ class _Writer:
         return tensor.name
 
     def activated(self, operator: Operator, output: Tensor, computed: str) -> str:
-        """Behind the fused activation."""
+        """The tensor after the fused activation."""
         activation = operator.attributes.get("activation", "NONE")
         if activation == "RELU":
             return self.node("Relu", [computed], f"{output.name}/activated")
@@ -239,7 +239,7 @@ class _Writer:
         self.store(output.name, computed, output.quantization, output.name)
 
     def store_indices(self, output: Tensor, computed: str) -> None:
-        """Integers that stand for themselves and lie as in the graph."""
+        """Plain integers, ordered as in the graph."""
         dtype = self.onnx.helper.np_dtype_to_tensor_dtype(np.dtype(output.dtype))
         if len(output.shape) == 4:
             computed = self.node("Transpose", [computed], f"{output.name}/turned", perm=[0, 3, 1, 2])
@@ -266,7 +266,7 @@ class _Writer:
     def in_graph_order(self, name: str, label: str) -> str:
         """A tensor as real numbers with its axes as in the graph.
 
-        Codes are moved, not real numbers: runtimes that move a Transpose of these lose zero points on the way.
+        Codes are moved, not real numbers: runtimes that move a Transpose of real numbers lose zero points on the way.
         """
         if len(self.graph.tensors[name].shape) != 4:
             return self.real(name)
@@ -369,7 +369,7 @@ def tensor_description(onnx: Any, tensor: Tensor, name: str, dtype: int, order: 
 
 @contextmanager
 def _refusing(doing: str) -> Iterator[None]:
-    """Says in one sentence what onnx and onnxruntime, whose errors have no common kind, have against a file."""
+    """Turns errors of onnx and onnxruntime, which have no common type, into one sentence."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - parsers of damaged files raise nearly anything
@@ -389,7 +389,7 @@ class _Runtime:
         options.intra_op_num_threads = 1
         self.graph = graph
         self.outputs = list(outputs)
-        with _refusing("onnxruntime does not take the file"):
+        with _refusing("onnxruntime rejects the file"):
             self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -397,7 +397,7 @@ class _Runtime:
         for end in _ends(self.graph)[0]:
             real = dequantize(batch[end.tensor], self.graph.tensors[end.tensor].quantization)
             feeds[end.name] = np.ascontiguousarray(real.transpose(end.order))
-        with _refusing("onnxruntime does not run the file"):
+        with _refusing("onnxruntime fails to run the file"):
             results = self.session.run([name for name, _, _ in self.outputs], feeds)
         return {
             tensor: result.transpose(np.argsort(order))

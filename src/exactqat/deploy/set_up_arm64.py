@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sets up the emulation of ARM64 for `deploy.emulation`: `python -m exactqat.deploy.set_up_arm64`.
 
-On Debian and what is like it. An arm64 Python comes from apt-get, an emulator that is new enough from the system or
-from Debian, wheels from pip; all is unpacked into `emulation.folder()`, and nothing of the system is changed.
+For Debian and derivatives. An arm64 Python comes from apt-get, a recent emulator from the system or from Debian, wheels
+from pip; everything is unpacked into `emulation.folder()`, and the system is not changed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def set_up(say: Callable[[str], None] = print) -> Path:
     """
     missing = [name for name in ("apt-get", "dpkg") if shutil.which(name) is None]
     if missing:
-        raise RuntimeError(f"this needs {' and '.join(missing)} (Debian or what is like it)")
+        raise RuntimeError(f"this needs {' and '.join(missing)} (Debian or a derivative)")
     target = folder()
     if target.exists() and any(target.iterdir()) and not is_set_up():
-        raise RuntimeError(f"{target} exists and holds something else, or an attempt that ended early: remove it")
+        raise RuntimeError(f"{target} exists and contains something else, or an incomplete installation: remove it")
     target.mkdir(parents=True, exist_ok=True)
     say(f"ARM64 emulation in {target}")
     with tempfile.TemporaryDirectory(dir=target) as work:
@@ -69,7 +69,7 @@ def set_up(say: Callable[[str], None] = print) -> Path:
 def download(
     work: Path, architecture: str, packages: Sequence[str], sources: Path | None = None, with_needs: bool = False
 ) -> list[Path]:
-    """Debian packages, and all that they need, as if nothing were installed, if that is asked for.
+    """Downloads Debian packages, on request with all their dependencies, as if nothing were installed.
 
     Raises:
         RuntimeError: apt-get fails.
@@ -104,7 +104,7 @@ def unpack(packages: Sequence[Path], target: Path) -> None:
 
 
 def _emulator(work: Path, target: Path) -> str:
-    """An emulator that is new enough: the system's, or Debian's newest."""
+    """A recent emulator: the system's, or Debian's newest."""
     for name in ("qemu-aarch64", "qemu-aarch64-static"):
         found = shutil.which(name)
         if found is not None and _emulator_version(found) >= OLDEST_EMULATOR:
@@ -131,7 +131,7 @@ def _emulator_version(path: str) -> int:
 
 
 def unpack_wheels(work: Path, python: str, packages: Sequence[str], target: Path) -> None:
-    """Wheels of these packages, without what they need, for a Python ("3.11") on ARM64.
+    """Wheels of these packages, without dependencies, for a Python ("3.11") on ARM64.
 
     Raises:
         RuntimeError: pip fails.
@@ -149,7 +149,8 @@ def unpack_wheels(work: Path, python: str, packages: Sequence[str], target: Path
 
 
 def _describe_cpu(root: Path, system: Path, cpu: Cpu) -> None:
-    """The files in which Linux describes a processor: XNNPACK reads them, and dies of another architecture's."""
+    """Writes the files in which Linux describes a processor: XNNPACK reads them, and crashes on another
+    architecture's."""
     shutil.rmtree(root, ignore_errors=True)
     devices = root / "sys/devices/system/cpu"
     (root / "proc").mkdir(parents=True)
@@ -183,8 +184,8 @@ def _call(command: Sequence[str], cwd: Path | None = None) -> None:
 
 
 def main() -> int:
-    """Sets the emulation up, or says that it is there."""
-    parser = argparse.ArgumentParser(prog=SET_UP, description="Sets up the emulation of ARM64 for `exactqat verify`.")
+    """Sets up the emulation, or reports that it already is."""
+    parser = argparse.ArgumentParser(prog=SET_UP, description="Sets up the ARM64 emulation for `exactqat verify`.")
     parser.parse_args()
     if is_set_up():
         print(f"the emulation is set up in {folder()}: {versions()}")

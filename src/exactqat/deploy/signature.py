@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user calls a network's inputs and outputs, and where the user's axes lie in them: the other half of a file.
+"""A network's inputs and outputs as the user knows them: names and axes.
 
-A `Graph` carries its `Signature`, files carry it too: names in the .tflite file's SignatureDef ``serving_default`` and
+A `Graph` contains its `Signature`, and so do files: names in the .tflite file's SignatureDef ``serving_default`` and
 in the .onnx file itself, all of it as JSON under the name "exactqat" in their metadata. `input_codes` and
-`output_values` translate between the user's arrays and the graph's integers.
+`output_values` convert between the user's arrays and the graph's integers.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Port:
     Attributes:
         name: the user's: an argument, a key of a dictionary, an input layer.
         tensor: the graph's tensor.
-        axes: the user's axis that each axis of that tensor holds: (0, 2, 3, 1) for a user's [N, C, H, W] that is
+        axes: for each axis of that tensor, the user's axis: (0, 2, 3, 1) for a user's [N, C, H, W] stored as
             [N, H, W, C] in the graph. The batch comes first in the graph.
-        outside: what the model does to an output and the graph does not, such as "softmax over axis 1" (of the user's
-            axes), in order.
-        limits: of an input of fewer bits, the lowest and the highest code that it may hold.
+        outside: operations on an output that the model performs and the graph does not, such as "softmax over axis 1"
+            (of the user's axes), in order.
+        limits: for an input of fewer bits, its lowest and highest allowed code.
     """
 
     name: str
@@ -47,19 +47,19 @@ class Port:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The tensor's axis that each of the user's axes is."""
+        """For each of the user's axes, the tensor's axis."""
         return tuple(self.axes.index(axis) for axis in range(len(self.axes)))
 
     def to_graph(self, array: np.ndarray) -> np.ndarray:
-        """An array in the user's axes as the graph has it."""
+        """Converts an array from the user's axes to the graph's."""
         return np.ascontiguousarray(array.transpose(self.axes))
 
     def to_user(self, array: np.ndarray) -> np.ndarray:
-        """An array of the graph in the user's axes."""
+        """Converts an array from the graph's axes to the user's."""
         return np.ascontiguousarray(array.transpose(self.order))
 
     def described(self, tensor: Tensor) -> str:
-        """One line for people: ``image [N, 3, 32, 32] as [N, 32, 32, 3]``."""
+        """One readable line: ``image [N, 3, 32, 32] as [N, 32, 32, 3]``."""
         sizes: list[object] = ["N" if tensor.shape[0] == 1 else f"{tensor.shape[0]}*N", *tensor.shape[1:]]
         yours = ", ".join(str(sizes[at]) for at in self.order)
         lies = "" if self.axes == tuple(range(len(self.axes))) else f" as [{', '.join(map(str, sizes))}]"
@@ -80,10 +80,10 @@ class Signature:
 
     @staticmethod
     def from_json(text: str | bytes) -> Signature:
-        """The way back.
+        """The inverse of `as_json`.
 
         Raises:
-            ValueError: it is of another format, or damaged.
+            ValueError: the format is unknown, or the text is damaged.
         """
         try:
             content = json.loads(text)
@@ -102,9 +102,9 @@ class Signature:
                 for side in ("inputs", "outputs")
             ]
         except (ValueError, TypeError, LookupError, RecursionError) as error:
-            raise ValueError(f"the file's metadata on its inputs and outputs is damaged: {error}") from error
+            raise ValueError(f"the file's metadata about its inputs and outputs is damaged: {error}") from error
         if found != _FORMAT:
-            raise ValueError(f"the file's metadata is of format {found!r}; this version reads {_FORMAT}")
+            raise ValueError(f"the file's metadata has format {found!r}; this version reads {_FORMAT}")
         for port in (*sides[0], *sides[1]):
             if sorted(port.axes) != list(range(len(port.axes))):
                 raise ValueError(f"the file's metadata is damaged: {port.name!r} has the axes {port.axes}")
@@ -112,20 +112,20 @@ class Signature:
 
 
 def plain_signature(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Signature:
-    """That of a graph that was not lowered from a model: names and axes are the tensors' own."""
+    """The signature of a graph that was not lowered from a model: names and axes are the tensors' own."""
     sides = [{each.name: tuple(range(len(each.shape))) for each in side} for side in (inputs, outputs)]
     return Signature(*(tuple(Port(name, name, axes) for name, axes in side.items()) for side in sides))
 
 
 def input_codes(graph: Graph, data: Any) -> dict[str, np.ndarray]:
-    """The codes of a user's arrays, by tensor name, as `simulate` and `verify` take them.
+    """Converts a user's arrays to codes, by tensor name, as `simulate` and `verify` expect them.
 
     Args:
-        data: real numbers in the user's axes, the batch included: an array for a network with one input, a dictionary
-            by the inputs' names (`graph.signature`), or a sequence in their order.
+        data: real numbers in the user's axes, including the batch: an array for a network with one input, a dictionary
+            with the inputs' names (`graph.signature`), or a sequence in their order.
 
     Raises:
-        ValueError: an input is missing or has another shape than the network's.
+        ValueError: an input is missing or its shape differs from the network's.
     """
     ports = graph.signature.inputs
     arrays = _by_name(ports, data)
@@ -147,22 +147,22 @@ def input_codes(graph: Graph, data: Any) -> dict[str, np.ndarray]:
 def as_codes(
     real: np.ndarray, dtype: str, quantization: Quantization, limits: tuple[int, int] | None = None
 ) -> np.ndarray:
-    """Real numbers as a tensor's codes; integers that have no grid stay what they are."""
+    """Converts real numbers to a tensor's codes; integers without a grid are unchanged."""
     if dtype not in CODE_RANGES:
         return real.astype(dtype)
     return quantize(real.astype(np.float32), quantization, *(limits or ()))
 
 
 def as_real(codes: np.ndarray, dtype: str, quantization: Quantization) -> np.ndarray:
-    """The way back."""
+    """Converts a tensor's codes to real numbers."""
     return dequantize(codes, quantization) if dtype in CODE_RANGES else codes
 
 
 def output_values(graph: Graph, codes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Real numbers of a graph's results in the user's axes, by the outputs' names (`graph.signature`).
+    """Converts a graph's results to real numbers in the user's axes, by the outputs' names (`graph.signature`).
 
     Args:
-        codes: by tensor name, as `simulate` gives them.
+        codes: by tensor name, as `simulate` returns them.
     """
     found = {}
     for port in graph.signature.outputs:

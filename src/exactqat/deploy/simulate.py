@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the device computes, in exact integers, under each profile of rounding.
+"""What the device computes, in exact integers, for each rounding profile.
 
 `xnnpack-x86` and `xnnpack-arm64` are the runtime's default on these processors: the XNNPACK delegate, and the built-in
-kernels for what it leaves to them. `reference` is the runtime's reference kernels, `micro` those of TFLite-Micro and
-CMSIS-NN. The arithmetic stands with each operator in `exactqat.device`; EXACT says where equality was shown, and over
-how much.
+kernels for what XNNPACK does not support. `reference` is the runtime's reference kernels, `micro` those of TFLite-Micro
+and CMSIS-NN. The arithmetic is declared with each operator in `exactqat.device`; EXACT lists where equality was shown,
+and MEASURED over how many results.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PAYS = 2
 
 
 def unclaimed(graph: Graph, profile: str | Profile) -> tuple[str, ...]:
-    """The kinds of operators in a graph whose equality with the profile's runtime was not shown; none: all are."""
+    """The kinds of operators in a graph whose equality with the profile's runtime has not been shown; usually none."""
     name = profile_named(profile).name
     require_graph(graph)
     kinds = dict.fromkeys(graph.measured_as(operator) for operator in graph.operators)
@@ -54,9 +54,9 @@ def simulate(
 ) -> dict[str, np.ndarray]:
     """Codes of `tensors` (default: the graph's outputs) for a batch of input codes.
 
-    x: int8 or int16, as the graph has it, [batch, ...] for a graph with one input, or one such array per input name.
-    `batch_size` examples are computed at a time, which bounds the memory. Every (operator, profile) pair named in EXACT
-    is bit-exact.
+    x: int8 or int16, like the graph's input, [batch, ...] for a graph with one input, or one such array per input name.
+    `batch_size` examples are computed at a time, which limits memory use. Every (operator, profile) pair in EXACT is
+    bit-exact.
     """
     profile = profile_named(profile)
     inputs = check_inputs(graph, x)
@@ -81,25 +81,25 @@ def simulate(
 
 
 def check_inputs(graph: Graph, x: np.ndarray | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """One [batch, ...] array of codes per input name, or an error that says what does not fit."""
+    """One [batch, ...] array of codes per input name, or an error that says what is wrong."""
     require_graph(graph)
     arrays = dict(x) if isinstance(x, Mapping) else {graph.inputs[0]: x}
     if set(arrays) != set(graph.inputs):
-        raise ValueError(f"x must hold the inputs {list(graph.inputs)}, got {list(arrays)}")
+        raise ValueError(f"x must contain the inputs {list(graph.inputs)}, got {list(arrays)}")
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise TypeError(
-                f"input {name!r} must be a NumPy array of codes, got {type(array).__name__}; `quantize` makes them"
+                f"input {name!r} must be a NumPy array of codes, got {type(array).__name__}; use `quantize`"
             )
         expected = graph.tensors[name].shape
         dtype = graph.tensors[name].dtype
         if array.dtype != dtype:
-            raise TypeError(f"input {name!r} must be {dtype} codes, got {array.dtype}; `quantize` makes them")
+            raise TypeError(f"input {name!r} must be {dtype} codes, got {array.dtype}; use `quantize`")
         if array.ndim != len(expected) or array.shape[1:] != expected[1:]:
             sizes = ", ".join(map(str, expected[1:]))
             raise ValueError(f"input {name!r} must have shape [batch, {sizes}], got {array.shape}")
     if len({array.shape[0] for array in arrays.values()}) != 1:
-        raise ValueError("all inputs must have the same batch")
+        raise ValueError("all inputs must have the same batch size")
     return arrays
 
 
@@ -124,7 +124,7 @@ def simulate_operator(
 
 
 def from_table(compute: Callable[[Sequence[np.ndarray]], np.ndarray], codes: Sequence[np.ndarray]) -> np.ndarray:
-    """What `compute` makes of int8 operands value by value, looked up among its results for all pairs of codes."""
+    """Elementwise `compute` on int8 operands, looked up in a table of its results for all pairs of codes."""
     all_codes = np.arange(-128, 128).astype(np.int8)
     table = compute(np.meshgrid(*[all_codes] * len(codes), indexing="ij")).ravel()
     first, *others = (code.view(np.uint8) ^ np.uint8(128) for code in codes)

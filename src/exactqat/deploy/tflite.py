@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a Graph as a .tflite file.
 
-The schema classes come from the module inside ai-edge-litert (`schema_py_generated`), which every user of this room has
-installed anyway to run the file: writer and runtime then speak the same version of the format, and no generated code
-lives in this repository. flatbuffers and ai-edge-litert are imported on first use: `pip install 'exactqat[deploy]'`.
+The schema classes come from the module inside ai-edge-litert (`schema_py_generated`), which is
+installed anyway to run the file: writer and runtime then use the same version of the format, and the repository
+contains no generated code. flatbuffers and ai-edge-litert are imported on first use: `pip install 'exactqat[deploy]'`.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _METADATA = METADATA.encode()
 def write_tflite(graph: Graph, path: str | os.PathLike[str], description: str = "") -> Path:
     """Validates `graph` and writes it to `path`; the same graph always gives the same bytes.
 
-    The batch is 1 in the file; `interpreter.resize_tensor_input` takes any other. The file's signature
+    The batch size is 1 in the file; `interpreter.resize_tensor_input` accepts any other. The file's signature
     ``serving_default`` has the user's names of inputs and outputs, its metadata ``exactqat`` also the axes (JSON; see
-    `Graph.signature`). The file appears whole or not at all.
+    `Graph.signature`). The file is written completely or not at all.
     """
     require_graph(graph)
     return write_whole(Path(path), tflite_bytes(graph, description))
 
 
 def write_whole(path: Path, content: bytes) -> Path:
-    """Writes a file that appears whole or not at all, and gives its path."""
+    """Writes a file completely or not at all, and returns its path."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -64,7 +64,7 @@ def tflite_bytes(graph: Graph, description: str = "") -> bytes:
 
 
 def is_file_of(graph: Graph, content: bytes) -> bool:
-    """Whether this is what `write_tflite` makes of the graph, to the byte; its description may be any."""
+    """Whether this is byte for byte what `write_tflite` writes for the graph, with any description."""
     schema = import_deploy("ai_edge_litert.schema_py_generated")
     try:
         description = schema.Model.GetRootAs(content, 0).Description().decode()
@@ -74,10 +74,10 @@ def is_file_of(graph: Graph, content: bytes) -> bool:
 
 
 def read_signature(content: bytes) -> Signature:
-    """What a file says of its inputs and outputs.
+    """The signature in a file's metadata.
 
     Raises:
-        ValueError: it says nothing, or it is damaged.
+        ValueError: the file has no signature, or is damaged.
     """
     schema = import_deploy("ai_edge_litert.schema_py_generated")
     try:
@@ -87,7 +87,7 @@ def read_signature(content: bytes) -> Signature:
     except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
         raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
     if len(found) != 1:
-        raise ValueError("the file does not say how its inputs and outputs lie; write it with write_tflite")
+        raise ValueError("the file does not describe its inputs and outputs; write it with write_tflite")
     return Signature.from_json(found[0])
 
 
@@ -95,7 +95,7 @@ def read_grids(content: bytes) -> dict[str, tuple[str, Quantization]]:
     """Dtype and quantization of a file's inputs and outputs, by tensor name.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the file is damaged.
     """
     schema = import_deploy("ai_edge_litert.schema_py_generated")
     words = {code: word.lower() for word, code in vars(schema.TensorType).items() if isinstance(code, int)}
@@ -114,18 +114,18 @@ def read_grids(content: bytes) -> dict[str, tuple[str, Quantization]]:
 
 
 def import_deploy(name: str, extra: str = "deploy") -> Any:
-    """Imports a module that only this room needs, or says which extra of the package brings it."""
+    """Imports a module that only this package needs, or says which extra to install."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(f"{name} is needed here: pip install 'exactqat[{extra}]'") from error
+        raise ImportError(f"this needs {name}: pip install 'exactqat[{extra}]'") from error
 
 
 _RELU, _RELU6 = (("ActivationFunctionType", name) for name in ("RELU", "RELU6"))
 
 
 class _Writer:
-    """Collects buffers, tensors and operator codes of one model in the order in which the graph names them."""
+    """Collects buffers, tensors and operator codes of one model in the graph's order."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -159,7 +159,7 @@ class _Writer:
         return bytes(builder.Output())
 
     def signature(self) -> Any:
-        """The user's names, by which runtimes take arrays (`interpreter.get_signature_runner()`)."""
+        """The user's names, by which runtimes accept arrays (`interpreter.get_signature_runner()`)."""
         schema, signature = self.schema, self.graph.signature
         inputs, outputs = (
             [schema.TensorMapT(name=port.name, tensorIndex=self.indices[port.tensor]) for port in ports]
@@ -211,7 +211,7 @@ class _Writer:
         return self.schema.OperatorCodeT(builtinCode=code, deprecatedBuiltinCode=min(code, 127), version=version)
 
     def operator(self, operator: Operator) -> list[Any]:
-        """The operators of the file that stand for one of the graph."""
+        """The operators of the file for one operator of the graph."""
         tensors = [self.graph.tensors[name] for name in operator.inputs]
         output = self.graph.tensors[operator.outputs[0]]
         steps = OPERATORS[operator.kind].tflite_steps(tensors, output, operator.attributes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets another process run a file first: runtimes trust what they read, and a damaged file can be their death."""
+"""Runs a file in another process first: runtimes trust what they read, and a damaged file can crash them."""
 
 from __future__ import annotations
 
@@ -28,29 +28,30 @@ function, arguments = pickle.load(sys.stdin.buffer)
 try:
     function(*arguments)
 except MemoryError:
-    sys.exit("it asks for more than half of this machine's memory")
+    sys.exit("it requests more than half of this machine's memory")
 except Exception:
     pass
 """
 
 
 class RuntimeRefusal(RuntimeError):
-    """The runtime does not take a file: an operator that it lacks, or has for other shapes only, or damage."""
+    """The runtime rejects a file: it lacks an operator, or supports it only for other shapes, or the file is
+    damaged."""
 
 
 def try_in_a_child(function: Callable[..., Any], *arguments: Any) -> str:
-    """Calls a function of a module in another process. What it returns or raises is not told here, but what it said on
-    its standard error is.
+    """Calls a function of a module in another process. Its result or exception is ignored, but the error reports what
+    it wrote to standard error.
 
     Raises:
-        RuntimeRefusal: it was the end of the process.
+        RuntimeRefusal: the process died.
     """
     given = pickle.dumps(sys.path) + pickle.dumps((function, arguments))
     child = subprocess.run([sys.executable, "-P", "-c", _PROGRAM], input=given, capture_output=True)
     said = child.stderr.decode(errors="replace").strip()
     if child.returncode < 0:
         name = signal.Signals(-child.returncode).name
-        raise RuntimeRefusal(f"the runtime died of it ({name}), so it is damaged")
+        raise RuntimeRefusal(f"the runtime crashed on it ({name}), so it is damaged")
     if child.returncode > 0:
-        raise RuntimeRefusal(f"the runtime could not be tried in another process: {''.join(said.splitlines()[-1:])}")
+        raise RuntimeRefusal(f"the runtime could not be run in another process: {''.join(said.splitlines()[-1:])}")
     return said

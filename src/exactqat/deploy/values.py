@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trained network stores, tensor by tensor, as the device would hold it: beside the device's own integers."""
+"""What a trained network stores, tensor by tensor, in the device's layout, to be compared with the device's
+integers."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ Lowered = tuple[Graph, Mapping[str, Layout]]
 
 
 def device_codes(model: Any, *inputs: Any, lowered: Lowered | None = None) -> dict[str, np.ndarray]:
-    """Codes of all that a trained network stores, by tensor name, as they lie on the device.
+    """Codes of all tensors that a trained network stores, by tensor name, in the device's layout.
 
     Args:
         model: prepared and frozen; in evaluation mode.
-        inputs: what the model is called with; the network's own inputs are among the results.
-        lowered: what `lower_with_layouts` made of the model, for callers that have it.
+        inputs: what the model is called with; the results include the network's own inputs.
+        lowered: the result of `lower_with_layouts`, if already available.
     """
     graph, layouts = lowered or lower_with_layouts(model)
     numbers = model.numbers()
@@ -39,7 +40,7 @@ def device_codes(model: Any, *inputs: Any, lowered: Lowered | None = None) -> di
 def layer_values(
     model: Any, *inputs: Any, lowered: Lowered | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Real numbers that the float and the fake-quantized network store, by tensor name, as they lie on the device: for
+    """Real numbers that the float and the fake-quantized network store, by tensor name, in the device's layout; for
     `verify`.
 
     The float network is the one with the same weights, without quantization. Arguments as in `device_codes`.
@@ -53,7 +54,7 @@ def layer_values(
 
 
 def in_users_order(array: np.ndarray, layout: Layout) -> np.ndarray:
-    """An array of the device in the user's order of axes: the way back from `lower.on_device`."""
+    """Converts an array from the device's axis order to the user's; the inverse of `lower.on_device`."""
     if layout.order is not None:
         array = array[..., np.argsort(layout.order)]
     units = tuple(position for position, axis in enumerate(layout.axes) if axis < 0)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a written .tflite file on the real runtime and compares every integer with the simulation.
 
-Tensors inside a delegate cannot be read, and the interpreter's option to preserve them cuts the delegate into single
-operators. So the file itself is read back, every operator's result is made an output of the model, and that model runs
-delegated as the plain file does. Each operator is then simulated from the operands the device had, which names the
-operator at fault instead of all that follow it; the untouched file is compared end to end.
+Tensors inside a delegate cannot be read, and the interpreter's option to preserve them splits the delegate into single
+operators. So the file itself is read back, every operator's result becomes an output of the model, and that model runs
+delegated like the original file. Each operator is then simulated from the operands the device had, which identifies the
+faulty operator instead of all that follow it; the unchanged file is compared end to end.
 
-That a file runs as it is simulated says nothing of what was trained: devices round differently. So a report also holds
-how many of the integers that this device computes are those that training computed.
+A file that runs as simulated need not match what was trained: devices round differently. So a report also says how many
+of the integers that this device computes equal those of training.
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Report:
-    """Three things apart: whether the file runs on a device as it is simulated, whether the device computes what was
-    trained, and for which device it was trained.
+    """Answers three questions: does the file run on a device as simulated, does the device compute what was trained,
+    and for which device was it trained?
 
     Attributes:
         profile: the device in question.
-        operators: each result on the runtime against its simulation from the device's own operands; outputs: the plain
-            file against the simulation of the whole graph. They hold no values where the file was not run.
-        trained_for: the profile of the trained network, where it is known.
-        training: what the device computes, by its simulation, against what training computed, tensor by tensor; the
-            graph's outputs are among them. Empty: it was not compared.
-        ran_as: the profile whose runtime ran the file, where that is not the device's own; its simulation is then what
-            the file was compared with.
-        predictions: the file fed with the user's arrays as its metadata says, against what the trained model makes of
-            them, by the names of its results. Empty: no model was given.
+        operators: each result of the runtime compared with its simulation from the device's own operands; outputs: the
+            unchanged file compared with the simulation of the whole graph. Without values if the file was not run.
+        trained_for: the profile of the trained network, if known.
+        training: what the device computes, by simulation, compared with what training computed, tensor by tensor,
+            including the graph's outputs. Empty if it was not compared.
+        ran_as: the profile whose runtime ran the file, if not the device's own; the file was then compared with that
+            profile's simulation.
+        predictions: the file's results on the user's arrays, fed as its metadata describes, compared with the trained
+            model's, by result name. Empty if no model was given.
     """
 
     profile: str
@@ -111,15 +111,16 @@ class Report:
 
     @property
     def equal(self) -> bool:
-        """Whether the file ran, as it is simulated, and the device computes what was trained, on the user's arrays too;
-        of a graph of which no training is known the former alone."""
+        """Whether the file ran as simulated and the device computes what was trained, on the user's arrays too; if the
+        graph's training is unknown, only the former."""
         as_simulated = self.values > 0 and self.differing == 0 and self.predictions_differing == 0
         if not self.training:
             return as_simulated and self.trained_for in ("", self.profile)
         return as_simulated and self.training_differing == 0
 
     def sentences(self) -> tuple[str, str, str]:
-        """The three things, in words: the file on the device, the device beside training, what it was trained for."""
+        """The three answers in words: the file on the device, the device compared with training, what it was trained
+        for."""
         names = self.profile, self.ran_as or self.profile
         device, runtime = (PROFILES[name].title if name in PROFILES else shortened(name) for name in names)
         if self.values:
@@ -130,21 +131,21 @@ class Report:
             ran = f"On {runtime} the file was not run"
         if self.predictions:
             total = sum(row.values for row in self.predictions)
-            gives = "something else than" if self.predictions_differing else "what"
+            gives = "something other than" if self.predictions_differing else "what"
             ran += (
-                f"; fed with the user's arrays as its metadata says, it gives {gives} the model returns: "
+                f"; fed with the user's arrays as its metadata describes, it returns {gives} the model returns: "
                 f"{_share(self.predictions_differing, total, 'integers')}"
             )
         computes = f"What {device} computes was not compared with what was trained"
         if self.training:
-            what = "something else than" if self.training_differing else "what"
+            what = "something other than" if self.training_differing else "what"
             count, whole = self.outputs_beside_training, (self.training_differing, self.training_values)
             computes = (
                 f"{device} computes {what} was trained: {_share(*count, 'integers of the outputs')}, "
                 f"{_share(*whole, 'of all stored tensors')}"
             )
         if not self.trained_for:
-            return ran, computes, "It is not known for which device it was trained"
+            return ran, computes, "The device it was trained for is unknown"
         same = "this device" if self.trained_for == self.profile else f"and not for {shortened(self.profile)}"
         return ran, computes, f"It was trained for {shortened(self.trained_for)}, {same}"
 
@@ -236,36 +237,37 @@ def verify(
     data: Any = None,
 ) -> Report:
     """Compares the file at `path` with `graph` on input codes x [batch, ...] (or one array per input name), and what
-    the device computes with what was trained; see `Report`, whose `equal` says whether all of it agrees.
+    the device computes with what was trained; see `Report`, whose `equal` says whether everything agrees.
 
-    model, data: the frozen model (in JAX ``prepared.trained(params, state)``) and a batch of the user's own, as it is
-    called with. The file then gets these arrays too, as its metadata says (names, axes, grids), and its results are
-    compared with the model's in evaluation, integer for integer; what the file leaves out, such as a last softmax, is
-    left out of both. Without x, the codes of `data` are taken for all else.
+    model, data: the frozen model (in JAX ``prepared.trained(params, state)``) and a batch of the user's own inputs. The
+    file then gets these arrays too, as its metadata describes (names, axes, grids), and its results are compared with
+    the model's in evaluation, integer for integer; what the file leaves out, such as a last softmax, is left out of
+    both. Without x, the codes of `data` are used for all other comparisons.
 
     profile: one of `profiles_here`, or "xnnpack" for the runtime's default kernels on this processor. float_values and
-    trained_values: what the float and the fake-quantized network make of the same images, or of the first of them, by
-    tensor name, channels last (`deploy.layer_values` gives both); the report then holds signal-to-noise ratios
-    for these tensors, over these images. progress: called with the number of comparisons done and that of all.
+    trained_values: what the float and the fake-quantized network compute for the same images, or for the first of them,
+    by tensor name, channels last (`deploy.layer_values` returns both); the report then contains signal-to-noise ratios
+    for these tensors, over these images. progress: called with the number of comparisons done and the total.
     trained_codes: what the trained network itself stores for x, or for the first of x, by tensor name
-    (`deploy.device_codes` gives it), to be compared with this device. Without them a graph that was trained for another
-    profile is compared with its simulation by that one; of a graph trained for this one nothing more is compared.
+    (`deploy.device_codes` returns it), to be compared with this device. Without them, a graph that was trained for
+    another profile is compared with its simulation under that profile; for a graph trained for this one nothing more
+    is compared.
 
-    A file that is not what `write_tflite` makes of the graph is run by another process first, because runtimes trust
-    what they read. Raises ValueError when the file has no tensor for a result of the graph, RuntimeRefusal when the
-    runtime does not take the file or dies of it, Refusal when it would end the process at these codes. Needs
+    A file that differs from what `write_tflite` writes for the graph is run in another process first, because runtimes
+    trust what they read. Raises ValueError if the file has no tensor for a result of the graph, RuntimeRefusal if the
+    runtime rejects the file or crashes on it, Refusal if it would crash the process at these codes. Needs
     `pip install 'exactqat[deploy]'`.
     """
     target = profile_named(profile_here(profile))
     profile = target.name
     if data is None and (x is None or model is not None):
-        raise TypeError("verify needs x, codes, or data, arrays as the model gets them; with model it needs data")
+        raise TypeError("verify needs x (codes) or data (arrays as the model takes them); with model it needs data")
     if x is None:
         x = input_codes(graph, data if model is None else model.evaluated(data)[0])
     inputs = check_inputs(graph, x)
     total = next(iter(inputs.values())).shape[0]
     if total == 0:
-        raise ValueError("x holds no images, so nothing would be compared")
+        raise ValueError("x contains no images, so there is nothing to compare")
     content = Path(path).read_bytes()
     names = graph.results()
     if not all(OPERATORS[operator.kind].any_batch for operator in graph.operators):
@@ -348,7 +350,7 @@ def verify(
 
 
 def _predictions(content: bytes, model: Any, data: Any, profile: str, batch_size: int) -> tuple[Comparison, ...]:
-    """The file's results on the user's arrays against the model's; nothing but file, model and arrays is asked."""
+    """Compares the file's results on the user's arrays with the model's, using only file, model and arrays."""
     signature, grids = read_signature(content), read_grids(content)
     given, results = (
         tuple(dict.fromkeys(port.tensor for port in side)) for side in (signature.inputs, signature.outputs)
@@ -396,9 +398,9 @@ def _batches(data: Any, batch_size: int) -> Iterator[Any]:
 
     first = rows(data, 0)
     if not sizes or min(sizes) == 0:
-        raise ValueError("data holds no examples, so nothing would be compared")
+        raise ValueError("data contains no examples, so there is nothing to compare")
     if len(set(sizes)) > 1:
-        raise ValueError(f"data must hold as many examples for every input, got {sizes}")
+        raise ValueError(f"data must contain the same number of examples for every input, got {sizes}")
     yield first
     for start in range(batch_size, sizes[0], batch_size):
         yield rows(data, start)
@@ -413,7 +415,7 @@ class Tally:
     def add(self, device: np.ndarray, simulated: np.ndarray, other: str = "the graph") -> bool:
         """Counts, and says whether all were equal; `other` is what the device is compared with."""
         if device.shape != simulated.shape:
-            raise ValueError(f"the device returns shape {device.shape} where {other} has {simulated.shape}")
+            raise ValueError(f"the device returns shape {device.shape} but {other} has {simulated.shape}")
         difference = np.abs(device.astype(np.int64) - simulated)
         differing = int(np.count_nonzero(difference))
         self.values += difference.size
@@ -463,11 +465,11 @@ def profiles_here() -> tuple[str, ...]:
 
 
 def profile_here(profile: str | Profile) -> str:
-    """The name of the profile, or of the one that "xnnpack" stands for on this machine.
+    """The name of the profile, or of the one that "xnnpack" means on this machine.
 
     Raises:
-        ValueError: there is none of that name, or this machine cannot run it.
-        ImportError: what runs it is not installed.
+        ValueError: no profile has that name, or this machine cannot run it.
+        ImportError: its runtime is not installed.
     """
     here = profiles_here()
     shared = with_alias(profile) if isinstance(profile, str) else ()
@@ -475,13 +477,13 @@ def profile_here(profile: str | Profile) -> str:
     if wanted.name in here:
         return wanted.name
     if wanted.runtime not in RUNTIMES:
-        raise ValueError(f"profile {wanted.name!r} has no runtime that could be run here; here: {', '.join(here)}")
+        raise ValueError(f"profile {wanted.name!r} has no runtime that can run here; available here: {', '.join(here)}")
     RUNTIMES[wanted.runtime].interpreters()
     if wanted.emulated:
         raise ValueError(
-            f"profile {wanted.name!r} needs an ARM64 processor or its emulation, which this sets up: {SET_UP}"
+            f"profile {wanted.name!r} needs an ARM64 processor or its emulation; to set that up, run: {SET_UP}"
         )
-    raise ValueError(f"profile {wanted.name!r} cannot run on this machine; here: {', '.join(here)}")
+    raise ValueError(f"profile {wanted.name!r} cannot run on this machine; available here: {', '.join(here)}")
 
 
 def _run(
@@ -499,7 +501,7 @@ def _run(
 def open_runtime(
     content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str | Profile
 ) -> _LiteRT | _Micro | _Emulated:
-    """The profile's runtime on a model: its method `run` takes and gives codes by tensor name."""
+    """The profile's runtime on a model: its method `run` takes and returns codes by tensor name."""
     wanted = profile_named(profile)
     if wanted.emulated and not wanted.runs_on(platform.machine()):
         return _Emulated(content, inputs, outputs)
@@ -535,14 +537,14 @@ class _LiteRT:
             try:
                 self.interpreter.allocate_tensors()
             except RuntimeError as error:
-                raise RuntimeRefusal(f"LiteRT does not take the file: {error}") from error
+                raise RuntimeRefusal(f"LiteRT rejects the file: {error}") from error
             self.batch = size
         for name, index in self.inputs.items():
             self.interpreter.set_tensor(index, batch[name])
         try:
             self.interpreter.invoke()
         except RuntimeError as error:
-            raise RuntimeRefusal(f"LiteRT does not run the file: {error}") from error
+            raise RuntimeRefusal(f"LiteRT fails to run the file: {error}") from error
         return {name: self.interpreter.get_tensor(index) for name, index in self.outputs.items()}
 
 
@@ -559,14 +561,14 @@ class _Emulated:
         try:
             results = self.interpreter.run(given, list(self.outputs.values()))
         except RuntimeError as error:
-            raise RuntimeRefusal(f"LiteRT does not take the file on ARM64: {error}") from error
+            raise RuntimeRefusal(f"LiteRT rejects the file on ARM64: {error}") from error
         if not self.interpreter.delegated():
-            raise RuntimeError("LiteRT runs without XNNPACK on the emulated processor, which no phone does")
+            raise RuntimeError("LiteRT runs without XNNPACK on the emulated processor, unlike on any phone")
         return dict(zip(self.outputs, results, strict=True))
 
 
 class _Micro:
-    """TFLite-Micro's interpreter, which takes one example at a time and knows tensors by their positions."""
+    """TFLite-Micro's interpreter, which takes one example at a time and identifies tensors by position."""
 
     module = "tflite_micro"
 
@@ -583,15 +585,15 @@ class _Micro:
             # What it raises names nothing; it says why on the process's standard error.
             said = try_in_a_child(_take_on_micro, content, _arena(subgraph)).splitlines()
             reason = next((line for line in said if line.strip()), str(error))
-            raise RuntimeRefusal(f"TFLite-Micro does not take the file: {reason}") from error
+            raise RuntimeRefusal(f"TFLite-Micro rejects the file: {reason}") from error
 
     @staticmethod
     def interpreters() -> Any:
-        """TFLite-Micro's interpreter, which no extra brings: it is published before release only."""
+        """TFLite-Micro's interpreter, which no extra installs: it only has pre-releases."""
         try:
             return importlib.import_module("tflite_micro").runtime
         except ImportError as error:
-            raise ImportError(f"tflite_micro is needed here: pip install --pre tflite-micro ({error})") from error
+            raise ImportError(f"this needs tflite_micro: pip install --pre tflite-micro ({error})") from error
 
     def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         parts: dict[str, list[np.ndarray]] = {name: [] for name in self.outputs}
@@ -601,7 +603,7 @@ class _Micro:
             try:
                 self.interpreter.invoke()
             except RuntimeError as error:
-                raise RuntimeRefusal(f"TFLite-Micro does not run the file: {error}") from error
+                raise RuntimeRefusal(f"TFLite-Micro fails to run the file: {error}") from error
             for name, position in self.outputs.items():
                 parts[name].append(np.array(self.interpreter.get_output(position)))
         return {name: np.concatenate(part) for name, part in parts.items()}
@@ -616,7 +618,7 @@ def _take_on_micro(content: bytes, arena: int) -> None:
 
 
 def _arena(subgraph: Any) -> int:
-    """Bytes that hold all tensors at once, and what goes with them."""
+    """Bytes for all tensors at once, with their bookkeeping."""
     sizes = [math.prod(tensor.shape) * 8 if tensor.shape is not None else 8 for tensor in subgraph.tensors]
     return int(sum(sizes)) + 1024 * len(sizes) + (1 << 20)
 
@@ -629,7 +631,7 @@ def _indices(details: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str,
     found = {detail["name"]: int(detail["index"]) for detail in details}
     missing = [name for name in names if name not in found]
     if missing:
-        raise ValueError(f"the file does not hold {missing} where the graph has them; it holds {sorted(found)}")
+        raise ValueError(f"the file does not have {missing} where the graph does; it has {sorted(found)}")
     return {name: found[name] for name in names}
 
 
@@ -638,12 +640,12 @@ _OUTPUTS = 4 + 2 * 2
 
 
 def _with_outputs(content: bytes, names: tuple[str, ...]) -> bytes:
-    """The same model with the named tensors as its outputs: a list behind all else, to which the model points.
+    """The same model with the named tensors as its outputs: a list appended at the end, to which the model points.
 
-    It is not unpacked. A small file may name one table, or one list, in so many places that they fill all memory.
+    The file is not unpacked: a small file may refer to one table or list from so many places that it fills all memory.
 
     Raises:
-        ValueError: it has no such tensors, or it is damaged.
+        ValueError: the file has no such tensors, or is damaged.
     """
     schema = import_deploy("ai_edge_litert.schema_py_generated")
     try:

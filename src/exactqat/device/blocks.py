@@ -123,7 +123,7 @@ def executor() -> ThreadPoolExecutor | None:
 
 
 class _Blas:
-    """The libraries behind NumPy's products, and how many ask them for one thread."""
+    """The libraries that compute NumPy's products, and how many callers restrict them to one thread."""
 
     def __init__(self) -> None:
         self.lock, self.users = threading.Lock(), 0

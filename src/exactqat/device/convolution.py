@@ -264,7 +264,7 @@ class TransposeConv(Weighted):
         return spread[:, cut[0] : cut[0] + sizes[0], cut[1] : cut[1] + sizes[1]]
 
     def lower(self, context: Any, step: Any) -> Any:
-        """What a plan cuts off before and after is what SAME cuts off, or a slice behind VALID."""
+        """A plan crops as SAME does, or with a slice after VALID."""
         path, axis = step.operands[0], step.attributes["channel_axis"]
         codes = context.numbers.weights[step.path].codes
         spatial = [a for a in range(len(step.shape)) if a not in (step.batch_axis, axis)]

@@ -72,7 +72,7 @@ class Binary(DeviceOperator):
 
 
 class FusedBinary(Binary):
-    """With an activation behind it."""
+    """Followed by an activation."""
 
     attributes = {"activation": "NONE"}
     version = 2

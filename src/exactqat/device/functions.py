@@ -455,7 +455,7 @@ declare(
 def off_the_pole(primitives: Any, x: Any, least: Any, function: str, parameters: Sequence[Any]) -> Any:
     """x, but at least `least` away from where the function is infinite; there it has no slope either.
 
-    Code 0 of a grid stands for all that is below half a step, so `least` is half a step: what is closer to the pole
+    Code 0 of a grid represents everything below half a step, so `least` is half a step: values closer to the pole
     would be one value that takes the whole range of the result.
     """
     exponent = {"reciprocal": -1.0, "rsqrt": -0.5, "log": -0.5}.get(function, 0.0)

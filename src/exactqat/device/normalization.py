@@ -77,7 +77,7 @@ class Softmax(Row):
     """exp(beta * x), divided by the sum of the row. XNNPACK leaves it to the built-in kernel.
 
     That kernel is another one on ARM, with tables of 16 bits; it is not modelled here, so nothing is claimed there. The
-    reference kernel ends the process where the exponentials add up to 512 or more.
+    reference kernel crashes the process if the exponentials add up to 512 or more.
     """
 
     kind = "SOFTMAX"
@@ -121,7 +121,7 @@ class Softmax(Row):
         factor, exponent = fixed.reciprocal(total, SUM_BITS)
         if np.any(exponent > 8):
             raise Refusal(
-                "SOFTMAX: the reference kernel ends the process where a row's exponentials add up to 512 or more"
+                "SOFTMAX: the reference kernel crashes the process if a row's exponentials add up to 512 or more"
             )
         result = rounding_shift(fixed.high_multiply(factor, powers), exponent + 23) + INT8_MIN
         return np.where(near, np.clip(result, INT8_MIN, INT8_MAX), INT8_MIN).astype(np.int8)

@@ -3,8 +3,8 @@
 
 A declaration is a subclass of `DeviceOperator` in the file of its family, registered by `@register`. It says which
 tensors the operator takes, what it computes in real numbers (for training) and in integers (for each profile of
-rounding), and how it stands in the files. Planning, training, lowering, validation, the simulator, both writers, the
-verifier and the sweep against the runtimes read it there; nowhere else is an operator told from another by its name.
+rounding), and its form in the files. Planning, training, lowering, validation, the simulator, both writers, the
+verifier and the sweep against the runtimes read it there; nowhere else are operators distinguished by name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Refusal(ValueError):
 class Layout:
     """Where the axes of the user's tensor lie on the device: `axes[k]` is the user's axis that device axis k holds.
 
-    -1 stands for an axis of size 1 that the user's tensor does not have. The batch comes first on the device. `order`:
+    -1 means an axis of size 1 that the user's tensor does not have. The batch comes first on the device. `order`:
     of the last axis, where its elements lie elsewhere too; place k holds the user's element order[k].
     """
 
@@ -124,7 +124,7 @@ class DeviceOperator:
         per_window_attributes: attributes with one entry for each spatial axis -> likewise.
         filter_axis: the filter's axis of output channels on the device, for operators with weights; else None.
         weights_follow_features: the order of the last axis does not matter, because the weights can follow it.
-        moves_axes: the user's axes are others behind it: permuted, split or joined.
+        moves_axes: it changes the user's axes: permutes, splits or joins them.
         pointwise: each value of the result follows from one value of each operand, which broadcast, and from nothing
             else.
         adds: a sum, whose operands' steps may be at most 256 times those of the result.
@@ -331,7 +331,7 @@ class DeviceOperator:
     def tflite_operands(
         self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes
     ) -> Sequence[tuple[str, Any] | Tensor]:
-        """Operands that the file holds and the graph holds as attributes: (name, int32 values), behind the others.
+        """Operands that the file holds and the graph holds as attributes: (name, int32 values), after the others.
 
         Integer arrays of another dtype keep it; what is quantized is a constant Tensor.
         """

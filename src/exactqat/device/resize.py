@@ -152,7 +152,7 @@ class ResizeBilinear(Resize):
     def check_attributes(self, attributes: Attributes) -> None:
         super().check_attributes(attributes)
         both = attributes["align_corners"] and attributes["half_pixel_centers"]
-        need(not both, "align_corners and half_pixel_centers exclude each other")
+        need(not both, "align_corners and half_pixel_centers cannot be combined")
 
     @staticmethod
     def positions(size: int, wanted: int, attributes: Attributes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -36,7 +36,7 @@ def bias_dtype(input: Tensor) -> str:
 
 
 class Weighted(DeviceOperator):
-    """Operands: an activation, a filter (int8, narrow, symmetric, per channel or per tensor), a bias (int32; behind an
+    """Operands: an activation, a filter (int8, narrow, symmetric, per channel or per tensor), a bias (int32; with an
     int16 activation int64).
 
     Attributes:

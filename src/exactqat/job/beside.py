@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What devices compute beside what was trained: integer by integer, and answer by answer.
+"""What devices compute compared with what was trained: integer by integer, and answer by answer.
 
 The trained network's own codes are compared with the exact simulation of a device, which needs no runtime. The
 simulation in turn is compared with the runtime, where there is one.
@@ -27,7 +27,7 @@ IMAGES_AT_A_TIME = 128
 
 @dataclass(frozen=True)
 class Beside:
-    """A device beside training, over some images.
+    """A device compared with training, over some images.
 
     Attributes:
         tensors: what the device stores against what training stored, tensor by tensor, the outputs among them.
@@ -104,7 +104,7 @@ def beside_training(
     devices: Sequence[str],
     lowered: Lowered | None = None,
 ) -> dict[str, Beside]:
-    """Each of some devices beside training.
+    """Compares several devices with training.
 
     Args:
         model: frozen, in evaluation mode.

@@ -132,9 +132,7 @@ def accuracies(results: Results) -> str:
     axes.set_xlabel("test accuracy" + (f" (the axis starts at {floor:.0%})" if floor else ""))
     _below(figure, axes)
     _clean(axes, "x")
-    return svg(
-        figure, "Test accuracy of every network, on the device where it is quantized. Dashed: the float network's."
-    )
+    return svg(figure, "Test accuracy of every network; quantized networks on the device. Dashed: the float network's.")
 
 
 class Exactly(Formatter):
@@ -164,7 +162,7 @@ class Exactly(Formatter):
 
 
 def accuracy_and_size(results: Results) -> str:
-    """Where each network stands."""
+    """Accuracy and size of each network."""
     figure, axes = _figure(3.5)
     titled = set()
     points = [(float(results.float_bytes), results.float_test_accuracy)]
@@ -187,7 +185,7 @@ def accuracy_and_size(results: Results) -> str:
     _size_axes(figure, axes, named, points, "bytes of all parameters, packed", 3)
     return svg(
         figure,
-        "Accuracy against size: parameters packed at their own bits, which files of 8-bit containers are not yet.",
+        "Accuracy against size: parameters packed at their own bits (files use 8-bit containers).",
     )
 
 
@@ -197,7 +195,7 @@ def widths(results: Results) -> list[str]:
     pictures = []
     for size_of, label, caption in (
         ("packed_parameter_bytes", "bytes of all parameters, packed", "weights packed at their own bits"),
-        ("compressed_file_bytes", "bytes of the compressed .tflite file", "the file compressed, as it is downloaded"),
+        ("compressed_file_bytes", "bytes of the compressed .tflite file", "the compressed file, as downloaded"),
     ):
         figure, axes = _figure(3.5)
         lines = []
@@ -421,8 +419,8 @@ def noise(outcomes: Sequence[Outcome]) -> str:
     _clean(axes, "both")
     return svg(
         figure,
-        "Signal to noise of what every layer stores, from input to logits: lines for the device's integers, "
-        "crosses for what the trained network stores in PyTorch.",
+        "Signal to noise of every layer's output, from input to logits: lines for the device's integers, crosses for "
+        "the trained network in PyTorch.",
     )
 
 
@@ -557,5 +555,5 @@ def confusions(results: Results, outcomes: Sequence[Outcome]) -> list[str]:
         axes.set_xlabel("the network answers")
         axes.set_ylabel("the image shows")
         axes.tick_params(length=0)
-        pictures.append(svg(figure, f"{title}: what an image shows, and what the network answers. Red: mistakes."))
+        pictures.append(svg(figure, f"{title}: true class and the network's answer. Red: mistakes."))
     return pictures

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: what a training or a network needs to go on, as data. Reading one runs nothing that stands in it.
+"""Checkpoints: what a training or a network needs to go on, as data. Reading one never runs code it contains.
 
 The format is PyTorch's archive, read with ``weights_only=True``; what comes out is checked before it is used: plain
 numbers, strings, lists and dictionaries, and dense tensors that own what they show.
@@ -54,7 +54,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - readers of pickles and archives raise nearly anything for damaged files
         raise ValueError(f"{path} cannot be read as a checkpoint: {reason(error)}") from error
     if not isinstance(checkpoint, dict) or checkpoint.get("format") != CHECKPOINT_FORMAT:
-        raise ValueError(f"{path} is no checkpoint of format {CHECKPOINT_FORMAT}; it is of another program or version")
+        raise ValueError(
+            f"{path} is not a checkpoint of format {CHECKPOINT_FORMAT}; it comes from another program or version"
+        )
     return checkpoint
 
 
@@ -68,12 +70,15 @@ def read_archive(content: bytes) -> Any:
 
 
 def reason(error: Exception) -> str:
-    """Why an archive was refused. PyTorch's own advice is to run what stands in it, which is not ours."""
+    """Why an archive was refused. PyTorch's own advice is to run what it contains, which is not ours."""
     refused = re.search(r"unsupported (?:global|class)\W+(?:global )?([\w.]+)", str(error), re.IGNORECASE)
     if refused:
-        return f"it holds {refused[1]}, and nothing that a file names is run; of a network, save model.state_dict()"
+        return (
+            f"it contains {refused[1]}, and code that a file names is not run; to save a network, save "
+            "model.state_dict()"
+        )
     if "eights only load failed" in str(error):
-        return "it is no state dict, or damaged"
+        return "it is not a state dict, or damaged"
     return first_line(error)
 
 
@@ -91,7 +96,7 @@ def _check_archive(content: bytes) -> None:
         if {"constants.pkl", "data.pkl"} <= parts:
             raise ValueError("it is a TorchScript program; save its state_dict() with torch.save")
         if not {"data.pkl", "version"} <= parts:
-            raise ValueError("it is an archive, but none that torch.save writes")
+            raise ValueError("it is an archive, but not one written by torch.save")
         packed = [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]
         if packed:
             raise ValueError(f"its part {packed[0]} is compressed")
@@ -116,9 +121,9 @@ def _check_plain(value: Any, where: str, depth: int) -> None:
             _check_plain(entry, f"{where}[{position}]", depth + 1)
     elif kind is Tensor:
         if value.layout != torch.strided or value.device.type != "cpu" or value.dtype not in DTYPES or value.is_nested:
-            raise ValueError(f"{where} is no dense tensor of numbers")
+            raise ValueError(f"{where} is not a dense tensor of numbers")
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            raise ValueError(f"{where} shows more numbers than it holds")
+            raise ValueError(f"{where} shows more numbers than it stores")
     elif kind not in (type(None), bool, int, float, str):
         raise ValueError(f"{where} is of type {kind.__name__}")
 
@@ -131,17 +136,17 @@ def check_alike(found: Any, expected: Any, where: str) -> None:
     """
     if isinstance(expected, Mapping):
         if not isinstance(found, Mapping) or set(found) != set(expected):
-            raise ValueError(f"{where} does not hold what is expected there")
+            raise ValueError(f"{where} does not have the expected keys")
         for key, entry in expected.items():
             check_alike(found[key], entry, f"{where}[{key!r}]")
     elif isinstance(expected, list | tuple):
         if not isinstance(found, list | tuple) or len(found) != len(expected):
-            raise ValueError(f"{where} is no list of {len(expected)}")
+            raise ValueError(f"{where} is not a list of {len(expected)}")
         for position, (one, other) in enumerate(zip(found, expected, strict=True)):
             check_alike(one, other, f"{where}[{position}]")
     elif isinstance(expected, Tensor):
         if not isinstance(found, Tensor) or (found.shape, found.dtype) != (expected.shape, expected.dtype):
-            raise ValueError(f"{where} is no {expected.dtype} tensor of shape {list(expected.shape)}")
+            raise ValueError(f"{where} is not a {expected.dtype} tensor of shape {list(expected.shape)}")
     elif isinstance(expected, float) and type(found) in (int, float):
         return
     elif type(found) is not type(expected):
@@ -155,7 +160,7 @@ def check_network(checkpoint: Mapping[str, Any], path: Path) -> None:
         ValueError: names the field, and what it holds.
     """
     if "rules" not in checkpoint:
-        raise ValueError(f"{path} is no checkpoint of a quantized network")
+        raise ValueError(f"{path} is not a checkpoint of a quantized network")
 
     def lengths(value: Any) -> bool:
         # Channels, height and width, or features.

@@ -68,15 +68,15 @@ def read(directory: Path) -> Job:
     """
     files.check_there(directory)
     if not (directory / "job.json").exists():
-        raise FileNotFoundError(f"{directory} holds no job.json, so no job; `exactqat train` writes one")
+        raise FileNotFoundError(f"{directory} contains no job.json, so it is not a job; `exactqat train` writes one")
     job = files.read_json(directory / "job.json")
     path = directory / "metrics.json"
     if not path.exists():
-        raise ValueError(f"{directory} holds an unfinished job, which has no figures to compare: continue it first")
+        raise ValueError(f"{directory} contains an unfinished job, which has no figures to compare: continue it first")
     metrics = files.read_json(path)
     settings, images = job.get("settings"), job.get("images")
     if not isinstance(settings, dict) or not isinstance(images, str):
-        raise ValueError(f"{directory / 'job.json'} must hold settings, an object, and images, a string")
+        raise ValueError(f"{directory / 'job.json'} must contain settings (an object) and images (a string)")
     try:
         settings = current_settings(settings)
     except ValueError as error:
@@ -87,9 +87,9 @@ def read(directory: Path) -> Job:
     for precision, methods in networks.items():
         where = f"{path}: networks.{shortened(precision, 20)}"
         if not re.fullmatch(r"w\da\d+", precision):
-            raise ValueError(f"{where} is no precision such as w8a8")
+            raise ValueError(f"{where} is not a precision such as w8a8")
         if not isinstance(methods, dict) or not isinstance(methods.get("chosen"), str):
-            raise ValueError(f"{where} must say which one was chosen")
+            raise ValueError(f"{where} must say which network was chosen")
         chosen = _object(methods, methods["chosen"], path)
         known = {**(chosen["footprint"] if isinstance(chosen.get("footprint"), dict) else {}), **chosen}
         if not isinstance(chosen.get("title"), str):
@@ -193,7 +193,8 @@ def rows(jobs: Sequence[Job]) -> list[list[str]]:
 
 
 def _difference(job: Job, first: Job, network: str, accuracy: float, other: float) -> tuple[str, str]:
-    """A job's network beside the first job's, in points, and whether that may be luck; on the same images alone."""
+    """A job's network compared with the first job's, in points, and whether that may be chance; only on the same
+    images."""
     if job is first:
         return "–", "–"
     if job.images == first.images and network in job.right and network in first.right:
@@ -203,18 +204,18 @@ def _difference(job: Job, first: Job, network: str, accuracy: float, other: floa
 
 
 def sentences(jobs: Sequence[Job]) -> list[str]:
-    """What must be known before the figures are compared."""
+    """What readers must know before comparing the figures."""
     found = []
     if len({job.images for job in jobs}) > 1:
         found.append(
-            "The jobs have different images, so their accuracies are not of the same test: a difference between them "
-            "says nothing about the networks alone"
+            "The jobs have different images, so their accuracies come from different tests: a difference need not be "
+            "due to the networks"
         )
     old = [job for job in jobs if not job.right]
     if old:
         found.append(
             f"{listed([job.name for job in old])} {'keep' if len(old) > 1 else 'keeps'} no answers to single images, "
-            "so whether a difference may be luck is not known: `exactqat report DIR` writes them"
+            "so whether a difference may be chance is unknown: `exactqat report DIR` writes them"
         )
     if any(job.right for job in jobs):
         found.append(f"To the first: {NOTE.removesuffix('.')}")
@@ -250,6 +251,6 @@ def written(jobs: Sequence[Job]) -> str:
         "<h1>Jobs side by side</h1>"
         f"<p class='lead'>{escape(', '.join(names))}</p>"
         + cards([(str(len(jobs)), "jobs"), (f"{top:.1%}", f"the best on a device, of {shortened(best.name, 40)}")])
-        + section("Settings in which they differ", settings)
+        + section("Settings that differ", settings)
         + section("Delivered networks", f"<div class='prose'>{table(HEADER, marked, TEXTS)}</div>{notes}"),
     )

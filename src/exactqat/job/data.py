@@ -3,12 +3,12 @@
 
 How images become numbers, whatever they come from:
 
-- Integers of 8 and 16 bits without a sign are divided by 255 and 65535; all other numbers are taken as they are.
-- Grey images among colored ones become colored. Transparent pixels become black, in proportion. Cameras' rotation
-  marks (EXIF) are followed, palettes are resolved, of an animation the first picture counts.
-- `image_size` cuts the largest square out of the middle of every image and scales it. Without it all must agree in
-  size.
-- What cannot be read is skipped and named in `Dataset.skipped`.
+- Unsigned integers of 8 and 16 bits are divided by 255 and 65535; all other numbers are used as they are.
+- Gray images among colored ones become colored. Transparent pixels become black, in proportion. EXIF rotation is
+  applied, palettes are resolved, and only the first frame of an animation is used.
+- `image_size` crops the largest square in the middle of every image and scales it. Without it all images must have the
+  same size.
+- Unreadable images are skipped and listed in `Dataset.skipped`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def load(name: str, image_size: int | None = None) -> Dataset:
     if name and path.is_dir():  # without a name it is the working directory
         return from_folder(path, image_size)
     raise ValueError(
-        f"data must be 'digits', an .npz file or a folder that holds one folder of images for each class, got {name!r}"
+        f"data must be 'digits', an .npz file or a folder with one folder of images per class, got {name!r}"
     )
 
 
@@ -110,7 +110,7 @@ def from_npz(path: Path, image_size: int | None = None) -> Dataset:
     """Arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test`` and, if given, ``x_val``, ``y_val``.
 
     x: [n, height, width] or [n, height, width, channels] or [n, channels, height, width] with 1 to 4 channels;
-    y: [n], integers or strings. Images that hold NaN or infinity are skipped.
+    y: [n], integers or strings. Images that contain NaN or infinity are skipped.
 
     Raises:
         ValueError: the file or its arrays cannot be used; the message says why.
@@ -122,9 +122,9 @@ def from_npz(path: Path, image_size: int | None = None) -> Dataset:
         with path.open("rb") as file:
             start = file.read(6)
         if start == b"\x93NUMPY":
-            raise ValueError("it holds a single array, not an archive of x and y")
+            raise ValueError("it contains a single array, not an archive of x and y")
         if start and not start.startswith(b"PK"):  # np.load would take it for a pickle, and say how to run its code
-            raise ValueError("it is no archive of arrays such as numpy.savez writes")
+            raise ValueError("it is not an archive of arrays such as numpy.savez writes")
         with np.load(path, allow_pickle=False) as archive:
             held = sorted(archive.files)
             arrays = {key: _array(archive, key) for key in held if key in wanted}
@@ -133,7 +133,7 @@ def from_npz(path: Path, image_size: int | None = None) -> Dataset:
         raise ValueError(f"{path} cannot be read as an .npz file: {reason}") from error
     for key, array in arrays.items():
         if not isinstance(array, np.ndarray):
-            raise ValueError(f"{path} cannot be read as an .npz file: {key} is no array")
+            raise ValueError(f"{path} cannot be read as an .npz file: {key} is not an array")
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for part in ("", *PART_NAMES):
         for ending in names[part]:
@@ -143,7 +143,7 @@ def from_npz(path: Path, image_size: int | None = None) -> Dataset:
         found = {"": found[""]}
     elif not {"train", "test"} <= set(found):
         raise ValueError(
-            f"{path} must hold arrays named x and y, or x_train, y_train, x_test and y_test; it holds "
+            f"{path} must contain arrays named x and y, or x_train, y_train, x_test and y_test; it contains "
             f"{', '.join(held) or 'nothing'}"
         )
     skipped: list[str] = []
@@ -153,7 +153,7 @@ def from_npz(path: Path, image_size: int | None = None) -> Dataset:
         _check_labels(y, len(x) if x.ndim else 0, where)
         images = _channels_first(x, where)
         finite = np.isfinite(images).all((1, 2, 3))
-        skipped += [f"{where}, image {position}: holds NaN or infinity" for position in np.nonzero(~finite)[0]]
+        skipped += [f"{where}, image {position}: contains NaN or infinity" for position in np.nonzero(~finite)[0]]
         parts[part] = (_fitted(images[finite], image_size), y[finite])
     return _dataset(path.name, parts, _range_of([images for images, _ in parts.values()]), skipped, str(path))
 
@@ -164,7 +164,9 @@ def _array(archive: np.lib.npyio.NpzFile, key: str) -> Any:
     except ValueError as error:
         if "allow_pickle" not in str(error):
             raise
-        raise ValueError(f"{key} holds Python objects; save numbers or strings, such as {key}.astype(str)") from error
+        raise ValueError(
+            f"{key} contains Python objects; save numbers or strings, such as {key}.astype(str)"
+        ) from error
 
 
 def from_folder(path: Path, image_size: int | None = None) -> Dataset:
@@ -190,8 +192,8 @@ def from_folder(path: Path, image_size: int | None = None) -> Dataset:
         # Else a network would learn to tell the parts apart.
         if "train" in divided and len(divided) == len(folders):
             raise ValueError(
-                f"{path} holds {' and '.join(folders)}, but no folder test: without one, put the class folders "
-                f"themselves into {path}, and they are divided here"
+                f"{path} holds {' and '.join(folders)}, but no folder test; without one, put the class folders "
+                f"directly into {path} to have them split automatically"
             )
         divided = {"": path}
     skipped: list[str] = []
@@ -204,7 +206,7 @@ def from_folder(path: Path, image_size: int | None = None) -> Dataset:
                 f"{divided[part]} holds class '{strangers[0]}', which {next(iter(divided.values()))} lacks"
             )
         if not images:
-            raise ValueError(f"{divided[part]} holds no image")
+            raise ValueError(f"{divided[part]} contains no image")
     stacked = _stacked([images for images, _ in collected.values()])
     parts = {
         part: (images, np.array(labels)) for (part, (_, labels)), images in zip(collected.items(), stacked, strict=True)
@@ -243,12 +245,12 @@ def from_pairs(pairs: Iterable[tuple[Any, Any]], name: str = "data", image_size:
                 raise ValueError(f"{where}: x must have 2 or 3 dimensions, got shape {list(array.shape)}")
             image = _channels_first(array[None], where)[0]
         if not np.isfinite(image).all():
-            skipped.append(f"{where}: holds NaN or infinity")
+            skipped.append(f"{where}: contains NaN or infinity")
             continue
         images.append((where, _fitted(image[None], image_size)[0]))
         labels.append(y.item() if hasattr(y, "item") else y)
     if not images:
-        raise ValueError(f"{name} holds no usable image")
+        raise ValueError(f"{name} contains no usable image")
     y = np.array(labels)
     _check_labels(y, len(images), name)
     (stacked,) = _stacked([images])
@@ -264,7 +266,9 @@ def _subfolders(path: Path) -> dict[str, Path]:
     for folder in found.values():
         # Else all images would be one more class.
         if folder.is_symlink() and path.resolve().is_relative_to(folder.resolve()):
-            raise ValueError(f"{on_one_line(folder)} is a link to a folder that holds it; remove it, it is no class")
+            raise ValueError(
+                f"{on_one_line(folder)} is a link to a folder that contains it; remove it, it is not a class"
+            )
     return found
 
 
@@ -283,7 +287,7 @@ def _files(folder: Path, skipped: list[str]) -> list[Path]:
             if os.path.isfile(path):
                 files.append(path)
             elif not os.path.isdir(path):
-                what = "no file that can be read" if os.path.exists(path) else "a link to nothing"
+                what = "not a readable file" if os.path.exists(path) else "a link to nothing"
                 skipped.append(f"{on_one_line(path)}: {what}")
             elif os.path.islink(path):
                 skipped.append(f"{on_one_line(path)}: a link to a folder, which is not followed below a class")
@@ -296,7 +300,7 @@ def _read_classes(path: Path, image_size: int | None, skipped: list[str]) -> tup
 
     folders = _subfolders(path)
     if not folders:
-        raise ValueError(f"{path} must hold one folder of images for each class, it holds no folder")
+        raise ValueError(f"{path} must contain one folder of images per class, but contains no folder")
     images: list[_Named] = []
     labels: list[str] = []
     held = 0
@@ -317,7 +321,9 @@ def _read_classes(path: Path, image_size: int | None, skipped: list[str]) -> tup
             _check_memory(held, f"{len(images):,} images of {on_one_line(path)}")
         if len(images) == before:
             why = (
-                f"none of its {len(files)} files can be read as one, such as {skipped[-1]}" if files else "it is empty"
+                f"none of its {len(files)} files can be read as an image, such as {skipped[-1]}"
+                if files
+                else "it is empty"
             )
             if not files and len(skipped) > skipped_before:
                 why = skipped[-1]
@@ -350,7 +356,7 @@ def _pixels(image: Any) -> np.ndarray:
 def _channels_first(x: np.ndarray, where: str) -> np.ndarray:
     """A batch of images as float32 [n, channels, height, width]."""
     if x.dtype.kind not in "biuf":
-        raise ValueError(f"{where}: x must hold numbers, got dtype {x.dtype}")
+        raise ValueError(f"{where}: x must contain numbers, got dtype {x.dtype}")
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and 1 <= x.shape[3] <= 4:
@@ -370,7 +376,7 @@ def _check_labels(y: np.ndarray, count: int, where: str) -> None:
     if y.shape != (count,):
         raise ValueError(f"{where}: y must have one label for each of {count} images, got shape {list(y.shape)}")
     if y.dtype.kind not in "biuU":
-        raise ValueError(f"{where}: y must hold integers or strings, got dtype {y.dtype}")
+        raise ValueError(f"{where}: y must contain integers or strings, got dtype {y.dtype}")
 
 
 def _range_of(parts: Sequence[np.ndarray]) -> tuple[float, float]:
@@ -392,7 +398,7 @@ def _check_memory(size: int, what: str) -> None:
     if size > memory // 2:
         raise ValueError(
             f"{what} take {size / 2**30:,.1f} GiB as numbers, more than half of this machine's memory of "
-            f"{memory / 2**30:,.1f} GiB; give a smaller image_size (--image-size), or fewer images"
+            f"{memory / 2**30:,.1f} GiB; use a smaller image_size (--image-size), or fewer images"
         )
 
 
@@ -418,7 +424,7 @@ def _stacked(parts: Sequence[list[_Named]]) -> list[np.ndarray]:
                 f"{where} has {shape[1]}x{shape[0]} pixels"
                 for where, shape in ((first_name, first.shape[1:]), (name, image.shape[1:]))
             )
-            raise ValueError(f"images differ in size ({sizes}); give image_size (--image-size) to scale them all")
+            raise ValueError(f"images differ in size ({sizes}); set image_size (--image-size) to scale them all")
         if image.shape[0] not in (1, channels):
             raise ValueError(f"{name} has {image.shape[0]} channels, others have {channels}")
     return [
@@ -448,7 +454,7 @@ def _dataset(
     class_names = tuple(str(label) for label in labels)
     if len(labels) < 2:
         only = f"only class '{class_names[0]}'" if len(labels) else "none"
-        raise ValueError(f"{where} must hold at least two classes, it holds {only}")
+        raise ValueError(f"{where} must contain at least two classes, but contains {only}")
     shapes = {part: images.shape[1:] for part, (images, _) in parts.items()}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"{where}: the parts differ in the shape of their images: {shapes}")

@@ -14,8 +14,8 @@ from ..device.profile import formerly, with_alias
 NPU = "ethos-u"
 # Names of earlier versions that stood for no one device.
 _UNNAMED = {
-    "here": "leave --device out to compare with the device that the job was trained for, or name one",
-    "trained": "leave --device out, which compares with the device that the job was trained for",
+    "here": "omit --device to compare with the device that the job was trained for, or name one",
+    "trained": "omit --device to compare with the device that the job was trained for",
 }
 
 
@@ -29,8 +29,8 @@ def device_named(name: str) -> str:
         return name
     if name == NPU:
         raise ValueError(
-            f"--device {NPU} cannot be trained for, because the integers that the NPU computes are not known; train "
-            f"for another device, and `exactqat verify DIR --device {NPU}` shows what Vela makes of the file"
+            f"--device {NPU} cannot be trained for, because the integers that the NPU computes are unknown; train for "
+            f"another device, then run `exactqat verify DIR --device {NPU}` to see what Vela compiles the file to"
         )
     raise ValueError(_refusal(name, tuple(PROFILES)))
 
@@ -45,7 +45,7 @@ def device_to_verify(name: str) -> tuple[str, str]:
     if kind not in (*PROFILES, NPU):
         raise ValueError(_refusal(name, (*PROFILES, NPU)))
     if choice and kind != NPU and not PROFILES[kind].emulated:
-        raise ValueError(f"--device {kind} takes no choice after a colon, got {choice!r}")
+        raise ValueError(f"--device {kind} takes no option after a colon, got {choice!r}")
     return kind, choice
 
 
@@ -54,11 +54,11 @@ def _refusal(name: str, allowed: tuple[str, ...]) -> str:
     advice = _UNNAMED.get(kind, "")
     if with_alias(kind):
         names = " or ".join(profile.name for profile in with_alias(kind))
-        advice = f"it rounds differently on different processors: name {names}"
+        advice = f"it rounds differently on different processors: use {names}"
     if formerly(kind):
-        advice = f"it is called {formerly(kind)}{colon}{choice} now"
+        advice = f"it is now called {formerly(kind)}{colon}{choice}"
     if re.fullmatch(r"cpu|cuda(:\d+)?", str(name)):
-        advice = f"where networks train is --accelerator {name} now"
+        advice = f"to choose where networks train, use --accelerator {name}"
     return f"--device must be one of {', '.join(allowed)}, got {name!r}" + (f"; {advice}" if advice else "")
 
 
@@ -71,7 +71,7 @@ def current_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
     settings = dict(stored)
     if "profile" in settings:
         if "device" in settings:
-            raise ValueError("settings must not hold both device and profile, which is its former name")
+            raise ValueError("settings must not contain both device and its former name, profile")
         settings["device"] = settings.pop("profile")
     settings.setdefault("device", DEFAULT_PROFILE)
     return settings

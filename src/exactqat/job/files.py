@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job's directory: written whole or not at all, by one process at a time, and never at the cost of what is there.
+"""The job's directory: written completely or not at all, by one process at a time, without overwriting existing files.
 
-What a job writes has the names in `entries`. Nothing is deleted or written over that another program or another job
-wrote: a job begins where none of these names is taken, and what has to make way moves to a folder beside.
+What a job writes has the names in `entries`. Nothing that another program or another job wrote is deleted or
+overwritten: a job starts where none of these names is taken, and existing files are moved to a folder next to it if
+necessary.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ FILES = {
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """The file appears whole or not at all, also through a power cut.
+    """Writes the file completely or not at all, even if power fails.
 
     Raises:
         OSError: it cannot be written, such as on a full disk; what stood at `path` before is untouched.
@@ -62,7 +63,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def cannot_write(path: Path, error: OSError) -> OSError:
     """An error that says so, and what is kept."""
-    kept = "; the file that stood there before is whole" if path.is_file() else ""
+    kept = "; the previous file is intact" if path.is_file() else ""
     advice = ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         advice = ". Finished epochs are kept: make room, then continue with --resume"
@@ -76,7 +77,7 @@ def check_file(path: Path) -> None:
         ValueError: it is there, but no plain file.
     """
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no file")
+        raise ValueError(f"{path} is not a regular file")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} cannot be read: it holds a {type(content).__name__} where an object is expected")
+        raise ValueError(f"{path} cannot be read: it contains a {type(content).__name__} where an object is expected")
     return content
 
 
@@ -113,7 +114,7 @@ def locked(directory: Path, writes: bool = True) -> Iterator[None]:
             fcntl.flock(descriptor, (fcntl.LOCK_EX if writes else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
-                f"another process is at work in {directory}: wait until it has ended, or take another directory"
+                f"another process is using {directory}: wait until it has finished, or use another directory"
             ) from None
         except OSError:
             # There are file systems without locks; to refuse them would be worse.
@@ -128,28 +129,28 @@ def check_there(out: Path) -> None:
 
     Raises:
         FileNotFoundError: there is nothing.
-        NotADirectoryError: something else than a directory stands there.
+        NotADirectoryError: it is not a directory.
     """
     if not out.exists():
-        raise FileNotFoundError(f"{out} is not there; run `exactqat train` first")
+        raise FileNotFoundError(f"{out} does not exist; run `exactqat train` first")
     if not out.is_dir():
-        raise NotADirectoryError(f"{out} is a file, and no job's directory")
+        raise NotADirectoryError(f"{out} is a file, not a job's directory")
 
 
 def entries(out: Path) -> list[str]:
     """The names in a directory that a job uses for itself, whoever wrote them, in the order of ENTRIES.
 
     Raises:
-        NotADirectoryError: something else than a directory stands there.
+        NotADirectoryError: it is not a directory.
     """
     try:
         names = os.listdir(out)
     except FileNotFoundError:
         if out.is_symlink():
-            raise NotADirectoryError(f"{out} is a link to {os.readlink(out)}, which is not there") from None
+            raise NotADirectoryError(f"{out} is a link to {os.readlink(out)}, which does not exist") from None
         return []
     except NotADirectoryError as error:
-        raise NotADirectoryError(f"{out} is a file; a job needs a directory of its own") from error
+        raise NotADirectoryError(f"{out} is a file; a job needs its own directory") from error
     return [name for pattern in ENTRIES for name in sorted(names) if re.fullmatch(pattern, name)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the figures of a job say: whether anything was learned, which classes suffer, which images are mistaken."""
+"""What the figures of a job say: whether anything was learned, which classes suffer, which images are misclassified."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MISTAKES_LISTED = 1000
 
 
 def guessing(dataset: Dataset) -> dict[str, float]:
-    """The share of test images that have their most frequent class, which a network that knows nothing but that gets
-    right; and the accuracy beyond which it is no luck. Above 1 where the images are too few to tell."""
+    """The share of test images of the most frequent class, which a network gets right by always naming it; and the
+    accuracy above which it is more than chance. Above 1 if there are too few images to tell."""
     labels = dataset.test.labels.numpy()
     share = float(np.bincount(labels, minlength=1).max() / len(labels))
     # A class that is all there is leaves nothing to learn; a guess that is always right tells no more.
@@ -45,15 +45,15 @@ def warnings_on(results: Results) -> list[str]:
     guessed, of_float = f"{guess['accuracy']:.1%}", f"{results.float_test_accuracy:.1%}"
     if guess["needed"] >= 1:
         found.append(
-            f"{images:,} test images, {guessed} of them of one class, are too few to tell whether it learned anything: "
-            "give more"
+            f"{images:,} test images, {guessed} of them of one class, are too few to tell whether it learned anything; "
+            "use more"
         )
     elif not learned(dataset, results.float_test_accuracy):
         found.append(
-            f"the float network has not learned to tell the classes apart: {of_float} of {images:,} test images are "
-            f"right, and naming the most frequent class every time gives {guessed}. Try more epochs (--epochs-float), "
-            "more images of every class, larger ones (--image-size), another network (--model), weights to begin with "
-            "(--weights); and look at some images and their labels"
+            f"the float network has not learned to distinguish the classes: {of_float} of {images:,} test images are "
+            f"right, and always naming the most frequent class gives {guessed}. Try more epochs (--epochs-float), "
+            "more images of every class, larger ones (--image-size), another network (--model), pretrained weights "
+            "(--weights); and check some images and their labels"
         )
     else:
         for precision in results.settings.precisions:
@@ -68,7 +68,7 @@ def warnings_on(results: Results) -> list[str]:
         absent = [row["class"] for row in per_class(results) if row["float"] == 0]
         if absent:
             names = ", ".join(f"'{name}'" for name in absent[:5]) + (" and others" if len(absent) > 5 else "")
-            found.append(f"the float network recognises no image of class {names}")
+            found.append(f"the float network recognizes no image of class {names}")
     return found
 
 
@@ -125,7 +125,7 @@ def mistakes(results: Results) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Width:
-    """What the network that was delivered at some bits costs, and what it saves.
+    """What the delivered network at a bit width costs and saves.
 
     Attributes:
         network: its precision, or "float32".
@@ -183,9 +183,9 @@ WIDTHS_HEADER = (
 
 
 WIDTHS_NOTE = (
-    "Of the delivered networks. Packed: all parameters, weights at their own bits. A .tflite file holds every weight "
-    "as int8 whatever its bits, so files and flash stay as large as with 8 bits. What gets smaller is the compressed "
-    "file, as it is downloaded, and what a device takes that unpacks weights itself."
+    "Packed: all parameters, weights at their own bits. A .tflite file stores every weight as int8 whatever its "
+    "bits, so files and flash stay as large as with 8 bits. The compressed file, as you would download it, gets "
+    "smaller, and so does the memory on a device that unpacks weights itself."
 )
 LUCK_NOTE = f"Points to float: {NOTE}"
 

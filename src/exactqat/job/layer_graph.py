@@ -78,7 +78,7 @@ def rows(graph: Graph, bits: Mapping[str, str] | None = None, most: int | None =
 
 
 def picture(graph: Graph, caption: str, bits: Mapping[str, str] | None = None, most: int | None = MOST_ROWS) -> str:
-    """The graph as a figure of the page, and where rows stand for modules, all operators behind a line to open."""
+    """The graph as a figure of the page; if rows are modules, all operators are in a collapsed section below."""
     shown = rows(graph, bits, most)
     drawn = _figure(graph, shown, caption)
     if all(len(row.operators) <= 1 for row in shown):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether two networks differ, or were lucky: judged on the same images, pair by pair.
+"""Whether two networks differ by more than chance: judged on the same images, pair by pair.
 
-Both are right, or both wrong, on most images, and those say nothing of which is better. McNemar's exact test looks at
-the others alone: if the networks were equally good, each of these images would be as likely to favor one as the other.
+On most images both are right, or both wrong, and those do not show which is better. McNemar's exact test only looks at
+the others: if the networks were equally good, each of these images would be as likely to favor one as the other.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 # A difference counts where equally good networks would differ so much in fewer than one of twenty test sets.
 SIGNIFICANCE = 0.05
 NOTE = (
-    "the difference of accuracies on the same test images, with its 95 % interval, and the probability p that equally "
-    "good networks differ so much (McNemar's exact test, on the images that only one of them gets right). Training has "
-    "luck of its own: compare more than one seed."
+    "the difference in accuracy on the same test images, with its 95 % interval, and the probability p that "
+    "equally good networks differ this much (McNemar's exact test, on the images that only one of them gets "
+    "right). Training varies from seed to seed too: compare more than one."
 )
 
 
@@ -45,7 +45,7 @@ class Paired:
 
     @property
     def may_be_luck(self) -> bool:
-        """Whether the test does not tell the networks apart."""
+        """Whether the test cannot tell the networks apart."""
         return self.p >= SIGNIFICANCE
 
     def points(self) -> str:
@@ -56,10 +56,10 @@ class Paired:
         return f"{round(100 * self.difference, 1) + 0.0:+.1f} ({low:+.1f} to {high:+.1f})"
 
     def verdict(self) -> str:
-        """Whether it may be luck, in two words for a table."""
+        """Whether it may be chance, in a few words for a table."""
         if not self.gained + self.lost:
             return "none"
-        return f"{'may be luck' if self.may_be_luck else 'no luck'}, {self.probability()}"
+        return f"{'may be chance' if self.may_be_luck else 'not chance'}, {self.probability()}"
 
     def probability(self) -> str:
         """p as it is written beside a figure."""
@@ -77,7 +77,7 @@ def paired(right: Sequence[bool] | np.ndarray, other: Sequence[bool] | np.ndarra
     """
     own, others = np.asarray(right, bool), np.asarray(other, bool)
     if own.shape != others.shape or own.ndim != 1 or not own.size:
-        raise ValueError(f"right and other must be of the same images, got shapes {own.shape} and {others.shape}")
+        raise ValueError(f"right and other must cover the same images, got shapes {own.shape} and {others.shape}")
     gained, lost = int((own & ~others).sum()), int((others & ~own).sum())
     disagree = gained + lost
     p = min(1.0, 2 * _at_most(min(gained, lost), disagree, 0.5)) if disagree else 1.0

@@ -100,7 +100,7 @@ class ImageClassifier(nn.Module):
 
     Args:
         channels: that the linear layer reads.
-        head: what stands between the mean and the linear layer.
+        head: layers between the mean and the linear layer.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ def builder(name: str) -> Callable[[Shape, int], nn.Module]:
 
 
 def network(name: str, shape: Shape, classes: int) -> nn.Module:
-    """The untrained network of that name.
+    """Builds an untrained network by name.
 
     Args:
         name: one of NETWORKS, or ``"package.module:function"`` for a function that takes `shape` and `classes`. That
@@ -285,7 +285,7 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
         classes: number of outputs.
 
     Raises:
-        ValueError: there is no such network, or the function fails or gives something else than a module.
+        ValueError: there is no such network, or the function fails or does not return a module.
     """
     function = builder(name)
     if name in NETWORKS:
@@ -296,7 +296,7 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
         failed = f"model {name!r} failed when called with {tuple(shape)}, {classes}: {described(error)}"
         raise ValueError(failed) from error
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model {name!r} must give a torch.nn.Module, got {type(model).__name__}")
+        raise ValueError(f"model {name!r} must return a torch.nn.Module, got {type(model).__name__}")
     return model
 
 
@@ -316,7 +316,7 @@ def named_in(file: Path, name: str, given: str | None) -> str:
     if given is None and name not in NETWORKS:
         raise ValueError(
             f"{file} names the network {name!r}, which is not one of exactqat's own ({', '.join(NETWORKS)}). "
-            f"Code that a file names is not run. If you know and trust it, name it yourself: "
+            f"Code that a file names is not run. If you trust it, name it yourself: "
             f"--model {shell_word(name)}"
         )
     return name

@@ -29,7 +29,7 @@ INK, NOTE, LINE, BEHIND, PAPER, DELIVERED, WARNING, GOOD, BAD = list(DARK)[:9]
 
 
 def variable(color: str) -> str:
-    """What stands for a color in the page's styles."""
+    """The variable for a color in the page's styles."""
     return f"var(--c{color[1:]})"
 
 

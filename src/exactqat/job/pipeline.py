@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job from data to proof: train in float, quantize in every way, deploy, compare all integers, deliver."""
+"""The job from data to verified files: train in float, quantize in every way, deploy, compare all integers, deliver."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Settings:
         batch_size: images in a training step, over all processes.
         image_size: height and width to which images are scaled; None leaves them.
         device: whose integers training computes in its last phase, as `qat.prepare` has them; see `devices`.
-        weights: path of weights that float training begins with, as in `weights.put`; None: a new network's.
+        weights: path of weights that float training starts from, as in `weights.put`; None: a new network's.
         from_job: directory of a finished job, trained for another device, whose networks are trained on for this one;
             see `retrained`.
 
@@ -361,7 +361,7 @@ def _overruns(layer: nn.Conv2d) -> bool:
 
 
 def check_free(out: Path, resume: bool, restart: bool) -> None:
-    """Refuses a directory in which something stands that a new job would write over.
+    """Refuses a directory with files that a new job would overwrite.
 
     Raises:
         ValueError: it holds a job and neither option is given, or files of others that have the names of a job's.
@@ -370,16 +370,16 @@ def check_free(out: Path, resume: bool, restart: bool) -> None:
     if "job.json" not in taken:
         if taken:
             raise ValueError(
-                f"{out} holds {', '.join(taken)} but no job.json, so others wrote that and a job would write over it. "
-                "Take another directory"
+                f"{out} contains {', '.join(taken)} but no job.json, so another program wrote that and a job would "
+                "overwrite it. Use another directory"
             )
         return
     if not resume and not restart:
         finished = "metrics.json" in taken
         raise ValueError(
-            f"{out} holds {'a finished' if finished else 'an unfinished'} job: "
-            + ("take another directory" if finished else "continue it with --resume")
-            + ", or move it aside and begin anew with --restart"
+            f"{out} contains {'a finished' if finished else 'an unfinished'} job: "
+            + ("use another directory" if finished else "continue it with --resume")
+            + ", or move it aside and start over with --restart"
         )
 
 
@@ -414,25 +414,27 @@ def start(
             if stored.get(name) != value:
                 option = option_of(name)
                 raise ValueError(
-                    f"{out} holds a job with {option} {option_value(stored.get(name))}, it cannot be continued with "
+                    f"{out} contains a job with {option} {option_value(stored.get(name))}, it cannot be continued with "
                     f"{option} {option_value(value)}"
                 )
         if stored_fingerprint != fingerprint:
-            raise ValueError(f"the images in --data {settings.data} are not those with which the job in {out} began")
+            raise ValueError(f"the images in --data {settings.data} differ from those the job in {out} started with")
         if fit is not None and stored_fit is not None and fit.digest != stored_fit.digest:
-            raise ValueError(f"--weights {settings.weights} is not the file with which the job in {out} began")
+            raise ValueError(f"--weights {settings.weights} is not the file the job in {out} started from")
         files.remove_halves(out)
         return True
     origin = {}
     if settings.from_job is not None:
         source = Path(settings.from_job)
         if out.resolve() == source.resolve():
-            raise ValueError(f"--out must be another directory than --from, whose job is kept; both are {out}")
+            raise ValueError(
+                f"--out and --from must be different directories, since the job in --from is kept; both are {out}"
+            )
         origin = {"from": retrained.description(source, settings.trainings, fingerprint)}
     if job.exists():
         files.remove_halves(out)
         aside = files.move_aside(out)
-        (progress or Progress()).say(f"The job that was in {out} is now in {aside}")
+        (progress or Progress()).say(f"The previous job in {out} is now in {aside}")
     content = {"format": JOB_FORMAT, "settings": settings.stored(), "images": fingerprint} | origin
     if fit is not None:
         content["weights"] = fit.stored()
@@ -445,11 +447,11 @@ def _read_job(out: Path) -> tuple[dict[str, Any], str, Fit | None]:
     files.check_there(out)
     path = out / "job.json"
     if not path.exists():
-        raise FileNotFoundError(f"{out} holds no job.json; run `exactqat train` first")
+        raise FileNotFoundError(f"{out} contains no job.json; run `exactqat train` first")
     content = files.read_json(path)
     try:
         if content["format"] != JOB_FORMAT:
-            raise ValueError(f"it has format {content['format']!r}, this program reads {JOB_FORMAT}")
+            raise ValueError(f"it has format {content['format']!r}; this version reads {JOB_FORMAT}")
         if not isinstance(content["settings"], dict) or not isinstance(content["images"], str):
             raise ValueError("settings must be an object and images a string")
         settings = current_settings(content["settings"])
@@ -491,14 +493,14 @@ def settings_from(source: Path, out: Path, given: Mapping[str, Any]) -> Settings
     """
     own = [option_of(name) for name in given if name not in retrained.GIVEN]
     if own:
-        raise ValueError(f"--from takes {', '.join(own)} from the finished job: leave it out")
+        raise ValueError(f"--from takes {', '.join(own)} from the finished job: omit it")
     if "device" not in given:
         raise ValueError(f"--from needs --device, the device to train for: one of {', '.join(PROFILES)}")
     finished = stored_settings(source, given.get("model"))
     if unfinished(source):
         raise ValueError(unfinished(source))
     if device_named(given["device"]) == finished.device:
-        raise ValueError(f"the job in {source} was trained for {finished.device} already")
+        raise ValueError(f"the job in {source} was already trained for {finished.device}")
     epochs = max(1, round(finished.epochs_qat * retrained.EPOCHS_SHARE))
     chosen = {"epochs_qat": epochs, **given, "weights": None, "from_job": str(source.resolve())}
     return replace(finished, out=out, **chosen)
@@ -528,7 +530,7 @@ def run(
     """
     if accelerator.type != "cpu" and processes.count > 1:
         raise ValueError(
-            f"--accelerator {accelerator}: several processes train on the CPU only; leave out torchrun or --accelerator"
+            f"--accelerator {accelerator}: several processes can only train on the CPU; omit torchrun or --accelerator"
         )
     progress = progress or Progress()
     check_before_data(settings, resume)
@@ -630,13 +632,13 @@ def finished(
     metrics = files.read_json(out / "metrics.json")
     seconds, resumed = metrics.get("seconds"), metrics.get("resumed")
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not isinstance(resumed, bool):
-        raise ValueError(f"{out / 'metrics.json'} must hold seconds, a number, and resumed, true or false")
+        raise ValueError(f"{out / 'metrics.json'} must contain seconds (a number) and resumed (true or false)")
     for name in ("float", *settings.trainings):
         path = out / "training" / f"{name}.pt"
         if not path.exists():
-            raise FileNotFoundError(f"{path} is missing; without it the job cannot be told again")
+            raise FileNotFoundError(f"{path} is missing; without it the report cannot be written again")
         if not training.finished(path):
-            raise ValueError(f"{path} is of a training that has not come to its end, in a job that is marked finished")
+            raise ValueError(f"{path} belongs to an unfinished training, in a job that is marked finished")
     results = run(settings, progress, dataset, resume=True, hold=hold)
     results.seconds, results.resumed = seconds, resumed
     return results
@@ -916,7 +918,7 @@ def _delivered(out: Path, *names: str) -> list[Path]:
         if PRECISION.fullmatch(name) and all((out / name / file).exists() for file in names)
     ]
     if not folders and unfinished(out):
-        raise FileNotFoundError(f"{unfinished(out)}. It has delivered no network yet")
+        raise FileNotFoundError(f"{unfinished(out)}. It has not delivered a network yet")
     if not folders:
         raise FileNotFoundError(
             f"no {' with a '.join(names)} beside it in a folder such as {out / 'w8a8'}; run `exactqat train` first"
@@ -957,7 +959,9 @@ def export_directory(out: Path, model: str | None = None, headers: bool = False,
                 text = c_array(graph, None, own, description, class_names=checkpoint["class_names"])
                 header = folder / f"{own}.h"
                 if header.exists() and not header.read_bytes().startswith(MADE_BY.encode()):
-                    raise FileExistsError(f"{header} is there already, and none of exactqat's: give another --name")
+                    raise FileExistsError(
+                        f"{header} already exists and was not written by exactqat: use another --name"
+                    )
                 contents[header] = text.encode()
         for path, content in contents.items():
             files.write_atomically(path, content)
@@ -1040,7 +1044,7 @@ def unfinished(out: Path) -> str:
     there is no job.json to say so."""
     if not (out / "job.json").exists() or (out / "metrics.json").exists():
         return ""
-    return f"{out} holds an unfinished job: continue it with `exactqat train --resume --out {shell_word(out)}`"
+    return f"{out} contains an unfinished job: continue it with `exactqat train --resume --out {shell_word(out)}`"
 
 
 def npu_directory(out: Path, accelerator: str, model: str | None = None) -> dict[str, NpuFootprint]:

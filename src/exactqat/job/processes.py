@@ -74,7 +74,7 @@ class Processes:
         if failure is not None:
             raise failure
         if message is not None:
-            raise ValueError(f"the first process says: {message}")
+            raise ValueError(f"the first process reports: {message}")
         return value
 
     def synchronized(self, model: nn.Module) -> AbstractContextManager[None]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DIR/report.html: the job's story in one file with all pictures inside, for a reader who was not there."""
+"""DIR/report.html: a report on the job in one file, with all pictures, for readers who did not run it."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def result_rows(results: Results) -> list[Row]:
 
 
 def closing_sentences(results: Results) -> list[tuple[bool, str]]:
-    """How many integers were compared, and with what result: of the files on the runtime, of the device beside
-    training; and which device that is. Each with whether it is good news."""
+    """How many integers were compared, and with what result: the files on the runtime, the device compared with
+    training, and which device that is. Each with whether it is good news."""
     networks, images = len(results.outcomes), len(results.dataset.test)
     device = results.settings.device
 
     def verdict(differing: int) -> str:
-        return "every single one is equal" if differing == 0 else f"{differing:,} of them differ"
+        return "all are equal" if differing == 0 else f"{differing:,} of them differ"
 
     title = PROFILES[device].title
     ran = (
@@ -97,15 +97,15 @@ def closing_sentences(results: Results) -> list[tuple[bool, str]]:
     wrong, fed = results.predictions
     if wrong:
         found.append(
-            (False, f"Fed with the images, the files give other integers than the models: {wrong:,} of {fed:,}.")
+            (False, f"Fed with the images, the files return different integers from the models: {wrong:,} of {fed:,}.")
         )
     before = retrained.formerly(results.settings.out) if results.settings.from_job is not None else ""
-    formerly = f", from a job that trained for {before}" if before else ""
+    formerly = f", starting from a job trained for {before}" if before else ""
     named = f"Trained for {device}{formerly}."
     if results.ran_as != device:
         return [
             *found,
-            (False, f"{named} The files did not run there: this machine does not have {title}."),
+            (False, f"{named} The files were not run there: this machine does not have {title}."),
         ]
     return [*found, (True, named)]
 
@@ -157,22 +157,22 @@ def _page(results: Results) -> str:
         section(
             "What happened",
             f"<p>The network <em>{escape(settings.model)}</em> ({results.float_bytes // 4:,} parameters) {verb} "
-            f"to tell {len(dataset.class_names)} kinds of images apart, with the data set "
-            f"<em>{escape(dataset.name)}</em> ({len(dataset.train):,} images to train on, "
-            f"{len(dataset.validation):,} to choose by, {len(dataset.test):,} to test on). "
-            "Phones and microcontrollers compute fastest in small integers, not in such real numbers, so the network "
+            f"to distinguish {len(dataset.class_names)} classes of images, with the data set "
+            f"<em>{escape(dataset.name)}</em> ({len(dataset.train):,} training images, {len(dataset.validation):,} "
+            f"validation images, {len(dataset.test):,} test images). "
+            "Phones and microcontrollers compute fastest with small integers, not with real numbers, so the network "
             "was <strong>quantized</strong>: every weight and every stored activation becomes a code on a grid, "
             f"{precisions} (W4A8: weights of 4 bits, activations of 8).</p>"
             "<ol><li><strong>Post-training quantization</strong> (PTQ) measures ranges of the float network's values "
-            "and rounds. It needs no training; with few codes it costs accuracy. Ranges are the extremes of the "
-            "training images (min/max), or are narrowed to where rounding and clipping together "
-            "err least (least-error).</li>"
-            "<li><strong>Quantization-aware training</strong> (QAT) trains on with the rounding inside the network, so "
-            "that the weights learn to live on the grid. Ranges either follow the data (EMA: an exponential moving "
+            "and rounds. It needs no training, but costs accuracy when there are few codes. Ranges are the extremes "
+            "over the training images (min/max), or are narrowed to minimize the combined error of rounding and "
+            "clipping (least-error).</li>"
+            "<li><strong>Quantization-aware training</strong> (QAT) continues training with rounding inside the "
+            "network, so that the weights adapt to the grid. Ranges either follow the data (EMA: an exponential moving "
             "average of the extremes), or start as least-error ranges and are trained like weights (learned).</li>"
             "<li>Every network is <strong>lowered</strong> to integer operators, written as <code>model.tflite</code>, "
             f"run by the device runtime ({escape(PROFILES[results.ran_as].title)}), and <strong>every integer of every "
-            "layer</strong> is compared with an independent integer simulation, and that with what training "
+            "layer</strong> is compared with an independent integer simulation, and the simulation with what training "
             "computed.</li></ol>" + _origin(results) + _fit(results) + _skipped(dataset.skipped),
         ),
         section(
@@ -183,67 +183,68 @@ def _page(results: Results) -> str:
                 for good, sentence in closing_sentences(results)
             )
             + f"<p class='note'>{escape(findings.LUCK_NOTE)}</p>"
-            "<p class='note'>★ marks what was delivered, chosen by the lower validation loss. Input and logits always "
-            "have 8 bits. Weights and activations of fewer bits travel in 8-bit containers, so their files are not "
-            "smaller. The float32 size counts four bytes per parameter, without a file around it. "
+            "<p class='note'>★ marks the delivered networks, chosen by the lower validation loss. Input and logits "
+            "always have 8 bits. Weights and activations of fewer bits are stored in 8-bit containers, so their files "
+            "are not smaller. The float32 size is four bytes per parameter, without file overhead. "
             f"{_guessing(results)}</p>" + side_by_side(charts.accuracies(results), charts.accuracy_and_size(results)),
         ),
         section(
-            "What fewer bits cost, and what they save",
+            "What fewer bits cost and save",
             _width_table(results)
-            + f"<p class='note'>{escape(findings.WIDTHS_NOTE)} Fewer bits of activations save none of these bytes; "
-            "they are for devices that compute with them.</p>" + side_by_side(*charts.widths(results)),
+            + f"<p class='note'>{escape(findings.WIDTHS_NOTE)} Fewer activation bits save none of these bytes; they "
+            "are for devices that compute with them.</p>" + side_by_side(*charts.widths(results)),
         ),
         section(
             "Does training see what the device computes?",
-            "<p>Training computes in float with rounding put in (fake quantization). In its last phase, batch norm is "
-            "folded, ranges are fixed, biases stand on the device's int32 grid, and what the network computes are the "
-            f"integers of the device itself, here those of <code>{escape(settings.device)}</code>: "
+            "<p>Training computes in float with added rounding (fake quantization). In its last phase, batch norm is "
+            "folded, ranges are fixed, biases are on the device's int32 grid, and the network computes the integers of "
+            f"the device itself, here those of <code>{escape(settings.device)}</code>: "
             f"{escape(PROFILES[settings.device].title)}. Over all layers "
             f"of all QAT networks and all test images, <strong>{rounding:,} of {rounded:,}</strong> stored values "
             f"({rounding / rounded:.4%}) differ from the simulation's.</p>" + _devices_table(results, best),
         ),
         section(
             "Which layer hurts",
-            "<p>The same weights without any quantization are the signal; what rounding and clipping change is the "
-            "noise, on the first test images. Noise of the layers before is part of every figure: what counts is "
-            "where a curve falls. 6 dB are a factor of two, about what one more bit gives.</p><ul>"
+            "<p>The signal is what the same weights give without quantization; the noise is what rounding and clipping "
+            "change, on the first test images. Every figure includes the noise of earlier layers, so look for drops in "
+            "a curve. 6 dB are a factor of two, about one more bit.</p><ul>"
             + "".join(f"<li>{_weakest(outcome)}</li>" for outcome in best)
             + "</ul>"
             + charts.noise(best),
         ),
         section(
-            "How it trained",
-            side_by_side(*charts.curves(results)) + "<p class='note'>Behind a dashed line batch norm and ranges are "
-            "frozen, biases are on the int32 grid, and the device's integers are computed.</p>",
+            "Training curves",
+            side_by_side(*charts.curves(results))
+            + "<p class='note'>After a dashed line, batch norm and ranges are frozen, biases are on the int32 "
+            "grid, and the network computes the device's integers.</p>",
         ),
         section(
             "Why each channel has its own scale",
             f"<p>The {charts.depthwise_and_channels(layer)[1]} channels of <code>{escape(name)}</code> need ranges of "
-            "different width. One scale for the whole layer (dashed) would leave narrow channels only some of the "
-            "codes. Folding batch norm multiplies every channel by its own factor; with per-channel scales that "
-            "changes the scales and not one integer code.</p>" + side_by_side(*charts.weight_ranges(finest)),
+            "different widths. One scale for the whole layer (dashed) would leave narrow channels only a few codes. "
+            "Folding batch norm multiplies every channel by its own factor; with per-channel scales this changes the "
+            "scales but not a single integer code.</p>" + side_by_side(*charts.weight_ranges(finest)),
         ),
         section(
             "Weights on their grid",
-            "<p>Weights in units of their channel's step: outline before rounding, filled after rounding. The fewer "
-            "the bits, the fewer the codes that all weights of a channel share; few enough are drawn as lines.</p>"
+            "<p>Weights in units of their channel's step: outline before rounding, filled after rounding. With fewer "
+            "bits, the weights of a channel share fewer codes; if there are few, they are drawn as lines.</p>"
             + side_by_side(*charts.weights_on_grids(*([finest, coarsest] if finest is not coarsest else [finest]))),
         ),
-        section("Which classes are confused", _class_table(results) + _confusion(results, best)),
-        section("Which images are mistaken", _mistaken_images(results)),
+        section("Confused classes", _class_table(results) + _confusion(results, best)),
+        section("Misclassified images", _mistaken_images(results)),
         section(
-            "What it takes, and where it is the same",
+            "What it takes, and where it computes the same",
             _ends(best[0]) + _footprint_table(best) + _parts_table(best) + _claims(best),
         ),
     ]
     sections.append(
         section(
             "What the device runs",
-            "<p>Every box is an operator of the file, in the order in which the device runs them: its window, its "
-            "stride where that is not 1, the activation fused into it, the layer's path, the shape of what it stores, "
-            "the bits of weights (W) and of results (A), and its share of all multiply-adds, as a figure and as a bar. "
-            "The lines at the left are tensors on their way to their readers. Of long networks a box is a module.</p>"
+            "<p>Every box is an operator of the file, in execution order: its window, its stride if not 1, its fused "
+            "activation, the layer's path, the shape of its output, the bits of weights (W) and outputs (A), and its "
+            "share of all multiply-adds, as a number and as a bar. The lines on the left connect tensors with their "
+            "readers. In long networks a box is a module.</p>"
             + side_by_side(*(_layer_graph(outcome) for outcome in best)),
         )
     )
@@ -251,13 +252,13 @@ def _page(results: Results) -> str:
         sections.append(
             section(f"Layers of the delivered {outcome.precision.upper()} network", _layer_table(outcome), "layers")
         )
-    resumed = " in the last of its runs; it was continued from a checkpoint" if results.resumed else ""
+    resumed = " in its last run; it was continued from a checkpoint" if results.resumed else ""
     sections.append(
         section(
-            "Do it again",
+            "Reproduce this job",
             f"<pre>{escape(commands)}</pre>"
-            "<p class='note'>The first command moves what is there aside before it begins. "
-            f"The whole job took {results.seconds:.0f} seconds{resumed}. The same seed on the same "
+            "<p class='note'>The first command moves the existing job aside first. The whole job took "
+            f"{results.seconds:.0f} seconds{resumed}. The same seed on the same "
             "machine gives the same bits. All figures are in <code>metrics.json</code>, with every network's answer to "
             "every test image.</p>",
         )
@@ -273,8 +274,8 @@ def _page(results: Results) -> str:
 def _guessing(results: Results) -> str:
     guess = findings.guessing(results.dataset)
     return (
-        f"Naming the most frequent class every time would give {guess['accuracy']:.1%}; an accuracy beyond "
-        f"{min(guess['needed'], 1):.1%} is no luck."
+        f"Always naming the most frequent class would give {guess['accuracy']:.1%}; an accuracy above "
+        f"{min(guess['needed'], 1):.1%} is more than chance."
     )
 
 
@@ -297,7 +298,7 @@ def _skipped(sentences: Sequence[str]) -> str:
     if not sentences:
         return ""
     shown = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences[:20])
-    more = "<li>… all of them are in metrics.json</li>" if len(sentences) > 20 else ""
+    more = "<li>… all are listed in metrics.json</li>" if len(sentences) > 20 else ""
     return f"<p class='note'>Images that could not be used: {len(sentences):,}</p><ul class='note'>{shown}{more}</ul>"
 
 
@@ -347,8 +348,8 @@ def _ends(outcome: Outcome) -> str:
         for side in sides
     )
     return (
-        f"<p>The files take {takes} and give {gives}, in integers: names and axes are the network's, after "
-        "&ldquo;as&rdquo; those of the file. Their metadata says the same.</p>"
+        f"<p>The files take {takes} and return {gives}, in integers: names and axes are the network's, after "
+        "&ldquo;as&rdquo; the file's. Their metadata contains the same.</p>"
     )
 
 
@@ -374,9 +375,9 @@ def _footprint_table(outcomes: Sequence[Outcome]) -> str:
             missing[taken.why_not] = None
     note = (
         "The arena is the memory for all tensors: the smallest in which TFLite-Micro's interpreter ran the network "
-        "here, with pointers of eight bytes; a microcontroller's have four, and it takes somewhat less. "
-        "<code>exactqat export DIR --c-array</code> writes the network as a C header, with a recorded input and what "
-        "TFLite-Micro answers to it."
+        "here, with eight-byte pointers; a microcontroller with four-byte pointers needs somewhat less. "
+        "<code>exactqat export DIR --c-array</code> writes the network as a C header, with a recorded input and the "
+        "output that TFLite-Micro returns for it."
     )
     reasons = "".join(f"<p class='note'>{escape(reason)}.</p>" for reason in missing)
     return f"<div class='prose'>{table(header, rows, 2)}</div>{reasons}<p class='note'>{note}</p>"
@@ -394,8 +395,9 @@ def _parts_table(outcomes: Sequence[Outcome]) -> str:
     return (
         "<h3>What the bytes of the files are</h3>"
         + table(["network", "file", *kinds], rows, 1)
-        + "<p class='note'>Weights take a byte each, whatever their bits; a channel has a scale, a zero point of eight "
-        "bytes, and a bias of four. Names and structure grow with the number of layers, not with their width.</p>"
+        + "<p class='note'>Weights take a byte each, whatever their bits; each channel has a scale, a zero point "
+        "of eight bytes, and a bias of four. Names and structure grow with the number of layers, not with their "
+        "width.</p>"
     )
 
 
@@ -405,14 +407,14 @@ def _origin(results: Results) -> str:
     if settings.from_job is None:
         return ""
     return (
-        f"<p>Its networks are those of the job in <code>{escape(shortened(settings.from_job, WRITTEN_LENGTH))}</code>, "
-        f"which were trained for <code>{escape(retrained.formerly(settings.out))}</code>; their last phase was trained "
-        f"once more, for <code>{escape(settings.device)}</code>.</p>"
+        f"<p>The networks come from the job in <code>{escape(shortened(settings.from_job, WRITTEN_LENGTH))}</code>, "
+        f"which trained them for <code>{escape(retrained.formerly(settings.out))}</code>; their last phase was "
+        f"repeated for <code>{escape(settings.device)}</code>.</p>"
     )
 
 
 def _devices_table(results: Results, outcomes: Sequence[Outcome]) -> str:
-    """What every device computes of the delivered networks, beside training."""
+    """What every device computes for the delivered networks, compared with training."""
     rows: list[tuple[bool, Sequence[str]]] = []
     images = 0
     for outcome in outcomes:
@@ -429,31 +431,32 @@ def _devices_table(results: Results, outcomes: Sequence[Outcome]) -> str:
             cells += [f"{found.answers_differing:,}"]
             rows.append((here, cells))
     header = [
-        "network", "device", "runtime", "computes", "integers not training's", "of the logits", "accuracy",
-        "answers changed",
+        "network", "device", "runtime", "computes", "integers that differ from training", "logits that differ",
+        "accuracy", "answers changed",
     ]  # fmt: skip
     return (
-        f"<p>On any other device the same file computes what that one computes. These are the delivered networks on "
-        f"the first {images:,} test images, by each device's exact simulation; marked is the device that they were "
-        "trained for. Where a device computes something else, its accuracy is not what training saw.</p>"
+        "<p>Each device computes the same file in its own way. This table shows the delivered networks on the first "
+        f"{images:,} test images, by each device's exact simulation; the device that they were trained for is marked. "
+        "If a device computes other integers, its accuracy is not what training measured.</p>"
         + table(header, rows, 4)
-        + "<p class='note'>For another device, train the last phase once more: <code>exactqat train --from DIR "
+        + "<p class='note'>To retrain the last phase for another device: <code>exactqat train --from DIR "
         "--device micro --out DIR-micro</code>.</p>"
     )
 
 
 def _claims(outcomes: Sequence[Outcome]) -> str:
-    """On which devices files are claimed to run as simulated, and which operators stand in the way elsewhere."""
+    """On which devices files are claimed to run as simulated, and which operators prevent the claim elsewhere."""
     lines = []
     for device in PROFILES:
         missing = dict.fromkeys(kind for outcome in outcomes for kind in unclaimed(outcome.graph, device))
         claim = f"not claimed for {', '.join(missing)}" if missing else "every integer is claimed to be as simulated"
         lines.append(f"<li>{escape(PROFILES[device].title)} (<code>{device}</code>): {escape(claim)}</li>")
     return (
-        "<p>These files were run on the machine that ran this job. That they run as simulated on other devices is "
-        "claimed where every operator of the networks was compared with them over many random cases, without one "
-        "difference. Whether a device computes what was trained is another question: see above.</p>"
-        f"<ul>{''.join(lines)}</ul><p class='note'>Compare yourself: <code>exactqat verify DIR --device micro</code>, "
+        "<p>These files were run on the machine that ran this job. We claim that they run as simulated on another "
+        "device if every operator of the networks was compared with that device over many random cases, without a "
+        "single difference. Whether a device computes what was trained is a separate question: see above.</p>"
+        f"<ul>{''.join(lines)}</ul><p class='note'>To compare yourself: <code>exactqat verify DIR --device "
+        "micro</code>, "
         "<code>--device xnnpack-arm64</code>.</p>"
     )
 
@@ -499,12 +502,12 @@ def _layer_table(outcome: Outcome) -> str:
     work = sum(outcome.graph.multiply_accumulates(operator) for operator in outcome.graph.operators)
     rows.append((True, ["whole network", *[""] * 7, f"{work:,}", "", "", f"{whole.values:,}", f"{whole.differing:,}"]))
     note = (
-        "<p class='note'>A QUANTIZE of equal scale behind a layer shifts codes of fewer bits to the other end of int8, "
+        "<p class='note'>A QUANTIZE of equal scale after a layer shifts codes of fewer bits to the other end of int8, "
         "where the device's own saturation is the lower clamp of training. Every layer is computed from the operands "
-        "that the device itself had; the last row compares the untouched file from input to logits.</p>"
+        "that the device itself had; the last row compares the unchanged file from input to logits.</p>"
         if any(operator.kind == "QUANTIZE" for operator in outcome.graph.operators)
         else "<p class='note'>Every layer is computed from the operands that the device itself had; the last row "
-        "compares the untouched file from input to logits.</p>"
+        "compares the unchanged file from input to logits.</p>"
     )
     return table(header, rows, 2) + note
 
@@ -558,7 +561,7 @@ def _weakest(outcome: Outcome) -> str:
     last = rows.get(outcome.graph.outputs[0])
     logits = f"; the logits end at {last.device_sqnr:.1f} dB" if last is not None else ""
     return (
-        f"{title}: the largest fall is that of <code>{escape(worst)}</code>, by {falls[worst]:.1f} dB to "
+        f"{title}: the largest drop is in <code>{escape(worst)}</code>, by {falls[worst]:.1f} dB to "
         f"{ratios[worst]:.1f} dB{logits}"
     )
 
@@ -591,7 +594,7 @@ def _mistaken_images(results: Results) -> str:
     """The images themselves, those first that most networks get wrong."""
     found = findings.mistaken(results)
     if not found:
-        return "<p>None: the float network and the delivered ones get every test image right.</p>"
+        return "<p>None: the float network and the delivered networks classify every test image correctly.</p>"
     labels, names = results.dataset.test.labels.numpy(), results.dataset.class_names
     photos = results.dataset.test.names
     shown = []
@@ -616,11 +619,11 @@ def _mistaken_images(results: Results) -> str:
             f"{' class=small' if small else ''}><figcaption>{escape(shortened(called, WRITTEN_LENGTH))}: shows "
             f"<strong>{escape(shortened(truth, charts.DRAWN_LENGTH))}</strong>{said}</figcaption></figure>"
         )
-    those = "here are those" if len(found) > len(shown) else "here they are, first those"
+    those = "shown are those" if len(found) > len(shown) else "shown first are those"
     return (
-        f"<p>{len(found):,} of {len(labels):,} test images are called something else by the float network or a "
-        f"delivered one; {those} that most of them get wrong, with what each network calls them. Look whether their "
-        f"labels are right.</p><div class='gallery'>{''.join(shown)}</div>"
+        f"<p>{len(found):,} of {len(labels):,} test images are misclassified by the float network or a delivered one; "
+        f"{those} that most of them get wrong, with each network's answer. Check whether their labels are "
+        f"right.</p><div class='gallery'>{''.join(shown)}</div>"
         "<p class='note'>"
         + ("" if photos else "Images are numbered from 0 in the order of the test part; ")
         + "metrics.json lists them.</p>"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A finished job's networks for another device: its trained states are taken over, and trained on by the new device's
+"""A finished job's networks for another device: its trained states are copied and retrained with the new device's
 arithmetic.
 
 What was trained for one device is not what another computes: they round differently. The float network and the trained
@@ -46,15 +46,15 @@ def description(source: Path, trainings: Sequence[str], fingerprint: str) -> dic
     """
     job = files.read_json(source / "job.json")
     if job.get("images") != fingerprint:
-        raise ValueError(f"the job in {source} began with other images than these; give its own with --data")
+        raise ValueError(f"the job in {source} was started with other images; pass its own with --data")
     digests = {}
     with files.locked(source, writes=False):
         for name in taken_over(trainings):
             path = source / "training" / name
             if not path.exists():
-                raise FileNotFoundError(f"{path} is missing; without it the job cannot be trained on")
+                raise FileNotFoundError(f"{path} is missing; without it the job cannot be retrained")
             if not training.finished(path):
-                raise ValueError(f"{path} is of a training that has not come to its end")
+                raise ValueError(f"{path} belongs to an unfinished training")
             digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return {"device": current_settings(job["settings"])["device"], "files": digests}
 
@@ -68,17 +68,17 @@ def take_over(source: Path, out: Path, trainings: Sequence[str]) -> None:
     begun = files.read_json(out / "job.json").get("from")
     digests = begun.get("files") if isinstance(begun, dict) else None
     if not isinstance(digests, dict):
-        raise ValueError(f"{out / 'job.json'} does not say what was taken over from {source}")
+        raise ValueError(f"{out / 'job.json'} does not record what was copied from {source}")
     for name, own in taken_over(trainings).items():
         if (out / "training" / own).exists():
             continue
         path = source / "training" / name
         files.check_file(path)
         if not path.exists():
-            raise FileNotFoundError(f"{path} is missing, and was not copied yet when the job in {out} was interrupted")
+            raise FileNotFoundError(f"{path} is missing, and had not been copied when the job in {out} was interrupted")
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != digests.get(name):
-            raise ValueError(f"{path} is not what it was when the job in {out} began")
+            raise ValueError(f"{path} has changed since the job in {out} started")
         files.write_atomically(out / "training" / own, content)
 
 
@@ -93,10 +93,10 @@ def begin_with(model: qat.PreparedModel, path: Path, device: str) -> None:
     """
     state = checkpoints.load_checkpoint(path)
     if not isinstance(state.get("best"), dict):
-        raise ValueError(f"{path} does not hold the state of a finished training")
+        raise ValueError(f"{path} does not contain the state of a finished training")
     training.load_state(model, state["best"], path)
     if not model.frozen:
-        raise ValueError(f"{path} holds a state that is not frozen")
+        raise ValueError(f"{path} contains a state that is not frozen")
     # The device is part of the state.
     model.profile = device
 

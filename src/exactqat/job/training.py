@@ -42,11 +42,11 @@ Step = Callable[[int], None]
 
 
 class TrainingDiverged(RuntimeError):
-    """The loss is no longer a number. The message says where, and which checkpoint is still good."""
+    """The loss is NaN or infinite. The message says where, and which checkpoint is still good."""
 
 
 class RangeCollapsed(RuntimeError):
-    """A quantization range has no width left, so the network's answer is the same for all images."""
+    """A quantization range has collapsed, so the network's answer is the same for all images."""
 
 
 @dataclass
@@ -69,13 +69,13 @@ def accelerator_named(name: str, option: str = "--accelerator") -> torch.device:
     """
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal())):
-        raise ValueError(f"{option} must be cpu, cuda, or one of several as in cuda:1, got {name!r}")
+        raise ValueError(f"{option} must be cpu, cuda, or a specific device such as cuda:1, got {name!r}")
     if kind == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(index or 0) >= count:
         seen = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
-        raise ValueError(f"{option} {name} is not there: PyTorch {torch.__version__} sees {seen}")
+        raise ValueError(f"{option} {name} is not available: PyTorch {torch.__version__} sees {seen}")
     # Read when cuBLAS starts; without it, its sums depend on what ran before.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
@@ -157,7 +157,7 @@ def check_ranges(model: nn.Module, when: str) -> None:
         if not high - low >= SMALLEST_WIDTH:
             raise RangeCollapsed(
                 f"{when}: the range of what '{path}' stores collapsed to [{low:g}, {high:g}]; "
-                "all its values are zero or not a number"
+                "all its values are zero or NaN"
             )
         if isinstance(layer, qat.WeightedLayer) and not (layer.weight_quantizer.scale(layer.weight_source()) > 0).any():
             raise RangeCollapsed(f"{when}: the range of the weights of '{path}' collapsed to zero for all channels")
@@ -182,8 +182,9 @@ def train(
 ) -> History:
     """Trains `model` in place and leaves it in its best state, on the CPU.
 
-    After every epoch `state_path` holds all it takes to continue: with `resume` a training that was stopped at any
-    moment ends with the bits of one that was not. Of a finished training it holds the best state and the history.
+    After every epoch `state_path` contains everything needed to continue: with `resume`, a training that was
+    interrupted at any moment ends with the same bits as one that was not. After training it contains the best state and
+    the history.
 
     Args:
         groups: the optimizer's parameter groups, each with its learning rate at the start; rates fall to zero as a
@@ -263,7 +264,7 @@ def train(
                 on_step(1)
             validation_accuracy, validation_loss = accuracy_and_loss(model, validation, processes)
             if not math.isfinite(validation_loss):
-                raise TrainingDiverged(f"{when}: the loss on the validation images became {validation_loss}; {kept()}")
+                raise TrainingDiverged(f"{when}: the validation loss became {validation_loss}; {kept()}")
             try:
                 check_ranges(model, when)
             except RangeCollapsed as error:
@@ -311,7 +312,7 @@ def load_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
     try:
         model.load_state_dict(state)
     except (ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} does not hold the state of this network: {first_line(error)}") from error
+        raise ValueError(f"{path} does not contain the state of this network: {first_line(error)}") from error
 
 
 def _continue(
@@ -334,7 +335,7 @@ def _continue(
         schedule.load_state_dict(found)
         generator.set_state(state["generator"])
     except (ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} does not hold the state of this training: {first_line(error)}") from error
+        raise ValueError(f"{path} does not contain the state of this training: {first_line(error)}") from error
 
 
 def _check_optimizer(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
@@ -349,7 +350,7 @@ def _check_optimizer(state: dict[str, Any], optimizer: torch.optim.Optimizer) ->
         for name, moment in moments.items():
             shape = () if name == "step" else parameters[position].shape
             if not isinstance(moment, Tensor) or moment.shape != shape:
-                raise ValueError(f"{name} of parameter {position} is no tensor of shape {list(shape)}")
+                raise ValueError(f"{name} of parameter {position} is not a tensor of shape {list(shape)}")
 
 
 def _stored_state(path: Path, name: str, epochs: int) -> dict[str, Any] | None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights to begin with: a state dict or safetensors from anyone, put into a network as far as they fit.
+"""Weights to start from: a state dict or safetensors from anyone, loaded into a network as far as they match.
 
-Files are read as `checkpoints` reads its own: nothing that stands in them is run, and what comes out is checked before
-it is used. Names and shapes decide; what fitted and what did not is told.
+Files are read as `checkpoints` reads its own: no code in them is run, and their contents are checked before they are
+used. Tensors are matched by name and shape; the result says what matched and what did not.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ class Fit:
         total = self.fitted + len(self.missing) + len(self.other_shapes)
         without = f", their names without {shortened(self.prefix, NAME_LENGTH)!r}" if self.prefix else ""
         lines = [
-            f"Weights from {path}: {self.fitted:,} of the network's {total:,} tensors fit ({_percent(self.share)} of "
+            f"Weights from {path}: {self.fitted:,} of the network's {total:,} tensors match ({_percent(self.share)} of "
             f"its numbers{without})"
         ]
         if self.missing:
-            lines.append(f"  missing in the file, left as a new network's: {_names(self.missing)}")
+            lines.append(f"  missing from the file, initialized as in a new network: {_names(self.missing)}")
         if self.other_shapes:
             shapes = [f"{name} ({here} in the network, {there} in the file)" for name, here, there in self.other_shapes]
-            lines.append(f"  of other shapes, left as a new network's: {_names(shapes)}")
+            lines.append(f"  with other shapes, initialized as in a new network: {_names(shapes)}")
         if self.unexpected:
-            lines.append(f"  not of this network, left out: {_names(self.unexpected)}")
+            lines.append(f"  not in this network, ignored: {_names(self.unexpected)}")
         return lines
 
 
@@ -96,11 +96,11 @@ def restored(stored: Any) -> Fit:
             tuple((name, here, there) for name, here, there in fit.other_shapes),
         )
     except (TypeError, ValueError) as error:
-        raise ValueError(f"weights must say what fitted: {error}") from error
+        raise ValueError(f"weights must say what matched: {error}") from error
     texts = (fit.digest, fit.prefix, *fit.missing, *fit.unexpected, *(text for row in fit.other_shapes for text in row))
     numbers = type(fit.fitted) is int and fit.fitted >= 0 and type(fit.share) in (int, float) and 0 <= fit.share <= 1
     if not numbers or not all(type(text) is str for text in texts):
-        raise ValueError("weights must say what fitted, in numbers and names")
+        raise ValueError("weights must say what matched, in numbers and names")
     return fit
 
 
@@ -137,7 +137,9 @@ def put(model: nn.Module, path: Path) -> Fit:
         theirs, ours = (
             _names([f"{name} {_what(entry)}" for name, entry in tensors.items()]) for tensors in (found, own)
         )
-        raise ValueError(f"{path} holds no weights of this network: its tensors are {theirs}; the network's are {ours}")
+        raise ValueError(
+            f"{path} contains no weights of this network: its tensors are {theirs}; the network's are {ours}"
+        )
     with torch.no_grad():
         for name, entry in fitting.items():
             own[name].copy_(entry)
@@ -162,7 +164,7 @@ def check(path: Path) -> None:
 def _read(path: Path) -> tuple[bytes, dict[str, Tensor]]:
     """A file's content, and its tensors by name."""
     if not path.exists():
-        raise FileNotFoundError(f"--weights {path} is not there")
+        raise FileNotFoundError(f"--weights {path} does not exist")
     check_file(path)
     try:
         content = path.read_bytes()
@@ -171,7 +173,7 @@ def _read(path: Path) -> tuple[bytes, dict[str, Tensor]]:
     found = _tensors(content, path)
     for name, entry in found.items():
         if entry.layout != torch.strided or entry.device.type != "cpu" or entry.is_nested:
-            raise ValueError(f"{path}: {shortened(name, NAME_LENGTH)} is no dense tensor of numbers")
+            raise ValueError(f"{path}: {shortened(name, NAME_LENGTH)} is not a dense tensor of numbers")
     return content, found
 
 
@@ -188,8 +190,8 @@ def _tensors(content: bytes, path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} cannot be read as weights: {reason(error)}") from error
     if content[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
         raise ValueError(
-            f"{path} cannot be read as weights: it is a pickle, as PyTorch wrote them before 1.6, which may run "
-            "anything. If you trust it, save it anew: torch.save(torch.load(OLD, weights_only=True), NEW)"
+            f"{path} cannot be read as weights: it is a pickle, as PyTorch wrote them before 1.6, which may run any "
+            "code. If you trust it, save it again: torch.save(torch.load(OLD, weights_only=True), NEW)"
         )
     raise ValueError(
         f"{path} cannot be read as weights: it is {'neither' if content else 'empty, neither'} a state dict written by "
@@ -210,16 +212,16 @@ def _from_safetensors(content: bytes) -> dict[str, Tensor]:
 
 
 def _state_dict(content: Any) -> dict[str, Tensor]:
-    """The state dict that a file holds, wherever it stands in it."""
+    """The state dict in a file, at whatever level."""
     if not isinstance(content, Mapping):
-        raise ValueError(f"it holds a {type(content).__name__} where a state dict is expected")
+        raise ValueError(f"it contains a {type(content).__name__} where a state dict is expected")
     for name in WRAPPERS:
         held = content.get(name)
         if isinstance(held, Mapping) and _named(held):
             return _named(held)
     found = _named(content)
     if not found:
-        raise ValueError(f"it holds no tensors with names; it has {_names(list(map(str, content))) or 'nothing'}")
+        raise ValueError(f"it contains no named tensors; it has {_names(list(map(str, content))) or 'nothing'}")
     return found
 
 
@@ -257,9 +259,9 @@ def _checked(given: Tensor, own: Tensor, name: str, path: Path) -> Tensor:
     where = f"{path}: {shortened(name, NAME_LENGTH)}"
     value = given.detach().to(own.dtype)
     if not torch.isfinite(value).all():
-        raise ValueError(f"{where} holds NaN or infinity")
+        raise ValueError(f"{where} contains NaN or infinity")
     if name.endswith("running_var") and (value < 0).any():
-        raise ValueError(f"{where} holds negative variances")
+        raise ValueError(f"{where} contains negative variances")
     return value
 
 

@@ -108,7 +108,7 @@ def _geometry(
     sizes = {"N": input.shape[n], "H": rows, "W": cols, "C": filter.shape[2] * filter.shape[3]}
     shape = tuple(sizes[letter] for letter in data_format)
     if _elements(shape) >= _TOO_MANY:
-        raise ValueError(f"explicit_paddings, strides and dilations give an output that is too large: {list(shape)}")
+        raise ValueError(f"explicit_paddings, strides and dilations make the output too large: {list(shape)}")
     return numbers, TensorSpec(shape, input.dtype)
 
 
@@ -144,8 +144,8 @@ def depthwise_conv2d_native(
     """Depthwise convolution: each input channel is convolved with its own `multiplier` filters.
 
     `output[b, i, j, c * multiplier + q] = sum over (di, dj) of filter[di, dj, c, q] *
-    input[b, i * stride + di * dilation - pad, j * stride + dj * dilation - pad, c]`, one fused multiply-add for each
-    tap, taps in row-major order; taps that fall on the padding are skipped.
+    input[b, i * stride + di * dilation - pad, j * stride + dj * dilation - pad, c]`, one fused multiply-add per tap,
+    taps in row-major order; taps that fall on the padding are skipped.
 
     Args:
         input: a float tensor, `[batch, height, width, channels]` (NHWC) or `[batch, channels, height, width]`
@@ -155,11 +155,11 @@ def depthwise_conv2d_native(
         padding: "SAME" (output `ceil(size / stride)`, the extra cell at the end), "VALID" (none) or "EXPLICIT".
         explicit_paddings: for "EXPLICIT" 8 values, before and after for each dimension of `data_format`.
         data_format: "NHWC" or "NCHW".
-        dilations: 4 values in the order of `data_format`, together with any strides.
+        dilations: 4 values in the order of `data_format`, combined with any strides.
     Returns:
         output: `[batch, output_height, output_width, channels * multiplier]`, or NCHW likewise.
     Raises:
-        ValueError: ranks, lengths or values that do not fit. TypeError: dtypes that differ.
+        ValueError: incompatible ranks, lengths or values. TypeError: dtypes differ.
     Source: TensorFlow `DepthwiseConv2dNative` with oneDNN, its default on x86; layouts, strides and dilations that it
         rejects or ignores work here.
     """
@@ -181,20 +181,20 @@ def depthwise_conv2d_native_backprop_input(
 ) -> Lowering:
     """Gradient of `depthwise_conv2d_native` with respect to its input.
 
-    For each input position one fused multiply-add for each tap that it took part in, taps in row-major order,
+    For each input position one fused multiply-add per tap that uses it, taps in row-major order,
     multipliers in order within a tap.
 
     Args:
         input_sizes: shape of the convolution's input, 4 static integers.
-        filter: what was given to the convolution.
-        out_backprop: the gradient that arrives at the output, of its shape.
-        strides, padding, explicit_paddings, data_format, dilations: what was given to the convolution.
+        filter: as passed to the convolution.
+        out_backprop: the incoming gradient of the output, of its shape.
+        strides, padding, explicit_paddings, data_format, dilations: as passed to the convolution.
     Returns:
         output: of shape `input_sizes`.
     Raises:
-        ValueError: ranks, lengths or values that do not fit. TypeError: dtypes that differ.
-    Source: TensorFlow `DepthwiseConv2dNativeBackpropInput` with oneDNN, its default on x86; dilations, which it
-    ignores, work.
+        ValueError: incompatible ranks, lengths or values. TypeError: dtypes differ.
+    Source: TensorFlow `DepthwiseConv2dNativeBackpropInput` with oneDNN, its default on x86; dilations, which TensorFlow
+    ignores, work here.
     """
     check_dtypes(filter=filter, out_backprop=out_backprop)
     input = _sizes("input_sizes", input_sizes, filter.dtype)
@@ -220,15 +220,15 @@ def depthwise_conv2d_native_backprop_filter(
     right, then the rows by the library's summation tree; rounded once.
 
     Args:
-        input: what was given to the convolution.
+        input: as passed to the convolution.
         filter_sizes: shape of the convolution's filter, 4 static integers.
-        out_backprop: the gradient that arrives at the output, of its shape.
-        strides, padding, explicit_paddings, data_format, dilations: what was given to the convolution.
+        out_backprop: the incoming gradient of the output, of its shape.
+        strides, padding, explicit_paddings, data_format, dilations: as passed to the convolution.
     Returns:
         output: of shape `filter_sizes`; zeros for an empty batch.
     Raises:
-        ValueError: ranks, lengths or values that do not fit. TypeError: dtypes that differ.
-    Source: TensorFlow `DepthwiseConv2dNativeBackpropFilter`; dilations, which it ignores, work.
+        ValueError: incompatible ranks, lengths or values. TypeError: dtypes differ.
+    Source: TensorFlow `DepthwiseConv2dNativeBackpropFilter`; dilations, which TensorFlow ignores, work here.
     """
     check_dtypes(input=input, out_backprop=out_backprop)
     filter = _sizes("filter_sizes", filter_sizes, input.dtype)

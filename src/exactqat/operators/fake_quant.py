@@ -58,10 +58,10 @@ def fake_quant_with_min_max_args(
 
     Args:
         inputs: a float tensor, any shape.
-        min, max: the range; `min < max`. What the dtype cannot hold is infinite, as in TensorFlow, and a range that is
-            not finite gives NaN.
+        min, max: the range; `min < max`. Values beyond the dtype are infinite, as in TensorFlow, and a non-finite
+            range gives NaN.
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code, so that a symmetric range has symmetric codes.
+        narrow_range: omit the lowest code, so that a symmetric range has symmetric codes.
     Returns:
         outputs: like `inputs`.
     Raises:
@@ -94,13 +94,13 @@ def fake_quant_with_min_max_args_gradient(
     elsewhere.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_args`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_args`.
     Returns:
         backprops: like `inputs`. The nudged range includes both ends; the product with 0 keeps NaN, infinity and the
             sign of zero.
     Raises:
-        ValueError: shapes that differ, `num_bits` outside 2..16, or not `min < max`.
+        ValueError: shapes differ, `num_bits` outside 2..16, or not `min < max`.
     Source: TensorFlow `FakeQuantWithMinMaxArgsGradient`.
     """
     check_dtypes(gradients=gradients, inputs=inputs)
@@ -116,21 +116,21 @@ def fake_quant_with_min_max_args_gradient(
 def fake_quant_with_min_max_vars(
     inputs: Tensor, min: Range, max: Range, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
-    """Quantize and dequantize a tensor with one range that can be trained.
+    """Quantize and dequantize a tensor with one trainable range.
 
-    As `fake_quant_with_min_max_args`, but the step is found by a true division, so a few values in a million round
-    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every range that
-    is not finite give NaN; `min > max` gives a constant.
+    As `fake_quant_with_min_max_args`, but the step is computed by a true division, so a few values in a million round
+    the other way. With `min == max == 0` every output is 0, also for NaN; any other `min == max` and every non-finite
+    range give NaN; `min > max` gives a constant.
 
     Args:
         inputs: a float tensor, any shape.
         min, max: the range, scalars of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
-        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
+        ValueError: `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: TensorFlow `FakeQuantWithMinMaxVars`.
     """
     check_dtypes(inputs=inputs)
@@ -151,8 +151,8 @@ def fake_quant_with_min_max_vars_gradient(
     """Gradients of `fake_quant_with_min_max_vars` for its inputs and both ends of the range.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_vars`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the nudged range (ends included), times 0 outside.
         backprop_wrt_min: scalar, sum of `gradients` where `inputs` lie below the nudged range.
@@ -160,8 +160,7 @@ def fake_quant_with_min_max_vars_gradient(
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums NaN and an infinite gradient the
         sum of the side it is not on. With `min == max == 0` the gradient passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes that
-            differ.
+        ValueError: shapes differ, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
     """
     check_dtypes(inputs=inputs, gradients=gradients)
@@ -177,7 +176,7 @@ def fake_quant_with_min_max_vars_gradient(
 def fake_quant_with_min_max_vars_per_channel(
     inputs: Tensor, min: Range, max: Range, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
-    """Quantize and dequantize a tensor with one trainable range for each channel, the last dimension.
+    """Quantize and dequantize a tensor with one trainable range per channel, the last dimension.
 
     Each channel behaves as `fake_quant_with_min_max_args` with its own range; ranges of 0 as
     `fake_quant_with_min_max_vars`.
@@ -186,12 +185,12 @@ def fake_quant_with_min_max_vars_per_channel(
         inputs: a float tensor, shape `[..., d]`, any rank from 1.
         min, max: the ranges, shape `[d]`, of the dtype of `inputs` (float32 if that has 16 bits).
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
         ValueError: `inputs` of rank 0, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
-            that differ.
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`.
     """
     check_dtypes(inputs=inputs)
@@ -212,8 +211,8 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
     """Gradients of `fake_quant_with_min_max_vars_per_channel` for its inputs and both ends of each channel's range.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, min, max, num_bits, narrow_range: what was given to `fake_quant_with_min_max_vars_per_channel`.
+        gradients: a float tensor, the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, min, max, num_bits, narrow_range: as passed to `fake_quant_with_min_max_vars_per_channel`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range (ends included), times 0
             outside.
@@ -222,8 +221,8 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
         Elements on the other side count as `gradient * 0`, so a NaN makes both sums of its channel NaN and an infinite
         gradient the sum of the side it is not on. Where `min == max == 0` it passes unchanged.
     Raises:
-        ValueError: shapes that differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
-            that differ.
+        ValueError: shapes differ, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError: dtypes
+            differ.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.
     """
     check_dtypes(inputs=inputs, gradients=gradients)
@@ -248,17 +247,18 @@ def fake_quant_with_min_max_vars_gradient_transpose(
 ) -> Lowering:
     """The transpose of the two `fake_quant_with_min_max_vars*_gradient` operators, which are linear in `gradients`.
 
-    TensorFlow has no second derivative of this family; this is what defines it here. Where `inputs` lie inside the
+    TensorFlow has no second derivative of this family; it is defined here. Where `inputs` lie inside the
     nudged range the result is `input_cotangent`, below it `min_cotangent`, above it `max_cotangent`.
 
     Args:
         input_cotangent: same shape as `inputs`.
         min_cotangent, max_cotangent: same shape as `min`.
-        inputs, min, max, num_bits, narrow_range: as given to the gradient operator; `min` of rank 0, or 1 for channels.
+        inputs, min, max, num_bits, narrow_range: as passed to the gradient operator; `min` of rank 0, or 1 for
+            channels.
     Returns:
         gradients: like `inputs`.
     Raises:
-        ValueError: shapes that do not fit, `num_bits` outside 2..16. TypeError: dtypes that differ.
+        ValueError: incompatible shapes, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: the linear map of semantics of `FakeQuantWithMinMaxVars[PerChannel]Gradient`, transposed.
     """
     check_dtypes(inputs=inputs, input_cotangent=input_cotangent)
@@ -288,7 +288,7 @@ def _check_mask(mask: TensorSpec, gradients: TensorSpec, first: str) -> None:
         raise TypeError(f"mask must be {wanted.dtype}, got {mask.dtype}")
     if mask.shape != wanted.shape:
         raise ValueError(
-            f"mask must have 2 bits for each element of {first}, shape {list(wanted.shape)}, got {list(mask.shape)}"
+            f"mask must have 2 bits per element of {first}, shape {list(wanted.shape)}, got {list(mask.shape)}"
         )
 
 
@@ -300,17 +300,17 @@ def _training(forward: Lowering, inputs: TensorSpec) -> Lowering:
 def fake_quant_with_min_max_args_training(
     inputs: Tensor, min: float = -6.0, max: float = 6.0, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
-    """`fake_quant_with_min_max_args`, and what its gradient needs to know of the inputs.
+    """`fake_quant_with_min_max_args`, and what its gradient needs to know about the inputs.
 
     Args:
         inputs, min, max, num_bits, narrow_range: see `fake_quant_with_min_max_args`.
     Returns:
         outputs: like `inputs`.
-        mask: uint8, shape `[ceil(size / 4)]`, 2 bits an element: 3 inside the nudged range, 1 above, 2 below, 0 for
+        mask: uint8, shape `[ceil(size / 4)]`, 2 bits per element: 3 inside the nudged range, 1 above, 2 below, 0 for
             NaN, the first element in the lowest bits.
     Raises:
         ValueError: as `fake_quant_with_min_max_args`.
-    Source: TensorFlow `FakeQuantWithMinMaxArgs`; the mask is the comparisons of its gradient.
+    Source: TensorFlow `FakeQuantWithMinMaxArgs`; the mask contains the comparisons of its gradient.
     """
     return _training(fake_quant_with_min_max_args.rule(inputs, min, max, num_bits, narrow_range), inputs)
 
@@ -319,7 +319,7 @@ def fake_quant_with_min_max_args_training(
 def fake_quant_with_min_max_vars_training(
     inputs: Tensor, min: Range, max: Range, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
-    """`fake_quant_with_min_max_vars`, and what its gradient needs to know of the inputs.
+    """`fake_quant_with_min_max_vars`, and what its gradient needs to know about the inputs.
 
     Args:
         inputs, min, max, num_bits, narrow_range: see `fake_quant_with_min_max_vars`.
@@ -328,7 +328,7 @@ def fake_quant_with_min_max_vars_training(
         mask: see `fake_quant_with_min_max_args_training`; in a reversed range 3 is above and below at the same time.
     Raises:
         ValueError, TypeError: as `fake_quant_with_min_max_vars`.
-    Source: TensorFlow `FakeQuantWithMinMaxVars`; the mask is the comparisons of its gradient.
+    Source: TensorFlow `FakeQuantWithMinMaxVars`; the mask contains the comparisons of its gradient.
     """
     return _training(fake_quant_with_min_max_vars.rule(inputs, min, max, num_bits, narrow_range), inputs)
 
@@ -337,7 +337,7 @@ def fake_quant_with_min_max_vars_training(
 def fake_quant_with_min_max_vars_per_channel_training(
     inputs: Tensor, min: Range, max: Range, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
-    """`fake_quant_with_min_max_vars_per_channel`, and what its gradient needs to know of the inputs.
+    """`fake_quant_with_min_max_vars_per_channel`, and what its gradient needs to know about the inputs.
 
     Args:
         inputs, min, max, num_bits, narrow_range: see `fake_quant_with_min_max_vars_per_channel`.
@@ -346,14 +346,14 @@ def fake_quant_with_min_max_vars_per_channel_training(
         mask: see `fake_quant_with_min_max_vars_training`, each element by its channel's range.
     Raises:
         ValueError, TypeError: as `fake_quant_with_min_max_vars_per_channel`.
-    Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`; the mask is the comparisons of its gradient.
+    Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannel`; the mask contains the comparisons of its gradient.
     """
     return _training(fake_quant_with_min_max_vars_per_channel.rule(inputs, min, max, num_bits, narrow_range), inputs)
 
 
 @operator(None, ("backprops",), reuses=("gradients",))
 def fake_quant_with_min_max_args_gradient_from_mask(gradients: Tensor, mask: Tensor) -> Lowering:
-    """`fake_quant_with_min_max_args_gradient` by the mask of `fake_quant_with_min_max_args_training`, to the bit.
+    """`fake_quant_with_min_max_args_gradient` by the mask of `fake_quant_with_min_max_args_training`, bit for bit.
 
     Args:
         gradients: a float tensor, any shape.
@@ -361,7 +361,7 @@ def fake_quant_with_min_max_args_gradient_from_mask(gradients: Tensor, mask: Ten
     Returns:
         backprops: like `gradients`.
     Raises:
-        ValueError: a mask of another size. TypeError: dtypes.
+        ValueError: wrong mask size. TypeError: dtypes.
     Source: TensorFlow `FakeQuantWithMinMaxArgsGradient`.
     """
     check_dtypes(gradients=gradients)
@@ -373,16 +373,16 @@ def fake_quant_with_min_max_args_gradient_from_mask(gradients: Tensor, mask: Ten
 def fake_quant_with_min_max_vars_gradient_from_mask(
     gradients: Tensor, mask: Tensor, min: Range, max: Range, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
-    """`fake_quant_with_min_max_vars_gradient` by the mask of `fake_quant_with_min_max_vars_training`, to the bit.
+    """`fake_quant_with_min_max_vars_gradient` by the mask of `fake_quant_with_min_max_vars_training`, bit for bit.
 
     Args:
         gradients: a float tensor, any shape.
         mask: uint8, shape `[ceil(size / 4)]`.
-        min, max, num_bits, narrow_range: as given to the forward operator.
+        min, max, num_bits, narrow_range: as passed to the forward operator.
     Returns:
         backprops_wrt_input, backprop_wrt_min, backprop_wrt_max: as `fake_quant_with_min_max_vars_gradient`.
     Raises:
-        ValueError: a mask of another size, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes.
+        ValueError: wrong mask size, `min` or `max` not of rank 0, `num_bits` outside 2..16. TypeError: dtypes.
     Source: TensorFlow `FakeQuantWithMinMaxVarsGradient`.
     """
     check_dtypes(gradients=gradients)
@@ -401,16 +401,16 @@ def fake_quant_with_min_max_vars_per_channel_gradient_from_mask(
     gradients: Tensor, mask: Tensor, min: Range, max: Range, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
     """`fake_quant_with_min_max_vars_per_channel_gradient` by the mask of
-    `fake_quant_with_min_max_vars_per_channel_training`, to the bit.
+    `fake_quant_with_min_max_vars_per_channel_training`, bit for bit.
 
     Args:
         gradients: a float tensor, shape `[..., d]`.
         mask: uint8, shape `[ceil(size / 4)]`.
-        min, max, num_bits, narrow_range: as given to the forward operator.
+        min, max, num_bits, narrow_range: as passed to the forward operator.
     Returns:
         backprops_wrt_input, backprop_wrt_min, backprop_wrt_max: as `fake_quant_with_min_max_vars_per_channel_gradient`.
     Raises:
-        ValueError: a mask of another size, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError:
+        ValueError: wrong mask size, `min` or `max` not of shape `[d]`, `num_bits` outside 2..16. TypeError:
             dtypes.
     Source: TensorFlow `FakeQuantWithMinMaxVarsPerChannelGradient`.
     """
@@ -436,17 +436,17 @@ def fake_quant_with_min_max_vars_gradient_from_mask_transpose(
     num_bits: int = 8,
     narrow_range: bool = False,
 ) -> Lowering:
-    """`fake_quant_with_min_max_vars_gradient_transpose` by the mask of the training form, to the bit.
+    """`fake_quant_with_min_max_vars_gradient_transpose` by the mask of the training form, bit for bit.
 
     Args:
         input_cotangent: a float tensor, shape of the inputs.
         min_cotangent, max_cotangent: same shape as `min`.
         mask: uint8, shape `[ceil(size / 4)]`.
-        min, max, num_bits, narrow_range: as given to the forward operator; `min` of rank 0, or 1 for channels.
+        min, max, num_bits, narrow_range: as passed to the forward operator; `min` of rank 0, or 1 for channels.
     Returns:
         gradients: like `input_cotangent`.
     Raises:
-        ValueError: shapes that do not fit, `num_bits` outside 2..16. TypeError: dtypes.
+        ValueError: incompatible shapes, `num_bits` outside 2..16. TypeError: dtypes.
     Source: the linear map of semantics of `FakeQuantWithMinMaxVars[PerChannel]Gradient`, transposed.
     """
     check_dtypes(input_cotangent=input_cotangent)

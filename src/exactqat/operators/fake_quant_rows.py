@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declarations of fake quantization for weights as PyTorch keeps them, one row for each output channel."""
+"""Declarations of fake quantization for weights in PyTorch's layout, one row per output channel."""
 
 import math
 
@@ -26,12 +26,12 @@ def _check_rows(inputs: TensorSpec) -> None:
 @operator(None, ("outputs",))
 def fake_quant_rows(inputs: Tensor, num_bits: int = 8, narrow_range: bool = False) -> Lowering:
     """`fake_quant_with_min_max_vars_per_channel` with the channels first, each with the range `[-m, m]`, where m is its
-    largest magnitude. The range counts as a constant.
+    largest magnitude. The range is treated as a constant.
 
     Args:
         inputs: a float tensor, shape `[d, ...]`, any rank from 1.
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
@@ -50,12 +50,12 @@ def fake_quant_rows_gradient(
     """Gradient of `fake_quant_rows`.
 
     Args:
-        gradients: the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, num_bits, narrow_range: what was given to `fake_quant_rows`.
+        gradients: the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, num_bits, narrow_range: as passed to `fake_quant_rows`.
     Returns:
         backprops: like `inputs`; `gradients` inside the channel's nudged range, times 0 outside.
     Raises:
-        ValueError: shapes that differ, `inputs` of rank 0, `num_bits` outside 2..16. TypeError: dtypes that differ.
+        ValueError: shapes differ, `inputs` of rank 0, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: `fake_quant_with_min_max_vars_per_channel_gradient`.
     """
     check_dtypes(inputs=inputs, gradients=gradients)
@@ -70,8 +70,7 @@ def _check_magnitudes(inputs: TensorSpec, magnitudes: TensorSpec) -> None:
     check_wide_dtypes(inputs, "inputs", magnitudes=magnitudes)
     if magnitudes.shape != inputs.shape[:1]:
         raise ValueError(
-            f"magnitudes must have shape {list(inputs.shape[:1])}, one for each row of inputs, "
-            f"got {list(magnitudes.shape)}"
+            f"magnitudes must have shape {list(inputs.shape[:1])}, one per row of inputs, got {list(magnitudes.shape)}"
         )
 
 
@@ -86,7 +85,7 @@ def fake_quant_rows_within(
         inputs: a float tensor, shape `[d, ...]`, any rank from 1.
         magnitudes: shape `[d]`.
         num_bits: 2 to 16.
-        narrow_range: leave out the lowest code.
+        narrow_range: omit the lowest code.
     Returns:
         outputs: like `inputs`.
     Raises:
@@ -104,13 +103,13 @@ def fake_quant_rows_within_gradient(
     """Gradients of `fake_quant_rows_within`.
 
     Args:
-        gradients: the gradient that arrives at the outputs; same shape as `inputs`.
-        inputs, magnitudes, num_bits, narrow_range: what was given to `fake_quant_rows_within`.
+        gradients: the incoming gradient of the outputs; same shape as `inputs`.
+        inputs, magnitudes, num_bits, narrow_range: as passed to `fake_quant_rows_within`.
     Returns:
         backprops_wrt_input: like `inputs`; `gradients` inside the channel's nudged range, times 0 outside.
-        backprop_wrt_magnitudes: shape `[d]`: the gradient of the range's upper end less that of its lower one.
+        backprop_wrt_magnitudes: shape `[d]`: the gradient of the range's upper end minus that of its lower end.
     Raises:
-        ValueError: shapes that do not fit, `num_bits` outside 2..16. TypeError: dtypes that differ.
+        ValueError: incompatible shapes, `num_bits` outside 2..16. TypeError: dtypes differ.
     Source: `fake_quant_with_min_max_vars_per_channel_gradient`.
     """
     check_dtypes(inputs=inputs, gradients=gradients)

@@ -172,20 +172,20 @@ def fused_batch_norm_v3(
     data_format: DataFormat = "NHWC",
     is_training: bool = True,
 ) -> Lowering:
-    """Batch normalization: `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` for each channel.
+    """Batch normalization: `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` per channel.
 
-    In training, mean and variance are those of the batch (the variance that normalizes is the biased one); otherwise
+    In training, mean and variance are those of the batch (normalizing with the biased variance); otherwise
     they are the arguments. Statistics are computed in float64, elements in the dtype of `x` (float32 if that has 16
-    bits) from coefficients that are rounded once; see docs/decisions/batch-norm.md.
+    bits) with coefficients rounded once; see docs/decisions/batch-norm.md.
 
     Args:
         x: a float tensor, 4-D or 5-D images.
-        scale, offset: vectors, one element for each channel, of the dtype of `x` (float32 if that has 16 bits).
-        mean, variance: running statistics, vectors likewise. In training with `exponential_avg_factor` 1 they are
-            ignored and may have any length, as an empty vector.
+        scale, offset: vectors, one element per channel, of the dtype of `x` (float32 if that has 16 bits).
+        mean, variance: running statistics, likewise vectors. In training with `exponential_avg_factor` 1 they are
+            ignored and may have any length, even 0.
         epsilon: added to the variance.
-        exponential_avg_factor: weight of the batch in the returned running statistics; 1 returns those of the batch
-            alone.
+        exponential_avg_factor: weight of the batch in the returned running statistics; 1 returns only those of the
+            batch.
         data_format: where the channels are: last for "NHWC" and "NDHWC", second for "NCHW" and "NCDHW".
         is_training: use the statistics of the batch.
     Returns:
@@ -196,8 +196,7 @@ def fused_batch_norm_v3(
             else copies of `mean` and `variance`; zeros for an empty `x`.
         reserve_space_3: scalar 0.
     Raises:
-        ValueError: `x` not 4-D or 5-D, vectors whose length is not the number of channels. TypeError: dtypes that
-            differ.
+        ValueError: `x` not 4-D or 5-D, vectors whose length is not the number of channels. TypeError: dtypes differ.
     Source: TensorFlow `FusedBatchNormV3`. Gradients of the statistics with respect to `x` are zero, as there.
     """
     lowered = _forward(x, scale, offset, mean, variance, epsilon, exponential_avg_factor, data_format, is_training)
@@ -275,17 +274,17 @@ def fused_batch_norm_grad_v3(
     """Gradient of `fused_batch_norm_v3`.
 
     Args:
-        y_backprop: the gradient that arrives at `y`; same shape as `x`.
-        x, scale, epsilon, data_format, is_training: what was given to `fused_batch_norm_v3`.
-        reserve_space_1, reserve_space_2: its outputs of that name: the mean and the variance that normalized.
+        y_backprop: the incoming gradient of `y`; same shape as `x`.
+        x, scale, epsilon, data_format, is_training: as passed to `fused_batch_norm_v3`.
+        reserve_space_1, reserve_space_2: its outputs of that name: the mean and the variance used for normalizing.
         reserve_space_3: ignored.
     Returns:
         x_backprop: like `x`. In training the statistics are functions of `x`, otherwise constants.
-        scale_backprop, offset_backprop: vectors, one element for each channel.
+        scale_backprop, offset_backprop: vectors, one element per channel.
         reserve_space_4, reserve_space_5: empty.
     Raises:
-        ValueError: shapes that do not fit. TypeError: dtypes that differ.
-    Source: TensorFlow `FusedBatchNormGradV3`; inference with NCHW, which its CPU kernel rejects, works.
+        ValueError: incompatible shapes. TypeError: dtypes differ.
+    Source: TensorFlow `FusedBatchNormGradV3`; inference with NCHW, which TensorFlow's CPU kernel rejects, works here.
     """
     check_wide_dtypes(x, "x", reserve_space_3=reserve_space_3)
     return _gradient(y_backprop, x, scale, reserve_space_1, reserve_space_2, epsilon, data_format, is_training)
@@ -293,13 +292,13 @@ def fused_batch_norm_grad_v3(
 
 @operator(None, ("sums",))
 def channel_sum(x: Tensor, data_format: DataFormat = "NHWC") -> Lowering:
-    """Sums over all dimensions but the channels, in the library's order: what second-order gradients are made of.
+    """Sums over all dimensions except the channels, in the library's order, for second-order gradients.
 
     Args:
         x: float32 or float64, 4-D or 5-D images.
         data_format: where the channels are.
     Returns:
-        sums: a vector, one element for each channel, of the dtype of `x` (float32 if that has 16 bits).
+        sums: a vector, one element per channel, of the dtype of `x` (float32 if that has 16 bits).
     Raises:
         ValueError: `x` not 4-D or 5-D.
     Source: docs/decisions/summation-order.md.
@@ -525,7 +524,7 @@ def _check_images(x: TensorSpec, **vectors: TensorSpec) -> TensorSpec:
 def _check_statistics(x: TensorSpec, mean: TensorSpec, variance: TensorSpec) -> None:
     for name, spec in (("mean", mean), ("variance", variance)):
         if spec.dtype != "float64":
-            raise TypeError(f"{name} must be float64, as batch_norm_statistics gives it, got {spec.dtype}")
+            raise TypeError(f"{name} must be float64, as returned by batch_norm_statistics, got {spec.dtype}")
     check_length(x.shape[-1], "the channels of x", mean=mean, variance=variance)
 
 
@@ -544,7 +543,7 @@ def batch_norm_statistics(
     exponential_avg_factor: float = 1.0,
     activation: Activation = "NONE",
 ) -> Lowering:
-    """What a batch says about `quantized_batch_norm`, in one pass over it: statistics, and the range of the result.
+    """Computes what `quantized_batch_norm` needs from a batch in one pass: statistics, and the range of the result.
 
     Args:
         x: a float tensor, `[..., channels]`, not empty.
@@ -553,11 +552,11 @@ def batch_norm_statistics(
     Returns:
         batch_mean, batch_variance: the running statistics, updated, as in `fused_batch_norm_v3`.
         precise_mean, precise_variance: mean and biased variance of the batch, float64.
-        low, high: scalars, the smallest and the largest value that batch norm and activation give, NaN if any is.
-            Nothing is normalized for that: for each channel both steps are monotonic, roundings included. The sign of
-            a zero is left open.
+        low, high: scalars, the smallest and the largest value after batch norm and activation, NaN if any is. No
+            element is normalized for that: both steps are monotonic per channel, including rounding. The sign of a zero
+            is unspecified.
     Raises:
-        ValueError: empty `x`, vectors whose length is not the number of channels. TypeError: dtypes that differ.
+        ValueError: empty `x`, vectors whose length is not the number of channels. TypeError: dtypes differ.
     Source: `fused_batch_norm_v3`.
     """
     vector = _check_images(x, scale=scale, offset=offset, mean=mean, variance=variance)
@@ -607,14 +606,15 @@ def quantized_batch_norm(
     narrow_range: bool = False,
     range_gradients: bool = True,
 ) -> Lowering:
-    """Batch norm in training, activation and `fake_quant_with_min_max_vars` in one: the same bits as one by one.
+    """Batch norm in training, activation and `fake_quant_with_min_max_vars` in one operator, with the same bits as
+    three.
 
-    Gradients are those of the three as well, with mean and variance as functions of `x`, as long as incoming gradients
-    are finite; the sign of a zero may differ.
+    Gradients are those of the three as well, with mean and variance as functions of `x`, if incoming gradients are
+    finite; the sign of a zero may differ.
 
     Args:
         x: a float tensor, `[..., channels]`.
-        scale, offset, epsilon, activation: what was given to `batch_norm_statistics`.
+        scale, offset, epsilon, activation: as passed to `batch_norm_statistics`.
         mean, variance: its precise statistics, float64.
         min, max: the range, scalars of the dtype of `x` (float32 if that has 16 bits).
         num_bits, narrow_range: as in `fake_quant_with_min_max_vars`.
@@ -622,7 +622,7 @@ def quantized_batch_norm(
     Returns:
         outputs: like `x`.
     Raises:
-        ValueError: shapes that do not fit, `num_bits` outside 2..16, `min > max`. TypeError: dtypes that differ.
+        ValueError: incompatible shapes, `num_bits` outside 2..16, `min > max`. TypeError: dtypes differ.
     Source: `fused_batch_norm_v3`, `fake_quant_with_min_max_vars`.
     """
     numbers = _quantized(x, scale, offset, mean, variance, min, max, epsilon, activation, num_bits, narrow_range)
@@ -651,7 +651,7 @@ def quantized_batch_norm_training(
         epsilon, activation, num_bits, narrow_range, range_gradients: see `quantized_batch_norm`.
     Returns:
         outputs: like `x`.
-        mask: uint8, two bits for each element, the first one's lowest: 0 where gradients stop, 1 where they pass to
+        mask: uint8, two bits per element, the first one's lowest: 0 where gradients stop, 1 where they pass to
             `x`, 2 where they pass to `min`, 3 to `max`.
     Raises:
         ValueError, TypeError: as `quantized_batch_norm`.
@@ -678,15 +678,15 @@ def quantized_batch_norm_gradient(
     """Gradients of `quantized_batch_norm`.
 
     Args:
-        gradients: the gradient that arrives at the outputs; same shape as `x`.
-        x, scale, mean, variance, epsilon, range_gradients: what was given to `quantized_batch_norm`.
-        mask: what `quantized_batch_norm_training` gave.
+        gradients: the incoming gradient of the outputs; same shape as `x`.
+        x, scale, mean, variance, epsilon, range_gradients: as passed to `quantized_batch_norm`.
+        mask: the mask returned by `quantized_batch_norm_training`.
     Returns:
         x_backprop: like `x`.
-        scale_backprop, offset_backprop: vectors, one element for each channel.
+        scale_backprop, offset_backprop: vectors, one element per channel.
         min_backprop, max_backprop: scalars; 0 without `range_gradients`.
     Raises:
-        ValueError: shapes that do not fit. TypeError: dtypes that differ.
+        ValueError: incompatible shapes. TypeError: dtypes differ.
     Source: `fused_batch_norm_grad_v3`, `fake_quant_with_min_max_vars_gradient`.
     """
     check_dtypes(x=x, gradients=gradients)
@@ -707,15 +707,15 @@ def _check_mask(x: TensorSpec, mask: TensorSpec) -> None:
 
 @operator(None, ("states",))
 def quantized_batch_norm_states(mask: Tensor, x: Tensor) -> Lowering:
-    """The numbers in a mask of `quantized_batch_norm_training`: what second-order gradients are made of.
+    """The numbers in a mask of `quantized_batch_norm_training`, for second-order gradients.
 
     Args:
-        mask: what `quantized_batch_norm_training` gave.
-        x: gives shape and dtype.
+        mask: the mask returned by `quantized_batch_norm_training`.
+        x: determines shape and dtype.
     Returns:
         states: like `x`; 0, 1, 2 or 3.
     Raises:
-        ValueError: a mask of another size.
+        ValueError: wrong mask size.
     Source: `quantized_batch_norm_training`.
     """
     check_dtypes(x=x)

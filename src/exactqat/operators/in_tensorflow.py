@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls TensorFlow's own operators answer: as their documentation says, on every machine, without uninitialised
-memory. What they refuse, ignore or end the process at is not among them. docs/decisions/tensorflow.md says why so.
+"""Which calls TensorFlow's own operators handle: as documented, on every machine, without uninitialized memory. Calls
+that they refuse, ignore or crash on are excluded. docs/decisions/tensorflow.md explains why.
 
-Found with tests/operators/test_tensorflow.py, which compares both roads on all cases, and the notes in
+Determined with tests/operators/test_tensorflow.py, which compares both paths on all cases, and the notes in
 docs/differences.toml.
 """
 
@@ -99,7 +99,7 @@ _fused_batch_norm_grad(fused_batch_norm.fused_batch_norm_grad_v3)
 def _depthwise_conv2d(results: Any, **call: Any) -> InTensorFlow | None:
     arrays = [*results, *(value for value in call.values() if isinstance(value, TensorSpec))]
     sizes = [size for array in arrays for size in array.shape] + [*call.get("filter_sizes", ())]
-    # Nothing to sum is an error or uninitialised memory in some kernels; the gradients ignore dilations.
+    # Nothing to sum is an error or uninitialized memory in some kernels; the gradients ignore dilations.
     if not all(sizes) or set(call["dilations"]) != {1}:
         return None
     height, width = (call["strides"][call["data_format"].index(letter)] for letter in "HW")

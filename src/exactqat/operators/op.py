@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator is.
+"""Operator declarations.
 
 An operator is declared once, as a plain function: its parameters are TensorFlow's, its docstring is the
 documentation, and its body checks the arguments and returns a `Lowering`: the results' shapes and dtypes, the kernel
@@ -25,7 +25,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 
 class TensorSpec(NamedTuple):
-    """What the declarations see of an array: its shape and the name of its dtype."""
+    """An array as the declarations see it: its shape and the name of its dtype."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -80,7 +80,7 @@ def showing_arrays(function: Function) -> Function:
 
 
 class Lowering(NamedTuple):
-    """One checked call: what it returns and which kernel computes it from which numbers."""
+    """A checked call: what it returns and which kernel computes it from which numbers."""
 
     results: tuple[TensorSpec, ...]
     kernel: str
@@ -91,7 +91,7 @@ class Axes(NamedTuple):
     """How one call may be cut into calls on parts of its arrays, or several calls of one kind be made one.
 
     operands, results: a letter for each dimension of each array; dimensions of one letter are cut together. A leading
-    "." stands for any number of further dimensions in front, which mean the same in all arrays that have it. "/" is a
+    "." means any number of further dimensions in front, which mean the same in all arrays that have it. "/" is a
     mask of 2 bits for each element, four to a byte, of an array with ".". "-" is a dimension of an operand that is
     ignored.
     sums: for each result the letters that it is a sum over: what the parts of a cut along one of them give is added up.
@@ -109,13 +109,14 @@ class Axes(NamedTuple):
 
 
 class InTensorFlow(NamedTuple):
-    """How TensorFlow's own operator answers one checked call.
+    """How TensorFlow's own operator handles a checked call.
 
     gradients: whether those it has registered, of every order, are the declared ones.
     everywhere: whether every build of it takes the call; otherwise it has to be tried.
-    unwritten: results it leaves uninitialised, and the operands whose values belong there.
+    unwritten: results it leaves uninitialized, and the operands whose values belong there.
     opaque: operands that it makes for itself, of whatever shape.
-    nan_over: axes over which a NaN in the first operand makes the result NaN, which there depends on where it stands.
+    nan_over: axes over which a NaN in the first operand makes the result NaN, which in TensorFlow depends on the NaN's
+    position.
     """
 
     gradients: bool
@@ -225,7 +226,7 @@ class Operator:
         """Declare the vector-Jacobian product: `vjp(gradients, operands, results, attributes)` -> one gradient per
         operand.
 
-        `gradients` holds one array per result; None in the answer stands for a zero gradient. The body uses declared
+        `gradients` holds one array per result; None in the answer means a zero gradient. The body uses declared
         operators and the arrays' own arithmetic only, so it works in every framework and can be differentiated again.
         It is linear in `gradients`. `results` are those that `saves_results` names, the last ones in their order, which
         are kept alive for the backward pass; nobody may change them in place until then, so only those that are needed.
@@ -286,16 +287,16 @@ class Operator:
         return rule
 
     def in_tensorflow(self, rule: Callable[..., InTensorFlow | None]) -> Callable[..., InTensorFlow | None]:
-        """Declare which calls TensorFlow's own operator answers: `rule(results, **operands, **attributes)` -> how, or
-        None where it does not, for specifications that passed the checks. Without it TensorFlow has no such operator.
+        """Declare which calls TensorFlow's own operator handles: `rule(results, **operands, **attributes)` -> how, or
+        None if it does not, for specifications that passed the checks. Without it TensorFlow has no such operator.
         """
         self.tensorflow_rule = rule
         return rule
 
     def refuses(self, text: str, **attributes: Any) -> None:
         """Declare that with these attributes the kernel may refuse the values of the ranges, which are known only when
-        it runs. `text` is what the caller is told then, with the ranges' names in braces; up to its first colon it is
-        what the kernel says."""
+        it runs. `text` is the caller's error message, with the ranges' names in braces; up to its first colon it is
+        the kernel's message."""
         self.refusal_text, self.refusal_attributes = text, attributes
 
     def may_refuse(self, attributes: Mapping[str, Any]) -> bool:
@@ -305,7 +306,7 @@ class Operator:
         )
 
     def refusal(self, error: Exception, operands: Any, attributes: Mapping[str, Any]) -> Exception:
-        """What to tell the caller of a call whose kernel failed with `error`."""
+        """The error message for a call whose kernel failed with `error`."""
         if not self.may_refuse(attributes) or self.refusal_text.partition(":")[0] not in str(error):
             return error
         try:
@@ -345,7 +346,7 @@ class Operator:
                 if key in self.defaults:
                     value = self.defaults[key]
                 elif key not in values:
-                    raise TypeError(f"{self.name}() misses the required argument {key!r}")
+                    raise TypeError(f"{self.name}() is missing the required argument {key!r}")
                 elif key not in self.attributes:
                     raise TypeError(f"{self.name}: {key} must be {_ARRAY}, got None")
             if key in self.attributes:
@@ -356,7 +357,8 @@ class Operator:
         return operands, attributes
 
     def _check_numbers(self, name: str, value: Any, depth: int = 0) -> None:
-        """Refuse Python numbers that no float is. Others become what their dtype makes of them, infinity included."""
+        """Refuse Python numbers that no float can represent. Others are converted to their dtype, possibly to
+        infinity."""
         if type(value) is float:
             return
         if isinstance(value, list | tuple):
@@ -364,21 +366,21 @@ class Operator:
                 raise ValueError(f"{self.name}: {name} must have at most {depth} dimensions, got a list nested deeper")
             for item in value:
                 if isinstance(item, str | bytes):  # NumPy would read numbers from it
-                    raise TypeError(f"{self.name}: {name} must hold numbers, got {_describe(item)}")
+                    raise TypeError(f"{self.name}: {name} must contain numbers, got {_describe(item)}")
                 if "complex" in str(getattr(item, "dtype", "")):
                     raise TypeError(f"{self.name}: {name} must be real, got {_describe(item)}")
                 self._check_numbers(name, item, depth + 1)
         elif isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real):
             raise TypeError(f"{self.name}: {name} must be real, got {_describe(value)}")
         elif isinstance(value, int) and abs(value) > sys.float_info.max:
-            raise ValueError(f"{self.name}: {name} must be a float64 number, got an integer beyond it")
+            raise ValueError(f"{self.name}: {name} must fit float64, got a larger integer")
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Run the operator. `out`: an array, or a tuple with one for each result, to write the results into."""
         return self.run(args, kwargs, out)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        """The same for a caller that has collected the arguments: passing them on by name costs as much as a kernel."""
+        """`__call__` for a caller that has collected the arguments: passing them by name costs as much as a kernel."""
         arrays = out if out is None or isinstance(out, tuple) else (out,)
         if not _compiling():
             first = args[self.first] if len(args) > self.first else kwargs.get(self.operands[0])
@@ -396,9 +398,7 @@ class Operator:
         if arrays is None:
             return frontend_for(self, operands).call(self, operands, attributes)
         if len(arrays) != len(self.results):
-            raise ValueError(
-                f"{self.name}: out must be {len(self.results)} arrays, one for each result, got {len(arrays)}"
-            )
+            raise ValueError(f"{self.name}: out must be {len(self.results)} arrays, one per result, got {len(arrays)}")
         return frontend_for(self, operands).call(self, operands, attributes, arrays)
 
     def wrap(self, results: Any) -> Any:
@@ -438,9 +438,7 @@ class Operator:
                 try:
                     return float(value)
                 except OverflowError:
-                    raise ValueError(
-                        f"{self.name}: {name} must be a float64 number, got an integer beyond it"
-                    ) from None
+                    raise ValueError(f"{self.name}: {name} must fit float64, got a larger integer") from None
         elif kind == "choice":
             if isinstance(value, bytes):
                 value = text(value)
@@ -488,13 +486,12 @@ def integer(value: Any) -> Any:
 
 
 def text(value: Any) -> Any:
-    """The string that `value` holds if it is bytes; others as they are."""
+    """Decodes `value` if it is bytes; other values are returned unchanged."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
 def written(value: Any) -> str:
-    """A number as people write it: no more digits than its dtype tells apart, nor than float32 does if it came from
-    there."""
+    """A number as people write it: no more digits than its dtype (or float32, if it came from there) distinguishes."""
     if _compiling():
         return str(value)
     number = float(value.reshape(()) if hasattr(value, "reshape") else value)
@@ -562,13 +559,13 @@ def _reduced(results: Any, name: str) -> Any:
 
 
 def _compiling() -> bool:
-    """Whether torch.compile is looking, which cannot follow shortcuts."""
+    """Whether torch.compile is tracing, which cannot follow shortcuts."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.compiler.is_compiling()
 
 
 def is_array_like(value: Any) -> bool:
-    """Whether `value` is an object that NumPy can make an array of without guessing: pandas' columns, TensorFlow's
+    """Whether `value` is an object that NumPy can unambiguously convert to an array: pandas' columns, TensorFlow's
     tensors, the standard library's arrays."""
     return hasattr(value, "__array__") or isinstance(value, array | memoryview)
 
@@ -613,7 +610,7 @@ def _is_nothing(value: Any) -> bool:
 
 
 def frontend_for(declared: Operator, operands: list[Any]) -> types.ModuleType:
-    """The module that runs `declared` for the arrays given: those of one framework, and NumPy's beside them."""
+    """The module that runs `declared` for these arrays: one framework's, optionally mixed with NumPy's."""
     found, first = None, ""
     for name, value in zip(declared.operands, operands, strict=True):
         for item in arrays_in(value) if isinstance(value, list | tuple) else (value,):
@@ -621,8 +618,8 @@ def frontend_for(declared: Operator, operands: list[Any]) -> types.ModuleType:
             if framework is None:
                 if type(item).__name__ == "KerasTensor":
                     raise TypeError(
-                        f"{declared.name}: {name} is a KerasTensor, which has no values yet; make this call in the "
-                        f"`call` method of a keras.layers.Layer"
+                        f"{declared.name}: {name} is a KerasTensor, which has no values yet; call it in the `call` "
+                        "method of a keras.layers.Layer"
                     )
                 if not isinstance(item, numbers.Number) and not is_array_like(item):
                     raise TypeError(f"{declared.name}: {name} must be {_ARRAY}, got {type(item).__name__}")
@@ -654,7 +651,7 @@ ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "uint8": 
 
 
 def check_dtypes(**specs: TensorSpec) -> None:
-    """All of one dtype, and that one that the kernels take."""
+    """Checks that all have one dtype, which the kernels support."""
     (first, leading), *others = specs.items()
     if leading.dtype not in FLOATS:
         raise TypeError(f"{first} must be {', '.join(FLOATS[:-1])} or {FLOATS[-1]}, got {leading.dtype}")
@@ -664,7 +661,7 @@ def check_dtypes(**specs: TensorSpec) -> None:
 
 
 def wide(dtype: str) -> str:
-    """The dtype that goes with `dtype` for ranges and statistics, which 16 bits are too few for: at least float32."""
+    """The dtype of ranges and statistics that goes with `dtype`: at least float32, since 16 bits are too few."""
     return "float32" if dtype in HALVES else dtype
 
 
@@ -712,11 +709,11 @@ def dtypes_that_fit(op: Operator, kept: list[str | None], otherwise: str) -> lis
 
 
 def guest(op: Operator, name: str, array: Any) -> Any:
-    """A NumPy array as other frameworks can read it: of real numbers in a dtype they have, dense, and writable, for
-    which they ask."""
+    """A NumPy array that other frameworks can read: real numbers in a dtype they support, dense, and writable, which
+    they require."""
     kind, flags = array.dtype.kind, array.flags
     if kind not in "biuf" and array.dtype.name != "bfloat16":
-        raise TypeError(f"{op.name}: {name} must hold real numbers, got an array of {array.dtype}")
+        raise TypeError(f"{op.name}: {name} must contain real numbers, got an array of {array.dtype}")
     if kind == "f" and array.dtype.itemsize > 8:
         return array.astype("float64", order="C")
     # One without gaps may have negative strides where it has one element.
@@ -727,7 +724,7 @@ def guest(op: Operator, name: str, array: Any) -> Any:
 
 
 def unreadable(op: Operator, name: str, error: Exception) -> Exception:
-    """The error for an operand of which no framework can make an array."""
+    """The error for an operand that no framework can convert to an array."""
     why = str(error).split("\n")[0]
     if why.startswith(op.name):  # it says all
         return error
@@ -735,7 +732,7 @@ def unreadable(op: Operator, name: str, error: Exception) -> Exception:
 
 
 class Memory(NamedTuple):
-    """Where an array lies: what `check_out` needs to know of it."""
+    """An array's place in memory, as `check_out` needs it."""
 
     spec: TensorSpec
     address: int
@@ -761,12 +758,12 @@ def check_out_specs(op: Operator, lowered: Lowering, out: list[TensorSpec]) -> N
 
 
 def out_is_not_dense(op: Operator, name: str) -> ValueError:
-    """What to raise where memory for a result cannot be written in one go."""
+    """The error for result memory that is not contiguous."""
     return ValueError(f"{op.name}: out for {name} must be a dense and writable array (row-major, native byte order)")
 
 
 def check_out(op: Operator, lowered: Lowering, operands: list[Memory], out: list[Memory]) -> None:
-    """Refuse arrays for the results that do not fit or whose memory is still needed."""
+    """Refuse arrays for the results that do not match or whose memory is still needed."""
     check_out_specs(op, lowered, [given.spec for given in out])
     for i, (name, given) in enumerate(zip(op.results, out, strict=True)):
         where = f"{op.name}: out for {name}"
@@ -777,7 +774,7 @@ def check_out(op: Operator, lowered: Lowering, operands: list[Memory], out: list
             if given.overlaps(operand) and not (same and i == 0 and operand_name in op.reuses):
                 allowed = ", ".join(op.reuses) or "no operand"
                 raise ValueError(
-                    f"{where} shares memory with {operand_name}; the first result may take the place of {allowed}"
+                    f"{where} shares memory with {operand_name}; the first result may only overwrite {allowed}"
                 )
         for other_name, other in zip(op.results[:i], out, strict=False):
             if given.overlaps(other):
@@ -825,7 +822,7 @@ FLOAT32_LIMIT = 2.0**128 - 2.0**103  # from here on float32 rounds to infinity
 
 
 def rounded(dtype: str, value: float) -> float:
-    """A number as the kernels see it: rounded to the dtype they compute in, denormals as 0.
+    """A number as the kernels see it: rounded to the dtype they compute in, with denormals flushed to 0.
 
     A compiler's symbol stays as it is; the kernel's call checks the number.
     """

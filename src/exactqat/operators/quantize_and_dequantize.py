@@ -99,7 +99,7 @@ def quantize_and_dequantize(
 ) -> Lowering:
     """Version 1: as `quantize_and_dequantize_v2` with the range as attributes, half to even, whole tensor.
 
-    TensorFlow can no longer call it; it is here because old graphs name it. The gradient passes straight through.
+    TensorFlow can no longer call it; it exists here for old graphs. The gradient passes straight through.
 
     Args:
         input: a float tensor, any shape.
@@ -131,11 +131,11 @@ def quantize_and_dequantize_v2(
     narrow_range: bool = False,
     axis: int = -1,
 ) -> Lowering:
-    """Quantize and dequantize with a scale derived from a range, given or taken from the data. Gradient straight
-    through.
+    """Quantize and dequantize with a scale derived from a range, given or computed from the data. Straight-through
+    gradient.
 
     The scale maps the range onto the integers of `num_bits` bits so that both ends fit and 0 stays 0. Values are
-    clamped only if the range is given. Data that hold NaN, with the range taken from them, give NaN in the whole slice.
+    clamped only if the range is given. If the range is computed from data that contain NaN, the whole slice is NaN.
 
     Args:
         input: a float tensor, any shape.
@@ -145,15 +145,15 @@ def quantize_and_dequantize_v2(
         num_bits: 1 to 61, or to 62 if not signed.
         range_given: use `input_min`, `input_max`; otherwise the minimum and maximum of the data.
         round_mode: "HALF_TO_EVEN" or "HALF_UP".
-        narrow_range: leave out the lowest signed integer.
-        axis: -1 for one range for the whole tensor, else the axis along which each index has its own.
+        narrow_range: omit the lowest signed integer.
+        axis: -1 for one range for the whole tensor, else the axis with one range per index.
     Returns:
         output: like `input`.
     Raises:
         ValueError: `axis`, `num_bits` or `round_mode` out of range, bounds of the wrong shape, or, with axis -1,
             a bound that is NaN or a minimum above its maximum (known only when the kernel runs). With an axis
-            TensorFlow does not look, and such a slice is what the formula makes of it.
-    Source: TensorFlow `QuantizeAndDequantizeV2`; per-slice given ranges, which it rejects, as its V3.
+            TensorFlow does not check, and such a slice is whatever the formula gives.
+    Source: TensorFlow `QuantizeAndDequantizeV2`; per-slice given ranges, which TensorFlow rejects, work as in its V3.
     """
     return _forward(input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range, axis)
 
@@ -175,7 +175,7 @@ def quantize_and_dequantize_v3(
         input: a float tensor, any shape.
         input_min, input_max: the range if `range_given`: scalars (or one element) for axis -1, else vectors of that
             axis' length.
-        num_bits: 1 to 61, or to 62 if not signed; an integer or a scalar array of a known value.
+        num_bits: 1 to 61, or to 62 if not signed; an integer or a scalar array with a known value.
         signed_input, range_given, narrow_range, axis: see `quantize_and_dequantize_v2`.
     Returns:
         output: like `input`.
@@ -209,7 +209,7 @@ def quantize_and_dequantize_v4(
     """`quantize_and_dequantize_v2` with a gradient that is zero outside `[input_min, input_max]`.
 
     As in TensorFlow the gradient uses these two bounds even when `range_given` is False;
-    `quantization.quantize_and_dequantize_v2` then passes everything instead.
+    `quantization.quantize_and_dequantize_v2` passes the whole gradient in that case.
 
     Args:
         input, input_min, input_max, signed_input, num_bits, range_given, round_mode, narrow_range, axis: see
@@ -234,13 +234,13 @@ def quantize_and_dequantize_v4_grad(
     """Gradient of `quantize_and_dequantize_v4`.
 
     Args:
-        gradients: a float tensor, the gradient that arrives at the output; same shape as `input`.
-        input, input_min, input_max, axis: what was given to `quantize_and_dequantize_v4`.
+        gradients: a float tensor, the incoming gradient of the output; same shape as `input`.
+        input, input_min, input_max, axis: as passed to `quantize_and_dequantize_v4`.
     Returns:
         input_backprop: like `input`; `gradients` where `input_min <= input <= input_max`, times 0 elsewhere.
         input_min_backprop, input_max_backprop: zeros, like the bounds.
     Raises:
-        ValueError: shapes that differ, bounds of the wrong shape, `axis` out of range. TypeError: dtypes that differ.
+        ValueError: shapes differ, bounds of the wrong shape, `axis` out of range. TypeError: dtypes differ.
     Source: TensorFlow `QuantizeAndDequantizeV4Grad`.
     """
     check_dtypes(input=input, gradients=gradients)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declaration of what turns the sums of a frozen layer into the integers that TensorFlow Lite's kernels store."""
+"""Declaration of the operator that rounds a frozen layer's sums to the integers that TensorFlow Lite's kernels
+store."""
 
 from exactqat.operators.op import Axes, Lowering, Tensor, TensorSpec, check_length, letters_of, operator
 
@@ -8,16 +9,16 @@ from exactqat.operators.op import Axes, Lowering, Tensor, TensorSpec, check_leng
 def rounded_sums(
     sums: Tensor, factor: Tensor, nudge: Tensor, lowest: float, highest: float, away_from_zero: bool = False
 ) -> Lowering:
-    """Whole numbers times a factor for each channel, rounded to whole numbers and clamped, all in float64.
+    """Integers times a factor per channel, rounded to integers and clamped, all in float64.
 
     With x = sums * factor the result is floor(x + nudge with the sign of x + 1/2), or with `away_from_zero` the nearest
-    whole number, ties away from zero. The nudge makes one rounding of the two of a fixed-point multiplier
+    integer, ties away from zero. The nudge combines the two roundings of a fixed-point multiplier into one
     (docs/decisions/frozen.md).
 
     Args:
-        sums: float32 whole numbers, `[..., channels]`.
+        sums: float32 integers, `[..., channels]`.
         factor, nudge: float64, `[channels]`.
-        lowest, highest: what results are clamped to, inclusive.
+        lowest, highest: limits of the results, inclusive.
         away_from_zero: see above; `nudge` is ignored then.
     Returns:
         steps: float32, shape of `sums`.

@@ -12,7 +12,7 @@ from .planner import Planner, Stored, fused_activation, handles
 
 @handles("relu", "relu6")
 def rectify(planner: Planner, step: Step) -> Stored:
-    """On its own: behind a tensor that others read too."""
+    """On its own: after a tensor that other steps read too."""
     x = planner.tensor(step)
     activation = fused_activation(step)
     if activation == "RELU" and x.nonnegative:

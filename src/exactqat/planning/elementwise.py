@@ -69,7 +69,7 @@ def arithmetic(planner: Planner, step: Step) -> Stored:
     """A line of one tensor, with all that follows of the kind, or an operator on two."""
     tensors = [at for at, each in enumerate(step.inputs) if each in planner.network.values]
     if not tensors:
-        raise Refused(f"{word(step)} of what does not depend on the input; compute it beforehand")
+        raise Refused(f"{word(step)} of something that does not depend on the input; compute it beforehand")
     x = planner.tensor(step, tensors[0])
     line = _line(planner, step, x, tensors[0]) if len(tensors) == 1 else None
     if line is None:
@@ -85,7 +85,7 @@ def arithmetic(planner: Planner, step: Step) -> Stored:
         weight, bias = weight * line[0], bias * line[0] + line[1]
         more = planner.following()
     if not all(isinstance(each, Coefficient) or math.isfinite(each) for each in (weight, bias)):
-        raise Refused(f"{word(step)} by a number that is not finite")
+        raise Refused(f"{word(step)} by a non-finite number")
     activation = planner.take_activation()
     if (weight, bias, activation) == (1.0, 0.0, "NONE"):
         return x
@@ -187,7 +187,7 @@ def clamped(planner: Planner, step: Step, x: Stored, low: float | None, high: fl
     low = None if low is None or low == -math.inf else float(low)
     high = None if high is None or high == math.inf else float(high)
     if low is not None and high is not None and low >= high:
-        raise Refused(f"{word(step)} to ({low:g}, {high:g}), which leaves one value only")
+        raise Refused(f"{word(step)} to ({low:g}, {high:g}), which leaves only one value")
     if (low is None and high is None) or (low is not None and low <= 0 and high is None and x.nonnegative):
         return x
     maker = Maker(planner, step, step.kind)
@@ -210,7 +210,7 @@ def square(planner: Planner, step: Step) -> Stored:
 def power(planner: Planner, step: Step) -> Stored:
     x, exponent = planner.tensor(step), float(step.attributes["exponent"])
     if not math.isfinite(exponent):
-        raise Refused(f"{word(step)} by a number that is not finite")
+        raise Refused(f"{word(step)} by a non-finite number")
     maker = Maker(planner, step, "pow")
     if exponent == 2:
         return maker.multiply(x, x)

@@ -114,7 +114,7 @@ def fitting_ranges(plan: Plan, ends: Mapping[str, Ends], constants: Mapping[tupl
     Args:
         ends: (min, max) of every grid that has a range, as training left them.
         constants: (step's path, position among its operands) -> the scale that its values ask for, if that is known; of
-            weights, which stand behind the operands, the largest one. Training keeps them from being too small by
+            weights, which follow the operands, the largest one. Training keeps them from being too small by
             itself (`constant_step`, `layers.channel_grid`), so that ranges are moved for large ones only.
     """
     # A learned end may have been moved beyond zero by the last step.
@@ -187,9 +187,9 @@ def told(moved: Mapping[str, Ends], ends: Mapping[str, Ends]) -> str:
     (low, high), (new_low, new_high) = ends[names[0]], moved[names[0]]
     more = f", and {len(names) - 1} more like it" if len(names) > 1 else ""
     return (
-        f"the device's operators cannot take some ranges beside others, so freeze has moved that of '{names[0]}' from "
-        f"{low:.3g}..{high:.3g} to {new_low:.3g}..{new_high:.3g}{more}: few codes are left for what is stored there; "
-        "look at its values (they all but vanish, or cancel) or at its learned range"
+        "the device's operators do not support some combinations of ranges, so freeze has changed that of "
+        f"'{names[0]}' from {low:.3g}..{high:.3g} to {new_low:.3g}..{new_high:.3g}{more}: few codes are left for "
+        "the values stored there; check whether they nearly vanish or cancel, or whether its learned range ran away"
     )
 
 

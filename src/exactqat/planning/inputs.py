@@ -35,7 +35,8 @@ def require_input(given: PlanInput, shape: Shape, dtype: Any, real: bool) -> Non
         raise ValueError(_misfit(given, shape))
     if not real and given.floating:
         raise TypeError(
-            f"{given.name or given.path} must hold real numbers, as the example did, got {dtype}; convert it to float32"
+            f"{given.name or given.path} must contain real numbers, like the example, got {dtype}; convert it to "
+            "float32"
         )
 
 
@@ -46,12 +47,12 @@ def _misfit(given: PlanInput, shape: Shape) -> str:
     examples = wanted[:axis] + wanted[axis + 1 :]
     orders = {tuple(shape[at] for at in order): order for order in _orders(len(shape))}
     if shape == examples:
-        remedy = "it has no axis for the batch: give one example as a batch of one"
+        remedy = "it has no batch axis: pass one example as a batch of one"
     elif (turned := _turned(shape, wanted, axis)) is not None and turned in orders:
-        remedy = f"its axes are in another order: transpose it by {list(orders[turned])}"
+        remedy = f"its axes are in another order: transpose it with {list(orders[turned])}"
     else:
         remedy = "sizes are fixed on a device: prepare the model again with an example of that size"
-    what = f"{given.name or given.path} must have shape [{words}], for which the network was prepared"
+    what = f"{given.name or given.path} must have shape [{words}], as the network was prepared for"
     return f"{what}, got {list(shape)}; {remedy}"
 
 
@@ -90,15 +91,15 @@ def misfit_of_example(
     if accepts(lambda shape: (shape[0] + 1000, *shape[1:])):
         return None  # whatever it was, shapes are not to blame
     given = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-    what = f"the model does not take the example, {given}"
+    what = f"the model does not accept the example, {given}"
     if accepts(lambda shape: (1, *shape)):
-        return f"{what}: it has no axis for the batch, which comes first; give a batch of one"
+        return f"{what}: it has no batch axis, which comes first; pass a batch of one"
     if accepts(lambda shape: shape):
         return None
-    for number, words in enumerate(("first, behind the batch", "last")):
+    for number, words in enumerate(("first, after the batch", "last")):
         if accepts(lambda shape, at=number: _moved(shape, at)):  # type: ignore[misc]
-            return f"{what}: it takes its channels {words}; transpose it"
-    return f"{what}: {text}; give a batch of the shape that the model takes"
+            return f"{what}: it expects its channels {words}; transpose it"
+    return f"{what}: {text}; pass a batch of the shape that the model accepts"
 
 
 def _moved(shape: Shape, at: int) -> Shape:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How handlers put the operators of the device down: one method for each thing that several of them need."""
+"""How handlers add device operators: one method for each thing that several handlers need."""
 
 from __future__ import annotations
 
@@ -155,8 +155,8 @@ class Maker:
         if rule.wide and self.planner.deployable and "int16" not in OPERATORS[kind].dtypes:
             self.planner.refused_in_int16 = True
             raise Refused(
-                f"{word(self.step)} in 16 bits (rule match={rule.match!r}): no runtime has {kind} in int16; give it a "
-                "rule of 8 bits"
+                f"{word(self.step)} in 16 bits (rule match={rule.match!r}): no runtime has {kind} in int16; give it "
+                "an 8-bit rule"
             )
 
     def _converted(self, x: Stored, rule: Rule) -> Stored:
@@ -191,8 +191,8 @@ class Maker:
         if low == 0:
             return "RELU" if activation == "NONE" else activation
         raise Refused(
-            f"{word(self.step)} between {low:g} and {high:g} in 16 bits, whose ranges are symmetric; give it a rule of "
-            "8 bits, or a lower bound of 0"
+            f"{word(self.step)} between {low:g} and {high:g} in 16 bits, whose ranges are symmetric; give it an "
+            "8-bit rule, or a lower bound of 0"
         )
 
     def leave(self, x: Stored, device_kind: str = "") -> Stored:
@@ -343,7 +343,7 @@ class Maker:
         if batch_norm is not None:
             raise Refused(f"batch norm on a tensor of shape {list(x.shape)}; use it on at most two spatial axes")
         if isinstance(weight, Coefficient) or isinstance(bias, Coefficient):
-            raise AssertionError("coefficients of channels need an axis of channels")
+            raise AssertionError("per-channel coefficients need a channel axis")
         if not bias:
             return self.multiply(x, self.array(weight, "factor"), part, rule=rule, **last)
         if weight != 1:
@@ -431,7 +431,7 @@ class Maker:
         missing = rank - x.rank
         if x.batch_axis + missing != batch_axis:
             raise Refused(
-                f"operands of which one has the batch on axis {x.batch_axis} of {x.rank} and the result on axis "
+                f"an operand with the batch on axis {x.batch_axis} of {x.rank}, where the result has it on axis "
                 f"{batch_axis} of {rank}; give both operands the same axes"
             )
         return self.reshape(x, (1,) * missing + x.shape, batch_axis, "aligned") if missing else x
@@ -442,8 +442,8 @@ class Maker:
         shape = tuple(shape)
         if math.prod(shape[:batch_axis]) != math.prod(x.shape[: x.batch_axis]):
             raise Refused(
-                f"{list(x.shape)} seen as {list(shape)}, which joins an axis in front of the batch with it; put the "
-                "batch first"
+                f"{list(x.shape)} reshaped to {list(shape)}, which merges an axis in front of the batch with it; "
+                "put the batch first"
             )
         channels = _channels_after_reshape(x, shape)
         attributes = {"new_shape": shape}
@@ -488,7 +488,7 @@ class Maker:
     ) -> Stored:
         axes = tuple(sorted(axes))
         if x.batch_axis in axes:
-            raise Refused(f"{word(self.step)} over the batch; every example is computed by itself")
+            raise Refused(f"{word(self.step)} over the batch; every example is computed separately")
         if keep_dims:
             shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
             return self.store(
@@ -524,7 +524,7 @@ def _word(constant: str) -> str:
 
 
 def _channels_after_reshape(x: Stored, shape: tuple[int, ...]) -> int | None:
-    """Where the axis of the channels is behind a reshape, if it is still there."""
+    """The channel axis after a reshape, if it still exists."""
     if len(shape) == 2:
         return 1
     axis = x.channels

@@ -36,7 +36,7 @@ def dropout(planner: Planner, step: Step) -> Stored:
 def custom_gradient(planner: Planner, step: Step) -> Stored:
     y, *operands = (planner.read(each) for each in step.inputs)
     if not isinstance(y, Stored):
-        raise Refused(f"{word(step)} has a gradient of its own and a value that does not depend on the input")
+        raise Refused(f"{word(step)} has a custom gradient and a value that does not depend on the input")
     others = [each if isinstance(each, Stored) else planner.constant(step, at) for at, each in enumerate(operands, 1)]
     return Maker(planner, step, "custom_gradient").only_in_training(
         y, expression=step.attributes["expression"], others=others, custom_gradient=True
@@ -70,7 +70,7 @@ def expand(planner: Planner, step: Step) -> Stored:
         return x
     maker = Maker(planner, step, "expand")
     if x.batch_axis + missing != batch_axis or (missing == 0 and shape[batch_axis] != x.shape[x.batch_axis]):
-        raise Refused(f"{word(step)} along the batch; every example is computed by itself")
+        raise Refused(f"{word(step)} along the batch; every example is computed separately")
     if missing:
         x = maker.reshape(x, (1,) * missing + x.shape, batch_axis, "aligned")
     repeated = [axis for axis in range(len(shape)) if shape[axis] != x.shape[axis]]
@@ -115,7 +115,7 @@ def take(maker: Maker, x: Stored, axis: int, indices: Sequence[int], part: str |
     """Entries of an axis by their numbers, in any order and number."""
     indices = tuple(int(index) for index in indices)
     if axis == x.batch_axis:
-        raise Refused(f"{word(maker.step)} along the batch; every example is computed by itself")
+        raise Refused(f"{word(maker.step)} along the batch; every example is computed separately")
     runs = _runs(indices)
     if len(runs) == 1:
         start, stop, step = runs[0]
@@ -127,7 +127,7 @@ def take(maker: Maker, x: Stored, axis: int, indices: Sequence[int], part: str |
         attributes = {"axis": axis, "indices": indices}
         return maker.store("GATHER", [x], shape, part, attributes=attributes, channels=x.channels)
     if len(runs) > MOST_PARTS:
-        raise Refused(f"{word(maker.step)} that puts {len(runs)} pieces in another order")
+        raise Refused(f"{word(maker.step)} that reorders {len(runs)} pieces")
     name = f"{part}_" if part else ""
     pieces = [
         maker.slice(x, [(axis, start, stop, step)], f"{name}piece_{number}")
@@ -168,7 +168,7 @@ def slice_(planner: Planner, step: Step) -> Stored:
     if not cuts:
         return x
     if x.batch_axis in [axis for axis, *_ in cuts]:
-        raise Refused(f"{word(step)} along the batch; every example is computed by itself")
+        raise Refused(f"{word(step)} along the batch; every example is computed separately")
     return Maker(planner, step, "slice").slice(x, sorted(cuts))
 
 
@@ -207,9 +207,9 @@ def concatenation(planner: Planner, step: Step) -> Stored:
     operands = [planner.read(each) for each in step.inputs]
     tensors = [each for each in operands if isinstance(each, Stored)]
     if not tensors:
-        raise Refused(f"{word(step)} of what does not depend on the input; compute it beforehand")
+        raise Refused(f"{word(step)} of something that does not depend on the input; compute it beforehand")
     if axis == planner.batch_axis(step):
-        raise Refused(f"{word(step)} along the batch; every example is computed by itself")
+        raise Refused(f"{word(step)} along the batch; every example is computed separately")
     if len(operands) == 1:
         return tensors[0]
     maker = Maker(planner, step, "cat")
@@ -278,7 +278,7 @@ def pad(planner: Planner, step: Step) -> Stored:
     if not any(map(any, padding)):
         return x
     if any(padding[x.batch_axis]):
-        raise Refused(f"{word(step)} along the batch; every example is computed by itself")
+        raise Refused(f"{word(step)} along the batch; every example is computed separately")
     mode, value = attributes.get("mode", "constant"), float(attributes.get("value") or 0.0)
     reader = planner.following()
     if mode == "constant" and reader is not None and _pads_itself(reader, x, padding, value):
@@ -330,7 +330,7 @@ def padded(
         if value == 0:
             return maker.pad(x, around, part)
         if not math.isfinite(value):
-            raise Refused(f"{word(maker.step)} with {value}; a number that the range of the tensor can hold is needed")
+            raise Refused(f"{word(maker.step)} with {value}; use a number within the tensor's range")
         border = np.pad(np.zeros(_flat_sizes(x, around), np.float32), around, constant_values=value)
         return maker.add(maker.pad(x, around, f"{word_}with_zeros"), maker.array(border, f"{word_}border"), part)
     if mode == "reflect" and maker.has("MIRROR_PAD"):

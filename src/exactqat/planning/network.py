@@ -16,7 +16,7 @@ from .kinds import KINDS
 
 @dataclass(frozen=True)
 class Place:
-    """Where a step stands in the user's model: path of the innermost module, file and line; empty where unknown."""
+    """The place of a step in the user's model: path of the innermost module, file and line; empty where unknown."""
 
     path: str = ""
     file: str = ""
@@ -50,9 +50,9 @@ class Constant:
 
     Attributes:
         name: unique among values and constants; of a parameter or buffer its path in the user's model.
-        parameter: whether it is a parameter or buffer as it stands; otherwise it is computed from `sources` by
+        parameter: whether it is an unchanged parameter or buffer; otherwise it is computed from `sources` by
             `expression`, or is `data`.
-        trainable: some parameter behind it asks for gradients.
+        trainable: some parameter it depends on requires gradients.
         sources: paths of the parameters and buffers that an expression reads.
         expression: opaque; the framework's `train` computes it from the sources at every step.
         data: opaque; the framework's own array, where it depends on no parameter.
@@ -76,7 +76,7 @@ class Step:
         inputs: names of values or constants, Python numbers, or None for an optional operand that is absent.
         output: name of the value it makes.
         attributes: as `KINDS` declares them. Axes are counted from 0 in the user's order, never negative.
-        place: where it stands.
+        place: its place in the user's model.
         module: path of the user's module that this step is the whole of (a convolution, a ReLU), else "".
         label: the word for it in messages, as the user wrote it: "SiLU", "Conv2d", "torch.cumsum".
     """

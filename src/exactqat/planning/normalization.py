@@ -35,7 +35,7 @@ def _normalized(
 ) -> Stored:
     """(x - mean) / sqrt(variance + epsilon) over axes."""
     if x.batch_axis in axes:
-        raise Refused(f"{word(maker.step)} over the batch; every example is computed by itself")
+        raise Refused(f"{word(maker.step)} over the batch; every example is computed separately")
     if centered:
         average = maker.reduce("MEAN", x, axes, True, "mean", nonnegative=x.nonnegative)
         x = maker.subtract(x, average, "centered")
@@ -140,7 +140,7 @@ def group_norm(planner: Planner, step: Step) -> Stored:
     if groups in (1, channels):
         axes = spatial if groups == channels else sorted([*spatial, axis])
         if not axes:
-            raise Refused(f"{word(step)} of {groups} groups with one value each")
+            raise Refused(f"{word(step)} with {groups} groups of one value each")
         result = _normalized(maker, x, axes, epsilon, part, **how)
     else:
         if axis != 1 or x.batch_axis != 0:
@@ -162,7 +162,7 @@ def normalize(planner: Planner, step: Step) -> Stored:
     """x / max(length, epsilon)"""
     x, axis = planner.tensor(step), int(step.attributes["axis"])
     if axis == x.batch_axis:
-        raise Refused(f"{word(step)} over the batch; every example is computed by itself")
+        raise Refused(f"{word(step)} over the batch; every example is computed separately")
     maker = Maker(planner, step, "normalize")
     epsilon = float(step.attributes.get("epsilon") or 0.0)
     if epsilon > _FINEST_STEP:

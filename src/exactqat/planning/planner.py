@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One walk over a network: every step becomes operators of the device, is fused into one, or is reported.
+"""One pass over a network: every step becomes device operators, is fused into one, or is reported.
 
-What a float step becomes is said by its handler, in the file of its family; handlers put operators down by a `Maker`.
+The handler of a float step, in the file of its family, says what the step becomes; handlers add operators through a
+`Maker`.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def handles(*kinds: str) -> Callable[[Handler], Handler]:
     def enter(handler: Handler) -> Handler:
         for kind in kinds:
             if kind not in KINDS:
-                raise ValueError(f"{kind!r} is no kind of a network's step")
+                raise ValueError(f"{kind!r} is not a kind of network step")
             HANDLERS[kind] = handler
         return handler
 
@@ -278,7 +279,8 @@ class Planner:
         value = self.network.values[name]
         if value.dtype != "float32" and self._readers.get(name):
             what = (
-                f"the input '{word}' holds {value.dtype}; the device takes real numbers, look up indices outside of it"
+                f"the input '{word}' has dtype {value.dtype}; the device takes real numbers, so look up indices "
+                "outside of it"
             )
             self.problems.add("input", what, Place())
             self.doubtful.add(name)
@@ -334,7 +336,7 @@ class Planner:
         obstacle = rule.deployment_obstacle()
         if self.deployable and obstacle:
             raise ValueError(
-                f"layer '{path}', rule match={rule.match!r}: {obstacle} (deployable=False trains it nevertheless)"
+                f"layer '{path}', rule match={rule.match!r}: {obstacle} (deployable=False trains it anyway)"
             )
         return rule
 
@@ -486,10 +488,10 @@ def _names(weights: Weights | None) -> Iterable[str]:
 SUPPORTED = (
     "Conv2d and Conv1d (plain, grouped, depthwise, transposed), Linear, matrix products, attention",
     "batch, layer, group and instance norm",
-    "ReLU and its kin and the smooth activations",
+    "ReLU and its variants and the smooth activations",
     "arithmetic of tensors, parameters and numbers",
-    "pooling, means, sums and extremes over any axes but the batch's",
+    "pooling, means, sums and extremes over any axes except the batch",
     "reshape, permute, slices, concatenation, padding, resizing, pixel shuffle",
     "LSTM and GRU over a fixed length",
-    "softmax, log_softmax, sigmoid or argmax at the very end, outside of the device's network or in it",
+    "softmax, log_softmax, sigmoid or argmax at the very end, outside the device's network or in it",
 )

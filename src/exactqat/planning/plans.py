@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the device will run, and on which grids: a `Network` and the user's rules made into a `Plan`.
+"""What the device will run, and on which grids: the `Plan` made from a `Network` and the user's rules.
 
-A step of a plan is one operator of the device (`exactqat.device`) with the tensor that it stores. Axes stand in the
-user's order; where they lie on the device is decided when the plan is lowered. Nothing here knows a framework.
+A step of a plan is one operator of the device (`exactqat.device`) with the tensor that it stores. Axes are in the
+user's order; the device's order is decided when the plan is lowered. Nothing here knows a framework.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class Plan:
         device_outputs: paths of what the device returns in their place.
         results: how it does, one for each of them; none: of a part of a network.
         constants: those of the network and those that planning made (with NumPy `data`), by name.
-        unused_rules: one sentence for every rule that decided nothing.
+        unused_rules: one sentence for every rule that has no effect.
     """
 
     network: Network
@@ -316,7 +316,7 @@ class WeightNumbers:
     Attributes:
         codes: int64, the network's order of axes, -127..127.
         scale: float32 [1] (one for the whole weight) or [channels].
-        bias: codes as float64 or int64, [channels]; on the device int32, behind int16 activations int64.
+        bias: codes as float64 or int64, [channels]; on the device int32, with int16 activations int64.
     """
 
     codes: np.ndarray
@@ -326,7 +326,7 @@ class WeightNumbers:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What training leaves behind; all that lowering needs besides the plan.
+    """The results of training; all that lowering needs besides the plan.
 
     Attributes:
         grids: grid's name -> (nudged scale as float32, code 0..2**bits - 1 of real 0).
@@ -343,8 +343,8 @@ def require_finite(what: str, *values: Any) -> None:
     """Raises ValueError if one of `values`, arrays in NumPy or numbers, is NaN or infinite. what: names them."""
     if not all(np.isfinite(value).all() for value in values):
         raise ValueError(
-            f"{what} holds NaN or infinity, which the device has no number for: training has diverged, or met data "
-            "with such values; go back to an earlier state"
+            f"{what} contains NaN or infinity, which the device cannot represent: training has diverged, or the "
+            "data contained such values; go back to an earlier state"
         )
 
 
@@ -353,13 +353,12 @@ class MissingData(RuntimeError):
 
 
 def without_data(names: Iterable[str]) -> str:
-    """A sentence on ranges of these names that have seen no data."""
+    """A sentence about ranges of these names that have seen no data."""
     found = list(names)
     what = f"the range of {found[0]} has" if len(found) == 1 else f"{len(found)} ranges have"
     which = "" if len(found) == 1 else f" ({listed(found)})"
     return (
-        f"{what} seen no data{which}, or none that is finite: train a batch or run calibrate on some before freeze and "
-        "evaluation"
+        f"{what} seen no data{which}, or no finite data: train on a batch or run calibrate before freeze and evaluation"
     )
 
 
@@ -376,7 +375,9 @@ def refuse_batch(count: int, names: Iterable[str]) -> None:
     if found:
         others = len(found) - 1
         more = f" and in {others} more tensor{'s' * (others > 1)}" if others else ""
-        raise ValueError(f"batch {count} of batches gives NaN or infinity in '{found[0]}'{more}: no range fits that")
+        raise ValueError(
+            f"batch {count} of batches gives NaN or infinity in '{found[0]}'{more}, which no range can represent"
+        )
 
 
 def branch_range(

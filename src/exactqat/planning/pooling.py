@@ -109,8 +109,8 @@ def below_all(maker: Maker, x: Stored, paddings: Sequence[tuple[int, int]], part
         if not x.nonnegative:
             # Behind a ReLU zeros change no maximum.
             raise Refused(
-                f"{word(maker.step)} with padding on a tensor with negative values; the device can do this behind a "
-                "ReLU, or where the padding is TensorFlow's SAME"
+                f"{word(maker.step)} with padding on a tensor with negative values; the device supports this after "
+                "a ReLU, or with TensorFlow's SAME padding"
             )
         return maker.pad(x, paddings, part)
     shape = [size + before + after for size, (before, after) in zip(x.shape, paddings, strict=True)]
@@ -287,7 +287,9 @@ def adaptive_pool(planner: Planner, step: Step) -> Stored:
         return pool(maker, kind, x, sides, strides, "VALID", axis)
     work = [each for each in windows if len(each) != each[-1][1]]
     if sum(map(len, work)) > MOST_PARTS:
-        raise Refused(f"{word(step)} of {sizes} to {results}, windows of differing sizes; use a divisor of the size")
+        raise Refused(
+            f"{word(step)} of {sizes} to {results}, with windows of different sizes; use a divisor of the size"
+        )
     return _by_windows(maker, x, axis, windows, None, average)
 
 

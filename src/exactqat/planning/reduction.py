@@ -93,7 +93,7 @@ def largest_index(planner: Planner, step: Step) -> Stored:
         return leave_outside(planner, step, "argmax")
     if is_last(planner, step):
         return _index(planner, step)
-    raise Refused(f"{word(step)} whose result the network computes with; it is supported as the last step only")
+    raise Refused(f"{word(step)} whose result the network uses further; it is only supported as the last step")
 
 
 def _index(planner: Planner, step: Step) -> Stored:
@@ -102,11 +102,11 @@ def _index(planner: Planner, step: Step) -> Stored:
     maker = Maker(planner, step, "argmax")
     maker.need("ARG_MAX")
     if axis == x.batch_axis:
-        raise Refused(f"{word(step)} over the batch; every example is computed by itself")
+        raise Refused(f"{word(step)} over the batch; every example is computed separately")
     if step.attributes.get("keep_dims"):
         raise Refused(f"{word(step)} that keeps its axis, in the file; let it drop the axis")
     if x.grid.wide:
-        raise Refused(f"{word(step)} of 16 bits in the file; leave it outside (keep_final_activation=False)")
+        raise Refused(f"{word(step)} in 16 bits in the file; leave it outside (keep_final_activation=False)")
     return maker.leave(x, "ARG_MAX")
 
 
@@ -117,5 +117,5 @@ def softmax(planner: Planner, step: Step) -> Stored:
     x, axis = planner.tensor(step), int(step.attributes["axis"])
     maker = Maker(planner, step, step.kind)
     if axis == x.batch_axis:
-        raise Refused(f"{word(step)} over the batch; every example is computed by itself")
+        raise Refused(f"{word(step)} over the batch; every example is computed separately")
     return maker.unary(step.kind.upper(), x, attributes={"axis": axis}, nonnegative=step.kind == "softmax")

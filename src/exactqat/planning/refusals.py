@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the device cannot run, told in the user's words: every place, repeats together, and what to do instead."""
+"""What the device cannot run, in the user's terms: every place, grouped, with what to do instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .network import Place, Step
 
 
 class UnsupportedOperator(ValueError):
-    """The model holds something that the device cannot run as it stands. The message lists every such place."""
+    """The model contains something that the device cannot run. The message lists every such place."""
 
 
 class Refused(Exception):
@@ -20,13 +20,13 @@ class Refused(Exception):
 # By labels in lower case without underscores: what to do instead. Only what was tried.
 _INSTEAD = {
     **dict.fromkeys(("conv3d", "maxpool3d", "avgpool3d", "batchnorm3d"), "use layers for images, frame by frame"),
-    **dict.fromkeys(("embedding", "embeddingbag", "onehot"), "look it up outside of the device's network"),
+    **dict.fromkeys(("embedding", "embeddingbag", "onehot"), "look it up outside the device's network"),
     **dict.fromkeys(("topk", "sort", "argsort", "nms", "nonzero"), "leave it to the program that runs the network"),
     **dict.fromkeys(("where", "maskedfill", "gt", "lt", "ge", "le", "eq"), "multiply by a mask, or use ReLU"),
     **dict.fromkeys(("cumsum", "cumprod"), "use a convolution over the axis"),
-    **dict.fromkeys(("maxunpool2d",), "upsample by ConvTranspose2d or interpolate"),
-    **dict.fromkeys(("remainder", "fmod", "floor", "round", "ceil", "sign"), "leave it out, it has no gradient"),
-    **dict.fromkeys(("sin", "cos", "erf"), "compute it outside of the device's network"),
+    **dict.fromkeys(("maxunpool2d",), "upsample with ConvTranspose2d or interpolate"),
+    **dict.fromkeys(("remainder", "fmod", "floor", "round", "ceil", "sign"), "remove it, it has no gradient"),
+    **dict.fromkeys(("sin", "cos", "erf"), "compute it outside the device's network"),
 }
 
 
@@ -71,10 +71,10 @@ def word(step: Step) -> str:
 
 
 def no_operator(step: Step) -> Refused:
-    """The refusal of a step for which the device has nothing."""
+    """The refusal of a step that the device does not support."""
     name = word(step).rsplit(".", 1)[-1].lower().replace("_", "")
     reason = step.attributes.get("reason")
     what = f"{word(step)}: {reason}" if reason else f"{word(step)} has no int8 operator in this library"
     if reason and "batch" in reason:
-        return Refused(f"{what}; the device computes every example by itself")
-    return Refused(f"{what}; {_INSTEAD.get(name, 'replace it by a supported one or leave it out')}")
+        return Refused(f"{what}; the device computes every example separately")
+    return Refused(f"{what}; {_INSTEAD.get(name, 'replace it with a supported one or remove it')}")

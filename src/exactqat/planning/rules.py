@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules: which layer is quantized how. They stand outside the model, so the user's model is never edited."""
+"""Rules: how each layer is quantized. They are separate from the model, so the user's model is never edited."""
 
 from __future__ import annotations
 
@@ -15,44 +15,45 @@ RANGE_POLICIES = get_args(RangePolicy)
 
 
 class UnusedRuleWarning(UserWarning):
-    """A rule decided nothing: its pattern matches no layer, or an earlier rule took all of its layers."""
+    """A rule had no effect: its pattern matches no layer, or earlier rules match all of its layers."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Settings for all layers whose module path matches a glob. The first rule that matches a layer decides all of it.
+    """Settings for all layers whose module path matches a glob. The first rule that matches a layer applies.
 
     Attributes:
         match: glob over module paths as in `model.named_modules()`; the network's input is called ``"input"`` and a sum
             or another function without a module is called by its name in the traced graph, e.g. ``"add"``.
         weight_bits: 2..8. Weights are exported in int8 containers whatever their bits.
-        activation_bits: 2..8 or 16, for the tensor that the layer stores; 9..15 train only. With 16 the device stores
-            int16 and multiplies it by int8 weights (TensorFlow Lite's 16x8): for what 8 bits cannot hold, such as audio
-            and pictures. Such a range is symmetric, ``[-a, a]``, whatever the tensor's values. Tensors are converted
-            where layers of 8 and 16 bits meet.
+        activation_bits: 2..8 or 16, for the tensor that the layer stores; 9..15 for training only. With 16 the device
+            stores int16 and multiplies it by int8 weights (TensorFlow Lite's 16x8), for signals such as audio and
+            pictures that need more than 8 bits. Such a range is symmetric, ``[-a, a]``, whatever the tensor's values.
+            Tensors are converted where layers of 8 and 16 bits meet.
         per_channel: one weight scale per output channel; otherwise one per tensor.
-        symmetric: weight range is ``[-a, a]``; the device asks for it.
-        narrow_range: the lowest weight code is left out, so codes are symmetric; the device asks for it.
-        ranges: how activation ranges come about. ``"ema"``: moving average of each batch's extremes. ``"last_batch"``:
-            the extremes of the last batch. ``"percentile"``: moving average of each batch's `percentile`, which leaves
-            outliers out. ``"min_max"``: extremes of all calibration data. ``"learned"``: parameters trained through the
-            operators' min/max gradients (then the weights' ranges are learned too); that of an input in 8 bits and more
-            stays as calibration has found it. ``"fixed"``: `fixed_range`. Unless learned, a weight's range follows its
-            largest magnitude.
-        fixed_range: ``(min, max)`` in the activation's unit, with ``min <= 0 <= max`` and ``min < max``; for
-            ``"fixed"`` only.
-        ema_decay: in (0, 1); how much of the old range stays after each batch, for moving averages. The first batch
-            sets the range, and the first 1 / (1 - ema_decay) batches count alike.
-        percentile: in (50, 100]; share of a batch's values, in percent, that lie at or below the maximum, and at or
-            above the minimum; for ``"percentile"``.
+        symmetric: weight range is ``[-a, a]``; the device requires it.
+        narrow_range: the lowest weight code is not used, so codes are symmetric; the device requires it.
+        ranges: how activation ranges are determined. ``"ema"``: moving average of each batch's extremes.
+            ``"last_batch"``: the extremes of the last batch. ``"percentile"``: moving average of each batch's
+            `percentile`, which ignores outliers. ``"min_max"``: extremes of all calibration data. ``"learned"``:
+            parameters trained through the operators' min/max gradients (then the weights' ranges are learned too); that
+            of an input in 8 bits and more stays as calibrated. ``"fixed"``: `fixed_range`. Unless learned, a weight's
+            range follows its largest magnitude.
+        fixed_range: ``(min, max)`` in the activation's unit, with ``min <= 0 <= max`` and ``min < max``; only for
+            ``"fixed"``.
+        ema_decay: in (0, 1); weight of the old range after each batch, for moving averages. The first batch sets the
+            range, and the first 1 / (1 - ema_decay) batches have equal weight.
+        percentile: in (50, 100]; share of a batch's values, in percent, at or below the maximum, and at or above the
+            minimum; for ``"percentile"``.
         fold_batch_norm: quantize the weight times batch norm's factor, as the device stores it, instead of the weight
-            itself. Only then can one scale serve a whole weight (``per_channel=False``) on the device; with one for
-            each channel the codes are the same either way. Until `freeze`, the running statistics fold and the batch's
-            correct the result (TensorFlow's scheme; its freeze delay is the step at which `freeze` is called). It
-            costs a second convolution for each step. Several processes need `exactqat.qat.distributed.synchronized`.
+            itself. This is required for a single weight scale (``per_channel=False``) on the device; with per-channel
+            scales the codes are the same either way. Until `freeze`, the running statistics are folded and the batch's
+            statistics correct the result (TensorFlow's scheme; its freeze delay is the step at which `freeze` is
+            called). It costs a second convolution per step. Several processes need
+            `exactqat.qat.distributed.synchronized`.
 
     Raises:
-        ValueError: a value is outside of what is allowed.
+        ValueError: a value is not allowed.
     """
 
     match: str = "*"
@@ -78,23 +79,21 @@ class Rule:
             raise ValueError(f"Rule.ranges must be one of {', '.join(RANGE_POLICIES)}, got {self.ranges!r}")
         if (self.ranges == "fixed") != (self.fixed_range is not None):
             raise ValueError(
-                "Rule.fixed_range must be given exactly when ranges is 'fixed', "
-                f"got ranges={self.ranges!r}, fixed_range={self.fixed_range!r}"
+                f"Rule.fixed_range must be given if and only if ranges is 'fixed', got ranges={self.ranges!r}, "
+                f"fixed_range={self.fixed_range!r}"
             )
         if self.fixed_range is not None:
             low_end, high_end = self.fixed_range
             if not (low_end <= 0 <= high_end and low_end < high_end):
                 raise ValueError(
-                    f"Rule.fixed_range must hold min <= 0 <= max with min < max, got ({low_end!r}, {high_end!r})"
+                    f"Rule.fixed_range must satisfy min <= 0 <= max and min < max, got ({low_end!r}, {high_end!r})"
                 )
         if not 0 < self.ema_decay < 1:
-            raise ValueError(f"Rule.ema_decay must lie between 0 and 1, got {self.ema_decay!r}")
+            raise ValueError(f"Rule.ema_decay must be between 0 and 1, got {self.ema_decay!r}")
         if not 50 < self.percentile <= 100:
-            raise ValueError(f"Rule.percentile must lie above 50 and not above 100, got {self.percentile!r}")
+            raise ValueError(f"Rule.percentile must be above 50 and at most 100, got {self.percentile!r}")
         if self.narrow_range and not self.symmetric:
-            raise ValueError(
-                "Rule.narrow_range=True leaves out a code to make the grid symmetric: set symmetric=True too"
-            )
+            raise ValueError("Rule.narrow_range=True drops a code to make the grid symmetric: also set symmetric=True")
 
     @property
     def wide(self) -> bool:
@@ -104,14 +103,14 @@ class Rule:
     def deployment_obstacle(self) -> str | None:
         """Why a device with integer kernels cannot run a layer under this rule, or None if it can."""
         if self.activation_bits > 8 and not self.wide:
-            return f"activation_bits={self.activation_bits}, the device's tensors hold 2 to 8 bits, or 16"
+            return f"activation_bits={self.activation_bits}, but the device's tensors have 2 to 8 bits, or 16"
         if not self.symmetric or not self.narrow_range:
             return "weights must be symmetric with a narrow range (zero point 0, codes -127..127)"
         return None
 
 
 def checked_rules(rules: Rule | Iterable[Rule]) -> tuple[Rule, ...]:
-    """Rules as a tuple; one by itself is a list of one.
+    """Rules as a tuple; a single rule is a list of one.
 
     Raises:
         TypeError: something else is given.
@@ -129,14 +128,12 @@ def checked_rules(rules: Rule | Iterable[Rule]) -> tuple[Rule, ...]:
             how = ": write Rule()" if rule is Rule else how
             raise TypeError(f"rules[{position}] must be a Rule, got {type(rule).__name__}{how}")
     if not made:
-        raise ValueError(
-            "rules holds no rule: give [Rule()] or leave it out (a generator that was read before is empty)"
-        )
+        raise ValueError("rules is empty: pass [Rule()] or omit it (a generator that was already consumed is empty)")
     return made
 
 
 class RuleBook:
-    """Finds the rule for a layer and remembers which rules were of use."""
+    """Finds the rule for a layer and remembers which rules were used."""
 
     def __init__(self, rules: Rule | Iterable[Rule]) -> None:
         self.rules = checked_rules(rules)
@@ -163,16 +160,18 @@ class RuleBook:
         return self.rules[chosen]
 
     def unused(self) -> list[str]:
-        """One sentence for every rule that decided nothing."""
+        """One sentence for every rule that has no effect."""
         sentences = []
         for position, rule in enumerate(self.rules):
             if not self._decided[position]:
                 shadowed = sorted(self._shadowed[position])
-                why = f"earlier rules decide {', '.join(shadowed)}" if shadowed else "its pattern matches no layer"
-                sentences.append(f"rules[{position}] (match={rule.match!r}) decided nothing: {why}")
+                why = (
+                    f"earlier rules already match {', '.join(shadowed)}" if shadowed else "its pattern matches no layer"
+                )
+                sentences.append(f"rules[{position}] (match={rule.match!r}) has no effect: {why}")
         return sentences
 
     def warn_unused(self) -> None:
-        """Emits an UnusedRuleWarning for every rule that decided nothing."""
+        """Emits an UnusedRuleWarning for every rule that has no effect."""
         for sentence in self.unused():
             warnings.warn(sentence, UnusedRuleWarning, stacklevel=3)

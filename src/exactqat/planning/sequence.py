@@ -97,7 +97,7 @@ class _Cell:
         return f"{self.prefix}_{at}_{word_}"
 
     def gates(self, x: Stored, at: int, word_: str, first: int, count: int = 1) -> Stored:
-        """Some neighbouring gates of those that stand one behind the other in `x`."""
+        """Some neighboring gates of those concatenated in `x`."""
         return self.maker.slice(x, [(2, first * self.hidden, (first + count) * self.hidden, 1)], self.part(at, word_))
 
     def input(self, at: int) -> Stored:
@@ -225,12 +225,12 @@ def _unroll(planner: Planner, step: Step) -> _Unrolled:
     layers, has_bias = int(attributes.get("layers", 1)), bool(attributes.get("has_bias", True))
     names = [planner.constant(step, position) for position in range(1, len(step.inputs))]
     if x.rank != 3:
-        raise Refused(f"{word(step)} on a tensor of shape {list(x.shape)}; it must have a batch")
+        raise Refused(f"{word(step)} on a tensor of shape {list(x.shape)}; it must have a batch axis")
     if len(names) != (4 if has_bias else 2) * layers * directions:
-        raise Refused(f"{word(step)} with projections or a state to start from; leave them out")
+        raise Refused(f"{word(step)} with projections or an initial state; remove them")
     count = x.shape[time]
     if count > MOST_TIME_STEPS:
-        raise Refused(f"{word(step)} over {count} steps of time; at most {MOST_TIME_STEPS} are unrolled")
+        raise Refused(f"{word(step)} over {count} time steps; at most {MOST_TIME_STEPS} are unrolled")
     maker = Maker(planner, step, step.kind)
     take_step = _STEPS[step.kind]
     states: list[Stored] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions and matrix products with weights, with the batch norm and the activation behind them."""
+"""Convolutions and matrix products with weights, with the batch norm and the activation that follow."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def take_batch_norm(planner: Planner, channel_axis: int) -> BatchNorm | None:
 
 
 def take_behind_reshape(planner: Planner, x_shape: tuple[int, ...], channel_axis: int) -> tuple[BatchNorm | None, str]:
-    """The batch norm, and the activation behind it, of a result of which only the axes in front were joined or split.
+    """The batch norm, and the activation after it, of a result of which only the axes in front were joined or split.
 
     The reshape stays and reads what is normalized already.
     """
@@ -125,7 +125,7 @@ def convolution(planner: Planner, step: Step) -> Stored:
         padding = ((0, 0),) * len(padding)
     depthwise = groups > 1 and groups == x.shape[axis]
     if any(low < 0 for pair in padding for low in pair):
-        raise Refused(f"{word(step)} with negative padding {padding}; cut the image by a slice")
+        raise Refused(f"{word(step)} with negative padding {padding}; crop the image with a slice")
     window = {
         "strides": tuple(attributes["strides"]),
         "padding": padding,
@@ -138,9 +138,9 @@ def convolution(planner: Planner, step: Step) -> Stored:
 
 def _need_two_spatial_axes(step: Step, x: Stored) -> None:
     if x.rank > 4:
-        raise Refused(f"{word(step)} over {x.rank - 2} axes; the device's convolutions go over at most two")
+        raise Refused(f"{word(step)} over {x.rank - 2} axes; the device's convolutions support at most two")
     if x.rank < 3:
-        raise Refused(f"{word(step)} on a tensor of shape {list(x.shape)}, which has no batch or no axis to go over")
+        raise Refused(f"{word(step)} on a tensor of shape {list(x.shape)}, which lacks a batch axis or a spatial axis")
 
 
 @handles("conv_transpose")
@@ -150,7 +150,7 @@ def transposed_convolution(planner: Planner, step: Step) -> Stored:
     axis, groups = int(attributes["channel_axis"]), int(attributes.get("groups", 1))
     _need_two_spatial_axes(step, x)
     if any(size != 1 for size in attributes.get("dilations", ())):
-        raise Refused(f"{word(step)} with dilation {tuple(attributes['dilations'])}; use one without")
+        raise Refused(f"{word(step)} with dilation {tuple(attributes['dilations'])}; use no dilation")
     if groups > 1:
         weight = _dense(planner, step, weight, groups)
     spatial = x.rank - 2
@@ -168,7 +168,7 @@ def _dense(planner: Planner, step: Step, weight: str, groups: int) -> str:
     inputs, outputs, *window = planner.constants[weight].shape
     size = inputs * outputs * groups * int(np.prod(window))
     if size > LARGEST_DENSE_WEIGHT:
-        raise Refused(f"{word(step)} in {groups} groups, as one group a weight of {size} values; use fewer channels")
+        raise Refused(f"{word(step)} in {groups} groups needs a dense weight of {size} values; use fewer channels")
     ones = (1,) * len(window)
     diagonal = np.eye(groups, dtype=np.float32).reshape(groups, 1, groups, 1, *ones)
     own = planner.add_constant(f"{weight}/own_group", diagonal.shape, data=diagonal)
@@ -185,7 +185,7 @@ def linear(planner: Planner, step: Step) -> Stored:
     x, bias = planner.tensor(step), planner.optional(step, 2)
     last = x.rank - 1
     if last == x.batch_axis:
-        raise Refused(f"{word(step)} over the batch; every example is computed by itself")
+        raise Refused(f"{word(step)} over the batch; every example is computed separately")
     return put(Maker(planner, step, "linear"), "FULLY_CONNECTED", x, planner.constant(step, 1), bias, {}, last)
 
 
@@ -259,7 +259,7 @@ def product(maker: Maker, a: Stored | str, b: Stored | str, part: str | None = N
     assert isinstance(main, Stored)
     batch_axis = main.batch_axis + rank - main.rank
     if batch_axis >= rank - 2:
-        raise Refused(f"{word(maker.step)} over the batch; every example is computed by itself")
+        raise Refused(f"{word(maker.step)} over the batch; every example is computed separately")
     operands = [maker.aligned(each, rank, batch_axis) if isinstance(each, Stored) else each for each in (a, b)]
     shape = (*lead, shapes[0][-2], columns)
     attributes = {"adj_x": False, "adj_y": adj_y}

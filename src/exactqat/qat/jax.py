@@ -143,7 +143,7 @@ class Prepared:
 
     Attributes:
         plan: what the device runs.
-        unused_rules: one sentence for every rule that decided nothing.
+        unused_rules: one sentence for every rule that has no effect.
         proof: what `prepare` compared with the user's model; None if it was not asked to.
     """
 

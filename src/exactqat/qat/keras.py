@@ -75,7 +75,7 @@ class PreparedModel(keras.Model):
 
     Attributes:
         plan: what the device runs.
-        unused_rules: one sentence for every rule that decided nothing.
+        unused_rules: one sentence for every rule that has no effect.
         frozen: whether the last phase of training has begun; saved with the model. From then on it computes the
             device's integers, in training and in evaluation.
     """

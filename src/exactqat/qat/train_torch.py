@@ -82,7 +82,7 @@ class PreparedModel(Owner):
 
     Attributes:
         plan: what the device runs.
-        unused_rules: one sentence for every rule that decided nothing.
+        unused_rules: one sentence for every rule that has no effect.
         frozen: whether the last phase has begun; part of the state dict. From then on the device's integers are
             computed, in training and in evaluation: what is stored is exactly ``(code - zero point) * scale``.
         profile: whose integers, by the names of `deploy.PROFILES`; part of the state dict. May be set.

@@ -19,7 +19,7 @@ def _range_of(slices):
 
 
 def _scales(minimum, maximum, signed_input, num_bits, narrow_range):
-    """Scale, its inverse, and the range it stands for, elementwise over ranges."""
+    """Scale, its inverse, and the range it covers, elementwise over ranges."""
     real = minimum.dtype.type
     min_quantized = -(2 ** (num_bits - 1)) + narrow_range if signed_input else 0
     max_quantized = 2 ** (num_bits - 1) - 1 if signed_input else 2**num_bits - 1

@@ -2,7 +2,7 @@
 """reference/arithmetic.py on a GPU: denormal operands and results count as zeros of the same sign, by selection.
 
 A product or quotient is denormal if it is after rounding to as many bits with unlimited exponent, so what rounds up to
-the smallest normal number from just below must be told apart: the same operation 64 binary orders higher does.
+the smallest normal number from just below must be distinguished: the same operation 64 binary orders higher does.
 None of these functions depends on whether the hardware keeps denormals.
 """
 

@@ -20,7 +20,7 @@ _WHOLE_FROM_FLOAT64 = tl.constexpr(2.0**52)
 
 @triton.jit
 def _scales(minimum, maximum, LOW: tl.constexpr, HIGH: tl.constexpr):
-    """Scale, its inverse, and the range it stands for; the lowest and highest integer are LOW and HIGH."""
+    """Scale, its inverse, and the range it covers; the lowest and highest integer are LOW and HIGH."""
     zeros = tl.zeros_like(minimum)
     low, high = zeros + LOW, zeros + HIGH
     largest = zeros + (_LARGEST_FLOAT64 if minimum.dtype == tl.float64 else _LARGEST_FLOAT32)

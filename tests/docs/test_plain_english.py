@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts for readers are in plain English: some words that sound translated are not used."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BANNED = re.compile(r"\b(?:told|stands|anew|whereof|behind|(?:is|are|be|was|were) put|by bits)\b", re.IGNORECASE)
+# Code in a text, such as `calibrate(model, batches, anew=True)`.
+CODE = re.compile(r"```.*?```|``[^`]*``|`[^`]*`|\banew=", re.DOTALL)
+# Rooms whose texts have not had their pass yet.
+LATER = ("qat",)
+
+
+def texts_of_python(path: Path) -> Iterator[tuple[int, str]]:
+    """Docstrings and all other strings, which messages are made of, with their lines."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+def texts_of_notebook(path: Path) -> Iterator[tuple[int, str]]:
+    """The cells, numbered from 0."""
+    for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
+        yield number, "".join(cell["source"])
+
+
+def pages() -> list[Path]:
+    found = [path for suffix in ("md", "toml", "py", "ipynb") for path in (ROOT / "docs").rglob(f"*.{suffix}")]
+    return [*(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")), *sorted(found)]
+
+
+def sources() -> list[Path]:
+    package = ROOT / "src" / "exactqat"
+    found = sorted(package.rglob("*.py"))
+    return [path for path in found if path.relative_to(package).parts[0] not in LATER]
+
+
+def banned_in(path: Path) -> list[str]:
+    read = {".py": texts_of_python, ".ipynb": texts_of_notebook}.get(path.suffix)
+    texts = read(path) if read else [(1, path.read_text(encoding="utf-8"))]
+    found = []
+    for start, text in texts:
+        if text.isidentifier():
+            continue
+        plain = CODE.sub(lambda code: "\n" * code[0].count("\n"), text)
+        for match in BANNED.finditer(plain):
+            line = start + plain.count("\n", 0, match.start())
+            found.append(f"{path.relative_to(ROOT)}:{line}: {match[0]!r}")
+    return found
+
+
+@pytest.mark.parametrize("path", [*pages(), *sources()], ids=lambda path: str(path.relative_to(ROOT)))
+def test_texts_are_in_plain_english(path: Path) -> None:
+    found = banned_in(path)
+    assert not found, "\n".join(found)
+
+
+def test_banned_words_are_found_outside_of_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("It outstands `anew=True`.\n\n```python\nprint('told')\n```\n\nThe file\nstands behind it.\n")
+    assert banned_in(page) == ["page.md:8: 'stands'", "page.md:8: 'behind'"]
+    module = tmp_path / "module.py"
+    module.write_text(
+        'def told() -> str:\n    """Reads it.\n\n    Compared by bits.\n    """\n    return "once told"\n'
+    )
+    assert sorted(banned_in(module)) == ["module.py:4: 'by bits'", "module.py:6: 'told'"]
