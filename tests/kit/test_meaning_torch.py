@@ -772,6 +772,16 @@ def test_without_its_mend_a_number_of_the_models_own_is_refused(monkeypatch: pyt
     refused(Long(function), rows(2, length), match="size of the batch")
 
 
+def test_what_an_assertion_would_say_is_not_computed() -> None:
+    def asserting(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        torch._assert(x.dim() == 2, f"expected two axes, got {x.shape}")
+        torch._assert(condition=x.shape[1] == 8, message=f"expected eight features, got {x.shape}")
+        assert x.is_floating_point(), f"got {x.shape} of {x.dtype}"
+        return model.last(model.first(x))
+
+    assert_same(Model(asserting), rows(8))
+
+
 # --- what forward changes -------------------------------------------------------------------------------------------
 
 

@@ -73,7 +73,9 @@ class _Recorder(TorchFunctionMode):
         tensors = (each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor))
         sizes = tuple(size for each in tensors for size in each.shape)
         name = getattr(function, "__name__", str(function))
-        self.calls.append(Call(name, tuple(_plain((args, kwargs or {}))), sizes, self._place()))
+        # What an assertion would say often holds the sizes it was given, but nothing is computed with it.
+        given = args[:1] if function is torch._assert else (args, kwargs or {})
+        self.calls.append(Call(name, tuple(_plain(given)), sizes, self._place()))
         for path, held in self.left.items():
             if any(each is tensor for each in pytree.tree_leaves((args, kwargs)) for tensor in held):
                 self.read.setdefault(path, self.calls[-1].place)
