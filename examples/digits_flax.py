@@ -47,7 +47,7 @@ epoch = jax.jit(lambda carry, batches: jax.lax.scan(step, carry, batches))
 carry = params, state, optimizer.init(params)
 for number in range(8):
     if number == 6:  # the last phase: what the device computes, to the bit
-        carry = (carry[0], prepared.freeze(carry[1]), carry[2])
+        carry = (*prepared.freeze(*carry[:2]), carry[2])
     carry, losses = epoch(carry, np.random.default_rng(number).permutation(1408).reshape(22, 64))
 graph = prepared.lower(*carry[:2])
 codes = deploy.input_codes(graph, images[1408:])

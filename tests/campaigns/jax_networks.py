@@ -303,7 +303,7 @@ def trained(prepared: Prepared, batch: Batch, steps: int = 2) -> tuple[Any, Stat
         return jax.tree.map(lambda p, g: p - 1e-3 * jnp.clip(g, -1, 1), params, gradients), after, value
 
     for at in range(steps):
-        state = prepared.freeze(state, params) if at == steps - 1 else state
+        params, state = prepared.freeze(params, state) if at == steps - 1 else (params, state)
         params, state, value = step(params, state)
         assert np.isfinite(value)
     return params, state

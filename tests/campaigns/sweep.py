@@ -6,6 +6,9 @@
 An emulated ARM64 runs them as several processors, which choose different kernels; their counts are added up. With
 --write the counts go to `exactqat/device/measured.json`, from which `deploy.EXACT` and `deploy.MEASURED` are read;
 pairs of operator and profile that this machine cannot run keep what another machine wrote.
+
+The simulation uses kernels (`exactqat.engine`). With --engine they are compared with the operators' declarations, for
+every profile and instruction set, without a runtime.
 """
 
 from __future__ import annotations
@@ -27,9 +30,11 @@ import numpy as np
 from device_cases import NAMES, random_codes, random_graph
 
 import exactqat.device
+from exactqat import cpu
 from exactqat.deploy import Graph, emulation, profiles_here, verify, write_tflite
 from exactqat.deploy.verify import RuntimeRefusal
-from exactqat.device import PROFILES
+from exactqat.device import OPERATORS, PROFILES, Refusal, profile_named
+from exactqat.engine import Compiled
 
 MEASURED = Path(exactqat.device.__file__).parent / "measured.json"
 
@@ -63,8 +68,8 @@ def graphs(kind: str, profile: str, count: int) -> Iterator[tuple[Graph, dict[st
 def sweep(kind: str, profile: str, count: int, folder: Path) -> Outcome:
     """Runs `count` random graphs on the profile's runtimes and compares every result with the simulation."""
     outcome = Outcome()
-    for cpu, (graph, codes) in itertools.product(processors(profile), graphs(kind, profile, count)):
-        os.environ["EXACTQAT_ARM64_CPU"] = cpu
+    for processor, (graph, codes) in itertools.product(processors(profile), graphs(kind, profile, count)):
+        os.environ["EXACTQAT_ARM64_CPU"] = processor
         outcome.graphs += 1
         try:
             report = verify(graph, write_tflite(graph, folder / "model.tflite"), codes, profile)
@@ -95,18 +100,61 @@ def version(profile: str) -> str:
     return f"{name} {importlib.metadata.version(name)} on {platform.machine()}"
 
 
+def ways() -> list[tuple[str, str]]:
+    """Instruction sets of this processor, and whether dot-product instructions are used."""
+    dots = {"avx512": "10", "neon": "10"}
+    return [(name, dot) for name in cpu.INSTRUCTION_SETS for dot in dots.get(name, "1")]
+
+
+def sweep_engine(kind: str, profile: str, count: int) -> Outcome:
+    """Computes `count` random graphs by kernels, on every instruction set, and compares every result with the
+    declarations; no runtime is asked."""
+    outcome, before = Outcome(), (cpu.kernels, os.environ.get("EXACTQAT_DOT_PRODUCTS", "1"))
+    for graph, codes in graphs(kind, profile, count):
+        outcome.graphs += 1
+        expected = dict(codes)
+        try:
+            for operator in graph.operators:
+                inputs, output = [graph.tensors[name] for name in operator.inputs], graph.tensors[operator.outputs[0]]
+                given = [expected[tensor.name] if tensor.data is None else tensor.data for tensor in inputs]
+                arguments = (inputs, output, operator.attributes, profile_named(profile))
+                expected[output.name] = OPERATORS[operator.kind].results(given, *arguments)
+        except Refusal:
+            outcome.refused += 1
+            continue
+        for name, dot in ways():
+            cpu.kernels, os.environ["EXACTQAT_DOT_PRODUCTS"] = cpu.load(name), dot
+            for tensor, found in Compiled(graph, profile).run(codes, graph.results()).items():
+                difference = np.abs(found.astype(np.int64) - expected[tensor])
+                outcome.values += difference.size
+                outcome.differing += int(np.count_nonzero(difference))
+                outcome.largest = max(outcome.largest, int(difference.max(initial=0)))
+    cpu.kernels, os.environ["EXACTQAT_DOT_PRODUCTS"] = before
+    return outcome
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=3000, help="graphs of each operator and profile")
     parser.add_argument("--kinds", nargs="+", default=list(NAMES), choices=list(NAMES), metavar="KIND")
-    parser.add_argument("--profiles", nargs="+", default=list(profiles_here()), choices=profiles_here())
+    parser.add_argument("--profiles", nargs="+", choices=list(PROFILES), help="default: all that run here")
     parser.add_argument("--write", action="store_true", help="keep the counts")
+    parser.add_argument("--engine", action="store_true", help="compare kernels with the declarations, without runtimes")
     arguments = parser.parse_args()
+    if arguments.engine and arguments.write:
+        parser.error("--write is for what runtimes computed, --engine asks none")
+    runnable = tuple(PROFILES) if arguments.engine else profiles_here()
+    missing = [name for name in arguments.profiles or () if name not in runnable]
+    if missing:
+        parser.error(f"--profiles must be among {', '.join(runnable)} on this machine, got {', '.join(missing)}")
     failed = 0
-    for profile in arguments.profiles:
+    for profile in arguments.profiles or runnable:
         for kind in arguments.kinds:
-            with tempfile.TemporaryDirectory() as folder:
-                outcome = sweep(kind, profile, arguments.count, Path(folder))
+            if arguments.engine:
+                outcome = sweep_engine(kind, profile, arguments.count)
+            else:
+                with tempfile.TemporaryDirectory() as folder:
+                    outcome = sweep(kind, profile, arguments.count, Path(folder))
             row = f"{outcome.values:>12,} compared, {outcome.differing:,} differ, by {outcome.largest} at most"
             refused = f"; {outcome.refused} of {outcome.graphs} graphs refused" if outcome.refused else ""
             print(f"{kind:30} {profile:14} {row}{refused}", flush=True)

@@ -286,7 +286,7 @@ class TestJax:
     def check(self, function: Any, params: Any, data: Any, named: Mapping[str, np.ndarray], tmp_path: Path) -> None:
         prepared = qat.jax.prepare(function, params, data, keep_final_activation=False)
         params, state = prepared.calibrate(*prepared.init(), [data])
-        state = prepared.freeze(state)
+        params, state = prepared.freeze(params, state)
         graph = prepared.lower(params, state)
         path = deploy.write_tflite(graph, tmp_path / "model.tflite")
         args, kwargs = ((), data) if isinstance(data, dict) else (data if isinstance(data, tuple) else (data,), {})
@@ -505,7 +505,7 @@ def test_a_last_step_in_jax_and_keras(tmp_path: Path, monkeypatch: pytest.Monkey
         lambda params, x: jax.nn.softmax(x @ params["w"]), {"w": random(6, 5)}, x, keep_final_activation=True
     )
     params, state = prepared.calibrate(*prepared.init(), [x])
-    state = prepared.freeze(state)
+    params, state = prepared.freeze(params, state)
     path = deploy.write_tflite(prepared.lower(params, state), tmp_path / "model.tflite")
     assert np.array_equal(by_litert(path, {"x": x})["output"], np.asarray(prepared.apply(params, state, x)[0]))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulator's fast ways against slow ones: whole tensors in int64, the fixed-point arithmetic of one number at a
+"""The declarations' fast ways against slow ones: whole tensors in int64, the fixed-point arithmetic of one number at a
 time, operators without their tables, one block and one thread.
 
 EXACTQAT_SWEEP=20 multiplies the random graphs.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -29,10 +28,17 @@ from exactqat.device.arithmetic import (
     scale_of,
     zero_point_of,
 )
+from exactqat.engine import compiled, declared
 
 COUNT = 20 * int(os.environ.get("EXACTQAT_SWEEP", "1"))
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 POINTWISE = [kind for kind, operator in OPERATORS.items() if operator.pointwise]
+
+
+@pytest.fixture(autouse=True)
+def by_declarations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without kernels: these are `tests/device/test_engine.py`'s."""
+    monkeypatch.setattr(compiled, "make", lambda *operator: ())
 
 
 # --- one number at a time -------------------------------------------------------------------------------------------
@@ -224,7 +230,7 @@ def test_tables_of_codes(kind: str, profile: str, monkeypatch: pytest.MonkeyPatc
         (operator,) = (operator for operator in graph.operators if operator.kind == kind)
         values = {**codes, **simulate(graph, codes, profile, tensors=graph.results())}
         expected = simulate_operator(graph, operator, values, profile)
-        monkeypatch.setattr(sys.modules["exactqat.deploy.simulate"], "PAYS", 0)
+        monkeypatch.setattr(declared, "PAYS", 0)
         looked_up = simulate_operator(graph, operator, values, profile)
         monkeypatch.undo()
         assert looked_up.dtype == expected.dtype and np.array_equal(looked_up, expected), operator

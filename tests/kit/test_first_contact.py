@@ -413,10 +413,10 @@ def test_jax_answers_alike(models: Any) -> None:
     prepared = qat.jax.prepare(lambda p, x: jnp.tanh(x @ p["w"]), {"w": jnp.ones((3, 2))}, x, rule)
     params, state = prepared.init()
     with pytest.raises(RuntimeError, match=r"ranges have seen no data \('input'.*calibrate"):
-        prepared.freeze(state)
+        prepared.freeze(params, state)
     pairs, plain = (prepared.calibrate(params, state, [batch])[1] for batch in ((x, y), x))
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), pairs.ranges, plain.ranges))
-    prepared.freeze(pairs)
+    prepared.freeze(params, pairs)
     for batches, words in ((3, "iterable"), (x, "give .it"), ([{"image": x}], "for x, _ in loader")):
         with pytest.raises(TypeError, match=words):
             prepared.calibrate(params, state, batches)

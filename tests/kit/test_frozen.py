@@ -161,7 +161,7 @@ def test_sums_that_float32_does_not_hold(profile: str) -> None:
     batch = torch.rand(16, 3000)
     prepared = frozen(Wide(), batch, steps=1, profile=profile)
     first = prepared.step("first")
-    codes = torch.from_numpy(first.numbers().codes).float()
+    codes = torch.from_numpy(prepared.numbers().weights["first"].codes).float()
     found = frozen_torch._parts(first, codes, torch.zeros(12), -255, 0)
     assert found is not None and found.ends and not found.whole
     assert not frozen_differences(prepared, (batch,), profile)[1]

@@ -425,7 +425,7 @@ def test_jax_in_16_bits(tmp_path: Path) -> None:
         model = kit.prepare(apply, params, x, rules)
         trained_params, state = model.calibrate(*model.init(), [x])
         _, state = model.apply(trained_params, state, x, train=True)
-        state = model.freeze(state)
+        trained_params, state = model.freeze(trained_params, state)
         y, _ = model.apply(trained_params, state, x)
         graph = model.lower(trained_params, state)
         (result,), (source,) = graph.outputs, graph.inputs

@@ -103,7 +103,7 @@ def test_constants_of_zeros_beside_small_values(tmp_path: Path) -> None:
     prepared = prepare(lambda p, x: (0.001 * x + p["place"]) @ p["head"], params, x)
     tuned, state = prepared.init()
     tuned, state = prepared.calibrate(tuned, state, [x])
-    assert_exact(prepared, tuned, prepared.freeze(state), (x,), tmp_path)
+    assert_exact(prepared, *prepared.freeze(tuned, state), (x,), tmp_path)
 
 
 @pytest.mark.parametrize("policy", ["ema", "min_max", "learned"])
@@ -137,7 +137,7 @@ def test_ranges_that_do_not_fit_one_another_are_moved(tmp_path: Path) -> None:
     params, state = prepared.init()
     params, state = prepared.calibrate(params, state, [x])
     with pytest.warns(qat.RangesMovedWarning, match="freeze has changed that of 'sub'"):
-        state = prepared.freeze(state, params)
+        params, state = prepared.freeze(params, state)
     assert_exact(prepared, params, state, (x,), tmp_path)
 
 
@@ -208,9 +208,9 @@ def test_arguments_that_are_none() -> None:
     with pytest.raises(ValueError, match="frozen before it is lowered"):
         prepared.lower(params, state)
     with pytest.raises(RuntimeError, match="seen no data"):
-        prepared.lower(params, prepared.freeze(state))
+        prepared.lower(*prepared.freeze(params, state))
     with pytest.raises(ValueError, match="before freeze"):
-        prepared.calibrate(params, prepared.freeze(prepared.calibrate(params, state, [X])[1]), [X])
+        prepared.calibrate(*prepared.freeze(*prepared.calibrate(params, state, [X])), [X])
     learned = prepare(function, LINEAR, X, [qat.Rule(ranges="learned")])
     with pytest.raises(ValueError, match="call calibrate first"):
         learned.apply(*learned.init(), X, train=True)
@@ -254,7 +254,7 @@ def test_what_is_not_finite_moves_no_range_and_is_told(ranges: str) -> None:
         _, after = prepared.apply(params, state, broken, train=True)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((after.ranges, params["ranges"])))
         assert ranges == "learned" or int(after.ranges["input"]["batches"]) == 1
-    frozen = prepared.freeze(state)
+    _, frozen = prepared.freeze(params, state)
     prepared.lower(params, frozen)
     spoilt = {**params, "model": {"w": params["model"]["w"].at[0, 0].set(np.nan)}}
     with pytest.raises(ValueError, match="the layer .* contains NaN or infinity"):
@@ -297,7 +297,7 @@ def test_a_moving_average_follows_training_and_stops_when_frozen() -> None:
     # The first batches count alike.
     np.testing.assert_allclose(state.ranges["input"]["maximum"], X.max() * (1 + 1 + 3) / 3, rtol=1e-6)
     assert int(state.ranges["input"]["batches"]) == 3
-    frozen = prepared.freeze(state)
+    _, frozen = prepared.freeze(params, state)
     after = apply(frozen, 9 * X)
     assert after.frozen and float(after.ranges["input"]["maximum"]) == float(state.ranges["input"]["maximum"])
     # Evaluation moves nothing.
@@ -368,7 +368,7 @@ params = {"w": np.ones((6, 3), np.float32)}
 x = np.random.default_rng(0).standard_normal((8, 6)).astype("f")
 prepared = qat.jax.prepare(lambda p, x: jax.nn.relu(x @ p["w"]), params, x)
 params, state = prepared.calibrate(*prepared.init(), [x])
-state = prepared.freeze(state)
+params, state = prepared.freeze(params, state)
 mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
 spread = jax.device_put(x, NamedSharding(mesh, P("batch")))
 step = jax.jit(jax.value_and_grad(lambda p, x: (prepared.apply(p, state, x, train=True)[0] ** 2).mean()))
@@ -389,7 +389,7 @@ def test_a_frozen_network_without_a_profile_is_fake_quantization() -> None:
     for profile, asks in (("reference", True), (None, False)):
         prepared = prepare(lambda p, x: jax.nn.relu(x @ p["w"]), {"w": np.ones((6, 3), "f")}, x, profile=profile)
         params, state = prepared.calibrate(*prepared.init(), [x])
-        frozen = prepared.freeze(state)
+        _, frozen = prepared.freeze(params, state)
         for phase, expected in ((state, False), (frozen, asks)):
             text = str(jax.make_jaxpr(prepared.apply)(params, phase, x))
             assert ("pure_callback" in text) == expected
@@ -419,7 +419,7 @@ def test_a_branch_that_is_nearly_nothing_goes_through(scale: float, tmp_path: Pa
 
     prepared = prepare(network, params, X)
     params, state = prepared.calibrate(*prepared.init(), [X])
-    graph = prepared.lower(params, prepared.freeze(state))
+    graph = prepared.lower(*prepared.freeze(params, state))
     path = deploy.write_tflite(graph, tmp_path / "model.tflite")
     codes = np.random.default_rng(0).integers(-128, 128, (8, 6, 8)).astype(np.int8)
     assert deploy.verify(graph, path, codes).differing == 0
@@ -507,7 +507,7 @@ def test_weights_move_between_frameworks() -> None:
         for end in ("minimum", "maximum"):
             np.testing.assert_allclose(state.ranges[path][end], getattr(found, end).numpy(), rtol=1e-4, atol=1e-6)
             state.ranges[path][end] = jnp.asarray(getattr(found, end).numpy())
-    first, second = lower(theirs), ours.lower(ours_params, ours.freeze(state))
+    first, second = lower(theirs), ours.lower(*ours.freeze(ours_params, state))
     assert [(o.kind, dict(o.attributes)) for o in first.operators] == [
         (o.kind, dict(o.attributes)) for o in second.operators
     ]
@@ -553,7 +553,7 @@ def test_writing_and_verifying_take_what_lower_gives(tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
     prepared, (x,) = NETWORKS["perceptron"]()
     params, state = prepared.calibrate(*prepared.init(), [x])
-    graph = prepared.lower(params, prepared.freeze(state))
+    graph = prepared.lower(*prepared.freeze(params, state))
     path = deploy.write_tflite(graph, tmp_path / "model.tflite")
     codes = deploy.quantize(x, graph.tensors["input"].quantization)
     report = deploy.verify(graph, path, codes)

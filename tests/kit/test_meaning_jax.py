@@ -134,7 +134,7 @@ def test_custom_gradients_reach_the_frozen_network_and_the_device(name: str) -> 
     prepared = prepare(CUSTOM[name], PARAMS, X[:2])
     params, state = prepared.init()
     params, state = prepared.calibrate(params, state, [X])
-    state = prepared.freeze(state, params)
+    params, state = prepared.freeze(params, state)
 
     def loss(params: Any) -> Any:
         return (prepared.apply(params, state, X, train=True)[0] * 0.5).sum()
@@ -490,7 +490,7 @@ def test_flax_serializes_states() -> None:
     prepared = prepare(LIBRARY["relu"], PARAMS, X[:2], check=False)
     params, state = prepared.init()
     params, state = prepared.calibrate(params, state, [X])
-    state = prepared.freeze(state)
+    params, state = prepared.freeze(params, state)
     data = serialization.to_bytes((params, state))
     params_back, back = serialization.from_bytes(prepared.init(), data)
     assert back.frozen and back.calibrated

@@ -283,7 +283,7 @@ def test_nan_in_jax_breaks_its_example_alone() -> None:
     x = random.standard_normal((5, 3, 6)).astype("f")
     prepared = kit.prepare(model, params, x)
     params, state = prepared.calibrate(*prepared.init(), [x])
-    state = prepared.freeze(state)
+    params, state = prepared.freeze(params, state)
     broken = x.copy()
     broken[1, 2, 3] = np.nan
     for apply in (prepared.apply, jax.jit(prepared.apply)):
@@ -326,7 +326,7 @@ def test_a_frozen_jax_state_does_not_thaw(tmp_path: Path) -> None:
     params, x = {"w": random.standard_normal((6, 4)).astype("f")}, random.standard_normal((5, 6)).astype("f")
     prepared = kit.prepare(lambda params, x: jax.numpy.tanh(x @ params["w"]), params, x)
     params, state = prepared.calibrate(*prepared.init(), [x])
-    state = prepared.freeze(state)
+    params, state = prepared.freeze(params, state)
     wanted, _ = prepared.apply(params, state, x)
     store = checkpoint.StandardCheckpointer()
     store.save(tmp_path / "state", {"params": params, "state": state})
@@ -414,7 +414,7 @@ def test_jax_results_that_are_one_tensor(tmp_path: Path) -> None:
 
     prepared = kit.prepare(model, {"w": random.standard_normal((6, 4)).astype("f")}, x)
     params, state = prepared.calibrate(*prepared.init(), [x])
-    state = prepared.freeze(state)
+    params, state = prepared.freeze(params, state)
     require_files_of_all_results(prepared.lower(params, state), prepared.trained(params, state), x, 3, tmp_path)
 
 
@@ -435,7 +435,7 @@ def test_jax_says_what_shape_it_was_prepared_for() -> None:
     x = random.standard_normal((4, 8, 8, 3)).astype("f")
     prepared = kit.prepare(model, params, x)
     params_, state = prepared.calibrate(*prepared.init(), [x])
-    for state_ in (state, prepared.freeze(state)):
+    for state_ in (state, prepared.freeze(params_, state)[1]):
         for given, words in (
             (np.zeros((4, 16, 16, 3), "f"), r"x must have shape \[batch, 8, 8, 3\].*got \[4, 16, 16, 3\]"),
             (np.zeros((4, 3, 8, 8), "f"), r"transpose it with \[0, 2, 3, 1\]"),

@@ -20,8 +20,10 @@ from exactqat.deploy.graph import Graph  # noqa: E402
 from exactqat.deploy.lower import lower, lower_with_layouts  # noqa: E402
 from exactqat.deploy.simulate import simulate  # noqa: E402
 from exactqat.deploy.values import device_codes, layer_values  # noqa: E402
-from exactqat.qat.layers import TrainingOnly, WeightedLayer, channel_grid  # noqa: E402
+from exactqat.qat import primitives_torch  # noqa: E402
+from exactqat.qat.layers import TrainingOnly, WeightedLayer  # noqa: E402
 from exactqat.qat.ranges import ActivationRange  # noqa: E402
+from exactqat.train.core.weights import channel_grid  # noqa: E402
 
 FIXED_INPUT = qat.Rule("input", ranges="fixed", fixed_range=(-1.0, 1.0))
 
@@ -682,7 +684,8 @@ def test_calibration_anew_forgets_and_its_failure_does_not() -> None:
 
 def test_bias_on_the_grid_has_the_gradient_of_the_bias() -> None:
     bias = torch.tensor([0.1234, -3.3], requires_grad=True)
-    grid = channel_grid(torch.ones(2), bias, torch.tensor([0.01, 0.02]), torch.tensor(0.5), torch.tensor(0.1))
+    scales = torch.tensor([0.01, 0.02]), torch.tensor(0.5), torch.tensor(0.1)
+    grid = channel_grid(primitives_torch, torch.ones(2), bias, *scales)
     assert torch.equal(grid.bias, grid.bias_code * (torch.tensor(0.5) * grid.weight_scale))
     assert torch.equal(grid.bias_code, torch.round(bias / torch.tensor([0.005, 0.01])))
     grid.bias.sum().backward()

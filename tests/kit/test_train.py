@@ -21,7 +21,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 from exactqat import qat  # noqa: E402
-from exactqat.planning.network import Constant, Network  # noqa: E402
+from exactqat.planning.network import Constant, Network, Step, Value  # noqa: E402
 from exactqat.planning.plans import Grid, Plan, PlanInput, PlanStep  # noqa: E402
 from exactqat.qat.layers import TrainingOnly, WeightedLayer  # noqa: E402
 
@@ -484,7 +484,9 @@ def test_constants_of_operators_that_compare_codes_lie_on_their_grid() -> None:
     grid = Grid("input", qat.Rule())
     step = PlanStep("maximum", "MAXIMUM", ("input", "floor"), {}, "input", (1, 3))
     constants = {"floor": Constant("floor", (3,), trainable=True)}
-    network = Network(("input",), ("maximum",), {}, constants, ())
+    values = {name: Value(name, (1, 3)) for name in ("input", "maximum")}
+    maximum = Step("maximum", ("input", "floor"), "maximum")
+    network = Network(("input",), ("maximum",), values, constants, (maximum,))
     given = PlanInput("input", "input", (1, 3))
     plan = Plan(network, (given,), (step,), {"input": grid}, constants, ("maximum",), ("maximum",))
     prepared = qat.PreparedModel(plan, {"floor": floor})

@@ -12,14 +12,17 @@
 
 namespace exactqat {
 
-// Numbers of the four float dtypes; uint8 is for packed bits.
-enum class DType : uint8_t { float16, bfloat16, float32, float64, uint8 };
+// Numbers of the four float dtypes; uint8 is for packed bits, the signed integers are for the codes of devices.
+enum class DType : uint8_t { float16, bfloat16, float32, float64, uint8, int8, int16, int32, int64 };
 
 constexpr int64_t size_of(DType dtype) {
   switch (dtype) {
-    case DType::float64: return 8;
-    case DType::float32: return 4;
-    case DType::uint8: return 1;
+    case DType::float64:
+    case DType::int64: return 8;
+    case DType::float32:
+    case DType::int32: return 4;
+    case DType::uint8:
+    case DType::int8: return 1;
     default: return 2;
   }
 }

@@ -58,6 +58,10 @@ DType dtype_of(std::string_view name) {
   if (name == "float32") return DType::float32;
   if (name == "float64") return DType::float64;
   if (name == "uint8") return DType::uint8;
+  if (name == "int8") return DType::int8;
+  if (name == "int16") return DType::int16;
+  if (name == "int32") return DType::int32;
+  if (name == "int64") return DType::int64;
   throw std::invalid_argument("no CPU kernel takes " + std::string(name));
 }
 

@@ -15,7 +15,7 @@ from .graph import Builder, Graph, Operator, Quantization, Tensor, per_tensor, p
 from .lower import lower
 from .onnx import verify_onnx, write_onnx
 from .signature import Port, Signature, input_codes, output_values
-from .simulate import EXACT, MEASURED, PROFILES, dequantize, quantize, simulate, unclaimed
+from .simulate import EXACT, MEASURED, PROFILES, Compiled, compile, dequantize, quantize, simulate, unclaimed
 from .tflite import write_tflite
 from .values import device_codes, layer_values
 from .verify import Report, profiles_here, verify
@@ -25,6 +25,7 @@ __all__ = [
     "MEASURED",
     "PROFILES",
     "Builder",
+    "Compiled",
     "Footprint",
     "Graph",
     "NpuFootprint",
@@ -35,6 +36,7 @@ __all__ = [
     "Signature",
     "Tensor",
     "c_array",
+    "compile",
     "dequantize",
     "device_codes",
     "footprint",

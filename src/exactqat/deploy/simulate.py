@@ -9,16 +9,15 @@ and MEASURED over how many results.
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 
 import numpy as np
 
-from ..device import OPERATORS, PROFILES, Profile, profile_named
-from ..device.blocks import one_thread_for_blas
+from ..device import PROFILES, Profile, profile_named
 from ..device.tensor import dequantize, quantize
+from ..engine import Compiled, compiled_for
 from .graph import Graph, Operator, require_graph
 
 
@@ -32,9 +31,6 @@ def _measured() -> dict[tuple[str, str], tuple[int, int, int]]:
 MEASURED: dict[tuple[str, str], tuple[int, int, int]] = _measured()
 # (kind, profile) -> results compared without one difference. A pair that is not here is not claimed to be exact.
 EXACT: dict[tuple[str, str], int] = {pair: values for pair, (values, differing, _) in MEASURED.items() if not differing}
-
-# A table of all codes is asked for so many results; below that it costs more than it gives.
-PAYS = 2
 
 
 def unclaimed(graph: Graph, profile: str | Profile) -> tuple[str, ...]:
@@ -64,20 +60,7 @@ def simulate(
     unknown = [name for name in wanted if name not in (*graph.inputs, *graph.results())]
     if unknown:
         raise ValueError(f"tensors names {unknown}, which the graph does not compute")
-    total = next(iter(inputs.values())).shape[0]
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
-    with one_thread_for_blas():
-        for start in range(0, total, batch_size):
-            values = {name: codes[start : start + batch_size] for name, codes in inputs.items()}
-            for operator in graph.operators:
-                values[operator.outputs[0]] = simulate_operator(graph, operator, values, profile)
-            for name in wanted:
-                parts[name].append(values[name])
-    empty = {name: (0, *graph.tensors[name].shape[1:]) for name in wanted}
-    return {
-        name: np.concatenate(part) if part else np.zeros(empty[name], graph.tensors[name].dtype)
-        for name, part in parts.items()
-    }
+    return compiled_for(graph, profile).run(inputs, wanted, batch_size)
 
 
 def check_inputs(graph: Graph, x: np.ndarray | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -107,35 +90,33 @@ def simulate_operator(
     graph: Graph, operator: Operator, values: Mapping[str, np.ndarray], profile: str | Profile
 ) -> np.ndarray:
     """Codes of one operator's result from the codes of its operands, by tensor name."""
-    tensors = [graph.tensors[name] for name in operator.inputs]
-    codes = [values[tensor.name] if tensor.data is None else tensor.data for tensor in tensors]
-    output, declaration = graph.tensors[operator.outputs[0]], OPERATORS[operator.kind]
-    compute = functools.partial(
-        declaration.results,
-        inputs=tensors,
-        output=output,
-        attributes=operator.attributes,
-        profile=profile_named(profile),
-    )
-    int8 = output.dtype == "int8" and all(code.dtype == np.int8 for code in codes)
-    if declaration.pointwise and int8 and max(code.size for code in codes) > PAYS * 256 ** len(codes):
-        return from_table(compute, codes)
-    return compute(codes)
+    return compiled_for(graph, profile).operator(operator.outputs[0], values)
 
 
-def from_table(compute: Callable[[Sequence[np.ndarray]], np.ndarray], codes: Sequence[np.ndarray]) -> np.ndarray:
-    """Elementwise `compute` on int8 operands, looked up in a table of its results for all pairs of codes."""
-    all_codes = np.arange(-128, 128).astype(np.int8)
-    table = compute(np.meshgrid(*[all_codes] * len(codes), indexing="ij")).ravel()
-    first, *others = (code.view(np.uint8) ^ np.uint8(128) for code in codes)
-    return table.take((first.astype(np.uint16) << 8) | others[0] if others else first)
+def compile(graph: Graph, device: str | Profile = "xnnpack", like: Compiled | None = None) -> Compiled:
+    """The graph made ready for many evaluations: weights packed, memory planned, all threads used.
+
+    ``compiled.run(codes)`` gives what `simulate` gives, which does the same and remembers it as long as the graph
+    lives. What was computed before a layer that changes may be given again, so that only the rest is computed::
+
+        kept = compiled.run({"input": codes}, ["block_3"])
+        changed = deploy.compile(other_graph, like=compiled).run(kept)
+
+    Args:
+        device: one of `PROFILES`, a short name of one, or a `Profile`.
+        like: of a graph that has operators and tensors in common with this one; these are not prepared again.
+    """
+    require_graph(graph)
+    return Compiled(graph, device, like)
 
 
 __all__ = [
     "EXACT",
     "MEASURED",
     "PROFILES",
+    "Compiled",
     "check_inputs",
+    "compile",
     "dequantize",
     "quantize",
     "simulate",

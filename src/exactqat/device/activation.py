@@ -23,6 +23,7 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
+from .functions import FUNCTIONS, TINY, NumPyPrimitives, off_the_pole
 from .operator import (
     REQUIRED,
     Attributes,
@@ -170,7 +171,6 @@ def looked_up(codes: np.ndarray, output: Tensor) -> tuple[FileStep, ...]:
     )
 
 
-erf = np.vectorize(math.erf, otypes=[np.float64])
 erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 
@@ -302,164 +302,6 @@ class Exp(OfTheLibrary):
 
 
 # --- tables of our own -----------------------------------------------------------------------------------------------
-
-# The smallest magnitude at which functions with a pole are evaluated while no grid is known.
-TINY = 1e-12
-
-
-def _softplus(primitives: Any, x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
-    scaled = beta * x
-    smooth = primitives.maximum(x, 0.0) + primitives.log1p(primitives.exp(-primitives.abs(scaled))) / beta
-    return primitives.where(scaled > threshold, x, smooth)
-
-
-def _elu(primitives: Any, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
-    negative = primitives.expm1(primitives.where(x > 0, 0.0, x) * input_scale) * (alpha * scale)
-    return primitives.where(x > 0, x * scale, negative)
-
-
-def _gelu(primitives: Any, x: Any, approximate: bool = False) -> Any:
-    if approximate:
-        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
-        return 0.5 * x * (1 + primitives.tanh(inner))
-    return 0.5 * x * (1 + primitives.erf(x * math.sqrt(0.5)))
-
-
-def _pow(primitives: Any, x: Any, exponent: float) -> Any:
-    if exponent != int(exponent):
-        return primitives.exp(exponent * primitives.log(primitives.maximum(x, TINY)))
-    return x ** int(exponent) if exponent >= 0 else (1.0 / x) ** int(-exponent)
-
-
-def _clamp(primitives: Any, x: Any, low: float | None = None, high: float | None = None) -> Any:
-    return primitives.clip(x, -math.inf if low is None else low, math.inf if high is None else high)
-
-
-# What a composition consists of beside `FUNCTIONS`: of (primitives, *operands), which are arrays or numbers.
-COMBINATIONS: dict[str, Callable[..., Any]] = {
-    "add": lambda primitives, x, y: x + y,
-    "sub": lambda primitives, x, y: x - y,
-    "mul": lambda primitives, x, y: x * y,
-    "div": lambda primitives, x, y: x / (y if isinstance(y, float) else _off_zero(primitives, y)),
-    "maximum": lambda primitives, x, y: primitives.maximum(x, y),
-    "minimum": lambda primitives, x, y: primitives.minimum(x, y),
-    "gt": lambda primitives, x, y: x > y,
-    "ge": lambda primitives, x, y: x >= y,
-    "lt": lambda primitives, x, y: x < y,
-    "le": lambda primitives, x, y: x <= y,
-    "eq": lambda primitives, x, y: x == y,
-    "ne": lambda primitives, x, y: x != y,
-    "and": lambda primitives, x, y: x & y,
-    "or": lambda primitives, x, y: x | y,
-    "xor": lambda primitives, x, y: x ^ y,
-    "not": lambda primitives, x: ~x,
-    "where": lambda primitives, condition, x, y: primitives.where(condition, x, y),
-    "stop_gradient": lambda primitives, x: primitives.stop_gradient(x),
-}
-
-
-def _off_zero(primitives: Any, x: Any) -> Any:
-    return off_the_pole(primitives, x, TINY, "reciprocal", ())
-
-
-def _composition(primitives: Any, x: Any, *instructions: tuple[str, Sequence[int | float], Sequence[Any]]) -> Any:
-    """The last of (name, operands, parameters), names of `FUNCTIONS` or `COMBINATIONS`. An operand that is an int is
-    the result of that number, 0 the operand itself; a float is a number."""
-    results = [x]
-    for name, operands, parameters in instructions:
-        given = [results[each] if isinstance(each, int) else each for each in operands]
-        if name == "where":  # arrays of the type of x, which two numbers would not give
-            given[1:] = [primitives.array(each, x) if isinstance(each, float) else each for each in given[1:]]
-        if name in COMBINATIONS:
-            results.append(COMBINATIONS[name](primitives, *given))
-        else:
-            # What is not chosen is computed too, and infinity times a gradient of 0 is none.
-            given = [off_the_pole(primitives, given[0], TINY, name, parameters)]
-            results.append(FUNCTIONS[name](primitives, *given, *parameters))
-    return results[-1]
-
-
-# Functions of one operand in real numbers, by their names in `planning.network.KINDS`: of (primitives, x, *parameters).
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "abs": lambda primitives, x: primitives.abs(x),
-    "ceil": lambda primitives, x: primitives.ceil(x),
-    "clamp": _clamp,
-    "composition": _composition,
-    "cos": lambda primitives, x: primitives.cos(x),
-    "elu": _elu,
-    "erf": lambda primitives, x: primitives.erf(x),
-    "exp": lambda primitives, x: primitives.exp(primitives.minimum(x, 80.0)),  # in float32 infinity is not far
-    "floor": lambda primitives, x: primitives.floor(x),
-    "gelu": _gelu,
-    "hardshrink": lambda primitives, x, width=0.5: primitives.where(primitives.abs(x) > width, x, 0.0 * x),
-    "hardsigmoid": lambda primitives, x: primitives.clip(x / 6 + 0.5, 0.0, 1.0),
-    "hardswish": lambda primitives, x: x * primitives.clip(x / 6 + 0.5, 0.0, 1.0),
-    "leaky_relu": lambda primitives, x, slope: primitives.where(x >= 0, x, x * slope),
-    "log": lambda primitives, x: primitives.log(x),
-    "log_sigmoid": lambda primitives, x: -_softplus(primitives, -x),
-    "mish": lambda primitives, x: x * primitives.tanh(_softplus(primitives, x)),
-    "neg": lambda primitives, x: -x,
-    "pow": _pow,
-    "reciprocal": lambda primitives, x: 1.0 / x,
-    "relu": lambda primitives, x: primitives.clip(x, 0.0, math.inf),
-    "relu6": lambda primitives, x: primitives.clip(x, 0.0, 6.0),
-    "round": lambda primitives, x: primitives.round(x),
-    "rsqrt": lambda primitives, x, epsilon=0.0: primitives.rsqrt(x + epsilon),
-    "selu": lambda primitives, x: _elu(primitives, x, 1.6732632423543772, 1.0507009873554805),
-    "sigmoid": lambda primitives, x: primitives.sigmoid(x),
-    "sign": lambda primitives, x: primitives.sign(x),
-    "silu": lambda primitives, x: x * primitives.sigmoid(x),
-    "sin": lambda primitives, x: primitives.sin(x),
-    "softplus": _softplus,
-    "softshrink": lambda primitives, x, width=0.5: x - primitives.clip(x, -width, width),
-    "softsign": lambda primitives, x: x / (1.0 + primitives.abs(x)),
-    "sqrt": lambda primitives, x: primitives.sqrt(primitives.maximum(x, TINY)),  # its slope at 0 is infinite
-    "square": lambda primitives, x: x * x,
-    "tanh": lambda primitives, x: primitives.tanh(x),
-    "threshold": lambda primitives, x, least, value: primitives.where(x > least, x, 0.0 * x + value),
-}
-
-
-def off_the_pole(primitives: Any, x: Any, least: Any, function: str, parameters: Sequence[Any]) -> Any:
-    """x, but at least `least` away from where the function is infinite; there it has no slope either.
-
-    Code 0 of a grid represents everything below half a step, so `least` is half a step: values closer to the pole
-    would be one value that takes the whole range of the result.
-    """
-    exponent = {"reciprocal": -1.0, "rsqrt": -0.5, "log": -0.5}.get(function, 0.0)
-    if function == "pow":
-        exponent = float(parameters[0])
-    if exponent >= 0:
-        return x
-    if exponent == int(exponent):  # defined on both sides
-        return primitives.where(primitives.abs(x) < least, least, x)
-    return primitives.maximum(x, least)
-
-
-class NumPyPrimitives:
-    """The functions of one operand among the primitives, in NumPy."""
-
-    abs, exp, expm1, log, log1p, sqrt = np.abs, np.exp, np.expm1, np.log, np.log1p, np.sqrt
-    sin, cos, tanh, sign = np.sin, np.cos, np.tanh, np.sign
-    ceil, floor, round = np.ceil, np.floor, np.rint
-    maximum, minimum, where, clip = np.maximum, np.minimum, np.where, np.clip
-    erf = staticmethod(erf)
-
-    @staticmethod
-    def rsqrt(x: np.ndarray) -> np.ndarray:
-        return 1 / np.sqrt(x)
-
-    @staticmethod
-    def array(values: Any, like: np.ndarray) -> np.ndarray:
-        return np.asarray(values, like.dtype)
-
-    @staticmethod
-    def stop_gradient(x: np.ndarray) -> np.ndarray:
-        return x
-
-    @staticmethod
-    def sigmoid(x: np.ndarray) -> np.ndarray:
-        return 1 / (1 + np.exp(-x))
 
 
 @register
@@ -668,6 +510,7 @@ class HardSwish(Unary):
     """
 
     kind = "HARD_SWISH"
+    purpose = "graphs built by hand: a plan multiplies by a gate, which the runtimes' fast kernels compute"
     pointwise = False  # on ARM it matters which values share a vector
     options = "HardSwishOptions"
 

@@ -256,6 +256,7 @@ class SquaredDifference(Binary):
     """The square of the difference."""
 
     kind = "SQUARED_DIFFERENCE"
+    purpose = "graphs built by hand: a plan subtracts and squares, as XNNPACK computes both and not this"
     dtypes = ("int8",)
     version = 2
     options = "SquaredDifferenceOptions"
@@ -300,6 +301,7 @@ class Absolute(Unary):
     """The magnitude."""
 
     kind = "ABS"
+    purpose = "graphs built by hand: a plan makes a table of 256 codes, which rounds alike on all devices"
     dtypes = ("int8", "int16")
     version = 2
     wide_version = 3

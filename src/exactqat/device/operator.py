@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .attribute import REQUIRED
 from .profile import Profile
 from .tensor import INDICES, Quantization, Tensor
 
@@ -135,6 +136,7 @@ class DeviceOperator:
         uses_operand_scale: `real` has use for the scale of its first operand, as the attribute `operand_scale`.
         most_axes: of an operand or the result, which runtimes take.
         any_batch: whether the file serves any batch; otherwise one example at a time.
+        purpose: what it is declared for, where no plan makes it of a step; else "".
         order: positions in the file's list of operands, where it is not that of the graph's operands followed by
             `tflite_operands`.
     """
@@ -164,6 +166,7 @@ class DeviceOperator:
     uses_operand_scale: ClassVar[bool] = False
     most_axes: ClassVar[int] = 6
     any_batch: ClassVar[bool] = True
+    purpose: ClassVar[str] = ""
     order: ClassVar[tuple[int, ...] | None] = None
 
     # --- what it is -------------------------------------------------------------------------------------------------
@@ -357,8 +360,6 @@ class DeviceOperator:
         """Adds its nodes in QDQ form (see `deploy.onnx`)."""
         raise Refusal(f"{self.kind} has no form in ONNX here")
 
-
-REQUIRED: Any = object()
 
 # Attributes that mean the same wherever they stand: words, and pairs of positive integers for height and width.
 ACTIVATIONS = ("NONE", "RELU", "RELU6")

@@ -128,6 +128,7 @@ class Sum(Reduction):
     """The sum."""
 
     kind = "SUM"
+    purpose = "graphs built by hand: a plan makes a mean of it, as LiteRT's reference kernel is of no use"
     onnx_kind = "ReduceSum"
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
@@ -253,6 +254,7 @@ class ArgMin(ArgMax):
     """The index of the first smallest value along `axis`, which is left out of the result."""
 
     kind = "ARG_MIN"
+    purpose = "graphs built by hand: a network holds argmax alone"
     options = "ArgMinOptions"
     onnx_name = "ArgMin"
     find = staticmethod(np.argmin)

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from ..deploy.values import layer_values
 from ..deploy.verify import Comparison, Report, profile_here, profiles_here, verify
 from ..device import DEFAULT_PROFILE, PROFILES, Refusal
 from ..device.profile import DEFAULT_KERNELS
-from ..qat.modules import overruns_channels_last
+from ..qat.primitives_torch import overruns_channels_last
 from . import checkpoints, files, findings, retrained, training
 from .beside import Beside, beside_training
 from .data import Dataset, Split, load
@@ -834,7 +834,7 @@ def _deploy(outcome: Outcome, dataset: Dataset, path: Path) -> None:
     codes = input_codes(graph, dataset)
     lowered = lower_with_layouts(outcome.model)
     float_values, trained_values = layer_values(outcome.model, dataset.test.images[:LAYER_IMAGES], lowered=lowered)
-    device = outcome.model.profile
+    device = cast(str, outcome.model.profile)
     ran = verify(
         graph, path, codes, _runs_here(device), float_values=float_values, trained_values=trained_values,
         trained_codes={}, **_users_own(outcome.model, dataset, _runs_here(device)),
@@ -1020,7 +1020,7 @@ def verify_directory(
             graph = _lowered(restored, folder / "checkpoint.pt")
             dataset = dataset or load(checkpoint["data"], checkpoint["image_size"])
             path, codes = folder / "model.tflite", input_codes(graph, dataset)
-            wanted, not_run = device or restored.profile, ""
+            wanted, not_run = device or cast(str, restored.profile), ""
             try:
                 runs = profile_here(wanted if device else _runs_here(wanted))
             except (ValueError, ImportError) as error:

@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from ..device import OPERATORS
+from ..device.functions import FUNCTIONS
 from .maker import Coefficient, Maker
 from .network import Step
 from .planner import Planner, Stored, fused_activation, handles
-
-Attributes = Mapping[str, Any]
 
 
 @handles("relu", "relu6")
@@ -72,66 +68,30 @@ def silu(planner: Planner, step: Step) -> Stored:
     return maker.multiply(x, logistic(maker, x, "gate"))
 
 
-def _floats(step: Step, *names: str) -> tuple[float | None, ...]:
-    values = (step.attributes.get(name) for name in names)
-    return tuple(None if value is None else float(value) for value in values)
+def by_one_operator(table: bool) -> tuple[str, ...]:
+    """Kinds of functions that become one operator of the device: a table, or one that computes just this function."""
+    return tuple(each.name for each in FUNCTIONS.values() if each.operator and each.is_table == table)
 
 
-# float kind -> the device's operator and its attributes.
-DIRECT: dict[str, tuple[str, Callable[[Step], Attributes]]] = {
-    "tanh": ("TANH", lambda step: {}),
-    "exp": ("EXP", lambda step: {}),
-    "gelu": ("GELU", lambda step: {"approximate": step.attributes.get("approximate") == "tanh"}),
-    "leaky_relu": ("LEAKY_RELU", lambda step: {"alpha": float(step.attributes.get("slope", 0.01))}),
-}
-# float kind -> names of the attributes that a table of its values depends on.
-TABLES: dict[str, tuple[str, ...]] = {
-    "abs": (),
-    "cos": (),
-    "elu": ("alpha", "scale", "input_scale"),
-    "erf": (),
-    "floor": (),
-    "hardshrink": ("width",),
-    "log": (),
-    "log_sigmoid": (),
-    "mish": (),
-    "reciprocal": (),
-    "round": (),
-    "rsqrt": (),
-    "selu": (),
-    "sign": (),
-    "sin": (),
-    "softplus": ("beta", "threshold"),
-    "softshrink": ("width",),
-    "softsign": (),
-    "sqrt": (),
-    "threshold": ("least", "value"),
-}
-_POSITIVE = ("abs", "exp", "rsqrt", "softplus", "sqrt")
-
-
-@handles(*DIRECT)
+@handles(*by_one_operator(table=False))
 def direct(planner: Planner, step: Step) -> Stored:
     """By an operator of the device that the runtimes are fast at."""
-    x = planner.tensor(step)
+    x, function = planner.tensor(step), FUNCTIONS[step.kind]
     if step.kind == "leaky_relu" and float(step.attributes["slope"]) < 0:
-        slope = float(step.attributes["slope"])
-        return Maker(planner, step, step.kind).function("leaky_relu", x, parameters=(slope,))
-    kind, attributes = DIRECT[step.kind]
-    maker = Maker(planner, step, step.kind)
-    if maker.wide() and "int16" not in OPERATORS[kind].dtypes:
-        parameters = tuple(attributes(step).values())
-        return maker.function(step.kind, x, parameters=parameters, nonnegative=step.kind in _POSITIVE)
-    return maker.unary(kind, x, attributes=attributes(step), nonnegative=step.kind in _POSITIVE)
+        return table(planner, step)
+    maker, arguments = Maker(planner, step, step.kind), function.of_step(step.attributes)
+    if maker.wide() and "int16" not in OPERATORS[function.operator].dtypes:
+        return table(planner, step)
+    return maker.unary(function.operator, x, attributes=arguments, nonnegative=function.nonnegative)
 
 
-@handles(*TABLES)
+@handles(*by_one_operator(table=True))
 def table(planner: Planner, step: Step) -> Stored:
-    """By a table of 256 values."""
-    x = planner.tensor(step)
-    parameters = _floats(step, *TABLES[step.kind])
+    """By a table of all codes."""
+    x, function = planner.tensor(step), FUNCTIONS[step.kind]
+    parameters = tuple(function.of_step(step.attributes).values())
     maker = Maker(planner, step, step.kind)
-    return maker.function(step.kind, x, parameters=parameters, nonnegative=step.kind in _POSITIVE)
+    return maker.function(step.kind, x, parameters=parameters, nonnegative=function.nonnegative)
 
 
 @handles("composition")

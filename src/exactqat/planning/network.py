@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .kinds import KINDS
+
 
 @dataclass(frozen=True)
 class Place:
@@ -73,7 +75,7 @@ class Step:
         kind: from the vocabulary of `KINDS`.
         inputs: names of values or constants, Python numbers, or None for an optional operand that is absent.
         output: name of the value it makes.
-        attributes: as `KINDS` lists them. Axes are counted from 0 in the user's order, never negative.
+        attributes: as `KINDS` declares them. Axes are counted from 0 in the user's order, never negative.
         place: its place in the user's model.
         module: path of the user's module that this step is the whole of (a convolution, a ReLU), else "".
         label: the word for it in messages, as the user wrote it: "SiLU", "Conv2d", "torch.cumsum".
@@ -90,7 +92,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Network:
-    """A whole model.
+    """A whole model; it is checked when it is made.
 
     Attributes:
         inputs: names of the values it gets, in the order of its arguments (flattened).
@@ -117,100 +119,34 @@ class Network:
     argument_names: tuple[str, ...] = ()
     channels_first: bool = True
 
+    def __post_init__(self) -> None:
+        """Refuses what is no network.
 
-_WINDOW = "strides, dilations: one integer per spatial axis; padding: (before, after) per spatial axis"
-# The vocabulary: kind -> inputs; attributes. Spatial axes are those behind the batch and the channels, in the user's
-# order; `channel_axis` says where the channels are. A weight is always [out, in / groups, *window].
-KINDS: dict[str, str] = {
-    "conv": f"x, weight, bias|None; {_WINDOW}; groups; channel_axis; padding_mode: zeros, reflect, replicate, circular",
-    "conv_transpose": f"x, weight [in, out / groups, *window], bias|None; {_WINDOW}; output_padding; groups; "
-    "channel_axis",
-    "linear": "x, weight [out, in], bias|None; over the last axis",
-    "matmul": "a, b, of rank 2 or more, leading axes broadcast; either may be a constant",
-    "batch_norm": "x, weight|None, bias|None, mean, variance; epsilon, momentum (None: cumulative), channel_axis, "
-    "training (False: the user has frozen its statistics), counter (name of the buffer that counts batches, or ''); "
-    "optional: biased (the running variance is)",
-    "layer_norm": "x, weight|None, bias|None; axes (the last ones), epsilon",
-    "rms_norm": "x, weight|None; axes, epsilon",
-    "group_norm": "x, weight|None, bias|None; groups, epsilon, channel_axis (instance norm: groups = channels)",
-    "relu": "x",
-    "relu6": "x",
-    "sigmoid": "x",
-    "tanh": "x",
-    "silu": "x",
-    "mish": "x",
-    "hardsigmoid": "x",
-    "hardswish": "x",
-    "abs": "x",
-    "neg": "x",
-    "exp": "x",
-    "log": "x",
-    "sqrt": "x",
-    "rsqrt": "x",
-    "square": "x",
-    "reciprocal": "x",
-    "erf": "x",
-    "sin": "x",
-    "cos": "x",
-    "selu": "x",
-    "log_sigmoid": "x",
-    "softsign": "x",
-    "sign": "x",
-    "floor": "x",
-    "round": "x",
-    "clamp": "x; min (number or None), max (number or None)",
-    "hardshrink": "x; width",
-    "softshrink": "x; width",
-    "threshold": "x; least, value (what is not above `least` becomes `value`)",
-    "composition": "x; instructions: (kind, operands, parameters) each, of one value (see `device.activation`)",
-    "gelu": "x; approximate: none, tanh",
-    "softplus": "x; beta, threshold",
-    "elu": "x; alpha, scale, input_scale (ELU, SELU, CELU in the form of aten.elu)",
-    "leaky_relu": "x; slope",
-    "pow": "x; exponent (a number)",
-    "prelu": "x, weight [1] or [channels]; channel_axis",
-    "add": "a, b (values, constants or numbers; broadcast as NumPy does)",
-    "sub": "a, b",
-    "mul": "a, b",
-    "div": "a, b",
-    "maximum": "a, b",
-    "minimum": "a, b",
-    "softmax": "x; axis",
-    "log_softmax": "x; axis",
-    "mean": "x; axes, keep_dims",
-    "sum": "x; axes, keep_dims",
-    "amax": "x; axes, keep_dims",
-    "amin": "x; axes, keep_dims",
-    "var": "x; axes, keep_dims, correction",
-    "std": "x; axes, keep_dims, correction",
-    "norm": "x; axes, keep_dims, order (2 or 1)",
-    "normalize": "x; axis, epsilon (L2, F.normalize)",
-    "argmax": "x; axis, keep_dims",
-    "max_pool": f"x; window; {_WINDOW}; channel_axis (padding after may be more where the window reaches over: "
-    "ceil_mode)",
-    "avg_pool": "x; window, strides; padding; over (rows by which the last window reaches past the padding, per axis: "
-    "ceil_mode; never counted); count_include_pad; divisor (None or a number); channel_axis",
-    "adaptive_avg_pool": "x; size; channel_axis",
-    "adaptive_max_pool": "x; size; channel_axis",
-    "reshape": "x; shape (of the result, for a batch of one)",
-    "permute": "x; axes",
-    "expand": "x; shape",
-    "slice": "x; axis, start, stop, step (non-negative, step >= 1)",
-    "concat": "*x (values or constants); axis",
-    "flip": "x; axes",
-    "pad": "x; padding ((before, after) per axis), mode: constant, reflect, replicate, circular; value",
-    "resize": "x; size (per spatial axis), mode: nearest, bilinear, bicubic; align_corners; scales (as given, or "
-    "None); channel_axis",
-    "gather": "x; axis, indices (tuple of ints)",
-    "pixel_shuffle": "x; factor (channels [c * r * r] to [c], channel_axis 1)",
-    "pixel_unshuffle": "x; factor",
-    "attention": "query, key, value, mask|None; causal, scale (number)",
-    "lstm": "x, *weights; layers, bidirectional, batch_first, has_bias, output: 0 (sequence), 1 (h_n), 2 (c_n); "
-    "backwards: from the last time to the first (the sequence stays in the order of time)",
-    "gru": "x, *weights; as lstm, without c_n; update_first: gates as update, reset, new instead of reset, update, new",
-    "dropout": "x; expression: opaque, what training makes of x; nothing in evaluation (dropout, stochastic depth)",
-    "custom_gradient": "y, *operands; expression: opaque, the user's own gradient rule: the value is y's, the gradient "
-    "that of the rule at the operands; y in evaluation",
-    "identity": "x; expression: None",
-    "unsupported": "*x; expression: what no other kind says; refused by the plan with its label",
-}
+        Raises:
+            ValueError: naming the step and its place, what was given and what is allowed.
+        """
+        made = set(self.inputs)
+        absent = [name for name in (*self.inputs, *self.outputs) if name not in self.values]
+        if absent:
+            raise ValueError(f"inputs and outputs must be among the values, got {', '.join(absent)}")
+        for step in self.steps:
+            if step.kind not in KINDS:
+                raise ValueError(f"{step.place}: {step.kind!r} is no kind of a step; the kinds are {', '.join(KINDS)}")
+            try:
+                KINDS[step.kind].check(step.inputs, step.attributes)
+            except ValueError as error:
+                raise ValueError(f"{step.place}: {error}") from None
+            what = f"{step.place}: a step {step.kind!r}"
+            for operand in step.inputs:
+                if isinstance(operand, str) and operand not in made and operand not in self.constants:
+                    raise ValueError(f"{what} reads {operand!r}, which nothing before it makes")
+            if step.output not in self.values or step.output in made:
+                wrong = "is made already" if step.output in made else "is not among the values"
+                raise ValueError(f"{what} makes {step.output!r}, which {wrong}")
+            made.add(step.output)
+        missing = [name for name in self.outputs if name not in made]
+        if missing:
+            raise ValueError(f"no step makes the outputs {', '.join(missing)}")
+
+
+__all__ = ["KINDS", "Constant", "Network", "Place", "Step", "Value"]

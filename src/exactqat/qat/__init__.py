@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from ..planning.fitting import RangesMovedWarning
     from ..planning.rules import RangePolicy as RangePolicy
     from ..planning.rules import Rule, UnusedRuleWarning
+    from ..train.core.freezing import UnsettledStatisticsWarning
     from .dry_run import Explanation, explain
     from .layers import QuantizedInput, QuantizedLayer, WeightedLayer
     from .modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
     from .proof import NotComparedWarning
     from .ranges import ActivationRange, WeightRange
-    from .train_torch import PreparedModel, UnsettledStatisticsWarning, calibrate, freeze, prepare
+    from .train_torch import PreparedModel, calibrate, freeze, prepare
 
 # Where the names are, loaded when first asked for: rules, networks and plans need no PyTorch.
 _ROOMS = {
@@ -28,10 +29,11 @@ _ROOMS = {
     ".modules": ("Conv2d", "DepthwiseConv2d", "FakeQuantize", "FusedBatchNorm2d", "WeightFakeQuantize"),
     "..planning": ("FinalActivationWarning", "UnsupportedOperator"),
     "..planning.fitting": ("RangesMovedWarning",),
+    "..train.core.freezing": ("UnsettledStatisticsWarning",),
     "..planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
     ".proof": ("NotComparedWarning",),
     ".ranges": ("ActivationRange", "WeightRange"),
-    ".train_torch": ("PreparedModel", "UnsettledStatisticsWarning", "calibrate", "freeze", "prepare"),
+    ".train_torch": ("PreparedModel", "calibrate", "freeze", "prepare"),
 }
 # Modules, whole: `qat.jax.prepare`.
 _MODULES = ("distributed", "jax", "keras", "tfmot")

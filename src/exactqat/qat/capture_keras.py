@@ -20,6 +20,7 @@ import keras
 import numpy as np
 from keras import tree
 
+from ..device.functions import named_by
 from ..planning.elementwise import SURELY_MASKED
 from ..planning.files import distinct
 from ..planning.inputs import misfit_of_example, with_own_sizes
@@ -860,21 +861,7 @@ def _numpy(value: Any) -> np.ndarray:
 # --- value by value ---------------------------------------------------------------------------------------------------
 
 _KINDS = {
-    **{
-        name: name.lower()
-        for name in ("Relu", "Relu6", "Sigmoid", "Tanh", "Silu", "Softsign", "Selu", "Abs", "Exp", "Log")
-    },
-    **{
-        name: name.lower()
-        for name in ("Sqrt", "Rsqrt", "Square", "Sin", "Cos", "Sign", "Floor", "Erf", "Reciprocal", "Mish")
-    },
-    **{
-        "Absolute": "abs",
-        "Negative": "neg",
-        "LogSigmoid": "log_sigmoid",
-        "HardSigmoid": "hardsigmoid",
-        "HardSilu": "hardswish",
-    },
+    **named_by("keras"),
     **{"Add": "add", "Subtract": "sub", "Multiply": "mul", "Divide": "div", "TrueDivide": "div"},
     **{"Maximum": "maximum", "Minimum": "minimum"},
 }

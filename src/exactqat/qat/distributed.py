@@ -18,16 +18,15 @@ from torch import Tensor, nn
 
 import exactqat as eq
 
+from ..train.core.ranges import rank_of_ends
 from .layers import WeightedLayer
 from .modules import (
     BatchNormTensors,
     FusedBatchNorm2d,
     LayerBatchNorm,
     batch_norm_tensors,
-    channels_first_view,
-    channels_last_view,
-    per_channel,
 )
+from .primitives_torch import channels_first_view, channels_last_view, per_channel
 from .ranges import ActivationRange
 
 
@@ -93,7 +92,7 @@ class CrossReplicaRange(ActivationRange):
         values = values.nan_to_num(torch.inf, torch.inf, -torch.inf)
         count = torch.tensor(values.numel(), device=values.device)
         dist.all_reduce(count)
-        rank = self._rank_of_ends(int(count))
+        rank = rank_of_ends(self.percentile, int(count))
         own = min(rank, values.numel())
         largest = values.new_full((2, rank), -torch.inf)
         largest[0, :own] = -values.topk(own, largest=False).values

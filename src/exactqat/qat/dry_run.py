@@ -215,7 +215,7 @@ def _of_jax(model: Any, example: Any, variables: Any, options: Mapping[str, Any]
         return jnp.asarray(_random(given.shape, np.float32), given.dtype) if is_array else given
 
     params, state = prepared.calibrate(*prepared.init(), [jax.tree.map(drawn, example)])
-    return prepared.lower(params, prepared.freeze(state, params))
+    return prepared.lower(*prepared.freeze(params, state))
 
 
 def _refuse_variables(variables: Any, kind: str) -> None:

@@ -30,9 +30,10 @@ from ..device import Tensor as DeviceTensor
 from ..device.arithmetic import bounds, fixed_point, zero_point_of
 from ..planning.plans import Numbers, Plan, PlanStep
 from . import primitives_torch
-from .gradients_torch import is_differentiated, straight_through
+from .gradients_torch import is_differentiated, straight_through, unwrapped
 from .layers import CustomGradient, Outside, QuantizedInput, QuantizedLayer, TrainingOnly, WeightedLayer
-from .modules import FakeQuantize, per_channel
+from .modules import FakeQuantize
+from .primitives_torch import per_channel
 
 _round_sums = fused("rounded_sums")
 
@@ -68,6 +69,7 @@ class OnGrid:
         return self._real
 
 
+NumbersOf = Callable[[PlanStep, dict[str, tuple[np.float32, int]]], Numbers]
 Value = OnGrid | Tensor  # a plain tensor is off all grids: training's noise, or NaN
 
 
@@ -89,13 +91,19 @@ class _Result:
 class Device:
     """Runs a frozen plan as the device would. Keeps tables of its own, for the grids of the moment."""
 
-    def __init__(self, plan: Plan, quantizers: Mapping[str, FakeQuantize], profile: str) -> None:
-        """quantizers: by grid."""
+    def __init__(
+        self, plan: Plan, quantizers: Mapping[str, FakeQuantize], profile: str | None, numbers_of: NumbersOf
+    ) -> None:
+        """
+        Args:
+            quantizers: by grid.
+            profile: None where no device is to be computed.
+            numbers_of: a step's integers on given grids.
+        """
         self.plan = plan
         self.quantizers = dict(quantizers)
-        self.profile = profile_named(profile).name
-        self.exists = plan.has_a_device
-        self._forget()
+        self.numbers_of = numbers_of
+        self.change_profile(profile)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in self._kept}
@@ -115,9 +123,10 @@ class Device:
         self._lowered: dict[str, tuple[Any, LoweredStep]] = {}
         self._tables: dict[tuple[str, torch.device], tuple[Any, Tensor, Tensor | None]] = {}
 
-    def change_profile(self, profile: str) -> None:
+    def change_profile(self, profile: str | None) -> None:
         """Computes as other devices do from here on."""
-        self.profile = profile_named(profile).name
+        self.profile = None if profile is None else profile_named(profile).name
+        self.exists = self.plan.has_a_device and profile is not None
         self._forget()
 
     def ready(self) -> bool:
@@ -132,7 +141,7 @@ class Device:
         """
         ends = [end for each in self.quantizers.values() for end in (each.range.minimum, each.range.maximum)]
         with torch.no_grad():
-            values = torch.stack([_unwrapped(end) for end in ends])
+            values = torch.stack([unwrapped(end) for end in ends])
         same = self._seen is not None and self._seen.device == values.device and torch.equal(values, self._seen)
         if same and self._lowering is not None:
             return
@@ -302,10 +311,11 @@ class Device:
             if in_int8:
                 return self._weighted(path, layer, operands[0])
             with torch.no_grad():
-                steps = self._asked(step, operands, {}, {path: layer.numbers()})
+                steps = self._asked(step, operands, {}, self.numbers_of(step, self._grids).weights)
             return self._stored(path, layer, operands, steps)
         with torch.no_grad():
-            constants = {position: constant.numbers() for position, constant in layer.constants.items()}
+            found = self.numbers_of(step, self._grids).constants if layer.constants else {}
+            constants = {position: each for (_, position), each in found.items()}
             if operator.pointwise and in_int8:
                 steps = self._looked_up(step, operands, constants)
             else:
@@ -355,7 +365,7 @@ class Device:
         if parts is None:
             return layer.compose(x.real())
         sums = accumulated(layer, x.steps, codes, bias, parts)
-        rounding = cast(Any, layer.operator).rounding(profile_named(self.profile))
+        rounding = cast(Any, layer.operator).rounding(profile_named(cast(str, self.profile)))
         return self._requantized(path, layer, sums, x.scale, weight_scale, rounding)
 
     def _requantized(
@@ -463,7 +473,7 @@ class Device:
         """All results by name. moved: whether what moves codes is done; for a table places mean nothing."""
         for operator in graph.operators:
             if moved or not OPERATORS[operator.kind].moves_codes:
-                values[operator.outputs[0]] = simulate_operator(graph, operator, values, self.profile)
+                values[operator.outputs[0]] = simulate_operator(graph, operator, values, cast(str, self.profile))
             else:
                 values[operator.outputs[0]] = values[operator.inputs[0]]
         return values
@@ -506,7 +516,7 @@ class Device:
         scale = placements[0].scale[0]
         fused = {"activation": step.activation if "activation" in OPERATORS[step.kind].attributes else "NONE"}
         tensor = DeviceTensor(step.path, (1,), "int8", placements[0])
-        ends = [np.array(bounds(tensor, fused, profile_named(self.profile))) - zero_point_of(tensor)]
+        ends = [np.array(bounds(tensor, fused, profile_named(cast(str, self.profile)))) - zero_point_of(tensor)]
         ends += [np.array((INT8_MIN, INT8_MAX)) - int(each.zero_point[0]) for each in placements[1:]]
         lowest, highest = max(low for low, _ in ends), min(high for _, high in ends)
         _, zero = self._grids[step.grid]
@@ -548,14 +558,7 @@ def _is_watched(module: nn.Module) -> bool:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    return _unwrapped(tensor.detach().cpu()).numpy()
-
-
-def _unwrapped(tensor: Tensor) -> Tensor:
-    """Transforms such as torch.func.grad wrap tensors in others that have no memory."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor
+    return unwrapped(tensor.detach().cpu()).numpy()
 
 
 def _taken(table: Tensor, index: Tensor) -> Tensor:

@@ -5,24 +5,22 @@ It knows no framework. What it computes with is handed over as `primitives`, a f
 operator computes is said by the device's declarations. Where a framework keeps parameters and state, its own file says.
 Integers are made in NumPy, so equal numbers give equal integers in all frameworks.
 
-It does step by step what `layers` does in PyTorch.
+What a plan means in training is said by `train.core`, which PyTorch's modules call as well.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..device import DEFAULT_PROFILE, OPERATORS, DeviceOperator, profile_named
-from ..planning.fitting import RangesMovedWarning, constant_limits, constant_step, fitting_ranges, told
+from ..planning.fitting import constant_limits
 from ..planning.plans import (
-    SMALLEST_WIDTH,
     BatchNorm,
     Derived,
     Grid,
@@ -31,20 +29,46 @@ from ..planning.plans import (
     PlanStep,
     WeightNumbers,
     Weights,
-    branch_range,
     refuse_batch,
     require_data,
     require_finite,
 )
 from ..planning.rules import Rule
-from . import primitives_numpy
+from ..train.core import primitives_numpy
+from ..train.core.freezing import Settling, move_ranges, warn_of_unsettled
+from ..train.core.ranges import (
+    CALIBRATED,
+    FOLLOWING,
+    above_zero,
+    below_zero,
+    codes_of,
+    device_grid,
+    grid_steps,
+    learned_start,
+    nudged,
+    observed,
+    rank_of_ends,
+    usable,
+    with_zero,
+)
+from ..train.core.weights import (
+    ChannelGrid,
+    channel_grid,
+    constant_rule,
+    correction_and_shift,
+    extremes,
+    factor_and_offset,
+    folds,
+    learned_ends,
+    limited_magnitude,
+    per_channel,
+    shared_range,
+    step_width,
+    weight_ends,
+    weight_numbers,
+)
 from .frozen_numpy import DeviceStep
 
-LARGEST_BIAS_CODE = 2.0**30
-# Of a bias in int64, behind int16 activations.
-LARGEST_WIDE_BIAS_CODE = 2.0**40
-SMALLEST_MULTIPLIER = 2.0**-31
-_CLIPPING_CANDIDATES = 24
 _ENDS = ("minimum", "maximum")
 
 Tree = dict[str, dict[str, Any]]
@@ -72,41 +96,16 @@ class Arrays:
     """The numbers of a network; arrays of the framework's, by name.
 
     Attributes:
-        tensors: the user's parameters and buffers.
+        tensors: the user's parameters and buffers, and constants that somebody else has computed.
         learned: by grid, or by step for weights ("weights of <path>"): ``minimum`` and ``maximum`` where they are
             trained.
-        ranges: by grid: ``minimum``, ``maximum`` (those that are not trained) and ``batches``.
+        ranges: by grid: ``minimum``, ``maximum`` (those that are not trained), ``batches``, and of layers whose batch
+            norm follows the batches ``trained``, the number of those.
     """
 
     tensors: dict[str, Any] = field(default_factory=dict)
     learned: Tree = field(default_factory=dict)
     ranges: Tree = field(default_factory=dict)
-
-
-class ChannelGrid(NamedTuple):
-    """How a layer stands on the device, per output channel; see `layers.ChannelGrid`."""
-
-    factor: Any
-    weight_scale: Any
-    bias_code: Any
-    bias: Any
-
-
-class DeviceGrid(NamedTuple):
-    """A result's grid as the device knows it, for operators that round in its codes."""
-
-    scale: Any
-    zero_point: Any
-
-
-def grid_steps(bits: int, narrow_range: bool) -> int:
-    """Steps between the lowest and the highest code."""
-    return 2**bits - 1 - int(narrow_range)
-
-
-def per_channel(primitives: Any, vector: Any, rank: int, axis: int) -> Any:
-    """A vector [channels] that broadcasts along all axes of an array but `axis`."""
-    return primitives.reshape(vector, tuple(-1 if at == axis else 1 for at in range(rank)))
 
 
 class Functional:
@@ -120,7 +119,8 @@ class Functional:
             quantization, as under rules that no device knows.
     """
 
-    def __init__(self, plan: Plan, primitives: Any, profile: str | None = DEFAULT_PROFILE) -> None:
+    def __init__(self, plan: Plan, primitives: Any = None, profile: str | None = DEFAULT_PROFILE) -> None:
+        """primitives: None where only integers are made of what has been trained."""
         self.plan = plan
         self.primitives = primitives
         profile = None if profile is None else profile_named(profile).name
@@ -145,66 +145,51 @@ class Functional:
             else:
                 self.writers[step.grid] += len(constants)
             if step.weights is not None:
-                key = (
-                    step.weights.weight,
-                    step.weights.channel_axis,
-                    replace(step.weights.rule, match="*"),
-                    step.weights.batch_norm if _folded(step.weights) else None,
-                )
-                self.weight_owner[step.path] = owners.setdefault(key, step.path)
+                self.weight_owner[step.path] = owners.setdefault(shared_range(step.weights), step.path)
 
     @property
     def needs_calibration(self) -> list[str]:
         """Grids whose ranges training alone does not set."""
-        return [name for name, grid in self.grids.items() if grid.rule.ranges in ("learned", "min_max")]
+        return [name for name, grid in self.grids.items() if grid.rule.ranges in CALIBRATED]
 
-    def frozen_ranges(self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any]) -> tuple[Tree, Tree]:
-        """What freezing makes of the ranges, in NumPy where they change; see `branch_range` and `fitting_ranges`.
+    def frozen_ranges(
+        self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any], stacklevel: int = 2
+    ) -> tuple[Tree, Tree]:
+        """Ranges and learned ranges as freezing makes them, in NumPy where they change; see `move_ranges`.
 
-        Warns (`RangesMovedWarning`) where ranges had to be moved, as the device's operators cannot take them beside one
-        another.
+        Warns, with the stack level of the caller's `warnings.warn`, of ranges that it moves and of batch norms whose
+        statistics are not settled.
 
         Args:
-            ranges, learned: arrays that NumPy reads; either may lack some.
-            tensors: the network's parameters and variables in NumPy, as far as they are known.
+            ranges, learned: arrays that NumPy reads.
+            tensors: the network's parameters and variables in NumPy.
         """
+        warn_of_unsettled(self._settling(ranges, tensors), stacklevel + 1)
         kept, trained = ({name: dict(ends) for name, ends in each.items()} for each in (ranges, learned))
 
-        def at(name: str) -> tuple[Any, Any]:
-            found = [trained.get(name, {}).get(end, kept.get(name, {}).get(end)) for end in _ENDS]
-            low, high = (None if end is None else np.asarray(end, np.float32) for end in found)
+        def at(name: str) -> tuple[float, float]:
+            low, high = (float({**kept[name], **trained.get(name, {})}[end]) for end in _ENDS)
             return low, high
 
-        def put(name: str, ends: Sequence[Any]) -> None:
+        def move(name: str, ends: tuple[float, float]) -> None:
             for end, value in zip(_ENDS, ends, strict=True):
                 (trained if end in trained.get(name, {}) else kept)[name][end] = np.asarray(value, np.float32)
 
-        for branch, total in self.plan.branches:
-            if any(end is None for end in (*at(branch), *at(total))):
-                continue
-            put(branch, branch_range(at(branch), at(total), (self.grids[branch], self.grids[total]), np.where))
-        if self.plan.has_a_device:
-            # A range without data says nothing yet.
-            known = {
-                name: at(name)
-                for name, grid in self.grids.items()
-                if grid.rule.ranges == "fixed" or kept.get(name, {}).get("batches", 0) > 0
-            }
-            found = {
-                name: (float(low), float(high))
-                for name, (low, high) in known.items()
-                if low is not None and high is not None
-            }
-            moved = fitting_ranges(self.plan, found, self._wanted_scales(kept, trained, tensors))
-            for name, each in moved.items():
-                put(name, each)
-            words = told(moved, found)
-            if words:
-                warnings.warn(words, RangesMovedWarning, stacklevel=3)
+        seen = {name for name, grid in self.grids.items() if grid.rule.ranges == "fixed" or kept[name]["batches"] > 0}
+        ends = {name: at(name) for name in self.grids}
+        move_ranges(self.plan, ends, seen, move, lambda: self._wanted_scales(kept, trained, tensors), stacklevel + 1)
         return kept, trained
 
+    def _settling(self, ranges: Tree, tensors: Mapping[str, Any]) -> Iterator[Settling]:
+        for step in self.plan.steps:
+            norm = None if step.weights is None else step.weights.batch_norm
+            if norm is not None and norm.training:
+                trained = int(ranges[step.grid]["trained"])
+                batches = int(tensors[norm.counter]) if norm.counter else trained
+                yield Settling(step.path, norm.momentum, batches, trained, np.asarray(tensors[norm.variance]))
+
     def _wanted_scales(self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any]) -> dict[tuple[str, int], float]:
-        """The scales that constants and weights ask for, of those whose values are known."""
+        """The scales that constants and weights ask for."""
         learned, ranges = (
             {name: {end: np.asarray(value) for end, value in ends.items()} for name, ends in tree.items()}
             for tree in (learned, ranges)
@@ -212,33 +197,27 @@ class Functional:
         run = Run(self, Arrays(dict(tensors), learned, ranges), Mode(frozen=True), primitives=primitives_numpy)
         found = {}
         for step in self.plan.steps:
-            try:
-                largest = None if step.weights is None else run.largest_weight_scale(step)
-            except KeyError:
-                largest = None
+            largest = None if step.weights is None else run.largest_weight_scale(step)
             if largest is not None:
                 found[(step.path, len(step.operands))] = largest
             for position, name in enumerate(step.operands):
                 if name in self.grid_of or constant_limits(self.plan, step, position) is None:
                     continue
-                try:
-                    value = np.asarray(run.constant(name), np.float32)
-                except KeyError:
-                    continue
+                value = np.asarray(run.constant(name), np.float32)
                 low, high, rule = run.constant_bounds(step, position, value, within_limits=False)
-                steps = grid_steps(self.plan.grids[step.grid].constant_bits, rule.narrow_range)
-                found[(step.path, position)] = float(high - low) / steps
+                bits = self.plan.grids[step.grid].constant_bits
+                found[(step.path, position)] = float(step_width((low, high), bits, rule.narrow_range))
         return found
 
     def require_finite_state(self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any]) -> None:
         """Raises ValueError if what is fixed from `freeze` on, ranges and statistics of batch norm, holds NaN or
-        infinity. Each may lack some."""
+        infinity."""
         for tree in (ranges, learned):
             for name, ends in tree.items():
                 require_finite(f"the range of '{name}'", *(np.asarray(ends[end]) for end in _ENDS if end in ends))
         for step in self.plan.steps:
             norm = step.weights.batch_norm if step.weights is not None else None
-            held = [tensors[name] for name in (norm.mean, norm.variance) if name in tensors] if norm else []
+            held = [tensors[name] for name in (norm.mean, norm.variance)] if norm else []
             require_finite(f"the statistics of '{step.path}'", *map(np.asarray, held))
 
     def batches_seen(self, ranges: Tree) -> dict[str, int]:
@@ -253,6 +232,15 @@ class Functional:
         """Raises ValueError for the `count`-th batch of a calibration if it moved less than all ranges, as values that
         are not finite do. before, after: `batches_seen`."""
         refuse_batch(count, (name for name, batches in after.items() if batches == before[name]))
+
+    def tensors_read(self, step: PlanStep) -> list[str]:
+        """Names of the parameters, buffers and constants that a step reads."""
+        weights, names = step.weights, [name for name in step.operands if name not in self.grid_of]
+        if weights is not None:
+            norm = weights.batch_norm
+            own = (norm.weight, norm.bias, norm.mean, norm.variance, norm.counter) if norm else ()
+            names += [name for name in (weights.weight, weights.bias, *own) if name]
+        return names
 
     @property
     def random_steps(self) -> list[str]:
@@ -272,13 +260,11 @@ class Functional:
     def _tensors_of(self, steps: Sequence[PlanStep] | None = None) -> list[str]:
         found: dict[str, None] = {}
 
-        def visit(name: str | None) -> None:
-            constant = None if name is None else self.plan.constants.get(name)
+        def visit(name: str) -> None:
+            constant = self.plan.constants.get(name)
             if constant is None:
-                if name is not None:
-                    found[name] = None
-                return
-            if constant.parameter:
+                found[name] = None
+            elif constant.parameter:
                 found[constant.name] = None
             elif isinstance(constant.expression, Derived):
                 for operand in constant.expression.operands:
@@ -287,16 +273,8 @@ class Functional:
                 found.update(dict.fromkeys(constant.sources))
 
         for step in self.plan.steps if steps is None else steps:
-            for name in step.operands:
-                if name not in self.grid_of:
-                    visit(name)
-            if step.weights is not None:
-                visit(step.weights.weight)
-                visit(step.weights.bias)
-                norm = step.weights.batch_norm
-                if norm is not None:
-                    for each in (norm.weight, norm.bias, norm.mean, norm.variance, norm.counter):
-                        visit(each or None)
+            for name in self.tensors_read(step):
+                visit(name)
         return list(found)
 
     @property
@@ -324,20 +302,18 @@ class Functional:
                 arrays.learned[name] = learned
             others = {end: value for end, value in ends.items() if end not in learned}
             arrays.ranges[name] = {**others, "batches": np.asarray(0, np.int32)}
+        for step in self.plan.steps:
+            norm = None if step.weights is None else step.weights.batch_norm
+            if norm is not None and norm.training:
+                arrays.ranges[step.grid]["trained"] = np.asarray(0, np.int32)
         run = Run(self, arrays, Mode(), primitives=primitives_numpy)
         for step in self.plan.steps:
             weights = step.weights
             if weights is None or weights.rule.ranges != "learned" or self.weight_owner[step.path] != step.path:
                 continue
             moved = np.moveaxis(run.stored_weight(weights), weights.channel_axis, -1)
-            low, high = _extremes(primitives_numpy, weights.rule, moved)
-            fraction = least_error_fraction(
-                primitives_numpy, moved, low, high, weights.rule.weight_bits, weights.rule.narrow_range
-            )
-            ends = {"maximum": np.asarray(high * fraction, np.float32)}
-            if not weights.rule.symmetric:
-                ends["minimum"] = np.asarray(low * fraction, np.float32)
-            arrays.learned[_weights_of(step.path)] = ends
+            ends = learned_ends(primitives_numpy, weights.rule, moved)
+            arrays.learned[weights_of(step.path)] = {end: np.asarray(each, np.float32) for end, each in ends.items()}
         return arrays
 
     def run(
@@ -365,6 +341,10 @@ class Functional:
         """
         return Run(self, arrays, Mode(frozen=True), primitives=primitives_numpy).numbers()
 
+    def numbers_of(self, step: PlanStep, arrays: Arrays, grids: dict[str, tuple[np.float32, int]]) -> Numbers:
+        """Those of one step. arrays: in NumPy; grids: all of them."""
+        return Run(self, arrays, Mode(frozen=True), primitives=primitives_numpy).numbers_of([step], grids)
+
     # --- what the device makes of a step ------------------------------------------------------------------------------
 
     def device_step(self, step: PlanStep) -> DeviceStep:
@@ -377,7 +357,7 @@ class Functional:
 
     def numbers_source(self, step: PlanStep, arrays: Arrays, ends: Any) -> list[Any]:
         """All that the integers of a step depend on, as a list of arrays. ends: what `ends_of` gives."""
-        learned = arrays.learned.get(_weights_of(self.weight_owner.get(step.path, "")), {})
+        learned = arrays.learned.get(weights_of(self.weight_owner.get(step.path, "")), {})
         ends_of_weight = [learned[end] for end in _ENDS if end in learned]
         return [ends, *(arrays.tensors[name] for name in self._tensors_of([step])), *ends_of_weight]
 
@@ -399,7 +379,7 @@ class Functional:
         ends_of_weight = source[1 + len(names) :]
         if ends_of_weight:
             words = _ENDS[-len(ends_of_weight) :]
-            arrays.learned[_weights_of(self.weight_owner[step.path])] = dict(zip(words, ends_of_weight, strict=True))
+            arrays.learned[weights_of(self.weight_owner[step.path])] = dict(zip(words, ends_of_weight, strict=True))
         run = Run(self, arrays, Mode(frozen=True), primitives=primitives_numpy)
         known = self._nudged
         if known is None or known[0] != ends.tobytes():
@@ -419,7 +399,7 @@ class Functional:
     def codes(self, path: str, values: np.ndarray, numbers: Numbers) -> np.ndarray:
         """Codes 0..2**bits - 1 of a tensor that a run has stored, int64."""
         scale, zero_point = numbers.grids[self.plan.stored(path).grid]
-        return _codes(values, scale, zero_point)
+        return codes_of(values, scale, zero_point)
 
 
 class Dropout:
@@ -524,9 +504,9 @@ class Run:
 
     def constant(self, name: str) -> Any:
         """A parameter, a buffer or what is computed of them."""
-        constant = self.plan.constants.get(name)
-        if constant is None or constant.parameter:
+        if name in self.tensors:
             return self.tensors[name]
+        constant = self.plan.constants[name]
         if name not in self.constants:
             if isinstance(constant.expression, Derived):
                 operands = [self.constant(operand) for operand in constant.expression.operands]
@@ -560,72 +540,42 @@ class Run:
             return p.stop_gradient(self.ranges[grid][end])
         value = self.learned[grid][end]
         value = p.stop_gradient(value) if self.mode.frozen else value
-        inside = p.minimum(value, 0.0) if end == "minimum" else p.maximum(value, 0.0)
-        return p.straight_through(inside, value)
+        return below_zero(p, value) if end == "minimum" else above_zero(p, value)
 
     def bounds(self, grid: str) -> tuple[Any, Any]:
         """(min, max) of a grid, wide enough to have a scale."""
-        where = self.primitives.where
-        low, high = self.end(grid, "minimum"), self.end(grid, "maximum")
-        collapsed = high - low < SMALLEST_WIDTH
-        low, high = where(collapsed, low * 0.0, low), where(collapsed, low * 0.0 + 1.0, high)
-        return self._symmetric(low, high) if self.functional.grids[grid].rule.wide else (low, high)
-
-    def _symmetric(self, low: Any, high: Any) -> tuple[Any, Any]:
-        """-32768 and 32767 steps from 0, so that 32767 steps reach the larger magnitude; see `ranges`."""
-        step = self.primitives.maximum(-low, high) / (2**15 - 1)
-        return step * -(2.0**15), step * (2**15 - 1)
+        ends = self.end(grid, "minimum"), self.end(grid, "maximum")
+        return usable(self.primitives, *ends, self.functional.grids[grid].rule.wide)
 
     def scale(self, grid: str) -> Any:
-        low, high = self.bounds(grid)
-        return (high - low) / grid_steps(self.functional.grids[grid].bits, False)
+        return step_width(self.bounds(grid), self.functional.grids[grid].bits, False)
 
     def observes(self, grid: Grid) -> bool:
-        follows = grid.rule.ranges in ("ema", "last_batch", "percentile")
-        return self.mode.observing or (self.mode.training and not self.mode.frozen and follows)
+        follows = self.mode.training and not self.mode.frozen and grid.rule.ranges in FOLLOWING
+        return self.mode.observing or follows
 
     def observe(self, name: str, grid: Grid, x: Any) -> None:
-        """Takes a stored tensor into account; what is stored on one grid in one batch counts together.
-
-        Values that are not finite say nothing about a range, and would never leave an average again: such a batch does
-        not count.
-        """
+        """Takes a stored tensor into account; see `observed`."""
         rule, p = grid.rule, self.primitives
         if rule.ranges == "fixed":
             return
         shown = self.shown.setdefault(name, [])
         shown.append(p.extremes_of_replicas(*self._ends(grid, p.stop_gradient(x))))
-        low, high = shown[0]
-        for other_low, other_high in shown[1:]:
-            low, high = p.minimum(low, other_low), p.maximum(high, other_high)
-        takes = high - low < math.inf
+        finite = None
         # Calibration tells of what the largest value does not show: XLA's passes over NaN on a CPU.
         if self.mode.observing:
             finite = p.amin(p.where(abs(x) < math.inf, 1.0, 0.0), tuple(range(len(x.shape))))
-            takes = takes & (p.extremes_of_replicas(finite, finite)[0] > 0)
+            finite = p.extremes_of_replicas(finite, finite)[0] > 0
+        trees = [self.learned if _is_learned(grid, end) else self.ranges for end in _ENDS]
+        before = [getattr(self.arrays, "learned" if tree is self.learned else "ranges")[name] for tree in trees]
+        low, high = (p.stop_gradient(each[end]) for each, end in zip(before, _ENDS, strict=True))
         count = self.arrays.ranges[name]["batches"]
-        before = {
-            end: p.stop_gradient(
-                self.arrays.learned[name][end] if _is_learned(grid, end) else self.arrays.ranges[name][end]
-            )
-            for end in ("minimum", "maximum")
-        }
-        if rule.ranges == "min_max":
-            low, high = p.minimum(low, before["minimum"]), p.maximum(high, before["maximum"])
-        elif rule.ranges != "last_batch":
-            counted = self._float(count)
-            keep = p.minimum(counted / (counted + 1.0), rule.ema_decay)
-            low = low + (before["minimum"] - low) * keep
-            high = high + (before["maximum"] - high) * keep
-        complete = len(shown) == self.functional.writers[name]
-        moves = takes if complete else takes & (count == 0)
-        for end, value in (("minimum", low), ("maximum", high)):
-            (self.learned if _is_learned(grid, end) else self.ranges)[name][end] = p.where(moves, value, before[end])
-        if complete:
-            self.ranges[name]["batches"] = p.where(takes, count + 1, count)
-
-    def _float(self, count: Any) -> Any:
-        return self.primitives.to_float(count)
+        writers = self.functional.writers[name]
+        *ends, batches = observed(p, rule.ranges, rule.ema_decay, shown, writers, (low, high), count, finite)
+        for tree, end, value in zip(trees, _ENDS, ends, strict=True):
+            tree[name][end] = value
+        if batches is not count:
+            self.ranges[name]["batches"] = batches
 
     def _ends(self, grid: Grid, x: Any) -> tuple[Any, Any]:
         """What one tensor of one batch asks for: low <= 0 <= high."""
@@ -633,21 +583,16 @@ class Run:
         if rule.ranges == "percentile":
             values = p.sorted_values(x)
             size = int(values.shape[0])
-            rank = size + 1 - math.ceil(rule.percentile / 100 * size)
+            rank = rank_of_ends(rule.percentile, size)
             low, high = values[rank - 1], values[size - rank]
         else:
             axes = tuple(range(len(x.shape)))
             high = p.amax(x, axes)
-            low = high * 0.0 if grid.nonnegative else p.amin(x, axes)
-        low, high = p.minimum(low, 0.0), p.maximum(high, 0.0)
+            low = high if grid.nonnegative else p.amin(x, axes)
+        low, high = with_zero(p, low, high, grid.nonnegative)
         if rule.ranges != "learned":
             return low, high
-        # Gradients reach a bound only through values outside of it, so the start must already clip a little.
-        collapsed = high - low < SMALLEST_WIDTH
-        ends = (p.where(collapsed, low * 0.0, low), p.where(collapsed, low * 0.0 + 1.0, high))
-        ends = self._symmetric(*ends) if rule.wide else ends
-        fraction = least_error_fraction(p, x, *ends, rule.activation_bits, False)
-        return low * fraction, high * fraction
+        return learned_start(p, x, low, high, rule.activation_bits, rule.wide)
 
     def store(self, name: str, x: Any) -> Any:
         """A tensor on its grid."""
@@ -664,33 +609,22 @@ class Run:
     def stored_weight(self, weights: Weights) -> Any:
         """What is quantized: the weight, under `Rule.fold_batch_norm` times batch norm's factor."""
         weight = self.constant(weights.weight)
-        if not _folded(weights):
+        if not folds(weights):
             return weight
         assert weights.batch_norm is not None
         factor, _ = self.factor_and_offset(weights.batch_norm)
         return weight * per_channel(self.primitives, factor, len(weight.shape), weights.channel_axis)
-
-    def weight_bounds(self, path: str, weights: Weights, channels_last: Any) -> tuple[Any, Any]:
-        """(min, max) of a weight, [out_channels] or rank 0."""
-        p, rule = self.primitives, weights.rule
-        learned = self.learned.get(_weights_of(self.functional.weight_owner[path]))
-        if learned is None:
-            return _extremes(p, rule, p.stop_gradient(channels_last))
-        if self.mode.frozen:
-            learned = {end: p.stop_gradient(value) for end, value in learned.items()}
-        high = p.straight_through(p.maximum(learned["maximum"], 0.0), learned["maximum"])
-        if rule.symmetric:
-            return -high, high
-        low = learned["minimum"]
-        return p.straight_through(p.minimum(low, 0.0), low), high
 
     def quantized_weight(self, path: str, weights: Weights) -> tuple[Any, Any]:
         """The weight on its grid, and the width of a step for each output channel."""
         p, rule = self.primitives, weights.rule
         weight = self.stored_weight(weights)
         channels_last = p.moveaxis(weight, weights.channel_axis, -1)
-        low, high = self.weight_bounds(path, weights, channels_last)
-        scale = (high - low) / grid_steps(rule.weight_bits, rule.narrow_range)
+        learned = self.learned.get(weights_of(self.functional.weight_owner[path]))
+        if learned is not None and self.mode.frozen:
+            learned = {end: p.stop_gradient(value) for end, value in learned.items()}
+        low, high = weight_ends(p, rule, channels_last, learned)
+        scale = step_width((low, high), rule.weight_bits, rule.narrow_range)
         scale = scale * p.array(np.ones(weight.shape[weights.channel_axis], np.float32), weight)
         if not self.mode.quantizing:
             return weight, scale
@@ -701,9 +635,7 @@ class Run:
         """Batch norm in inference as ``factor * x + offset``, both [channels]."""
         weight, bias = self.optional(norm.weight), self.optional(norm.bias)
         mean, variance = (self.primitives.stop_gradient(self.constant(name)) for name in (norm.mean, norm.variance))
-        deviation = self.primitives.sqrt(variance + norm.epsilon)
-        factor = 1.0 / deviation if weight is None else weight / deviation
-        return factor, (0.0 if bias is None else bias) - mean * factor
+        return factor_and_offset(self.primitives, weight, bias, mean, variance, norm.epsilon)
 
     def channel_grid(self, step: PlanStep, raw_scale: Any) -> ChannelGrid:
         """Folds batch norm into the weight's scale and puts the bias on the accumulator's grid; see `layers`."""
@@ -715,21 +647,12 @@ class Run:
         if weights.batch_norm is not None:
             factor, offset = self.factor_and_offset(weights.batch_norm)
             bias = bias * factor + offset
-        if _folded(weights):
+        if folds(weights):
             factor = raw_scale * 0.0 + 1.0
         source = next(self.functional.grid_of[name] for name in step.operands if name in self.functional.grid_of)
-        raw_scale, input_scale, output_scale = (
-            p.stop_gradient(each) for each in (raw_scale, self.scale(source), self.scale(step.grid))
-        )
-        scale = raw_scale * abs(factor)
-        unit = scale * input_scale
-        largest = LARGEST_WIDE_BIAS_CODE if self.functional.grids[source].rule.wide else LARGEST_BIAS_CODE
-        alive = (unit > SMALLEST_MULTIPLIER * output_scale) & (abs(bias) <= largest * unit)
-        scale = p.where(alive, scale, output_scale / input_scale / 256)
-        unit = input_scale * scale
-        code = p.round(p.stop_gradient(bias / unit))
-        on_grid = p.straight_through(code * unit, bias)
-        return ChannelGrid(p.where(alive, factor, factor * 0.0), scale, code, on_grid)
+        input_scale, output_scale = (p.stop_gradient(self.scale(name)) for name in (source, step.grid))
+        wide = self.functional.grids[source].rule.wide
+        return channel_grid(p, factor, bias, p.stop_gradient(raw_scale), input_scale, output_scale, wide)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -785,10 +708,7 @@ class Run:
         if step.outside:
             return p.FUNCTIONS[step.kind](features[0], **step.attributes)
         operator = OPERATORS[step.kind]
-        attributes = {name: value for name, value in step.attributes.items() if name != "activation"}
-        if "new_shape" in attributes:
-            follows = {step.batch_axis: -1}
-            attributes["new_shape"] = tuple(follows.get(axis, size) for axis, size in enumerate(step.shape))
+        attributes = attributes_of(step)
         if step.weights is not None:
             return self._weighted(step, step.weights, operator, attributes, features[0])
         operands = [
@@ -850,16 +770,21 @@ class Run:
         within_limits: as far as the operator takes its scale beside those of the other operand and of the result.
         """
         p = self.primitives
-        rule = replace(self.plan.grids[step.grid].rule, ranges="ema", fixed_range=None, per_channel=False)
-        low, high = _extremes(p, rule, p.stop_gradient(value))
+        rule = constant_rule(self.plan.grids[step.grid].rule)
+        low, high = extremes(p, rule, p.stop_gradient(value))
         limited = constant_limits(self.plan, step, position)
         if limited is None or not (within_limits and rule.symmetric):
             return low, high, rule
         limits, other = limited
-        least, most = constant_step(limits, *(p.stop_gradient(self.scale(name)) for name in (other, step.grid)))
-        reach = grid_steps(self.plan.grids[step.grid].constant_bits, rule.narrow_range) / 2
-        high = p.minimum(p.maximum(high, least * reach), most * reach)
+        scales = p.stop_gradient(self.scale(other)), p.stop_gradient(self.scale(step.grid))
+        steps = grid_steps(self.plan.grids[step.grid].constant_bits, rule.narrow_range)
+        high = limited_magnitude(p, high, steps, limits, scales, self._seen(other) & self._seen(step.grid))
         return -high, high, rule
+
+    def _seen(self, name: str) -> Any:
+        """Whether a range has seen data."""
+        known = self.mode.frozen or self.functional.grids[name].rule.ranges == "fixed"
+        return True if known else self.ranges[name]["batches"] > 0
 
     def _moved(
         self, step: PlanStep, operator: DeviceOperator, operands: Sequence[Any], attributes: Mapping[str, Any], x: Any
@@ -870,10 +795,8 @@ class Run:
         p, bits = self.primitives, self.functional.grids[step.grid].bits
         low, _ = self.bounds(step.grid)
         scale = p.stop_gradient(self.scale(step.grid))
-        zero_point = p.floor(p.clip(p.stop_gradient(-low) / scale, 0.0, 2.0**bits - 1) + 0.5)
         wide = self.functional.grids[step.grid].rule.wide
-        bottom = -(2**15) if wide else -128 + step.high * (256 - 2**bits)
-        grid = DeviceGrid(scale, zero_point + float(bottom))
+        grid = device_grid(p, p.stop_gradient(low), scale, bits, wide, step.high)
         rounded = operator.real_on_grid(p, [p.stop_gradient(each) for each in operands], attributes, grid)
         return x if rounded is None else p.straight_through(rounded, x)
 
@@ -893,7 +816,7 @@ class Run:
         bias = self.optional(weights.bias)
         if norm is None:
             return self._stored(step, compute(weight, bias))
-        if _folded(weights):
+        if folds(weights):
             return self._stored(step, self._folded(step, weights, norm, compute, weight, bias))
         return self._stored(step, self._normalized(step, norm, compute(weight, bias)))
 
@@ -906,6 +829,7 @@ class Run:
         if not (self.mode.training and norm.training and not self.mode.frozen):
             factor, offset = self.factor_and_offset(norm)
             return x * per_channel(p, factor, len(x.shape), axis) + per_channel(p, offset, len(x.shape), axis)
+        self.ranges[step.grid]["trained"] = self.arrays.ranges[step.grid]["trained"] + 1
         mean, variance = (p.stop_gradient(self.constant(name)) for name in (norm.mean, norm.variance))
         weight, bias = self.optional(norm.weight), self.optional(norm.bias)
         weight = mean * 0.0 + 1.0 if weight is None else weight
@@ -938,7 +862,7 @@ class Run:
         factor, offset = self.factor_and_offset(norm)
         if not (self.mode.training and norm.training):
             return compute(weight, offset if bias is None else bias * factor + offset)
-        running = p.sqrt(p.stop_gradient(self.constant(norm.variance)) + norm.epsilon)
+        running = p.stop_gradient(self.constant(norm.variance))
         beta = self.optional(norm.bias)
         raw = compute(self.constant(weights.weight), bias)
         axis = self._channel_axis(step, len(raw.shape))
@@ -946,9 +870,7 @@ class Run:
         mean = p.mean_of_replicas(p.mean(raw, others))
         deviations = p.square(raw - per_channel(p, mean, len(raw.shape), axis))
         variance = p.mean_of_replicas(p.mean(deviations, others))
-        correction = running / p.sqrt(variance + norm.epsilon)
-        shift = factor * correction * (mean if bias is None else mean - bias)
-        shift = -shift if beta is None else beta - shift
+        correction, shift = correction_and_shift(p, factor, beta, bias, running, mean, variance, norm.epsilon)
         correction, shift = (per_channel(p, vector, len(raw.shape), axis) for vector in (correction, shift))
         result = compute(weight, None) * correction + shift
         self._normalized(step, norm, p.stop_gradient(raw))
@@ -981,11 +903,7 @@ class Run:
 
     def nudged(self, name: str) -> tuple[np.float32, int]:
         """real = scale * (code - zero_point), in TensorFlow's float32 steps."""
-        low, high = (np.float32(end) for end in self.bounds(name))
-        steps = np.float32(grid_steps(self.functional.grids[name].bits, False))
-        scale = np.float32((high - low) / steps)
-        exact = np.float32(-(low / scale))
-        return scale, int(np.floor(np.float64(min(max(exact, np.float32(0)), steps)) + 0.5))
+        return nudged(*self.bounds(name), self.functional.grids[name].bits)
 
     def _constant_numbers(
         self, step: PlanStep, position: int, grids: Mapping[str, tuple[np.float32, int]]
@@ -996,10 +914,10 @@ class Run:
             low, high = self.bounds(step.grid)
             bits = self.functional.grids[step.grid].bits
             stored = primitives_numpy.fake_quantize(value, low, high, bits, False)
-            return _codes(stored, scale, zero_point) - zero_point, scale
+            return codes_of(stored, scale, zero_point) - zero_point, scale
         low, high, rule = self.constant_bounds(step, position, value)
         bits = self.plan.grids[step.grid].constant_bits
-        scale = np.float32((high - low) / grid_steps(bits, rule.narrow_range))
+        scale = np.float32(step_width((low, high), bits, rule.narrow_range))
         require_finite(f"a constant of '{step.path}'", scale)
         quantized = primitives_numpy.fake_quantize(value, low, high, bits, rule.narrow_range)
         if scale == 0:
@@ -1023,66 +941,27 @@ class Run:
         held = [self.constant(name) for name in names if name is not None]
         require_finite(f"the layer '{step.path}'", *map(np.asarray, held))
         quantized, raw_scale = self.quantized_weight(step.path, weights)
-        safe = np.where(raw_scale > 0, raw_scale, np.float32(1))
-        rank, axis = quantized.ndim, weights.channel_axis
-        codes = np.rint(quantized / per_channel(primitives_numpy, safe, rank, axis)).astype(np.int64)
         with np.errstate(divide="ignore", invalid="ignore"):
             grid = self.channel_grid(step, raw_scale)
-        signs = np.sign(np.asarray(grid.factor)).astype(np.int64)
-        scales = np.asarray(grid.weight_scale)
-        one_scale = not weights.rule.per_channel and bool(np.all(scales == scales[0]))
-        bias = np.asarray(grid.bias_code).astype(np.float64)
-        return WeightNumbers(
-            codes * per_channel(primitives_numpy, signs, rank, axis), scales[:1] if one_scale else scales, bias
-        )
+        return weight_numbers(quantized, raw_scale, grid, weights.channel_axis, weights.rule.per_channel)
 
 
-def least_error_fraction(
-    primitives: Any, channels_last: Any, minimum: Any, maximum: Any, bits: int, narrow: bool
-) -> Any:
-    """The fraction of a range, from 1 down to about a quarter, that quantizes a tensor with the least squared error."""
-    p = primitives
-    axes = tuple(range(len(channels_last.shape) - (1 if len(minimum.shape) else 0)))
-    best = minimum * 0.0 + 1.0
-    best_error: Any = None
-    for step in range(_CLIPPING_CANDIDATES):
-        fraction = 1.0 - step / 32
-        quantized = p.fake_quantize(channels_last, minimum * fraction, maximum * fraction, bits, narrow)
-        error = p.sum(p.square(quantized - channels_last), axes)
-        if best_error is None:
-            best_error = error
-            continue
-        better = error < best_error
-        best_error = p.where(better, error, best_error)
-        best = p.where(better, best * 0.0 + fraction, best)
-    return best
-
-
-def _extremes(primitives: Any, rule: Rule, channels_last: Any) -> tuple[Any, Any]:
-    """The range that holds a weight, per channel of the last axis or rank 0."""
-    p, rank = primitives, len(channels_last.shape)
-    axes = tuple(range(rank - 1 if rule.per_channel and rank else rank))
-    if rule.symmetric:
-        magnitude = p.amax(abs(channels_last), axes)
-        return -magnitude, magnitude
-    return p.minimum(p.amin(channels_last, axes), 0.0), p.maximum(p.amax(channels_last, axes), 0.0)
-
-
-def _codes(values: np.ndarray, scale: np.float32, zero_point: int) -> np.ndarray:
-    # What pads a maximum is below all codes.
-    return np.maximum(np.rint(values / scale), -zero_point).astype(np.int64) + zero_point
+def attributes_of(step: PlanStep) -> dict[str, Any]:
+    """What an operator computes by in real numbers: without the fused activation, and for any number of examples."""
+    attributes = {name: value for name, value in step.attributes.items() if name != "activation"}
+    if "new_shape" in attributes:
+        follows = {step.batch_axis: -1}
+        attributes["new_shape"] = tuple(follows.get(axis, size) for axis, size in enumerate(step.shape))
+    return attributes
 
 
 def _is_learned(grid: Grid, end: str) -> bool:
     return grid.trained and not (end == "minimum" and grid.nonnegative)
 
 
-def _weights_of(path: str) -> str:
+def weights_of(path: str) -> str:
+    """The name of a weight's learned range; path: of the first step that has it."""
     return f"weights of {path}"
-
-
-def _folded(weights: Weights) -> bool:
-    return weights.batch_norm is not None and weights.rule.fold_batch_norm
 
 
 def _with_fixed_ends(grid: Grid) -> Grid:

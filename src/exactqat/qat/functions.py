@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device.activation import FUNCTIONS, NumPyPrimitives
+from ..device.functions import FUNCTIONS, NumPyPrimitives
 
 _FAR = np.array([9.5, 12.0, 20.0, 50.0, 100.0, 1e3, 1e4])
 # Corners of the known functions among them.
@@ -20,29 +20,6 @@ POINTS = np.concatenate([np.linspace(-8, 8, 513), _FAR, -_FAR, [1e-4, -1e-4]])
 _TOLERANCE = 2e-6
 _LEFT, _RIGHT = int(np.argmin(POINTS)), int(np.argmax(POINTS))
 _ONE, _MINUS_ONE = int(np.argmin(np.abs(POINTS - 1))), int(np.argmin(np.abs(POINTS + 1)))
-
-_PLAIN = (
-    "relu",
-    "relu6",
-    "sigmoid",
-    "tanh",
-    "silu",
-    "mish",
-    "hardsigmoid",
-    "hardswish",
-    "abs",
-    "neg",
-    "square",
-    "exp",
-    "erf",
-    "sin",
-    "cos",
-    "selu",
-    "log_sigmoid",
-    "softsign",
-    "sign",
-    "floor",
-)
 
 
 def same(first: np.ndarray, second: np.ndarray, tolerance: float = _TOLERANCE) -> bool:
@@ -55,11 +32,10 @@ def same(first: np.ndarray, second: np.ndarray, tolerance: float = _TOLERANCE) -
 def _known() -> list[tuple[str, dict[str, Any], np.ndarray]]:
     with np.errstate(all="ignore"):
         found: list[tuple[str, dict[str, Any], np.ndarray]] = []
-        for name in _PLAIN:
-            found.append((name, {}, FUNCTIONS[name](NumPyPrimitives, POINTS)))
-        for word, approximate in (("none", False), ("tanh", True)):
-            found.append(("gelu", {"approximate": word}, FUNCTIONS["gelu"](NumPyPrimitives, POINTS, approximate)))
-        found.append(("softplus", {"beta": 1.0, "threshold": 20.0}, FUNCTIONS["softplus"](NumPyPrimitives, POINTS)))
+        for function in FUNCTIONS.values():
+            for attributes in function.recognized:
+                parameters = function.of_step(attributes).values()
+                found.append((function.name, dict(attributes), function(NumPyPrimitives, POINTS, *parameters)))
     return found
 
 

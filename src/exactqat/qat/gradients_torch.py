@@ -72,6 +72,13 @@ def straight_through(
     return cast(Tensor, function.apply(gradient_of, value, low, high, factor))
 
 
+def unwrapped(tensor: Tensor) -> Tensor:
+    """Transforms such as torch.func.grad wrap tensors in others that have no memory."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 class UsersFunction:
     """A `torch.autograd.Function` of the user's with the arguments that are no tensors.
 
@@ -188,4 +195,12 @@ def with_hooks(parameter: nn.Parameter, original: nn.Parameter) -> nn.Parameter:
     return cast(nn.Parameter, parameter.requires_grad_(original.requires_grad))
 
 
-__all__ = ["GradientHooks", "UsersFunction", "held_by", "is_differentiated", "straight_through", "with_hooks"]
+__all__ = [
+    "GradientHooks",
+    "UsersFunction",
+    "held_by",
+    "is_differentiated",
+    "straight_through",
+    "unwrapped",
+    "with_hooks",
+]

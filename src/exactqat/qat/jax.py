@@ -5,7 +5,7 @@
     params, state = prepared.init()
     params, state = prepared.calibrate(params, state, batches)
     y, state = prepared.apply(params, state, x, train=True)
-    state = prepared.freeze(state)
+    params, state = prepared.freeze(params, state)
     graph = prepared.lower(params, state)
 
 `params` and `state` are trees of arrays: `jax.jit`, `jax.grad`, `jax.lax.scan` and Optax take them as they are.
@@ -59,7 +59,7 @@ class State:
     Attributes:
         variables: the user's arrays that are not trained (batch statistics), by path.
         ranges: by the path of the layer that stores on it: ``minimum`` and ``maximum``, where they are not learned, and
-            ``batches``, the number of batches seen.
+            ``batches``, the number of batches seen; where there is a batch norm, ``trained``: by it, in training.
         frozen: whether the last phase of training has begun. It is no array: a jitted function is compiled once for
             each phase.
         calibrated: likewise, whether `calibrate` has run.
@@ -211,7 +211,9 @@ class Prepared:
         if anew:
             grids = self._functional.grids
             forgotten = {
-                name: ends if grids[name].rule.ranges == "fixed" else jax.tree.map(jnp.zeros_like, ends)
+                name: ends
+                if grids[name].rule.ranges == "fixed"
+                else {end: each if end == "trained" else jnp.zeros_like(each) for end, each in ends.items()}
                 for name, ends in state.ranges.items()
             }
             state = replace(state, ranges=forgotten)
@@ -233,28 +235,30 @@ class Prepared:
             raise ValueError("batches is empty: ranges need at least one batch")
         return params, replace(state, calibrated=True)
 
-    def freeze(self, state: State, params: Params | None = None) -> State:
-        """The state of the last phase of training: statistics and ranges are fixed, biases stand on the int32 grid.
+    def freeze(self, params: Params, state: State) -> tuple[Params, State]:
+        """Starts the last phase of training: statistics and ranges are fixed, biases are on the int32 grid.
 
         From here on the network computes the device's integers, in training and in evaluation (of the `profile` given
         to `prepare`); weights, gamma, beta and biases may still be trained.
 
-        Warns (`exactqat.qat.RangesMovedWarning`) where it had to move ranges, because the device's operators cannot
-        take them beside one another.
+        Warns (`exactqat.qat.UnsettledStatisticsWarning`) of batch norms whose running statistics have seen too few
+        training batches, and (`exactqat.qat.RangesMovedWarning`) where it had to move ranges, learned ones too, because
+        the device's operators cannot take them beside one another.
 
         Args:
-            params: with them, that is seen of weights and constants too. Learned ranges are parameters, and stay.
+            params, state: as `init` gives them.
 
         Raises:
             ValueError: a range or a batch norm's statistics are not finite.
             RuntimeError: ranges have seen no data.
         """
-        self._functional.require_finite_state(_checked_state(state).ranges, {}, state.variables)
+        learned, tensors = params["ranges"], self._tensors(params, _checked_state(state))
+        tensors = {name: np.asarray(_float32(leaf)) for name, leaf in tensors.items()}
+        self._functional.require_finite_state(state.ranges, learned, tensors)
         self._functional.require_data(state.ranges)
-        known = state.variables if params is None else self._tensors(params, state)
-        tensors = {name: np.asarray(_float32(leaf)) for name, leaf in known.items()}
-        ranges, _ = self._functional.frozen_ranges(state.ranges, {}, tensors)
-        return replace(state, ranges=jax.tree.map(jnp.asarray, ranges), frozen=True)
+        moved = self._functional.frozen_ranges(state.ranges, learned, tensors)
+        ranges, learned = jax.tree.map(jnp.asarray, moved)
+        return {**params, "ranges": learned}, replace(state, ranges=ranges, frozen=True)
 
     def variables(self, params: Params, state: State) -> Any:
         """What `prepare` was given, with the trained values: a tree of parameters, Linen's variables, an NNX module."""

@@ -641,7 +641,8 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], anew: bool = False) 
         for name, ends in tree.items()
         # Others that are learned are of weights.
         if name in held.ranges and held.functional.grids[name].rule.ranges != "fixed"
-        for variable in ends.values()
+        for end, variable in ends.items()
+        if end != "trained"
     ]
     try:
         for variable, value in before if anew else ():
@@ -671,8 +672,9 @@ def freeze(model: PreparedModel) -> None:
     The model stays compiled; the next `fit` trains what is left. Where there are learned ranges, its optimizer starts
     anew with the same settings: it was made for more variables, and its momentum would go on moving them.
 
-    Warns (`exactqat.qat.RangesMovedWarning`) where it had to move ranges, because the device's operators cannot take
-    them beside one another.
+    Warns (`exactqat.qat.UnsettledStatisticsWarning`) of batch norms whose running statistics have seen too few training
+    batches, and (`exactqat.qat.RangesMovedWarning`) where it had to move ranges, because the device's
+    operators cannot take them beside one another.
 
     Raises:
         ValueError: a range or a batch norm's statistics are not finite.

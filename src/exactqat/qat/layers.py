@@ -10,27 +10,20 @@ device's own integers come from `frozen_torch`; `compose` is the same in real nu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..device import OPERATORS, DeviceOperator
-from ..device.weighted import Weighted
-from ..planning.plans import WeightNumbers
+from ..train.core.weights import ChannelGrid, channel_grid, correction_and_shift
 from . import primitives_torch
 from .gradients_torch import is_differentiated, straight_through
-from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize, per_channel
+from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize
 from .owners_torch import BEFORE
-
-LARGEST_BIAS_CODE = 2.0**30
-# Of a bias in int64, behind int16 activations.
-LARGEST_WIDE_BIAS_CODE = 2.0**40
-# Sums are below 2**31; twice the smallest multiplier that the device takes.
-SMALLEST_MULTIPLIER = 2.0**-31
+from .primitives_torch import per_channel
 
 # A tensor that does not depend on the input, as it is at this moment.
 Source = Callable[[], Tensor]
@@ -75,47 +68,6 @@ class Computed:
         return self.function(*(source() for source in self.sources))
 
 
-class ChannelGrid(NamedTuple):
-    """How a layer stands on the device, per output channel; all [out_channels].
-
-    factor: what the quantized weight is multiplied by (batch norm's scale; 0 for a constant channel).
-    weight_scale: positive; the device's scale of the weight codes.
-    bias_code: the bias as a whole number of ``input scale * weight_scale``, float32.
-    bias: what those codes stand for, with the gradient of the bias.
-    """
-
-    factor: Tensor
-    weight_scale: Tensor
-    bias_code: Tensor
-    bias: Tensor
-
-
-def channel_grid(
-    factor: Tensor,
-    bias: Tensor,
-    raw_scale: Tensor,
-    input_scale: Tensor,
-    output_scale: Tensor,
-    largest_bias_code: float = LARGEST_BIAS_CODE,
-) -> ChannelGrid:
-    """Folds batch norm's `factor` into the weight's `raw_scale` and puts the bias on the accumulator's grid.
-
-    The integer weight codes stay what they are, except that a negative factor turns their signs. A channel is constant
-    if its factor or its weights are zero, or if they are so small that they cannot matter: the largest possible sum
-    would move the result by less than a step, or the bias is more than 2**30 steps of its own grid (2**40 behind
-    int16). It keeps only its bias, on a grid 256 times finer than that of the result.
-    """
-    scale = raw_scale * factor.abs()
-    step = scale * input_scale
-    alive = (step > SMALLEST_MULTIPLIER * output_scale) & (bias.abs() <= largest_bias_code * step)
-    scale = torch.where(alive, scale, output_scale / input_scale / 256)
-    step = input_scale * scale
-    code = (bias / step).detach().round()
-    # Straight through: the value is exactly the grid's (the bracket is 0), the gradient is that of the bias.
-    on_grid = (code * step).detach() + (bias - bias.detach())
-    return ChannelGrid(torch.where(alive, factor, 0.0), scale, code, on_grid)
-
-
 def fold(weight: Tensor, batch_norm: LayerBatchNorm, channel_axis: int = 0) -> Tensor:
     """The weight times batch norm's factor for each output channel."""
     factor, _ = batch_norm.factor_and_offset()
@@ -127,13 +79,6 @@ def activate(features: Tensor, activation: str) -> Tensor:
     if activation == "RELU6":
         return F.relu6(features)
     return F.relu(features) if activation == "RELU" else features
-
-
-class DeviceGrid(NamedTuple):
-    """A result's grid as the device knows it, for operators that round in its codes."""
-
-    scale: Tensor
-    zero_point: Tensor
 
 
 class ConstantOperand(nn.Module):
@@ -149,16 +94,6 @@ class ConstantOperand(nn.Module):
     def forward(self) -> Tensor:
         return cast(Tensor, self.quantizer(self.source()))
 
-    @torch.no_grad()
-    def numbers(self) -> tuple[np.ndarray, np.float32]:
-        """Codes around zero and their scale."""
-        values = self.source()
-        scale = np.float32(self.quantizer.scale(values)[0].item())
-        if scale == 0:
-            # All zero: the result's own scale, which no operator finds too large beside it.
-            scale, _ = self._quantizers[0].scale_and_zero_point()
-        return self.quantizer.codes(values), scale
-
 
 class SharedConstant(nn.Module):
     """An operand that does not depend on the input, of an operator that moves codes: it lies on the result's grid."""
@@ -171,13 +106,6 @@ class SharedConstant(nn.Module):
 
     def forward(self) -> Tensor:
         return cast(Tensor, self._quantizers[0](self.source()))
-
-    @torch.no_grad()
-    def numbers(self) -> tuple[np.ndarray, np.float32]:
-        """Codes around that of zero, and the scale."""
-        (quantizer,) = self._quantizers
-        scale, zero_point = quantizer.scale_and_zero_point()
-        return quantizer.codes(quantizer.quantize(self.source())) - zero_point, scale
 
 
 class Integers(Protocol):
@@ -300,8 +228,7 @@ class QuantizedLayer(nn.Module):
         if not quantizer.quantizing or type(self.operator).real_on_grid is DeviceOperator.real_on_grid:
             return result
         with torch.no_grad():
-            bottom = -(2**15) if quantizer.rule.wide else -128 + self.high * (256 - 2**quantizer.bits)
-            grid = DeviceGrid(quantizer.scale(), quantizer.zero_point() + bottom)
+            grid = quantizer.device_grid(self.high)
             rounded = self.operator.real_on_grid(primitives_torch, operands, self.attributes, grid)
         return result if rounded is None else rounded + (result - result.detach())
 
@@ -396,28 +323,8 @@ class WeightedLayer(QuantizedLayer):
             factor = torch.ones_like(bias)
         scales = (self.weight_quantizer.scale(weight), self.source.scale(), self.output_quantizer.scale())
         raw_scale, input_scale, output_scale = (scale.detach() for scale in scales)
-        if not self.source.rule.wide:
-            return channel_grid(factor, bias, raw_scale, input_scale, output_scale)
-        grid = channel_grid(factor, bias, raw_scale, input_scale, output_scale, LARGEST_WIDE_BIAS_CODE)
-        # Behind int16, 15 bits are kept of a multiplier: half a code of the largest results.
-        multiplier = (grid.weight_scale.detach() * input_scale / output_scale).double()
-        kept = cast(Weighted, self.operator).multiplier_kept(multiplier.cpu().numpy())
-        share = (torch.as_tensor(kept, device=multiplier.device) / multiplier).to(bias.dtype)
-        return grid._replace(factor=grid.factor * share, bias=grid.bias * share)
-
-    @torch.no_grad()
-    def numbers(self) -> WeightNumbers:
-        """The weights on the device; a negative factor of batch norm has turned the signs of its channel."""
-        grid = self.grid()
-        quantizer = self.weight_quantizer
-        codes = quantizer.codes(self.stored_weight())
-        signs = np.sign(grid.factor.cpu().numpy()).astype(np.int64)
-        shape = [1] * codes.ndim
-        shape[quantizer.channel_axis] = -1
-        scales = grid.weight_scale.cpu().numpy()
-        one_scale = not quantizer.rule.per_channel and bool(np.all(scales == scales[0]))
-        bias = grid.bias_code.cpu().numpy().astype(np.float64)
-        return WeightNumbers(codes * signs.reshape(shape), scales[:1] if one_scale else scales, bias)
+        wide = self.source.rule.wide
+        return channel_grid(primitives_torch, factor, bias, raw_scale, input_scale, output_scale, wide)
 
     def compute(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The linear operation with a given weight and bias."""
@@ -455,11 +362,9 @@ class WeightedLayer(QuantizedLayer):
         raw = self.compute(features, self.weight_source(), bias)
         mean, variance = self.statistics(raw)
         _, beta, _, running_variance, _ = batch_norm.tensors()
-        running = torch.sqrt(running_variance + batch_norm.eps)
-        correction = running / torch.sqrt(variance + batch_norm.eps)
-        # A bias of the convolution is part of the mean, and batch norm takes it away.
-        shift = factor * correction * (mean if bias is None else mean - bias)
-        shift = -shift if beta is None else beta - shift
+        correction, shift = correction_and_shift(
+            primitives_torch, factor, beta, bias, running_variance, mean, variance, batch_norm.eps
+        )
         correction, shift = (per_channel(vector, raw.dim(), self.channel_axis) for vector in (correction, shift))
         result = self.compute(features, weight, None) * correction + shift
         # Last, so that all of the above has seen the statistics of before.

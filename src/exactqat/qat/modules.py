@@ -8,7 +8,7 @@ channels]: for a tensor in ``torch.channels_last`` that is the same memory under
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -20,7 +20,11 @@ import exactqat as eq
 from exactqat.torch import fused
 
 from ..planning.rules import Rule
-from .ranges import ActivationRange, WeightRange, fake_quantize, grid_steps
+from ..train.core.ranges import DeviceGrid, codes_of, device_grid, nudged
+from ..train.core.weights import factor_and_offset, step_width, weight_codes
+from . import primitives_torch
+from .primitives_torch import as_in_autocast, channels_first_view, channels_last_view, fake_quantize, strides_first
+from .ranges import ActivationRange, WeightRange
 
 Pair = int | tuple[int, int]
 
@@ -30,63 +34,10 @@ _batch_norm_statistics = fused("batch_norm_statistics")
 _quantized_batch_norm = fused("quantized_batch_norm")
 
 
-def channels_last_view(tensor: Tensor) -> Tensor:
-    """[n, c, h, w] as contiguous [n, h, w, c]; a view if the tensor is in ``torch.channels_last``."""
-    return tensor.permute(0, 2, 3, 1).contiguous()
-
-
-def channels_first_view(tensor: Tensor) -> Tensor:
-    """[n, h, w, c] as [n, c, h, w], without a copy."""
-    return tensor.permute(0, 3, 1, 2)
-
-
-def as_in_autocast(features: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
-    """Operands of a convolution in the dtype in which ``torch.autocast`` has them for PyTorch's own, where it is on."""
-    device = features.device.type
-    if not torch.is_autocast_enabled(device) or features.dtype == torch.float64:
-        return (features, *others)
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(None if tensor is None else tensor.to(dtype) for tensor in (features, *others))
-
-
-def per_channel(vector: Tensor, rank: int, axis: int) -> Tensor:
-    """A vector [channels] as a tensor of `rank` axes that broadcasts along all but `axis`."""
-    shape = [1] * rank
-    shape[axis] = -1
-    return vector.reshape(shape)
-
-
 def same_padding(size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
     """TensorFlow's SAME along one axis: zeros (before, after) so that the result has ceil(size / stride) positions."""
     total = max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
     return total // 2, total - total // 2
-
-
-# oneDNN takes a block of channels at a time: 8 with AVX2, 16 with AVX-512.
-_LARGEST_CHANNEL_BLOCK = 16
-
-
-def overruns_channels_last(weight: Tensor, strides: Sequence[int], padding: Sequence[int]) -> bool:
-    """Whether oneDNN's weight gradient of this convolution writes past its workspace when channels are last.
-
-    It does for a window of one position with strides and fewer channels than its block (its issue 6035; seen with
-    PyTorch 2.13): the process dies, or the gradient is wrong.
-    """
-    few = weight.shape[1] < _LARGEST_CHANNEL_BLOCK
-    return few and not any(padding) and max(weight.shape[2:]) == 1 and any(stride > 1 for stride in strides)
-
-
-def strides_first(
-    features: Tensor, weight: Tensor, strides: Sequence[int], padding: Sequence[int]
-) -> tuple[Tensor, tuple[int, ...]]:
-    """What a convolution reads, and its strides: where `overruns_channels_last`, only the positions that it reads."""
-    strides = tuple(strides)
-    if not overruns_channels_last(weight, strides, padding):
-        return features, strides
-    for axis, stride in enumerate(strides, 2):
-        if stride > 1:
-            features = features[(slice(None),) * axis + (slice(None, None, stride),)]
-    return features, (1,) * len(strides)
 
 
 def is_recomputing() -> bool:
@@ -133,31 +84,21 @@ class FakeQuantize(nn.Module):
 
     def scale(self) -> Tensor:
         """The width of one step, rank 0."""
-        minimum, maximum = self.range()
-        return (maximum - minimum) / grid_steps(self.bits, False)
+        return step_width(self.range(), self.bits, False)
 
-    def zero_point(self) -> Tensor:
-        """The code of zero, rank 0: that of `scale_and_zero_point`, but no number is read from a tensor."""
+    def device_grid(self, high: bool) -> DeviceGrid:
+        """The grid as the device places its codes; no number is read from a tensor. high: at the top of int8."""
         minimum, _ = self.range()
-        exact = (-(minimum / self.scale())).clamp(0, grid_steps(self.bits, False))
-        whole = exact.floor()
-        return whole + (exact - whole >= 0.5)
+        return device_grid(primitives_torch, minimum, self.scale(), self.bits, self.rule.wide, high)
 
     def scale_and_zero_point(self) -> tuple[np.float32, int]:
         """The nudged grid: real = scale * (code - zero_point), codes 0..2**bits - 1, in TensorFlow's float32 steps."""
-        minimum, maximum = (np.float32(bound.item()) for bound in self.range())
-        steps = np.float32(grid_steps(self.bits, False))
-        scale = np.float32((maximum - minimum) / steps)
-        exact = np.float32(-(minimum / scale))
-        return scale, int(np.floor(np.float64(min(max(exact, np.float32(0)), steps)) + 0.5))
+        low, high = (bound.item() for bound in self.range())
+        return nudged(low, high, self.bits)
 
     def codes(self, quantized: Tensor) -> np.ndarray:
         """Codes 0..2**bits - 1 of what `forward` gave, int64, same shape."""
-        scale, zero_point = self.scale_and_zero_point()
-        steps = np.rint(quantized.detach().cpu().numpy() / scale)
-        # What pads a maximum is below all codes; on the device it is int8's lowest, whatever the bits.
-        steps = np.where(np.isneginf(steps), -zero_point, steps) if self.frozen else np.maximum(steps, -zero_point)
-        return steps.astype(np.int64) + zero_point
+        return codes_of(quantized.detach().cpu().numpy(), *self.scale_and_zero_point())
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}"
@@ -221,18 +162,14 @@ class WeightFakeQuantize(nn.Module):
 
     def scale(self, weight: Tensor) -> Tensor:
         """The width of one step for every output channel, [out_channels]; 0 for a channel whose range is zero."""
-        minimum, maximum = self.range(self._channels_last(weight))
-        scale = (maximum - minimum) / grid_steps(self.bits, self.rule.narrow_range)
+        scale = step_width(self.range(self._channels_last(weight)), self.bits, self.rule.narrow_range)
         return scale.expand(weight.shape[self.channel_axis] if weight.dim() else 1)
 
     @torch.no_grad()
     def codes(self, weight: Tensor) -> np.ndarray:
         """Integer codes around zero, int64, shape of `weight`; for symmetric narrow rules only."""
-        scale = self.scale(weight)
-        safe_scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-        if weight.dim():
-            safe_scale = per_channel(safe_scale, weight.dim(), self.channel_axis)
-        return np.rint((self(weight) / safe_scale).reshape(weight.shape).cpu().numpy()).astype(np.int64)
+        quantized, scale = (each.cpu().numpy() for each in (self(weight), self.scale(weight)))
+        return weight_codes(np.atleast_1d(quantized), scale, self.channel_axis).reshape(weight.shape)
 
 
 class Conv2d(nn.Conv2d):
@@ -480,13 +417,9 @@ class FusedBatchNorm(nn.Module):
     def factor_and_offset(self) -> tuple[Tensor, Tensor]:
         """Inference as ``factor * x + offset`` for each channel, both [channels]; a gamma of 0 gives factor 0."""
         weight, bias, mean, variance, _ = self.tensors()
-        # By way of float64: PyTorch's root of float32 is not always the nearest number, and other frameworks' kits give
-        # the same integers.
-        deviation = torch.sqrt((variance + self.eps).double()).to(variance.dtype)
-        factor = 1.0 / deviation if weight is None else weight / deviation
         # A copy in training, where the statistics change before the backward pass.
         mean = mean.clone() if self.training else mean
-        return factor, (0.0 if bias is None else bias) - mean * factor
+        return factor_and_offset(primitives_torch, weight, bias, mean, variance, self.eps)
 
 
 class FusedBatchNorm2d(FusedBatchNorm, nn.BatchNorm2d):

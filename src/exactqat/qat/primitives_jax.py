@@ -31,6 +31,7 @@ sin, cos, tanh, sigmoid, erf = jnp.sin, jnp.cos, jnp.tanh, jax.nn.sigmoid, lax.e
 floor, ceil, round, sign, square = jnp.floor, jnp.ceil, jnp.round, jnp.sign, jnp.square
 expm1, log1p, reciprocal, negative = jnp.expm1, jnp.log1p, jnp.reciprocal, jnp.negative
 stop_gradient = lax.stop_gradient
+exact_sqrt = jnp.sqrt
 
 
 def array(values: Any, like: Array) -> Array:
@@ -407,8 +408,8 @@ def from_numpy(values: np.ndarray) -> Array:
     return jnp.asarray(values)
 
 
-def to_float(x: Array) -> Array:
-    """Whole numbers as float32."""
+def to_float(x: Any) -> Array:
+    """A whole number, or any other, as float32."""
     return jnp.asarray(x, jnp.float32)
 
 

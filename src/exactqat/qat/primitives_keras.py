@@ -27,6 +27,7 @@ sin, cos, tanh, sigmoid, erf = ops.sin, ops.cos, ops.tanh, ops.sigmoid, ops.erf
 floor, ceil, round, sign, square = ops.floor, ops.ceil, ops.round, ops.sign, ops.square
 expm1, log1p, reciprocal, negative = ops.expm1, ops.log1p, ops.reciprocal, ops.negative
 stop_gradient = ops.stop_gradient
+exact_sqrt = ops.sqrt
 maximum, minimum, where = ops.maximum, ops.minimum, ops.where
 
 
@@ -41,7 +42,7 @@ def from_numpy(values: np.ndarray) -> Any:
 
 
 def to_float(x: Any) -> Any:
-    """Whole numbers as float32."""
+    """A whole number, or any other, as float32."""
     return ops.cast(x, "float32")
 
 
@@ -392,7 +393,7 @@ def fake_quantize(x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: b
         whole = len(minimum.shape) == 0
         name = "fake_quant_with_min_max_vars" if whole else "fake_quant_with_min_max_vars_per_channel"
         return getattr(exactqat.quantization, name)(x, minimum, maximum, bits, narrow_range)
-    from .ranges import fake_quantize as quantize
+    from .primitives_torch import fake_quantize as quantize
 
     return quantize(x.contiguous(), minimum, maximum, bits, narrow_range)
 

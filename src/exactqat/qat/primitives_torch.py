@@ -19,12 +19,59 @@ from torch import Tensor
 
 import exactqat as eq
 
-from .modules import as_in_autocast, channels_first_view, channels_last_view, strides_first
-
 Pairs = Sequence[Sequence[int]]
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _MODES = {"REFLECT": "reflect", "SYMMETRIC": "symmetric", "reflect": "reflect", "symmetric": "symmetric"}
+
+
+# --- layouts, and what PyTorch's own convolutions ask for ------------------------------------------------------------
+
+
+def channels_last_view(tensor: Tensor) -> Tensor:
+    """[n, c, h, w] as contiguous [n, h, w, c]; a view if the tensor is in ``torch.channels_last``."""
+    return tensor.permute(0, 2, 3, 1).contiguous()
+
+
+def channels_first_view(tensor: Tensor) -> Tensor:
+    """[n, h, w, c] as [n, c, h, w], without a copy."""
+    return tensor.permute(0, 3, 1, 2)
+
+
+def as_in_autocast(features: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
+    """Operands of a convolution in the dtype in which ``torch.autocast`` has them for PyTorch's own, where it is on."""
+    device = features.device.type
+    if not torch.is_autocast_enabled(device) or features.dtype == torch.float64:
+        return (features, *others)
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(None if tensor is None else tensor.to(dtype) for tensor in (features, *others))
+
+
+# oneDNN takes a block of channels at a time: 8 with AVX2, 16 with AVX-512.
+_LARGEST_CHANNEL_BLOCK = 16
+
+
+def overruns_channels_last(weight: Tensor, strides: Sequence[int], padding: Sequence[int]) -> bool:
+    """Whether oneDNN's weight gradient of this convolution writes past its workspace when channels are last.
+
+    It does for a window of one position with strides and fewer channels than its block (its issue 6035; seen with
+    PyTorch 2.13): the process dies, or the gradient is wrong.
+    """
+    few = weight.shape[1] < _LARGEST_CHANNEL_BLOCK
+    return few and not any(padding) and max(weight.shape[2:]) == 1 and any(stride > 1 for stride in strides)
+
+
+def strides_first(
+    features: Tensor, weight: Tensor, strides: Sequence[int], padding: Sequence[int]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """What a convolution reads, and its strides: where `overruns_channels_last`, only the positions that it reads."""
+    strides = tuple(strides)
+    if not overruns_channels_last(weight, strides, padding):
+        return features, strides
+    for axis, stride in enumerate(strides, 2):
+        if stride > 1:
+            features = features[(builtins.slice(None),) * axis + (builtins.slice(None, None, stride),)]
+    return features, (1,) * len(strides)
 
 
 # --- value by value ---------------------------------------------------------------------------------------------------
@@ -34,6 +81,17 @@ exp, log, sqrt, rsqrt = torch.exp, torch.log, torch.sqrt, torch.rsqrt
 sin, cos, tanh, sigmoid, erf = torch.sin, torch.cos, torch.tanh, torch.sigmoid, torch.erf
 floor, ceil, round, sign, square = torch.floor, torch.ceil, torch.round, torch.sign, torch.square
 expm1, log1p, reciprocal, negative = torch.expm1, torch.log1p, torch.reciprocal, torch.neg
+moveaxis = torch.movedim
+
+
+def exact_sqrt(x: Tensor) -> Tensor:
+    """The root, by way of float64: PyTorch's root of float32 is not always the nearest number."""
+    return torch.sqrt(x.double()).to(x.dtype)
+
+
+def to_float(x: Any) -> Any:
+    """Whole numbers as float32; numbers, which PyTorch's operators round to their tensors' type, as they are."""
+    return x.float() if isinstance(x, Tensor) else x
 
 
 def array(values: Any, like: Tensor) -> Tensor:
@@ -328,6 +386,25 @@ def _image(x: Tensor, channel_axis: int) -> tuple[Tensor, Any]:
         return result if channel_axis == 1 else result.movedim(1, channel_axis)
 
     return (moved[:, :, None] if flat else moved), restore
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def fake_quantize(x: Tensor, minimum: Tensor, maximum: Tensor, bits: int, narrow_range: bool) -> Tensor:
+    """TensorFlow's fake quantization, per tensor for rank 0 bounds and per channel of the last axis for bounds [d]."""
+    operators: Any = eq.quantization
+    operator = operators.fake_quant_with_min_max_vars_per_channel
+    if minimum.dim() == 0:
+        operator = operators.fake_quant_with_min_max_vars
+    return cast(Tensor, operator(x, minimum, maximum, num_bits=bits, narrow_range=narrow_range))
+
+
+def per_channel(vector: Tensor, rank: int, axis: int) -> Tensor:
+    """A vector [channels] as a tensor of `rank` axes that broadcasts along all but `axis`."""
+    shape = [1] * rank
+    shape[axis] = -1
+    return vector.reshape(shape)
 
 
 # Functions that a network may end with, by their kind in `network.KINDS`.

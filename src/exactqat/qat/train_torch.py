@@ -11,7 +11,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -22,26 +21,24 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..device import DEFAULT_PROFILE, OPERATORS, profile_named
 from ..display import shortened, table
 from ..planning import UnsupportedOperator, plan, warn_of_logits
-from ..planning.fitting import RangesMovedWarning, constant_limits, fitting_ranges, told
+from ..planning.fitting import constant_limits
 from ..planning.inputs import require_input
 from ..planning.plans import (
     BatchNorm,
     Derived,
-    Grid,
     Numbers,
     Plan,
     PlanInput,
     PlanStep,
-    branch_range,
     refuse_batch,
-    require_data,
-    require_finite,
 )
 from ..planning.rules import Rule, UnusedRuleWarning, checked_rules
+from ..train.core.weights import constant_rule, folds
 from . import batches as loading
 from .capture_torch import CaptureError, capture
 from .frameworks import elsewhere
-from .gradients_torch import with_hooks
+from .functional import Arrays, Functional, attributes_of, weights_of
+from .gradients_torch import unwrapped, with_hooks
 from .layers import (
     Computed,
     ConstantOperand,
@@ -67,12 +64,6 @@ STATE_FORMAT = 2
 _LAYERS = "quantization"
 
 
-class UnsettledStatisticsWarning(UserWarning):
-    """A network is frozen whose batch norms have seen too few training batches for their momentum: their running
-    statistics, which it computes with from then on, are far from those of the batches behind which ranges were
-    measured."""
-
-
 class PreparedModel(Owner):
     """A model under the device's arithmetic. Trains like any module; `freeze` starts its last phase.
 
@@ -85,11 +76,12 @@ class PreparedModel(Owner):
         unused_rules: one sentence for every rule that has no effect.
         frozen: whether the last phase has begun; part of the state dict. From then on the device's integers are
             computed, in training and in evaluation: what is stored is exactly ``(code - zero point) * scale``.
-        profile: whose integers, by the names of `deploy.PROFILES`; part of the state dict. May be set.
+        profile: whose integers, by the names of `deploy.PROFILES`; part of the state dict. May be set. None: it stays
+            fake quantized.
         proof: what `prepare` compared with the user's model; None if it was not asked to.
     """
 
-    def __init__(self, plan: Plan, tensors: Mapping[str, Tensor], profile: str = DEFAULT_PROFILE) -> None:
+    def __init__(self, plan: Plan, tensors: Mapping[str, Tensor], profile: str | None = DEFAULT_PROFILE) -> None:
         """
         Args:
             plan: what to run.
@@ -109,7 +101,10 @@ class PreparedModel(Owner):
         self._steps: dict[str, nn.Module] = building.run()
         self._order = _order(plan)
         self._updates = building.updates()
-        self._device = Device(plan, building.quantizers, profile)
+        self._core = building.core
+        self._sources = building.sources
+        self._weight_quantizers = building.weight_quantizers
+        self._device = Device(plan, building.quantizers, profile, self._numbers_of)
         # Training batches that the batch norms of layers had seen before.
         self._counted: dict[str, int] = {}
         for path, step in self._steps.items():
@@ -127,11 +122,11 @@ class PreparedModel(Owner):
         return self._frozen
 
     @property
-    def profile(self) -> str:
+    def profile(self) -> str | None:
         return self._device.profile
 
     @profile.setter
-    def profile(self, profile: str) -> None:
+    def profile(self, profile: str | None) -> None:
         self._device.change_profile(profile)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -250,24 +245,30 @@ class PreparedModel(Owner):
             RuntimeError: a range has seen no data.
             ValueError: a range or a weight is not finite.
         """
-        grids, weights, constants = {}, {}, {}
-        self._require_finite_ranges()
-        for path, layer in self._steps.items():
-            if not isinstance(layer, QuantizedLayer):
-                continue
-            stored = self.plan.stored(path)
-            if stored.grid not in grids:
-                grids[stored.grid] = layer.output_quantizer.scale_and_zero_point()
-            for position, constant in layer.constants.items():
-                constants[(path, position)] = constant.numbers()
-                require_finite(f"a constant of '{shortened(path)}'", constants[(path, position)][1])
-            if isinstance(layer, WeightedLayer):
-                norm = () if layer.batch_norm is None else layer.batch_norm.tensors()
-                held = [layer.weight_source(), layer.bias(), *norm]
-                values = [each.detach().cpu().numpy() for each in held if each is not None]
-                require_finite(f"the layer '{shortened(path)}'", *values)
-                weights[path] = layer.numbers()
-        return Numbers(grids, weights, constants)
+        return self._core.numbers(self._arrays())
+
+    def _numbers_of(self, step: PlanStep, grids: dict[str, tuple[np.float32, int]]) -> Numbers:
+        return self._core.numbers_of(step, self._arrays([step]), grids)
+
+    @torch.no_grad()
+    def _arrays(self, steps: Sequence[PlanStep] | None = None) -> Arrays:
+        """What the core makes integers of, in NumPy; the tensors of some steps only."""
+
+        def array(tensor: Tensor) -> np.ndarray:
+            return unwrapped(tensor.detach().cpu()).numpy()
+
+        steps = self.plan.steps if steps is None else steps
+        names = dict.fromkeys(name for step in steps for name in self._core.tensors_read(step))
+        arrays = Arrays({name: array(self._sources[name]()) for name in names})
+        for name, quantizer in self._device.quantizers.items():
+            minimum, maximum, batches = map(array, quantizer.range.state())
+            arrays.ranges[name] = {"minimum": minimum, "maximum": maximum, "batches": batches}
+        for path, of_weight in self._weight_quantizers.items():
+            if of_weight.range.learned:
+                arrays.learned[weights_of(path)] = {
+                    end: array(each) for end, each in of_weight.range.named_parameters(recurse=False)
+                }
+        return arrays
 
     def _batches_seen(self) -> dict[str, int]:
         """By path, how many batches have moved the range of a tensor."""
@@ -275,12 +276,6 @@ class PreparedModel(Owner):
             path: each.output_quantizer.range for path, each in self._steps.items() if isinstance(each, QuantizedLayer)
         }
         return {path: int(each.batches) for path, each in ranges.items() if each.policy != "fixed"}
-
-    def _require_finite_ranges(self) -> None:
-        for path, layer in self._steps.items():
-            if isinstance(layer, QuantizedLayer):
-                low, high, _ = layer.output_quantizer.range.state()
-                require_finite(f"the range of '{shortened(path)}'", low.item(), high.item())
 
     def range_parameters(self) -> list[nn.Parameter]:
         """The learned ranges, for a parameter group of their own."""
@@ -338,10 +333,9 @@ class PreparedModel(Owner):
         precisions = "".join(f", {count} W{weight}A{result}" for (weight, result), count in bits.most_common(3))
         phase = "frozen" if self._frozen else "not frozen"
         count = sum(1 for _ in self.layers())
-        return (
-            f"PreparedModel({count} stored tensors, {len(weighted)} layers with weights{precisions}, {phase}, "
-            f"{self.profile})"
-        )
+        profile = "" if self.profile is None else f", {self.profile}"
+        layers = f"{len(weighted)} layers with weights{precisions}"
+        return f"PreparedModel({count} stored tensors, {layers}, {phase}{profile})"
 
     def _repr_html_(self) -> str:
         header = (
@@ -405,15 +399,18 @@ class _Building:
         self.held: dict[int, Held] = {}
         self.layers: dict[str, nn.Module] = {}
         self.root = nn.Module()
-        self.quantizers = {name: _quantizer(grid) for name, grid in plan.grids.items()}
-        self.weight_quantizers: dict[Any, tuple[WeightFakeQuantize, str]] = {}
-        self.grid_of = {each.path: each.grid for each in plan.inputs} | {step.path: step.grid for step in plan.steps}
+        self.core = Functional(plan)
+        self.quantizers = {name: self._quantizer(name) for name in plan.grids}
+        # By the path of the first layer that has the weight.
+        self.weight_quantizers: dict[str, WeightFakeQuantize] = {}
+        self.grid_of = self.core.grid_of
+        self.sources: dict[str, Source] = {}
         self.data: dict[str, Held] = {}
         self.expressions: list[Any] = []
 
     def run(self) -> dict[str, nn.Module]:
         for given in self.plan.inputs:
-            self.layers[given.path] = QuantizedInput(self._written(given.grid))
+            self.layers[given.path] = QuantizedInput(self.quantizers[given.grid])
         for step in self.plan.steps:
             self.layers[step.path] = self._layer(step)
         self._place()
@@ -426,7 +423,7 @@ class _Building:
             _node(self.root, parent)._modules[name] = self.layers[path]
         for name, quantizer in self.quantizers.items():
             _node(self.root, name)._modules["output_quantizer"] = quantizer
-        for weight_quantizer, path in self.weight_quantizers.values():
+        for path, weight_quantizer in self.weight_quantizers.items():
             self.layers[path]._modules["weight_quantizer"] = weight_quantizer
         name, number = _LAYERS, 1
         while name in self.model._modules:
@@ -453,6 +450,11 @@ class _Building:
 
     def source(self, name: str) -> Source:
         """What gives the constant of that name."""
+        if name not in self.sources:
+            self.sources[name] = self._source(name)
+        return self.sources[name]
+
+    def _source(self, name: str) -> Source:
         constant = self.plan.constants.get(name)
         if constant is None or constant.parameter:
             return self.holder(name)
@@ -503,11 +505,7 @@ class _Building:
             return TrainingOnly(**step.attributes)
         if step.outside:
             return Outside(step.kind, step.attributes)
-        operator = OPERATORS[step.kind]
-        attributes = {name: value for name, value in step.attributes.items() if name != "activation"}
-        if "new_shape" in attributes:
-            follows = {step.batch_axis: -1}
-            attributes["new_shape"] = tuple(follows.get(axis, size) for axis, size in enumerate(step.shape))
+        attributes = attributes_of(step)
         common: dict[str, Any] = {
             "source": self._read(step),
             "activation": step.activation,
@@ -515,7 +513,7 @@ class _Building:
             "high": step.high,
             "constants": self._constants(step),
         }
-        quantizer = self.quantizers[step.grid] if operator.same_quantization else self._written(step.grid)
+        quantizer = self.quantizers[step.grid]
         if step.weights is None:
             return QuantizedLayer(step.kind, attributes, quantizer, **common)
         return self._weighted(step, attributes, quantizer, common)
@@ -524,12 +522,6 @@ class _Building:
         """The quantizer of the first tensor that a step reads."""
         return self.quantizers[next(self.grid_of[name] for name in step.operands if name in self.grid_of)]
 
-    def _written(self, grid: str) -> FakeQuantize:
-        """A grid's quantizer, for one more tensor that is stored on it."""
-        quantizer = self.quantizers[grid]
-        quantizer.range.writers += 1
-        return quantizer
-
     def _constants(self, step: PlanStep) -> dict[int, ConstantOperand | SharedConstant]:
         constants: dict[int, ConstantOperand | SharedConstant] = {}
         for position, name in enumerate(step.operands):
@@ -537,10 +529,9 @@ class _Building:
                 continue
             source = self.source(name)
             if OPERATORS[step.kind].same_quantization:
-                constants[position] = SharedConstant(source, self._written(step.grid))
+                constants[position] = SharedConstant(source, self.quantizers[step.grid])
                 continue
-            # Its range follows its largest magnitude: it is not what rules with learned ranges are about.
-            rule = replace(self.plan.grids[step.grid].rule, ranges="ema", fixed_range=None, per_channel=False)
+            rule = constant_rule(self.plan.grids[step.grid].rule)
             with torch.no_grad():
                 # It is stored in what the other operand is stored in.
                 bits = self.plan.grids[step.grid].constant_bits
@@ -560,30 +551,31 @@ class _Building:
         assert weights is not None
         weight = self.source(weights.weight)
         norm = None if weights.batch_norm is None else self._batch_norm(weights.batch_norm)
-        folded = norm is not None and weights.rule.fold_batch_norm
-        key = (
-            weights.weight,
-            weights.channel_axis,
-            replace(weights.rule, match="*"),
-            weights.batch_norm if folded else None,
-        )
-        if key not in self.weight_quantizers:
+        folded = folds(weights)
+        owner = self.core.weight_owner[step.path]
+        if owner not in self.weight_quantizers:
             with torch.no_grad():
                 value = weight()
                 value = fold(value, norm, weights.channel_axis) if folded and norm is not None else value
-                made = WeightFakeQuantize(weights.rule, value, weights.channel_axis)
-            self.weight_quantizers[key] = (made, step.path)
+            self.weight_quantizers[owner] = WeightFakeQuantize(weights.rule, value, weights.channel_axis)
         return WeightedLayer(
             step.kind,
             attributes,
             quantizer,
             weight=weight,
             bias=self.optional(weights.bias),
-            weight_quantizer=self.weight_quantizers[key][0],
+            weight_quantizer=self.weight_quantizers[owner],
             batch_norm=norm,
             folded=folded,
             **common,
         )
+
+    def _quantizer(self, name: str) -> FakeQuantize:
+        grid = self.core.grids[name]
+        quantizer = FakeQuantize(grid.rule, grid.nonnegative, grid.trained)
+        quantizer.range.writers = self.core.writers[name]
+        quantizer.range.name = name
+        return quantizer
 
     def _batch_norm(self, norm: BatchNorm) -> LayerBatchNorm:
         return LayerBatchNorm(
@@ -606,16 +598,6 @@ def _node(root: nn.Module, path: str, kind: type[nn.Module] = nn.Module) -> nn.M
             node._modules[name] = kind()
         node = cast(nn.Module, node._modules[name])
     return node
-
-
-def _quantizer(grid: Grid) -> FakeQuantize:
-    rule = grid.rule
-    if grid.fixed is not None:
-        rule = replace(rule, ranges="fixed", fixed_range=grid.fixed_range, activation_bits=grid.bits)
-    quantizer = FakeQuantize(rule, grid.nonnegative, grid.trained)
-    quantizer.range.writers = 0
-    quantizer.range.name = grid.name
-    return quantizer
 
 
 def _prepared(model: Any) -> PreparedModel:
@@ -653,90 +635,22 @@ def freeze(model: PreparedModel) -> None:
         TypeError: the model does not come from `prepare`.
     """
     model = _prepared(model)
-    model._require_finite_ranges()
-    ranges = {each.range.name: each.range for each in model._device.quantizers.values()}
-    require_data(name for name, each in ranges.items() if each.policy != "fixed" and int(each.batches) == 0)
-    for path, layer in model._steps.items():
-        if isinstance(layer, WeightedLayer) and layer.batch_norm is not None:
-            _, _, mean, variance, _ = layer.batch_norm.tensors()
-            require_finite(f"the statistics of '{shortened(path)}'", mean.cpu().numpy(), variance.cpu().numpy())
-    unsettled = _unsettled(model)
-    if unsettled:
-        warnings.warn(unsettled, UnsettledStatisticsWarning, stacklevel=2)
-    with torch.no_grad():
-        for branch, total in model.plan.branches:
-            found = [cast(QuantizedLayer, model._steps[name]).output_quantizer.range for name in (branch, total)]
-            own, whole = ((each.minimum, each.maximum) for each in found)
-            grids = (model.plan.grids[branch], model.plan.grids[total])
-            low, high = branch_range(own, whole, grids, torch.where)
-            found[0].minimum.copy_(low)
-            found[0].maximum.copy_(high)
-        _fit_ranges(model)
-    model._set_frozen(True)
-
-
-def _fit_ranges(model: PreparedModel) -> None:
-    """Moves ranges that the device's operators cannot take beside one another, and says so."""
-    if not model.plan.has_a_device:
-        return
-    layers = {path: layer for path, layer in model._steps.items() if isinstance(layer, QuantizedLayer)}
-    ranges = {model.plan.stored(path).grid: layer.output_quantizer.range for path, layer in layers.items()}
-    # One without data says nothing yet.
-    ranges = {name: each for name, each in ranges.items() if each.policy == "fixed" or each.batches > 0}
-    constants = {}
-    for path, layer in layers.items():
-        step = model.plan.stored(path)
-        for position, constant in layer.constants.items():
-            if isinstance(constant, ConstantOperand) and isinstance(constant.quantizer.range, ConstantRange):
-                constants[(path, position)] = constant.quantizer.range.wanted(constant.source())
-        if not isinstance(layer, WeightedLayer) or not isinstance(step, PlanStep):
-            continue
-        source = model.plan.stored(next(name for name in step.operands if model.plan.is_stored(name)))
-        if ranges.keys() >= {step.grid, source.grid}:
-            grid = layer.grid()
-            alive = grid.weight_scale[grid.factor != 0]
-            if alive.numel():
-                constants[(path, len(step.operands))] = float(alive.max())
-    ends = {name: (float(each.minimum), float(each.maximum)) for name, each in ranges.items()}
-    moved = fitting_ranges(model.plan, ends, constants)
-    for name, (low, high) in moved.items():
-        ranges[name].minimum.fill_(low)
-        ranges[name].maximum.fill_(high)
-    words = told(moved, ends)
-    if words:
-        warnings.warn(words, RangesMovedWarning, stacklevel=3)
-
-
-# Share of the values that running statistics began with, from which they count as unsettled. Deviations that are wrong
-# by a little are so in every layer, and what one layer passes on is the next one's input.
-_UNSETTLED = 0.2
-
-
-def _unsettled(model: PreparedModel) -> str:
-    """A sentence on batch norms whose running statistics are still, to a large part, the 0 and 1 they began with; empty
-    if there are none, or if no batch was trained since `prepare`, so that ranges were measured behind the same."""
-    found = []
+    arrays, core = model._arrays(), model._core
+    core.require_finite_state(arrays.ranges, {}, arrays.tensors)
+    core.require_data(arrays.ranges)
     for path, layer in model._steps.items():
         norm = layer.batch_norm if isinstance(layer, WeightedLayer) else None
-        if norm is None or not norm.follows or not norm.momentum:
-            continue
-        _, _, _, variance, counted = norm.tensors()
-        batches = 0 if counted is None else int(counted)
-        trained = batches - model._counted[path]
-        left = (1 - norm.momentum) ** batches
-        # A variance of 1 leaves that much of itself; smaller ones were loaded, by a program that keeps no count.
-        if trained > 0 and left > _UNSETTLED and bool((variance >= 0.99 * left).all()):
-            found.append((left, batches, path, norm.momentum))
-    if not found:
-        return ""
-    left, batches, path, momentum = max(found)
-    return (
-        f"the running statistics of {len(found)} of the network's batch norms are still, to up to {left:.0%}, the 0 "
-        f"and 1 they began with ('{shortened(path)}' has seen {batches} training batches at momentum {momentum:g}). "
-        "From here on the network computes with them, while its ranges were measured behind the batches' own "
-        "statistics, so expect few codes to be used (low SQNR). Train more batches before freeze; if that is not to "
-        "be, exactqat.qat.calibrate(model, batches, anew=True) right before freeze makes the ranges fit"
-    )
+        if norm is not None and norm.follows:
+            counted = norm.tensors().batches
+            trained = 0 if counted is None else int(counted) - model._counted[path]
+            arrays.ranges[model.plan.stored(path).grid]["trained"] = trained
+    ranges, _ = core.frozen_ranges(arrays.ranges, arrays.learned, arrays.tensors)
+    with torch.no_grad():
+        for name, quantizer in model._device.quantizers.items():
+            for end, held in zip(("minimum", "maximum"), quantizer.range.state(), strict=False):
+                if ranges[name][end] is not arrays.ranges[name][end]:
+                    held.fill_(ranges[name][end].item())
+    model._set_frozen(True)
 
 
 @torch.no_grad()
@@ -837,7 +751,7 @@ def prepare(
     example_input: Any,
     rules: Iterable[Rule] = (Rule(),),
     deployable: bool = True,
-    profile: str = DEFAULT_PROFILE,
+    profile: str | None = DEFAULT_PROFILE,
     check: bool = True,
     keep_final_activation: bool | None = None,
 ) -> PreparedModel:
@@ -852,7 +766,8 @@ def prepare(
             ones by the names of the arguments.
         deployable: refuse rules that the device cannot run. Turn it off to study other settings in training only.
         profile: the arithmetic that the frozen model computes by, a name of `deploy.PROFILES`: ``"xnnpack-x86"``,
-            ``"xnnpack-arm64"``, ``"reference"`` or ``"micro"``.
+            ``"xnnpack-arm64"``, ``"reference"`` or ``"micro"``. None: it stays fake quantization, which rounds sums
+            otherwise (up to some percent of a deep network's codes).
         check: run the model beside the prepared one, quantization and randomness off, and compare results, gradients
             and buffers, in training and in evaluation, with several numbers of examples. `PreparedModel.proof` holds
             what was compared. Turn it off to save a few forward and backward runs, for a model that has passed before.
@@ -868,7 +783,7 @@ def prepare(
             prepared already.
         TypeError: the model is no module, or a scripted one, or the rules are no rules.
     """
-    profile = profile_named(profile).name
+    profile = None if profile is None else profile_named(profile).name
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}{elsewhere(model, 'torch')}")
     rules = checked_rules(rules)

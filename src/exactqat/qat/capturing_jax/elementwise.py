@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ...device.activation import NumPyPrimitives
+from ...device.functions import NumPyPrimitives, named_by
 from ..functions import identify, same
 from .converter import Converter, handles
 from .items import Fixed, Item, Moving, Refused
@@ -17,23 +17,7 @@ from .items import Fixed, Item, Moving, Refused
 # Below this, softmax makes nothing of a value: a mask.
 _MASK = -1e4
 
-_UNARY = {
-    "neg": "neg",
-    "exp": "exp",
-    "log": "log",
-    "tanh": "tanh",
-    "logistic": "sigmoid",
-    "sin": "sin",
-    "cos": "cos",
-    "sqrt": "sqrt",
-    "rsqrt": "rsqrt",
-    "abs": "abs",
-    "sign": "sign",
-    "floor": "floor",
-    "round": "round",
-    "erf": "erf",
-    "square": "square",
-}
+_UNARY = named_by("jax")
 _BINARY = {"add": "add", "add_any": "add", "sub": "sub", "mul": "mul", "div": "div", "max": "maximum", "min": "minimum"}
 _COMPARISONS = {
     "gt": np.greater,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...device.activation import COMBINATIONS, FUNCTIONS
+from ...device.functions import COMBINATIONS, FUNCTIONS
 from ...planning.network import Constant, Place, Step, Value
 from ..progress import now_at
 from .composition import SeveralValues, composed, is_composed

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...device.functions import named_by
 from .composition import COMPARISONS, composed, formula, is_composed, is_truth, uniform
 from .contents import Content, Meta
 from .converter import Converter, handles, require_fixed, require_numbers
@@ -19,20 +20,7 @@ from .schema import DROPOUTS, base_name
 aten = torch.ops.aten
 
 
-_UNARY = {
-    **{name: name for name in ("relu", "relu6", "sigmoid", "tanh", "silu", "mish", "hardsigmoid", "hardswish", "abs")},
-    **{
-        name: name
-        for name in ("neg", "exp", "log", "sqrt", "rsqrt", "square", "reciprocal", "erf", "sin", "cos", "selu")
-    },
-    **{name: name for name in ("sign", "floor", "softsign")},
-    "absolute": "abs",
-    "negative": "neg",
-    "sgn": "sign",
-    "log_sigmoid": "log_sigmoid",
-    "special_expit": "sigmoid",
-    "special_erf": "erf",
-}
+_UNARY = named_by("aten")
 
 
 @handles(*_UNARY)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy's answers to the few functions by which `functional` makes integers of trained numbers.
+"""NumPy's answers to the few functions that make integers of trained numbers.
 
 Every operation is rounded by itself, as PyTorch rounds it on a CPU: so the same numbers give the same integers,
 whatever framework trained them.
@@ -15,6 +15,8 @@ import numpy as np
 import exactqat as eq
 
 abs, sqrt, sign, where = np.abs, np.sqrt, np.sign, np.where
+exact_sqrt = np.sqrt
+to_float = np.float32
 moveaxis = np.moveaxis
 
 

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times the integers of every device profile next to LiteRT on the same file; the contestants take turns.
+
+    python bench/engine.py [--networks mobilenet_v2 dscnn] [--batches 1 8] [--threads 1 2] [--profiles ...]
+                           [--turns 15] [--peers] [--save]
+
+The networks have their published shapes and random weights; no contestant is faster or slower for what the integers
+are. LiteRT runs its default kernels with as many threads; all profiles are compared with that time, since no runtime
+computes another processor's integers. --peers also times what computes the reference's integers: LiteRT's reference
+kernels and, where it is installed, TFLite-Micro, once each on one image.
+
+Goals: at most 2.0 times LiteRT's time for 8 images, 3.0 times for one, and a geometric mean of at most 1.5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ai_edge_litert
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from rich.console import Console
+from rich.table import Table
+from simulate import WIDTH, Random, images, mobilenet_v2_graph, resnet50_graph
+from step import RESULTS, machine
+
+import exactqat as eq
+from exactqat import deploy
+from exactqat.deploy.verify import open_runtime, profiles_here
+from exactqat.device import PROFILES
+
+LIMITS = {1: 3.0, 8: 2.0}
+
+
+def efficientnet_lite0_graph() -> deploy.Graph:
+    """EfficientNet-Lite0 at 224x224: expansion, channels, repeats, stride and window of its blocks."""
+    grown = Random()
+    layer = grown.conv("x", 32, 3, 2)
+    blocks = [(1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5),
+              (6, 192, 4, 2, 5), (6, 320, 1, 1, 3)]  # fmt: skip
+    for expansion, channels, repeats, stride, window in blocks:
+        for repeat in range(repeats):
+            before, inputs = layer, grown.builder.tensor(layer).shape[3]
+            inner = layer if expansion == 1 else grown.conv(layer, expansion * inputs)
+            inner = grown.depthwise(inner, window, 1 if repeat else stride)
+            layer = grown.conv(inner, channels, activation="NONE")
+            layer = grown.add(before, layer) if repeat else layer
+    return grown.classified(grown.conv(layer, 1280))
+
+
+def dscnn_graph() -> deploy.Graph:
+    """MLPerf Tiny's keyword spotting: 49 windows of 10 features."""
+    grown = Random(1, 49)
+    grown.builder = deploy.Builder()
+    grown.builder.input("x", (1, 49, 10, 1), deploy.per_tensor(1 / 64, -5))
+    layer = grown.weighted("conv_2d", "x", (64, 10, 4, 1), "RELU", strides=(2, 2))
+    for _ in range(4):
+        layer = grown.conv(grown.depthwise(layer, 3, 1), 64)
+    return grown.classified(layer, 12)
+
+
+def vit_graph(width: int = 192, heads: int = 3, depth: int = 12) -> deploy.Graph:
+    """ViT-Tiny at 224x224 in patches of 16, without a token for the class: the tokens' mean is classified."""
+    grown = Random()
+    builder, grid, tokens, size = grown.builder, deploy.per_tensor(1 / 32, 3), 196, width // heads
+
+    def linear(x: str, outputs: int) -> str:
+        inputs = builder.tensor(x).shape[-1]
+        return grown.weighted("fully_connected", x, (outputs, inputs), "NONE")
+
+    def normalized(x: str) -> str:
+        mean = builder.mean(x, grid, name=grown.name(), axes=(2,), keep_dims=True)
+        centered = builder.sub(x, mean, grid, name=grown.name())
+        square = builder.mul(centered, centered, deploy.per_tensor(1 / 16, -128), name=grown.name())
+        variance = builder.mean(square, deploy.per_tensor(1 / 16, -128), name=grown.name(), axes=(2,), keep_dims=True)
+        inverse = builder.table(variance, deploy.per_tensor(1 / 64, -128), name=grown.name(), function="rsqrt",
+                                parameters=(1e-3,))  # fmt: skip
+        scaled = builder.mul(centered, inverse, grid, name=grown.name())
+        gamma = builder.constant(grown.name(), grown.rng.integers(50, 128, width), deploy.per_tensor(1 / 100, 0))
+        return str(builder.mul(scaled, gamma, grid, name=grown.name()))
+
+    patches = grown.weighted("conv_2d", "x", (width, 16, 16, 3), "NONE", strides=(16, 16), padding="VALID")
+    x = builder.reshape(patches, (1, tokens, width), name=grown.name())
+    for _ in range(depth):
+        inner = normalized(x)
+        parts = []
+        for _ in range(3):
+            split = builder.reshape(linear(inner, width), (1, tokens, heads, size), name=grown.name())
+            parts.append(builder.transpose(split, (0, 2, 1, 3), name=grown.name()))
+        scores = builder.batch_matmul(parts[0], parts[1], deploy.per_tensor(1 / 16, 0), name=grown.name(), adj_y=True)
+        shares = builder.softmax(scores, name=grown.name())
+        mixed = builder.batch_matmul(shares, parts[2], grid, name=grown.name())
+        turned = builder.transpose(mixed, (0, 2, 1, 3), name=grown.name())
+        joined = builder.reshape(turned, (1, tokens, width), name=grown.name())
+        x = builder.add(x, linear(joined, width), grid, name=grown.name())
+        hidden = builder.gelu(linear(normalized(x), 4 * width), grid, name=grown.name())
+        x = builder.add(x, linear(hidden, width), grid, name=grown.name())
+    mean = builder.mean(normalized(x), grid, name=grown.name(), axes=(1,))
+    return builder.graph([linear(mean, 1000)])
+
+
+def unet_graph() -> deploy.Graph:
+    """A U-Net of five scales at 128x128, 16 channels at the first one, doubled images in between."""
+    grown = Random(3, 128)
+    builder, layer, kept = grown.builder, "x", []
+    for channels in (16, 32, 64, 128):
+        layer = grown.conv(grown.conv(layer, channels, 3), channels, 3)
+        kept.append(layer)
+        layer = str(builder.max_pool_2d(layer, (2, 2), (2, 2), name=grown.name()))
+    layer = grown.conv(grown.conv(layer, 256, 3), 256, 3)
+    for channels, beside in zip((128, 64, 32, 16), reversed(kept), strict=True):
+        size = builder.tensor(beside).shape[1:3]
+        layer = grown.conv(builder.resize_bilinear(layer, name=grown.name(), size=size), channels, 3)
+        grid = builder.tensor(beside).quantization
+        layer = builder.concatenation([beside, layer], grid, name=grown.name(), axis=3)
+        layer = grown.conv(grown.conv(layer, channels, 3), channels, 3)
+    return builder.graph([grown.conv(layer, 2, activation="NONE")])
+
+
+NETWORKS: dict[str, Callable[[], deploy.Graph]] = {
+    "mobilenet_v2": mobilenet_v2_graph,
+    "resnet50": resnet50_graph,
+    "efficientnet_lite0": efficientnet_lite0_graph,
+    "dscnn": dscnn_graph,
+    "vit": vit_graph,
+    "unet": unet_graph,
+}
+
+
+def seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+class LiteRT:
+    """Its interpreter with so many threads."""
+
+    def __init__(self, content: bytes, threads: int, reference: bool = False) -> None:
+        resolver = OpResolverType.BUILTIN_REF if reference else OpResolverType.AUTO
+        self.interpreter = Interpreter(
+            model_content=content, num_threads=threads, experimental_op_resolver_type=resolver
+        )
+
+    def given(self, codes: np.ndarray) -> Callable[[], np.ndarray]:
+        """A call on these images."""
+        (source,), (result,) = self.interpreter.get_input_details(), self.interpreter.get_output_details()
+        self.interpreter.resize_tensor_input(source["index"], codes.shape)
+        self.interpreter.allocate_tensors()
+
+        def call() -> np.ndarray:
+            self.interpreter.set_tensor(source["index"], codes)
+            self.interpreter.invoke()
+            return np.asarray(self.interpreter.get_tensor(result["index"]))
+
+        return call
+
+
+def race(graph: deploy.Graph, content: bytes, batch: int, threads: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of LiteRT, and of each profile with the median of its ratios to LiteRT's of the same turn."""
+    codes = images(graph, batch)
+    eq.set_num_threads(threads)
+    theirs = LiteRT(content, threads).given(codes["x"])
+    ready = {name: deploy.compile(graph, name) for name in options.profiles}
+    calls: dict[str, Callable[[], object]] = {"litert": theirs}
+    calls |= {name: functools.partial(each.run, codes) for name, each in ready.items()}
+    own = "xnnpack-x86" if platform.machine().lower() in ("x86_64", "amd64") else "xnnpack-arm64"
+    expected = deploy.simulate(graph, codes, own)[graph.outputs[0]]
+    if not np.array_equal(theirs(), expected):
+        raise SystemExit("the integers differ from LiteRT's, so there is nothing to time")
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(options.turns + 1):
+        for name, call in calls.items():
+            taken = seconds(call)
+            if turn:  # the first one packs weights
+                times[name].append(taken)
+    result: dict[str, Any] = {"litert": 1000 * statistics.median(times["litert"])}
+    for name in ready:
+        ratios = [mine / own for mine, own in zip(times[name], times["litert"], strict=True)]
+        result[name] = [1000 * statistics.median(times[name]), statistics.median(ratios)]
+    return result
+
+
+def peers(graph: deploy.Graph, content: bytes) -> dict[str, float]:
+    """Milliseconds for one image of what else computes the reference's or TFLite-Micro's integers."""
+    codes = images(graph, 1)
+    reference = LiteRT(content, 1, reference=True).given(codes["x"])
+    result = {"litert reference kernels": 1000 * seconds(reference)}
+    if "micro" in profiles_here():
+        runtime = open_runtime(content, graph.inputs, graph.outputs, "micro")
+        result["tflite-micro"] = 1000 * seconds(lambda: runtime.run(codes))
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--profiles", nargs="+", default=list(PROFILES), choices=list(PROFILES))
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--peers", action="store_true", help="also time LiteRT's reference kernels and TFLite-Micro")
+    parser.add_argument("--save", action="store_true", help="write bench/results/<machine>-engine.json")
+    options = parser.parse_args()
+    table = Table(
+        "network", "images", "threads", "LiteRT, ms", *options.profiles, title="milliseconds (times LiteRT's)"
+    )
+    console, results, ratios, missed = Console(width=WIDTH), [], [], 0
+    for network in options.networks:
+        graph = NETWORKS[network]()
+        with tempfile.TemporaryDirectory() as folder:
+            content = deploy.write_tflite(graph, Path(folder) / "model.tflite").read_bytes()
+        row: dict[str, Any] = {"network": network, "times": []}
+        left = deploy.compile(graph, options.profiles[0]).without_kernels()
+        row["without_kernels"] = sorted({op.kind for op in graph.operators if op.outputs[0] in left})
+        for batch in options.batches:
+            for threads in options.threads:
+                found = race(graph, content, batch, threads, options)
+                row["times"].append({"images": batch, "threads": threads, **found})
+                cells = [f"{found[name][0]:.2f} ({found[name][1]:.2f})" for name in options.profiles]
+                table.add_row(network, str(batch), str(threads), f"{found['litert']:.2f}", *cells)
+                ratios += [found[name][1] for name in options.profiles]
+                missed += sum(found[name][1] > LIMITS.get(batch, 2.0) for name in options.profiles)
+        if options.peers:
+            row["peers"] = peers(graph, content)
+            console.print(f"{network}: " + ", ".join(f"{name} {taken:.0f} ms" for name, taken in row["peers"].items()))
+        results.append(row)
+    mean = math.exp(statistics.fmean(map(math.log, ratios)))
+    console.print(table)
+    console.print(f"geometric mean {mean:.2f} (at most 1.5); {missed} of {len(ratios)} over their limit, {LIMITS}")
+    for row in results:
+        if row["without_kernels"]:
+            console.print(f"{row['network']}: by their declarations {', '.join(row['without_kernels'])}")
+    if options.save:
+        path = RESULTS / f"{machine()}-engine.json"
+        path.parent.mkdir(exist_ok=True)
+        versions = {"exactqat": eq.__version__, "ai-edge-litert": ai_edge_litert.__version__}
+        settings = {"turns": options.turns, "geometric_mean": mean}
+        path.write_text(json.dumps({"versions": versions, "settings": settings, "results": results}, indent=1) + "\n")
+        console.print(f"saved as {path.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,494 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of one value, one declaration each: what they compute, what runs them, and what frameworks call them.
+
+`declare(Function(...))` is all that an activation takes. From it follow the kind of step in `planning.network`, the
+operator or table that a plan makes of it, its gradient in every framework, its 256 codes on the device, and how it is
+recognised: in PyTorch by the name of the ATen operator, in Keras by that of the operation, in JAX and wherever it is
+written out by its values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from .attribute import NUMBER, Attribute
+
+erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _given(attributes: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    values = ((name, attributes.get(name)) for name in names)
+    return {name: None if value is None else float(value) for name, value in values}
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of one value.
+
+    Attributes:
+        name: the kind of step in a network, and the name of a table's function.
+        real: of (primitives, x, *parameters), in real numbers; differentiable where a framework's primitives are.
+        attributes: of the step, by name.
+        operator: the device's operator that a plan makes of it; "": it has a handler of its own in `planning`.
+        arguments: of the step's attributes, the operator's attributes or the table's parameters, in order.
+        nonnegative: no result is below 0.
+        is_kind: a network may hold it as a step; otherwise only tables do.
+        recognized: the attributes with which it is recognised by its values, however it is written.
+        aten, keras, jax: what PyTorch's ATen operators, Keras' operations and JAX' primitives are called that compute
+            it and take nothing else.
+    """
+
+    name: str
+    real: Callable[..., Any]
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    operator: str = ""
+    arguments: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    nonnegative: bool = False
+    is_kind: bool = True
+    recognized: tuple[Mapping[str, Any], ...] = ()
+    aten: tuple[str, ...] = ()
+    keras: tuple[str, ...] = ()
+    jax: tuple[str, ...] = ()
+
+    def of_step(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments for a step with these attributes."""
+        return _given(attributes, tuple(self.attributes)) if self.arguments is None else self.arguments(attributes)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether a plan makes a table of it."""
+        return self.operator == "TABLE"
+
+    def __call__(self, primitives: Any, x: Any, *parameters: Any) -> Any:
+        return self.real(primitives, x, *parameters)
+
+
+_FUNCTIONS: dict[str, Function] = {}
+# By name, in order of declaration.
+FUNCTIONS: Mapping[str, Function] = MappingProxyType(_FUNCTIONS)
+
+
+def declare(function: Function) -> Function:
+    """Adds a function to `FUNCTIONS`."""
+    if function.name in FUNCTIONS:
+        raise ValueError(f"function {function.name!r} is declared already")
+    _FUNCTIONS[function.name] = function
+    return function
+
+
+def named_by(framework: str) -> dict[str, str]:
+    """The framework's names ("aten", "keras" or "jax") -> kinds of steps, of all functions that are steps."""
+    return {name: each.name for each in FUNCTIONS.values() if each.is_kind for name in getattr(each, framework)}
+
+
+# The smallest magnitude at which functions with a pole are evaluated while no grid is known.
+TINY = 1e-12
+
+
+def _softplus(primitives: Any, x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
+    scaled = beta * x
+    smooth = primitives.maximum(x, 0.0) + primitives.log1p(primitives.exp(-primitives.abs(scaled))) / beta
+    return primitives.where(scaled > threshold, x, smooth)
+
+
+def _elu(primitives: Any, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
+    negative = primitives.expm1(primitives.where(x > 0, 0.0, x) * input_scale) * (alpha * scale)
+    return primitives.where(x > 0, x * scale, negative)
+
+
+def _gelu(primitives: Any, x: Any, approximate: bool = False) -> Any:
+    if approximate:
+        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
+        return 0.5 * x * (1 + primitives.tanh(inner))
+    return 0.5 * x * (1 + primitives.erf(x * math.sqrt(0.5)))
+
+
+def _pow(primitives: Any, x: Any, exponent: float) -> Any:
+    if exponent != int(exponent):
+        return primitives.exp(exponent * primitives.log(primitives.maximum(x, TINY)))
+    return x ** int(exponent) if exponent >= 0 else (1.0 / x) ** int(-exponent)
+
+
+def _clamp(primitives: Any, x: Any, low: float | None = None, high: float | None = None) -> Any:
+    return primitives.clip(x, -math.inf if low is None else low, math.inf if high is None else high)
+
+
+# What a composition consists of beside `FUNCTIONS`: of (primitives, *operands), which are arrays or numbers.
+COMBINATIONS: dict[str, Callable[..., Any]] = {
+    "add": lambda primitives, x, y: x + y,
+    "sub": lambda primitives, x, y: x - y,
+    "mul": lambda primitives, x, y: x * y,
+    "div": lambda primitives, x, y: x / (y if isinstance(y, float) else _off_zero(primitives, y)),
+    "maximum": lambda primitives, x, y: primitives.maximum(x, y),
+    "minimum": lambda primitives, x, y: primitives.minimum(x, y),
+    "gt": lambda primitives, x, y: x > y,
+    "ge": lambda primitives, x, y: x >= y,
+    "lt": lambda primitives, x, y: x < y,
+    "le": lambda primitives, x, y: x <= y,
+    "eq": lambda primitives, x, y: x == y,
+    "ne": lambda primitives, x, y: x != y,
+    "and": lambda primitives, x, y: x & y,
+    "or": lambda primitives, x, y: x | y,
+    "xor": lambda primitives, x, y: x ^ y,
+    "not": lambda primitives, x: ~x,
+    "where": lambda primitives, condition, x, y: primitives.where(condition, x, y),
+    "stop_gradient": lambda primitives, x: primitives.stop_gradient(x),
+}
+
+
+def _off_zero(primitives: Any, x: Any) -> Any:
+    return off_the_pole(primitives, x, TINY, "reciprocal", ())
+
+
+def _composition(primitives: Any, x: Any, *instructions: tuple[str, Sequence[int | float], Sequence[Any]]) -> Any:
+    """The last of (name, operands, parameters), names of `FUNCTIONS` or `COMBINATIONS`. An operand that is an int is
+    the result of that number, 0 the operand itself; a float is a number."""
+    results = [x]
+    for name, operands, parameters in instructions:
+        given = [results[each] if isinstance(each, int) else each for each in operands]
+        if name == "where":  # arrays of the type of x, which two numbers would not give
+            given[1:] = [primitives.array(each, x) if isinstance(each, float) else each for each in given[1:]]
+        if name in COMBINATIONS:
+            results.append(COMBINATIONS[name](primitives, *given))
+        else:
+            # What is not chosen is computed too, and infinity times a gradient of 0 is none.
+            given = [off_the_pole(primitives, given[0], TINY, name, parameters)]
+            results.append(FUNCTIONS[name](primitives, *given, *parameters))
+    return results[-1]
+
+
+NUMBER_OR_NONE = Attribute("a number", optional=True)
+# Recognised as it is, without attributes.
+PLAIN: tuple[Mapping[str, Any], ...] = ({},)
+
+declare(
+    Function(
+        "abs",
+        lambda primitives, x: primitives.abs(x),
+        operator="TABLE",
+        nonnegative=True,
+        recognized=PLAIN,
+        aten=("abs", "absolute"),
+        keras=("Abs", "Absolute"),
+        jax=("abs",),
+    )
+)
+declare(Function("ceil", lambda primitives, x: primitives.ceil(x), is_kind=False))
+declare(Function("clamp", _clamp, attributes={"min": NUMBER_OR_NONE, "max": NUMBER_OR_NONE}))
+declare(
+    Function(
+        "composition",
+        _composition,
+        attributes={"instructions": Attribute("a sequence")},
+        arguments=lambda attributes: {str(place): each for place, each in enumerate(attributes["instructions"])},
+    )
+)
+declare(
+    Function(
+        "cos",
+        lambda primitives, x: primitives.cos(x),
+        operator="TABLE",
+        recognized=PLAIN,
+        aten=("cos",),
+        keras=("Cos",),
+        jax=("cos",),
+    )
+)
+declare(Function("elu", _elu, attributes={"alpha": NUMBER, "scale": NUMBER, "input_scale": NUMBER}, operator="TABLE"))
+declare(
+    Function(
+        "erf",
+        lambda primitives, x: primitives.erf(x),
+        operator="TABLE",
+        recognized=PLAIN,
+        aten=("erf", "special_erf"),
+        keras=("Erf",),
+        jax=("erf",),
+    )
+)
+# In float32, infinity is not far.
+declare(
+    Function(
+        "exp",
+        lambda primitives, x: primitives.exp(primitives.minimum(x, 80.0)),
+        operator="EXP",
+        nonnegative=True,
+        recognized=PLAIN,
+        aten=("exp",),
+        keras=("Exp",),
+        jax=("exp",),
+    )
+)
+declare(
+    Function(
+        "floor",
+        lambda primitives, x: primitives.floor(x),
+        operator="TABLE",
+        recognized=PLAIN,
+        aten=("floor",),
+        keras=("Floor",),
+        jax=("floor",),
+    )
+)
+declare(
+    Function(
+        "gelu",
+        _gelu,
+        attributes={"approximate": Attribute("a word", words=("none", "tanh"))},
+        operator="GELU",
+        arguments=lambda attributes: {"approximate": attributes["approximate"] == "tanh"},
+        recognized=({"approximate": "none"}, {"approximate": "tanh"}),
+    )
+)
+declare(
+    Function(
+        "hardshrink",
+        lambda primitives, x, width=0.5: primitives.where(primitives.abs(x) > width, x, 0.0 * x),
+        attributes={"width": NUMBER},
+        operator="TABLE",
+    )
+)
+declare(
+    Function(
+        "hardsigmoid",
+        lambda primitives, x: primitives.clip(x / 6 + 0.5, 0.0, 1.0),
+        recognized=PLAIN,
+        aten=("hardsigmoid",),
+        keras=("HardSigmoid",),
+    )
+)
+declare(
+    Function(
+        "hardswish",
+        lambda primitives, x: x * primitives.clip(x / 6 + 0.5, 0.0, 1.0),
+        recognized=PLAIN,
+        aten=("hardswish",),
+        keras=("HardSilu",),
+    )
+)
+declare(
+    Function(
+        "leaky_relu",
+        lambda primitives, x, slope: primitives.where(x >= 0, x, x * slope),
+        attributes={"slope": NUMBER},
+        operator="LEAKY_RELU",
+        arguments=lambda attributes: {"alpha": float(attributes["slope"])},
+    )
+)
+declare(
+    Function(
+        "log", lambda primitives, x: primitives.log(x), operator="TABLE", aten=("log",), keras=("Log",), jax=("log",)
+    )
+)
+declare(
+    Function(
+        "log_sigmoid",
+        lambda primitives, x: -_softplus(primitives, -x),
+        operator="TABLE",
+        recognized=PLAIN,
+        aten=("log_sigmoid",),
+        keras=("LogSigmoid",),
+    )
+)
+declare(
+    Function(
+        "mish",
+        lambda primitives, x: x * primitives.tanh(_softplus(primitives, x)),
+        operator="TABLE",
+        recognized=PLAIN,
+        aten=("mish",),
+        keras=("Mish",),
+    )
+)
+declare(
+    Function(
+        "neg", lambda primitives, x: -x, recognized=PLAIN, aten=("neg", "negative"), keras=("Negative",), jax=("neg",)
+    )
+)
+declare(Function("pow", _pow, attributes={"exponent": NUMBER}))
+declare(
+    Function("reciprocal", lambda primitives, x: 1.0 / x, operator="TABLE", aten=("reciprocal",), keras=("Reciprocal",))
+)
+declare(
+    Function(
+        "relu",
+        lambda primitives, x: primitives.clip(x, 0.0, math.inf),
+        recognized=PLAIN,
+        aten=("relu",),
+        keras=("Relu",),
+    )
+)
+declare(
+    Function(
+        "relu6", lambda primitives, x: primitives.clip(x, 0.0, 6.0), recognized=PLAIN, aten=("relu6",), keras=("Relu6",)
+    )
+)
+declare(Function("round", lambda primitives, x: primitives.round(x), operator="TABLE", jax=("round",)))
+declare(
+    Function(
+        "rsqrt",
+        lambda primitives, x, epsilon=0.0: primitives.rsqrt(x + epsilon),
+        operator="TABLE",
+        nonnegative=True,
+        aten=("rsqrt",),
+        keras=("Rsqrt",),
+        jax=("rsqrt",),
+    )
+)
+declare(
+    Function(
+        "selu",
+        lambda primitives, x: _elu(primitives, x, 1.6732632423543772, 1.0507009873554805),
+        operator="TABLE",
+        recognized=PLAIN,
+        aten=("selu",),
+        keras=("Selu",),
+    )
+)
+declare(
+    Function(
+        "sigmoid",
+        lambda primitives, x: primitives.sigmoid(x),
+        recognized=PLAIN,
+        aten=("sigmoid", "special_expit"),
+        keras=("Sigmoid",),
+        jax=("logistic",),
+    )
+)
+declare(
+    Function(
+        "sign",
+        lambda primitives, x: primitives.sign(x),
+        operator="TABLE",
+        recognized=PLAIN,
+        aten=("sign", "sgn"),
+        keras=("Sign",),
+        jax=("sign",),
+    )
+)
+declare(
+    Function("silu", lambda primitives, x: x * primitives.sigmoid(x), recognized=PLAIN, aten=("silu",), keras=("Silu",))
+)
+declare(
+    Function(
+        "sin",
+        lambda primitives, x: primitives.sin(x),
+        operator="TABLE",
+        recognized=PLAIN,
+        aten=("sin",),
+        keras=("Sin",),
+        jax=("sin",),
+    )
+)
+declare(
+    Function(
+        "softplus",
+        _softplus,
+        attributes={"beta": NUMBER, "threshold": NUMBER},
+        operator="TABLE",
+        nonnegative=True,
+        recognized=({"beta": 1.0, "threshold": 20.0},),
+    )
+)
+declare(
+    Function(
+        "softshrink",
+        lambda primitives, x, width=0.5: x - primitives.clip(x, -width, width),
+        attributes={"width": NUMBER},
+        operator="TABLE",
+    )
+)
+declare(
+    Function(
+        "softsign",
+        lambda primitives, x: x / (1.0 + primitives.abs(x)),
+        operator="TABLE",
+        recognized=PLAIN,
+        aten=("softsign",),
+        keras=("Softsign",),
+    )
+)
+# Its slope at 0 is infinite.
+declare(
+    Function(
+        "sqrt",
+        lambda primitives, x: primitives.sqrt(primitives.maximum(x, TINY)),
+        operator="TABLE",
+        nonnegative=True,
+        aten=("sqrt",),
+        keras=("Sqrt",),
+        jax=("sqrt",),
+    )
+)
+declare(
+    Function(
+        "square", lambda primitives, x: x * x, recognized=PLAIN, aten=("square",), keras=("Square",), jax=("square",)
+    )
+)
+declare(
+    Function(
+        "tanh",
+        lambda primitives, x: primitives.tanh(x),
+        operator="TANH",
+        recognized=PLAIN,
+        aten=("tanh",),
+        keras=("Tanh",),
+        jax=("tanh",),
+    )
+)
+declare(
+    Function(
+        "threshold",
+        lambda primitives, x, least, value: primitives.where(x > least, x, 0.0 * x + value),
+        attributes={"least": NUMBER, "value": NUMBER},
+        operator="TABLE",
+    )
+)
+
+
+def off_the_pole(primitives: Any, x: Any, least: Any, function: str, parameters: Sequence[Any]) -> Any:
+    """x, but at least `least` away from where the function is infinite; there it has no slope either.
+
+    Code 0 of a grid represents everything below half a step, so `least` is half a step: values closer to the pole
+    would be one value that takes the whole range of the result.
+    """
+    exponent = {"reciprocal": -1.0, "rsqrt": -0.5, "log": -0.5}.get(function, 0.0)
+    if function == "pow":
+        exponent = float(parameters[0])
+    if exponent >= 0:
+        return x
+    if exponent == int(exponent):  # defined on both sides
+        return primitives.where(primitives.abs(x) < least, least, x)
+    return primitives.maximum(x, least)
+
+
+class NumPyPrimitives:
+    """The functions of one operand among the primitives, in NumPy."""
+
+    abs, exp, expm1, log, log1p, sqrt = np.abs, np.exp, np.expm1, np.log, np.log1p, np.sqrt
+    sin, cos, tanh, sign = np.sin, np.cos, np.tanh, np.sign
+    ceil, floor, round = np.ceil, np.floor, np.rint
+    maximum, minimum, where, clip = np.maximum, np.minimum, np.where, np.clip
+    erf = staticmethod(erf)
+
+    @staticmethod
+    def rsqrt(x: np.ndarray) -> np.ndarray:
+        return 1 / np.sqrt(x)
+
+    @staticmethod
+    def array(values: Any, like: np.ndarray) -> np.ndarray:
+        return np.asarray(values, like.dtype)
+
+    @staticmethod
+    def stop_gradient(x: np.ndarray) -> np.ndarray:
+        return x
+
+    @staticmethod
+    def sigmoid(x: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-x))

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device's integers, as fast as runtimes compute their own: the bits of `exactqat.device`, by kernels of
+`exactqat.cpu`.
+
+`Compiled` makes a network ready for one profile; `forms` says which operators have kernels, by their kinds.
+"""
+
+from . import elementwise, movement, rows, weighted  # noqa: F401 - enters its forms
+from .compiled import Compiled, compiled_for
+from .declared import by_declaration
+
+__all__ = ["Compiled", "by_declaration", "compiled_for"]

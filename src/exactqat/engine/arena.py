@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory for the results of a network's operators, used again where nobody reads them any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+# Bytes; of a line of the cache.
+LINE = 64
+
+
+def lifetimes(steps: Sequence[tuple[Sequence[str], str]], kept: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """First and last step in which a tensor is needed: written, and read for the last time.
+
+    steps: names of the operands and of the result of each. kept: read after the last step.
+    """
+    alive: dict[str, tuple[int, int]] = {}
+    for number, (operands, result) in enumerate(steps):
+        for name in operands:
+            if name in alive:
+                alive[name] = (alive[name][0], number)
+        alive[result] = (number, number)
+    return {name: (first, len(steps) if name in kept else last) for name, (first, last) in alive.items()}
+
+
+def places(sizes: Mapping[str, int], alive: Mapping[str, tuple[int, int]]) -> tuple[dict[str, int], int]:
+    """Offset of each tensor of so many bytes, and the bytes of all: the largest first, each into the lowest gap that it
+    fits, among those that live at the same time."""
+    taken: list[tuple[int, int, str]] = []
+    result: dict[str, int] = {}
+    for name in sorted(sizes, key=lambda each: (-sizes[each], alive[each])):
+        size = -(-sizes[name] // LINE) * LINE
+        first, last = alive[name]
+        offset = 0
+        for start, end, other in sorted(taken):
+            if alive[other][1] < first or alive[other][0] > last:
+                continue
+            if offset + size <= start:
+                break
+            offset = max(offset, end)
+        result[name] = offset
+        taken.append((offset, offset + size, name))
+    return result, max((end for _, end, _ in taken), default=0)
+
+
+__all__ = ["LINE", "lifetimes", "places"]

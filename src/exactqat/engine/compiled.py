@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network made ready for one profile: weights packed, memory planned, batches computed on all threads."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from .. import cpu
+from ..device import OPERATORS, Profile, Tensor, profile_named
+from ..device.blocks import one_thread_for_blas
+from .arena import LINE, lifetimes, places
+from .declared import by_declaration
+from .forms import Form, Part, make
+
+# Of a network: memory is kept for so many kinds of calls.
+PROGRAMS = 2
+
+
+class Step(Protocol):
+    """An operator of a graph."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def inputs(self) -> tuple[str, ...]: ...
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+    @property
+    def attributes(self) -> Mapping[str, Any]: ...
+
+
+class Network(Protocol):
+    """A graph, as `deploy.Graph` is one."""
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]: ...
+    @property
+    def operators(self) -> Sequence[Step]: ...
+    @property
+    def inputs(self) -> tuple[str, ...]: ...
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """An operator at places in memory. plans: kernels and the addresses that they take; none: by its declaration."""
+
+    step: int
+    plans: tuple[tuple[Any, tuple[int, ...]], ...]
+
+
+class Compiled:
+    """A network's integers under one profile, as its declarations give them and several times as fast.
+
+    Every operator is prepared when it is first needed, and stays so.
+
+    Attributes:
+        profile: whose integers.
+    """
+
+    def __init__(self, graph: Network, profile: str | Profile, like: Compiled | None = None) -> None:
+        """like: of a graph with operators in common, which are then not prepared again."""
+        self.profile = profile_named(profile)
+        self._tensors = graph.tensors
+        self._steps = tuple(graph.operators)
+        self._inputs, self._outputs = tuple(graph.inputs), tuple(graph.outputs)
+        self._position = {name: number for number, step in enumerate(self._steps) for name in step.outputs}
+        self._forms: dict[int, Form] = {}
+        self._programs: dict[Any, _Program] = {}
+        if like is not None and like.profile is self.profile:
+            self._take_over(like)
+
+    def run(
+        self,
+        codes: Mapping[str, np.ndarray],
+        tensors: Sequence[str] | None = None,
+        batch_size: int = 8,
+    ) -> dict[str, np.ndarray]:
+        """Codes of `tensors` (default: the graph's outputs).
+
+        Args:
+            codes: by tensor name, [batch * rows of an example, ...]: of the inputs, or of any tensors from which the
+                wanted ones follow. What only leads to given ones is not computed, so that what was kept of an earlier
+                run serves as a beginning.
+            batch_size: examples that are computed at a time.
+
+        Raises:
+            ValueError: a tensor is unknown, or needs one that is not given; examples differ in number.
+        """
+        wanted = tuple(dict.fromkeys(self._outputs if tensors is None else tensors))
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
+        total = self._examples(codes)
+        steps = self._needed(frozenset(codes), wanted)
+        results = {name: np.empty(self._shape(name, total), self._tensors[name].dtype) for name in wanted}
+        given = {name: np.ascontiguousarray(array) for name, array in codes.items()}
+        for start in range(0, total, batch_size):
+            self._run_batch(steps, given, results, start, min(batch_size, total - start))
+        return results
+
+    def operator(self, result: str, codes: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Codes of one operator's result from those of its operands.
+
+        Args:
+            result: name of the tensor that it computes.
+            codes: by tensor name; only the operands are looked at. Those of other shapes than the graph has are for
+                the declaration, which may broadcast them.
+        """
+        number = self._position[result]
+        step = self._steps[number]
+        tensors = [self._tensors[name] for name in step.inputs]
+        arrays = [codes[tensor.name] if tensor.data is None else tensor.data for tensor in tensors]
+        counts = {
+            array.shape[0] // tensor.shape[0] if array.shape[1:] == tensor.shape[1:] else -1
+            for array, tensor in zip(arrays, tensors, strict=True)
+            if tensor.data is None
+        }
+        form = self._form(number) if len(counts) == 1 and -1 not in counts else ()
+        if not form:
+            return self._by_declaration(number, codes)
+        arrays = [np.ascontiguousarray(array) for array in arrays]
+        (examples,) = counts
+        arrays.append(np.empty(self._shape(result, examples), self._tensors[result].dtype))
+        if arrays[-1].size:
+            for plan, addresses in planned(form, arrays):
+                plan(*addresses)
+        return arrays[-1]
+
+    def without_kernels(self) -> tuple[str, ...]:
+        """Results of the operators that are computed by their declarations, which is slower."""
+        return tuple(step.outputs[0] for number, step in enumerate(self._steps) if not self._form(number))
+
+    def __repr__(self) -> str:
+        return f"Compiled({len(self._steps):,} operators, {self.profile.name})"
+
+    def _examples(self, codes: Mapping[str, np.ndarray]) -> int:
+        counts = set()
+        for name, array in codes.items():
+            if name not in self._tensors or self._tensors[name].data is not None:
+                raise ValueError(f"codes names {name!r}, which is no activation of the graph")
+            tensor = self._tensors[name]
+            fits = array.ndim == len(tensor.shape) and array.shape[1:] == tensor.shape[1:]
+            if not fits or array.shape[0] % tensor.shape[0] or array.dtype != tensor.dtype:
+                expected = f"{tensor.dtype} [batch * {tensor.shape[0]}, {', '.join(map(str, tensor.shape[1:]))}]"
+                raise ValueError(f"codes of {name!r} must be {expected}, got {array.dtype} {list(array.shape)}")
+            counts.add(array.shape[0] // tensor.shape[0])
+        if len(counts) != 1:
+            raise ValueError(f"codes must hold as many examples for every tensor, got {sorted(counts)}")
+        return counts.pop()
+
+    def _shape(self, name: str, examples: int) -> tuple[int, ...]:
+        rows, *rest = self._tensors[name].shape
+        return (examples * rows, *rest)
+
+    def _needed(self, given: frozenset[str], wanted: tuple[str, ...]) -> tuple[int, ...]:
+        """Numbers of the operators between what is given and what is wanted."""
+        found: set[int] = set()
+        todo = [name for name in wanted if name not in given]
+        while todo:
+            name = todo.pop()
+            if name not in self._position:
+                raise ValueError(f"tensors needs {name!r}, which is neither given nor computed by the graph")
+            number = self._position[name]
+            if number not in found:
+                found.add(number)
+                todo += [
+                    each
+                    for each in self._steps[number].inputs
+                    if each not in given and self._tensors[each].data is None
+                ]
+        return tuple(sorted(found))
+
+    def _form(self, number: int) -> Form:
+        if number not in self._forms:
+            step = self._steps[number]
+            inputs, output = [self._tensors[name] for name in step.inputs], self._tensors[step.outputs[0]]
+            self._forms[number] = make(OPERATORS[step.kind], inputs, output, step.attributes, self.profile)
+        return self._forms[number]
+
+    def _take_over(self, like: Compiled) -> None:
+        """The forms of operators whose tensors and attributes are the same objects."""
+        for number, step in enumerate(self._steps):
+            other = like._position.get(step.outputs[0])
+            if other is None or like._steps[other] is not step or other not in like._forms:
+                continue
+            if all(self._tensors[name] is like._tensors.get(name) for name in (*step.inputs, *step.outputs)):
+                self._forms[number] = like._forms[other]
+
+    def _run_batch(
+        self,
+        steps: tuple[int, ...],
+        given: Mapping[str, np.ndarray],
+        results: Mapping[str, np.ndarray],
+        start: int,
+        count: int,
+    ) -> None:
+        # Nobody else has it meanwhile: threads that call at the same time get memory of their own.
+        key = (steps, tuple(given), tuple(results), count)
+        program = self._programs.pop(key, None) or self._bound(*key)
+        for name, array in given.items():
+            rows = self._tensors[name].shape[0]
+            part = array[start * rows : (start + count) * rows]
+            if name in program.views:
+                program.views[name][...] = part
+            if name in results:
+                results[name][start * rows : (start + count) * rows] = part
+        for bound in program.steps:
+            if bound.plans:
+                for plan, addresses in bound.plans:
+                    plan(*addresses)
+            else:
+                program.views[self._steps[bound.step].outputs[0]][...] = self._by_declaration(bound.step, program.views)
+        for name, result in results.items():
+            if name not in given:
+                rows = self._tensors[name].shape[0]
+                result[start * rows : (start + count) * rows] = program.views[name]
+        while len(self._programs) >= PROGRAMS:  # the oldest ones, whose memory is then free
+            self._programs.pop(next(iter(self._programs), key), None)
+        self._programs[key] = program
+
+    def _by_declaration(self, number: int, known: Mapping[str, np.ndarray]) -> np.ndarray:
+        step = self._steps[number]
+        inputs, output = [self._tensors[name] for name in step.inputs], self._tensors[step.outputs[0]]
+        codes = [known[tensor.name] if tensor.data is None else tensor.data for tensor in inputs]
+        with one_thread_for_blas():
+            return by_declaration(OPERATORS[step.kind], codes, inputs, output, step.attributes, self.profile)
+
+    def _bound(self, steps: tuple[int, ...], given: tuple[str, ...], wanted: tuple[str, ...], count: int) -> _Program:
+        """Operators at places in one block of memory, for so many examples."""
+        read = {name for number in steps for name in self._steps[number].inputs}
+        used = [name for name in given if name in read]
+        listed: list[tuple[Sequence[str], str]] = [((), name) for name in used]
+        listed += [(self._steps[number].inputs, self._steps[number].outputs[0]) for number in steps]
+        alive = lifetimes(listed, wanted)
+        shapes = {name: self._shape(name, count) for name in alive}
+        sizes = {
+            name: int(np.prod(shape)) * np.dtype(self._tensors[name].dtype).itemsize for name, shape in shapes.items()
+        }
+        offsets, total = places(sizes, alive)
+        memory = np.empty(total + LINE, np.uint8)
+        begin = -memory.ctypes.data % LINE
+        views = {
+            name: memory[begin + offset : begin + offset + sizes[name]].view(self._tensors[name].dtype).reshape(shape)
+            for (name, shape), offset in zip(shapes.items(), (offsets[name] for name in shapes), strict=True)
+        }
+        constants: dict[str, np.ndarray] = {}
+        for number in steps:
+            for name in self._steps[number].inputs:
+                data = self._tensors[name].data
+                if data is not None:
+                    constants[name] = np.ascontiguousarray(data)
+        arrays = {**views, **constants}
+        bound = []
+        for number in steps:
+            step = self._steps[number]
+            plans = planned(self._form(number), [arrays[name] for name in (*step.inputs, step.outputs[0])])
+            bound.append(_Bound(number, plans))
+        return _Program(views, constants, tuple(bound))
+
+
+def planned(form: Form, arrays: Sequence[np.ndarray]) -> tuple[tuple[Any, tuple[int, ...]], ...]:
+    """The kernels of an operator and the addresses that they take: of its operands, the result, and constants."""
+    plans = []
+    for call in form:
+        described, addresses = [], []
+        for operand in (*call.operands, call.result):
+            if isinstance(operand, Part):
+                array = arrays[operand.position]
+                shape = operand.shape_of(array.size)
+            else:
+                array, shape = operand, operand.shape
+            described.append((str(array.dtype), list(shape)))
+            addresses.append(array.ctypes.data)
+        plan = cpu.kernels.plan(call.kernel, described, len(call.operands), dict(call.numbers))
+        plans.append((plan, tuple(addresses)))
+    return tuple(plans)
+
+
+@dataclass(frozen=True)
+class _Program:
+    """views: of activations in one block of memory; constants: whose addresses kernels take."""
+
+    views: dict[str, np.ndarray]
+    constants: dict[str, np.ndarray]
+    steps: tuple[_Bound, ...]
+
+
+_known: weakref.WeakKeyDictionary[Any, dict[Profile, Compiled]] = weakref.WeakKeyDictionary()
+
+
+def compiled_for(graph: Network, profile: str | Profile) -> Compiled:
+    """The network made ready, which is remembered as long as the graph lives."""
+    known = _known.setdefault(graph, {})
+    profile = profile_named(profile)
+    if profile not in known:
+        known[profile] = Compiled(graph, profile)
+    return known[profile]
+
+
+__all__ = ["Compiled", "Network", "Step", "compiled_for"]

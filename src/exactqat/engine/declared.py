@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators that have no form, by their declarations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..device import Tensor
+from ..device.operator import Attributes, DeviceOperator
+from ..device.profile import Profile
+
+# A table of all codes is asked for so many results; below that it costs more than it gives.
+PAYS = 2
+
+
+def by_declaration(
+    declaration: DeviceOperator,
+    codes: Sequence[np.ndarray],
+    inputs: Sequence[Tensor],
+    output: Tensor,
+    attributes: Attributes,
+    profile: Profile,
+) -> np.ndarray:
+    """Codes of an operator's result as its declaration computes them, or looks them up."""
+
+    def compute(operands: Sequence[np.ndarray]) -> np.ndarray:
+        return declaration.results(operands, inputs, output, attributes, profile)
+
+    int8 = output.dtype == "int8" and all(code.dtype == np.int8 for code in codes)
+    if declaration.pointwise and int8 and max(code.size for code in codes) > PAYS * 256 ** len(codes):
+        return from_table(compute, codes)
+    return compute(codes)
+
+
+def from_table(compute: Callable[[Sequence[np.ndarray]], np.ndarray], codes: Sequence[np.ndarray]) -> np.ndarray:
+    """What `compute` makes of int8 operands value by value, looked up among its results for all pairs of codes."""
+    all_codes = np.arange(-128, 128).astype(np.int8)
+    table = compute(np.meshgrid(*[all_codes] * len(codes), indexing="ij")).ravel()
+    first, *others = (code.view(np.uint8) ^ np.uint8(128) for code in codes)
+    return table.take((first.astype(np.uint16) << 8) | others[0] if others else first)
+
+
+__all__ = ["PAYS", "by_declaration", "from_table"]

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fast forms of the device's operators: which kernels of `exactqat.cpu` compute them, on what.
+
+A form gives the bits that `integers` of the operator's declaration gives, which is its meaning and its test. An
+operator without a form is computed by its declaration.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .. import cpu
+from ..device import Refusal, Tensor
+from ..device.operator import Attributes, DeviceOperator
+from ..device.profile import Profile
+
+Tensors = Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Part:
+    """An operand of the operator (by its position), or its result (-1), as a kernel takes it.
+
+    shape: one entry may be -1, which follows from the number of values.
+    """
+
+    position: int
+    shape: tuple[int, ...]
+
+    def shape_of(self, values: int) -> tuple[int, ...]:
+        """The shape where there are that many values."""
+        known = -math.prod(self.shape)
+        return tuple(values // known if size == -1 else size for size in self.shape)
+
+
+RESULT = -1
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One call of a kernel: operands, of which arrays are constants, then the result."""
+
+    kernel: str
+    operands: tuple[Part | np.ndarray, ...]
+    result: Part
+    numbers: Mapping[str, int | float] = field(default_factory=dict)
+
+
+Form = tuple[KernelCall, ...]
+Maker = Callable[[DeviceOperator, Tensors, Tensor, Attributes, Profile], Form | None]
+
+# By the kind of the operator.
+MAKERS: dict[str, Maker] = {}
+FALLBACKS: list[Maker] = []
+
+
+def form_of(kind: str) -> Callable[[Maker], Maker]:
+    """Enters what makes forms of one kind of operator; None where a form does not serve."""
+
+    def enter(maker: Maker) -> Maker:
+        MAKERS[kind] = maker
+        return maker
+
+    return enter
+
+
+def fallback_form(maker: Maker) -> Maker:
+    """Enters what makes forms of all other kinds."""
+    FALLBACKS.append(maker)
+    return maker
+
+
+def is_int8(inputs: Tensors, output: Tensor) -> bool:
+    """Whether all operands and the result are int8."""
+    return all(tensor.dtype == "int8" for tensor in (*inputs, output))
+
+
+def make(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form:
+    """The calls that compute an operator; none where its declaration has to do it."""
+    if not has_kernels(cpu.kernels):
+        return ()
+    try:  # sums fit into 32 bits, shifts into a word
+        declaration.check(inputs, output, attributes)
+    except Refusal:
+        return ()
+    for maker in [MAKERS[declaration.kind]] if declaration.kind in MAKERS else FALLBACKS:
+        form = maker(declaration, inputs, output, attributes, profile)
+        if form:
+            return form
+    return ()
+
+
+@functools.cache
+def has_kernels(module: Any) -> bool:
+    """Whether a module has the kernels: an editable installation may use one that was built before there were any."""
+    return "integer_pack" in module.kernels()
+
+
+def may_use_dot_products() -> int:
+    """1, or 0 if `EXACTQAT_DOT_PRODUCTS` is 0: the sums are then formed as on processors that have no such
+    instructions."""
+    return int(os.environ.get("EXACTQAT_DOT_PRODUCTS", "1") != "0")
+
+
+def run(kernel: str, operands: Sequence[np.ndarray], result: Sequence[np.ndarray], **numbers: Any) -> None:
+    """Calls a kernel on arrays that are dense and in C's order."""
+    arrays = [*operands, *result]
+    described = [(str(array.dtype), list(array.shape)) for array in arrays]
+    cpu.kernels.plan(kernel, described, len(operands), numbers)(*(array.ctypes.data for array in arrays))
+
+
+__all__ = [
+    "MAKERS",
+    "RESULT",
+    "Form",
+    "KernelCall",
+    "Maker",
+    "Part",
+    "fallback_form",
+    "form_of",
+    "is_int8",
+    "make",
+    "may_use_dot_products",
+    "run",
+]

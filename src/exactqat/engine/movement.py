@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators that move codes to other places."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..device import Tensor
+from ..device.arithmetic import zero_point_of
+from ..device.movement import PadV2
+from ..device.operator import Attributes, DeviceOperator
+from ..device.profile import Profile
+from .elementwise import part
+from .forms import RESULT, Form, KernelCall, Part, Tensors, form_of, is_int8
+
+
+def strides_of(shape: Sequence[int]) -> list[int]:
+    """How far apart the entries of each axis lie."""
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+def move(
+    position: int,
+    source: Tensor,
+    output: Tensor,
+    sizes: Sequence[int],
+    from_strides: Sequence[int],
+    to_strides: Sequence[int],
+    from_place: int = 0,
+    to_place: int = 0,
+    fill: int | None = None,
+) -> KernelCall:
+    """One block of each example, by all of its axes but the batch's."""
+    plan = np.array([sizes, from_strides, to_strides], np.int64)
+    numbers = {"from": int(from_place), "to": int(to_place), "fills": int(fill is not None), "fill": fill or 0}
+    return KernelCall("integer_move", (part(position, source), plan), part(RESULT, output), numbers)
+
+
+def serves(inputs: Tensors, output: Tensor) -> bool:
+    """int8 activations with the batch on an axis of its own, and others."""
+    own = all(tensor.shape[0] == 1 and len(tensor.shape) > 1 and tensor.data is None for tensor in (*inputs, output))
+    return own and is_int8(inputs, output)
+
+
+@form_of("RESHAPE")
+def reshape(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form | None:
+    """The same codes."""
+    if not is_int8(inputs, output):
+        return None
+    return (KernelCall("integer_copy", (Part(0, (-1,)),), Part(RESULT, (-1,))),)
+
+
+@form_of("TRANSPOSE")
+def transpose(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form | None:
+    """Axes in another order."""
+    if not serves(inputs, output):
+        return None
+    strides = strides_of(inputs[0].shape)
+    turned = [strides[axis] for axis in attributes["permutation"][1:]]
+    return (move(0, inputs[0], output, output.shape[1:], turned, strides_of(output.shape)[1:]),)
+
+
+@form_of("CONCATENATION")
+def concatenation(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form | None:
+    """Operands side by side."""
+    if not serves(inputs, output):
+        return None
+    axis, strides, calls, begin = attributes["axis"], strides_of(output.shape), [], 0
+    for position, tensor in enumerate(inputs):
+        own = strides_of(tensor.shape)
+        # Axes from the joined one on are one piece of memory in both.
+        sizes = [*tensor.shape[1:axis], math.prod(tensor.shape[axis:])]
+        call = move(
+            position, tensor, output, sizes, [*own[1:axis], 1], [*strides[1:axis], 1], to_place=begin * strides[axis]
+        )
+        calls.append(call)
+        begin += tensor.shape[axis]
+    return tuple(calls)
+
+
+@form_of("STRIDED_SLICE")
+def strided_slice(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form | None:
+    """Some entries of each axis."""
+    if not serves(inputs, output):
+        return None
+    strides = strides_of(inputs[0].shape)
+    columns = [attributes[name] for name in ("begin", "end", "steps")]
+    slices = [slice(*entry).indices(size) for *entry, size in zip(*columns, inputs[0].shape, strict=True)]
+    begin = sum(first * stride for (first, _, _), stride in zip(slices[1:], strides[1:], strict=True))
+    stepped = [step * stride for (_, _, step), stride in zip(slices, strides, strict=True)]
+    return (move(0, inputs[0], output, output.shape[1:], stepped[1:], strides_of(output.shape)[1:], begin),)
+
+
+@form_of("PAD")
+@form_of("PADV2")
+def pad(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form | None:
+    """The operand inside a result of one code."""
+    paddings = attributes["paddings"]
+    if not serves(inputs, output) or any(paddings[0]):
+        return None
+    fill = declaration.code(output, attributes) if isinstance(declaration, PadV2) else zero_point_of(output)
+    strides = strides_of(output.shape)
+    begin = sum(before * stride for (before, _), stride in zip(paddings, strides, strict=True))
+    own = strides_of(inputs[0].shape)[1:]
+    return (move(0, inputs[0], output, inputs[0].shape[1:], own, strides[1:], to_place=begin, fill=int(fill)),)

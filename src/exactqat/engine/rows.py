@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of two activations, softmax over rows, images of another size."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..device import Tensor
+from ..device import fixed_point_functions as fixed
+from ..device.arithmetic import fixed_point, rounding_shift, scale_of, zero_point_of
+from ..device.normalization import EXPONENT_BITS, SUM_BITS, scaled_exponents
+from ..device.operator import Attributes, DeviceOperator, Refusal
+from ..device.profile import Profile
+from ..device.resize import BUILT_IN_BITS, XNNPACK_BITS, ResizeBilinear
+from .elementwise import CODES, Numbers, clamp_numbers, part
+from .forms import RESULT, Form, KernelCall, Part, Tensors, form_of, is_int8, may_use_dot_products
+from .weighted import COLUMNS, STEPS, padded
+
+# Of a product of two activations, beyond which sums may not fit into 32 bits.
+DEEPEST = 2**31 // 255**2
+
+
+@form_of("BATCH_MATMUL")
+def batch_matmul(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form | None:
+    """Products of matrices, the second of which is packed for each."""
+    depth = inputs[0].shape[-2 if attributes["adj_x"] else -1]
+    if not is_int8(inputs, output) or depth > DEEPEST:
+        return None
+    columns = padded(output.shape[-1], COLUMNS)
+    numbers: Numbers = {**clamp_numbers(output, attributes, profile), "dot": may_use_dot_products()}
+    for name in ("adj_x", "adj_y"):
+        numbers[name] = int(attributes[name])
+    for axis, tensor in zip("xy", inputs, strict=True):
+        numbers[f"zero_point_{axis}"] = zero_point_of(tensor)
+    first, second, result = (scale_of(tensor) for tensor in (*inputs, output))
+    # XNNPACK leaves a second operand with a zero point to the built-in kernel, which computes as the reference.
+    if profile.delegates and zero_point_of(inputs[1]) == 0:
+        numbers["steps"] = STEPS["float32"]
+        factors = np.full(columns, first * second / result, np.float32)
+    else:
+        numbers["steps"] = STEPS["fixed_point"]
+        pair = fixed_point(float(first * second) / float(result))
+        factors = np.stack([np.full(columns, int(each), np.int32) for each in pair])
+    rank = len(output.shape)
+    operands = []
+    for position, tensor in enumerate(inputs):
+        shape = part(position, tensor).shape
+        operands.append(Part(position, (*(1,) * (rank - len(shape)), *shape)))
+    return (KernelCall("integer_batch_matmul", (*operands, factors), part(RESULT, output), numbers),)
+
+
+@form_of("SOFTMAX")
+def softmax(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form | None:
+    """Exponentials from a table, by how far a code lies below the largest one."""
+    (source,) = inputs
+    # The reference kernel may end the process, which the declaration says with an error.
+    if not is_int8(inputs, output) or declaration.may_end_the_process(inputs, attributes, profile):
+        return None
+    beta = float(np.float32(attributes["beta"]))
+    rows = (-1, source.shape[-1])
+    if profile.delegates:
+        factor = -scale_of(source) * np.float32(beta)
+        table = np.exp((factor * np.arange(256, dtype=np.float32)).astype(np.float64)).astype(np.float32)
+        numbers: Numbers = {"scale": float(scale_of(output)), "zero_point": zero_point_of(output)}
+        return (KernelCall("integer_softmax", (Part(0, rows), table), Part(RESULT, rows), numbers),)
+    x, near, _, _ = scaled_exponents(CODES, source, beta)
+    powers = np.where(near, fixed.exp_on_negative_values(x, EXPONENT_BITS), 0)
+    terms = np.where(near, rounding_shift(powers, SUM_BITS), 0)
+    tables = np.ascontiguousarray(np.stack([terms, powers])[:, ::-1].astype(np.int32))
+    return (KernelCall("integer_softmax_fixed", (Part(0, rows), tables), Part(RESULT, rows)),)
+
+
+@form_of("RESIZE_BILINEAR")
+def resize_bilinear(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form | None:
+    """Between the four values around a place."""
+    assert isinstance(declaration, ResizeBilinear)
+    if not is_int8(inputs, output) or math.prod(output.shape) == 0:
+        return None
+    neighbors = declaration.neighbors if profile.delegates else declaration.built_in_neighbors
+    try:
+        axes = [
+            np.stack(neighbors(inputs[0].shape[axis], output.shape[axis], attributes)).astype(np.int32)
+            for axis in (1, 2)
+        ]
+    except Refusal:
+        return None
+    numbers: Numbers = {
+        "bits": XNNPACK_BITS if profile.delegates else BUILT_IN_BITS,
+        "half_up": int(profile.delegates),
+    }
+    return (KernelCall("integer_resize_bilinear", (part(0, inputs[0]), *axes), part(RESULT, output), numbers),)

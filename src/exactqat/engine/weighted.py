@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators with constant weights: convolutions and fully connected layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..device import Tensor
+from ..device.arithmetic import bounds, fixed_point, same_padding, scale_of, zero_point_of
+from ..device.operator import Attributes, DeviceOperator, is_wide
+from ..device.profile import Profile
+from ..device.weighted import Weighted, real_multiplier
+from .forms import RESULT, Form, KernelCall, Part, Tensors, form_of, may_use_dot_products, run
+
+# Of integer_rounding.h: columns that are padded to, those of a panel, and the numbers of roundings.
+COLUMNS, PANEL = 64, 16
+STEPS = {"float32": 0, "fixed_point": 1, "float64": 2}
+
+
+def padded(size: int, of: int) -> int:
+    """The next multiple."""
+    return -(-size // of) * of
+
+
+def factors(rounding: str, inputs: Tensors, output: Tensor) -> np.ndarray:
+    """What sums are multiplied by, [channels], of fixed_point [2, channels]; see `device.weighted.ROUNDINGS`."""
+    if rounding == "float32":
+        input_scale, filter_scale = (tensor.quantization.scale for tensor in inputs[:2])
+        return np.broadcast_to(input_scale * filter_scale / scale_of(output), inputs[2].shape)
+    multiplier = real_multiplier(inputs, output)
+    if rounding == "float64":
+        return multiplier
+    return np.stack(fixed_point(multiplier)).astype(np.int32)
+
+
+def in_groups(values: np.ndarray, groups: int) -> np.ndarray:
+    """Values [..., channels] as [groups, ..., channels of a group and zeros up to COLUMNS]."""
+    each = values.shape[-1] // groups
+    split = np.moveaxis(values.reshape(*values.shape[:-1], groups, each), -2, 0)
+    return np.ascontiguousarray(np.pad(split, [(0, 0)] * (split.ndim - 1) + [(0, padded(each, COLUMNS) - each)]))
+
+
+def rounding_numbers(
+    declaration: Weighted, output: Tensor, attributes: Attributes, profile: Profile
+) -> dict[str, int | float]:
+    """How kernels store sums, by the names of integer_rounding.h."""
+    lowest, highest = bounds(output, attributes, profile)
+    rounding = STEPS[declaration.rounding(profile)]
+    return {"steps": rounding, "zero_point": zero_point_of(output), "lowest": lowest, "highest": highest}
+
+
+def shifted_bias(filter: np.ndarray, bias: np.ndarray, zero_point: int) -> np.ndarray:
+    """int32 [channels]: the bias of sums from whose codes the zero point is not taken; filter [channels, ...]."""
+    sums = filter.reshape(len(filter), -1).sum(1, dtype=np.int64)
+    return np.asarray((bias.astype(np.int64) - zero_point * sums).astype(np.int32))
+
+
+def packed(filter: np.ndarray, bias: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weights [channels, depth] and what is added to their sums [channels], as products take them."""
+    columns, depth = len(filter) // groups, filter.shape[1]
+    weights = np.empty((groups, padded(depth, 4) * padded(columns, PANEL) * 2), np.uint8)
+    added = np.empty((groups, padded(columns, COLUMNS)), np.int32)
+    operands = [filter.reshape(groups, columns, depth), bias.reshape(groups, columns)]
+    run("integer_pack", [np.ascontiguousarray(each) for each in operands], [weights, added], dot=may_use_dot_products())
+    return weights, added
+
+
+def window_numbers(window: tuple[int, int], image: tuple[int, ...], attributes: Attributes) -> dict[str, int | float]:
+    """A sliding window of an image [batch, height, width, channels], by the kernels' names."""
+    strides, dilations = (tuple(attributes.get(name, (1, 1))) for name in ("strides", "dilations"))
+    before = [0, 0]
+    if attributes.get("padding") == "SAME":
+        axes = zip(image[1:3], window, strides, dilations, strict=True)
+        before = [same_padding(*axis)[0] for axis in axes]
+    pairs = {"window": window, "stride": strides, "dilation": dilations}
+    numbers: dict[str, int | float] = {
+        f"{name}_{axis}": int(size) for name, pair in pairs.items() for axis, size in zip("yx", pair, strict=True)
+    }
+    return {**numbers, "top": int(before[0]), "left": int(before[1])}
+
+
+def product(
+    declaration: Any,
+    inputs: Tensors,
+    output: Tensor,
+    attributes: Attributes,
+    profile: Profile,
+    filter: np.ndarray,
+    image: tuple[int, ...],
+    result: tuple[int, ...],
+    numbers: dict[str, int | float],
+    groups: int = 1,
+) -> KernelCall:
+    """A convolution: filter [channels, height, width, size], image and result [-1, height, width, channels]."""
+    assert inputs[2].data is not None
+    zero_point = zero_point_of(inputs[0])
+    depth = int(np.prod(filter.shape[1:]))
+    weights, added = packed(
+        filter.reshape(len(filter), depth), shifted_bias(filter, inputs[2].data, zero_point), groups
+    )
+    places = {"first_y": 0, "first_x": 0, "step_y": 1, "step_x": 1, "lines": result[1], "places": result[2]}
+    return KernelCall(
+        "integer_conv_2d",
+        (
+            Part(0, image),
+            weights,
+            added,
+            in_groups(factors(declaration.rounding(profile), inputs, output), groups),
+        ),
+        Part(RESULT, result),
+        {
+            **rounding_numbers(declaration, output, attributes, profile),
+            **places,
+            "groups": groups,
+            "fill": zero_point,
+            "dot": may_use_dot_products(),
+            **numbers,
+        },
+    )
+
+
+@form_of("CONV_2D")
+def conv_2d(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form | None:
+    """One product of gathered windows."""
+    filter = inputs[1].data
+    if is_wide(inputs, output) or filter is None:
+        return None
+    image, result = (-1, *inputs[0].shape[1:]), (-1, *output.shape[1:])
+    numbers = window_numbers(filter.shape[1:3], inputs[0].shape, attributes)
+    groups = inputs[0].shape[3] // filter.shape[3]
+    return (
+        product(declaration, inputs, output, attributes, profile, filter, image, result, numbers, groups),
+    )  # fmt: skip
+
+
+@form_of("FULLY_CONNECTED")
+def fully_connected(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form | None:
+    """The product itself."""
+    filter = inputs[1].data
+    if is_wide(inputs, output) or filter is None:
+        return None
+    shapes = [(-1, 1, 1, size) for size in filter.shape[::-1]]
+    numbers = window_numbers((1, 1), (1, 1, 1, 1), {})
+    filter = filter[:, None, None]
+    return (product(declaration, inputs, output, attributes, profile, filter, shapes[0], shapes[1], numbers),)
+
+
+@form_of("TRANSPOSE_CONV")
+def transpose_conv(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form | None:
+    """One convolution for each place between strides, of the taps that meet it, in the other direction.
+
+    Place y of the result and tap i meet line (y + cut - i) / stride, where that is a whole one.
+    """
+    filter = inputs[1].data
+    if is_wide(inputs, output) or filter is None:
+        return None
+    image, result = (-1, *inputs[0].shape[1:]), (-1, *output.shape[1:])
+    phases: list[list[tuple[np.ndarray, dict[str, int | float]]]] = []
+    sizes = zip("yx", inputs[0].shape[1:3], output.shape[1:3], filter.shape[1:3], attributes["strides"], strict=True)
+    for axis, size, wanted, window, stride in sizes:
+        cut = max((size - 1) * stride + window - wanted, 0) // 2
+        each = []
+        for first in range(min(stride, wanted)):
+            taps = np.arange((first + cut) % stride, window, stride)[::-1]
+            count = -(-(wanted - first) // stride)
+            before = 0 if not len(taps) else -(first + cut - int(taps[0])) // stride
+            numbers: dict[str, int | float] = {
+                f"window_{axis}": len(taps),
+                f"first_{axis}": first,
+                f"step_{axis}": stride,
+                f"stride_{axis}": 1,
+                f"dilation_{axis}": 1,
+                "top" if axis == "y" else "left": before,
+                "lines" if axis == "y" else "places": count,
+            }
+            each.append((taps, numbers))
+        phases.append(each)
+    return tuple(
+        product(
+            declaration,
+            inputs,
+            output,
+            attributes,
+            profile,
+            np.ascontiguousarray(filter[:, rows][:, :, columns]),
+            image,
+            result,
+            {**down, **right},
+        )
+        for rows, down in phases[0]
+        for columns, right in phases[1]
+    )
+
+
+@form_of("DEPTHWISE_CONV_2D")
+def depthwise_conv_2d(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form | None:
+    """A sum over taps for each channel."""
+    assert isinstance(declaration, Weighted)
+    filter, bias = inputs[1].data, inputs[2].data
+    if is_wide(inputs, output) or filter is None or bias is None:
+        return None
+    zero_point, channels = zero_point_of(inputs[0]), filter.shape[3]
+    taps = np.ascontiguousarray(filter.reshape(-1, channels))
+    columns = padded(channels, COLUMNS)
+    weights = np.empty(2 * padded(len(taps), 2) * columns, np.uint8)
+    added = np.empty(columns, np.int32)
+    run(
+        "integer_depthwise_pack", [taps, shifted_bias(np.ascontiguousarray(taps.T), bias, zero_point)], [weights, added]
+    )
+    scales = in_groups(factors(declaration.rounding(profile), inputs, output), 1)[0]
+    call = KernelCall(
+        "integer_depthwise_conv_2d",
+        (Part(0, (-1, *inputs[0].shape[1:])), weights, added, scales),
+        Part(RESULT, (-1, *output.shape[1:])),
+        {
+            **rounding_numbers(declaration, output, attributes, profile),
+            **window_numbers(filter.shape[1:3], inputs[0].shape, attributes),
+            "fill": zero_point,
+        },
+    )
+    return (call,)

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan means in training: how ranges move, the grids of weights, constants and biases, batch norm folded into
+weights, what `freeze` changes and what it warns of.
+
+Pure functions. `p` is a framework's primitives (`qat/primitives_*.py`, or NumPy's), so that each rule is stated once
+for PyTorch, JAX and Keras; integers are always made in NumPy, so that equal numbers give equal integers.
+"""

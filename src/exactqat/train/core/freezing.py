@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `freeze` does to ranges, and what it warns of."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ...display import shortened
+from ...planning.fitting import Ends, RangesMovedWarning, fitting_ranges, told
+from ...planning.plans import Plan, branch_range
+
+# Share of the values that running statistics began with, from which they count as unsettled. Deviations that are wrong
+# by a little are so in every layer, and what one layer passes on is the next one's input.
+_UNSETTLED = 0.2
+
+
+class UnsettledStatisticsWarning(UserWarning):
+    """A network is frozen whose batch norms have seen too few training batches for their momentum: their running
+    statistics, which it computes with from then on, are far from those of the batches that ranges were measured
+    with."""
+
+
+class Settling(NamedTuple):
+    """How far a batch norm's running statistics have come.
+
+    Attributes:
+        path: of the layer.
+        momentum: share of a new batch in them; None: they are the mean of all batches.
+        batches: how many they have seen; trained: how many of them since `prepare`.
+        variance: the running one.
+    """
+
+    path: str
+    momentum: float | None
+    batches: int
+    trained: int
+    variance: np.ndarray
+
+
+def warn_of_unsettled(norms: Iterable[Settling], stacklevel: int) -> None:
+    """Warns of batch norms whose running statistics are still, to a large part, the 0 and 1 they began with.
+
+    Not if no batch was trained since `prepare`: then ranges were measured with these very statistics.
+    """
+    found = []
+    for norm in norms:
+        left = 0.0 if not norm.momentum else (1 - norm.momentum) ** norm.batches
+        # A variance of 1 leaves that much of itself; smaller ones were loaded, by a program that keeps no count.
+        if norm.trained > 0 and left > _UNSETTLED and bool((norm.variance >= 0.99 * left).all()):
+            found.append((left, norm.batches, norm.path, norm.momentum))
+    if not found:
+        return
+    left, batches, path, momentum = max(found)
+    warnings.warn(
+        f"the running statistics of {len(found)} of the network's batch norms are still, to up to {left:.0%}, the 0 "
+        f"and 1 they began with ('{shortened(path)}' has seen {batches} training batches at momentum {momentum:g}). "
+        "From here on the network computes with them, while its ranges were measured with the batches' own "
+        "statistics, so expect few codes to be used (low SQNR). Train more batches before freeze; if that is not "
+        "possible, calibrate(..., anew=True) right before freeze makes the ranges fit",
+        UnsettledStatisticsWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
+def move_ranges(
+    plan: Plan,
+    ends: Mapping[str, Ends],
+    seen: Collection[str],
+    move: Callable[[str, Ends], None],
+    wanted: Callable[[], Mapping[tuple[str, int], float]],
+    stacklevel: int,
+) -> None:
+    """Moves ranges that would leave a branch without codes (`branch_range`), or that the device's operators cannot take
+    beside one another (`fitting_ranges`); warns of the latter (`RangesMovedWarning`).
+
+    Args:
+        ends: (min, max) of every grid whose range is known. Trained ones may lie beyond zero.
+        seen: grids whose ranges have seen data, or are given; others say nothing yet.
+        move: is called with each range that becomes another one.
+        wanted: the scales that constants and weights ask for, as `fitting_ranges` takes them, by the ranges of then.
+    """
+    known = {name: (min(low, 0.0), max(high, 0.0)) for name, (low, high) in ends.items()}
+    for branch, total in plan.branches:
+        if branch in known and total in known:
+            given, whole = (np.array(known[name], np.float32) for name in (branch, total))
+            grids = plan.grids[branch], plan.grids[total]
+            low, high = branch_range((given[0], given[1]), (whole[0], whole[1]), grids, np.where)
+            if (low, high) != tuple(given):
+                known[branch] = (float(low), float(high))
+                move(branch, known[branch])
+    if not plan.has_a_device:
+        return
+    known = {name: each for name, each in known.items() if name in seen}
+    moved = fitting_ranges(plan, known, wanted())
+    for name, each in moved.items():
+        move(name, each)
+    words = told(moved, known)
+    if words:
+        warnings.warn(words, RangesMovedWarning, stacklevel=stacklevel + 1)

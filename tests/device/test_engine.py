@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine against the declarations: the same bits, on every instruction set and number of threads.
+
+EXACTQAT_SWEEP=20 multiplies the random graphs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pytest
+from device_cases import NAMES, random_codes, random_graph
+
+from exactqat import cpu, deploy
+from exactqat.deploy import Builder, Graph, per_tensor
+from exactqat.device import OPERATORS, PROFILES, Refusal, profile_named
+from exactqat.engine import Compiled, by_declaration, forms
+from exactqat.engine.arena import lifetimes, places
+
+COUNT = 3 * int(os.environ.get("EXACTQAT_SWEEP", "1"))
+THREADS = (1, 2, 7, 16)
+# Instruction sets, and the one with dot products once without.
+WAYS = [(name, dots) for name in cpu.INSTRUCTION_SETS for dots in ((1, 0) if name in ("avx512", "neon") else (1,))]
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: way[0] if way[1] else f"{way[0]}-without-dot-products")
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """All kernels on one instruction set."""
+    name, dots = request.param
+    monkeypatch.setattr(cpu, "kernels", cpu.load(name))
+    monkeypatch.setenv("EXACTQAT_DOT_PRODUCTS", str(dots))
+    return str(name)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """As many as there were."""
+    before = cpu.get_num_threads()
+    yield
+    cpu.set_num_threads(before)
+
+
+def declared(graph: Graph, codes: Mapping[str, np.ndarray], profile: str) -> dict[str, np.ndarray]:
+    """All results, by the declarations."""
+    values = dict(codes)
+    for operator in graph.operators:
+        tensors, output = [graph.tensors[name] for name in operator.inputs], graph.tensors[operator.outputs[0]]
+        given = [values[tensor.name] if tensor.data is None else tensor.data for tensor in tensors]
+        declaration = OPERATORS[operator.kind]
+        values[output.name] = by_declaration(
+            declaration, given, tensors, output, operator.attributes, profile_named(profile)
+        )
+    return values
+
+
+def check(graph: Graph, codes: Mapping[str, np.ndarray], profile: str) -> None:
+    """Every result, of the whole graph and of each operator alone, equals the declarations'."""
+    try:
+        expected = declared(graph, codes, profile)
+    except Refusal:
+        with pytest.raises(Refusal):
+            Compiled(graph, profile).run(codes)
+        return
+    compiled = Compiled(graph, profile)
+    found = compiled.run(codes, graph.results(), 2)
+    for operator in graph.operators:
+        name = operator.outputs[0]
+        assert found[name].dtype == expected[name].dtype
+        assert np.array_equal(found[name], expected[name]), operator
+        assert np.array_equal(compiled.operator(name, expected), expected[name]), operator
+
+
+def repeated(codes: Mapping[str, np.ndarray], examples: int) -> dict[str, np.ndarray]:
+    """Several examples of random codes."""
+    rng = np.random.default_rng(3)
+    ends = {name: np.iinfo(given.dtype) for name, given in codes.items()}
+    return {
+        name: rng.integers(ends[name].min, ends[name].max + 1, (examples * len(given), *given.shape[1:]), given.dtype)
+        for name, given in codes.items()
+    }
+
+
+# --- every operator -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_every_operator(kind: str, way: str) -> None:
+    for profile in PROFILES:
+        rng = np.random.default_rng([*kind.encode(), *profile.encode()])
+        for _ in range(COUNT):
+            graph = random_graph(rng, kind)
+            check(graph, repeated(random_codes(rng, graph), 3), profile)
+
+
+def test_most_operators_have_kernels() -> None:
+    """So that the comparison above is one."""
+    served = set()
+    for kind in NAMES:
+        rng = np.random.default_rng(1)
+        for graph in (random_graph(rng, kind) for _ in range(5)):
+            left = Compiled(graph, "xnnpack-x86").without_kernels()
+            served |= {kind} if graph.operators[-1].outputs[0] not in left else set()
+    assert served >= set(forms.MAKERS), sorted(set(forms.MAKERS) - served)
+
+
+# --- sums -----------------------------------------------------------------------------------------------------------
+
+
+def conv(
+    shape: tuple[int, ...],
+    filter: tuple[int, ...],
+    kind: str = "conv_2d",
+    extreme: bool = False,
+    zero_point: int = -128,
+    **attributes: object,
+) -> Graph:
+    """A layer whose results spread over int8, or with weights and biases at their ends."""
+    rng = np.random.default_rng([*shape, *filter])
+    builder = Builder()
+    builder.input("x", shape, per_tensor(1 / 64, zero_point))
+    axis = 3 if kind == "depthwise_conv_2d" else 0
+    channels, depth = filter[axis], np.prod(filter) // filter[axis]
+    scale = rng.uniform(0.5, 1.5, channels).astype(np.float32) / np.float32(64 * np.sqrt(depth))
+    weights, bias = rng.integers(-127, 128, filter), rng.integers(-2000, 2000, channels)
+    if extreme:
+        weights = np.where(rng.integers(0, 2, filter), 127, -127)
+        np.moveaxis(weights, axis, 0)[0] = 127
+        room = 2**31 - 1 - int(depth) * 127 * 255
+        bias = np.where(rng.integers(0, 2, channels), room, -room)
+        scale = (2.0 ** rng.uniform(-20, 6, channels)).astype(np.float32)
+    output = per_tensor(2 / 255 if not extreme else 2.0 ** rng.integers(-3, 8), 3)
+    call = getattr(builder, kind)
+    return builder.graph([call("x", weights, scale, bias, output, name="y", **attributes)])
+
+
+LAYERS = {
+    "as many columns as fit": conv((1, 9, 7, 64), (64, 1, 1, 64)),
+    "few columns": conv((1, 13, 11, 24), (7, 1, 1, 24)),
+    "column more": conv((1, 5, 7, 17), (65, 1, 1, 17)),
+    "all blocks of columns": conv((1, 4, 5, 31), (64 + 32 + 16 + 5, 1, 1, 31)),
+    "three channels": conv((1, 33, 35, 3), (32, 3, 3, 3), strides=(2, 2)),
+    "one row of sums": conv((1, 1, 1, 1280), (1000, 1, 1, 1280)),
+    "deep": conv((1, 7, 7, 512), (70, 3, 3, 512)),
+    "wide window": conv((1, 19, 17, 5), (9, 7, 5, 5), dilations=(1, 1)),
+    "dilated": conv((1, 19, 17, 8), (16, 3, 3, 8), dilations=(3, 2)),
+    "strides beyond the window": conv((1, 17, 18, 6), (10, 1, 2, 6), strides=(3, 3), padding="VALID"),
+    "groups": conv((1, 9, 9, 48), (36, 3, 3, 4)),
+    "extremes": conv((1, 6, 7, 19), (40, 3, 3, 19), extreme=True, zero_point=127),
+    "other extremes": conv((1, 6, 7, 64), (33, 1, 1, 64), extreme=True),
+    "depthwise": conv((1, 19, 21, 33), (1, 3, 3, 33), "depthwise_conv_2d"),
+    "depthwise with strides": conv((1, 19, 21, 144), (1, 3, 3, 144), "depthwise_conv_2d", strides=(2, 2)),
+    "depthwise, dilated": conv((1, 19, 5, 40), (1, 5, 5, 40), "depthwise_conv_2d", dilations=(2, 3)),
+    "depthwise, multiplied": conv((1, 9, 8, 5), (1, 3, 3, 20), "depthwise_conv_2d"),
+    "depthwise, one channel": conv((1, 9, 8, 1), (1, 10, 4, 64), "depthwise_conv_2d", strides=(2, 2)),
+    "depthwise extremes": conv((1, 9, 8, 70), (1, 3, 3, 70), "depthwise_conv_2d", extreme=True, zero_point=127),
+    "transposed": conv((1, 7, 5, 20), (33, 3, 3, 20), "transpose_conv", strides=(2, 2), output_size=(15, 11)),
+    "transposed with gaps": conv((1, 7, 5, 9), (3, 2, 2, 9), "transpose_conv", strides=(3, 4), output_size=(20, 18)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name: str, way: str) -> None:
+    graph = LAYERS[name]
+    rng = np.random.default_rng(0)
+    shape = (3, *graph.tensors["x"].shape[1:])
+    for profile in PROFILES:
+        check(graph, {"x": rng.integers(-128, 128, shape).astype(np.int8)}, profile)
+        # Codes at their ends make the largest sums.
+        check(graph, {"x": np.where(rng.integers(0, 2, shape), 127, -128).astype(np.int8)}, profile)
+        check(graph, {"x": np.full(shape, -128, np.int8)}, profile)
+
+
+@pytest.mark.parametrize("count", THREADS)
+def test_threads(count: int, way: str, threads: None) -> None:
+    """Of tensors large enough for all of them to get a part."""
+    cpu.kernels.set_thread_count(count)
+    builder = Builder()
+    rng = np.random.default_rng(0)
+    x = builder.input("x", (1, 29, 31, 24), per_tensor(1 / 64, 5))
+    grid, scale = per_tensor(1 / 30, -7), np.full(24, 1 / 640, np.float32)
+    bias = rng.integers(-500, 500, 24)
+    first = builder.conv_2d(x, rng.integers(-127, 128, (24, 3, 3, 24)), scale / 3, bias, grid, name="first")
+    second = builder.depthwise_conv_2d(first, rng.integers(-127, 128, (1, 3, 3, 24)), scale, bias, grid, name="second")
+    total = builder.add(first, second, per_tensor(1 / 20, 3), name="sum")
+    pooled = builder.average_pool_2d(total, (3, 3), (2, 2), "SAME", name="pooled")
+    graph = builder.graph([builder.mean(pooled, per_tensor(1 / 50, 0), name="y")])
+    codes = {"x": rng.integers(-128, 128, (5, 29, 31, 24)).astype(np.int8)}
+    for profile in PROFILES:
+        check(graph, codes, profile)
+
+
+# --- a whole network ------------------------------------------------------------------------------------------------
+
+
+def chain(seed: int = 0) -> Graph:
+    """Three layers, with a sum across two of them."""
+    rng = np.random.default_rng(seed)
+    builder = Builder()
+    x = builder.input("x", (1, 8, 8, 8), per_tensor(1 / 64, 5))
+    made = []
+    for number in range(3):
+        filter = np.random.default_rng(number).integers(-127, 128, (8, 3, 3, 8))
+        if number == 2:
+            filter = rng.integers(-127, 128, filter.shape)
+        x = builder.conv_2d(x, filter, [1 / 900], np.zeros(8), per_tensor(1 / 64, 0), name=f"layer_{number}")
+        made.append(x)
+    return builder.graph([builder.add(made[0], made[2], per_tensor(1 / 40, 0), name="y")])
+
+
+def test_a_run_begins_where_codes_are_given() -> None:
+    codes = np.random.default_rng(0).integers(-128, 128, (5, 8, 8, 8)).astype(np.int8)
+    compiled = deploy.compile(chain(), "reference")
+    whole = compiled.run({"x": codes}, ["layer_0", "layer_1", "y"])
+    kept = {name: whole[name] for name in ("layer_0", "layer_1")}
+    assert np.array_equal(compiled.run(kept)["y"], whole["y"])
+    other = chain(7)
+    changed = deploy.compile(other, "reference").run(kept)["y"]
+    assert np.array_equal(changed, deploy.simulate(other, codes, "reference")["y"])
+    assert not np.array_equal(changed, whole["y"])
+
+
+def test_operators_in_common_are_prepared_once() -> None:
+    """A graph with another layer, whose other tensors are the same objects."""
+    before, after = chain(), chain(7)
+    swapped = {**before.tensors, **{name: after.tensors[name] for name in after.operators[2].inputs[1:2]}}
+    graph = Graph(swapped, before.operators, before.inputs, before.outputs)
+    codes = {"x": np.random.default_rng(0).integers(-128, 128, (2, 8, 8, 8)).astype(np.int8)}
+    compiled = deploy.compile(before)
+    compiled.run(codes)
+    changed = deploy.compile(graph, like=compiled)
+    shared = [changed._forms.get(number) is compiled._forms[number] for number in range(4)]
+    assert shared == [True, True, False, True]
+    assert np.array_equal(changed.run(codes)["y"], deploy.simulate(graph, codes)["y"])
+
+
+def test_memory_is_used_again() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        steps, names = [], ["x"]
+        for number in range(int(rng.integers(1, 12))):
+            operands = [str(name) for name in rng.choice(names, rng.integers(1, 3))]
+            steps.append((operands, f"t{number}"))
+            names.append(f"t{number}")
+        kept = [str(name) for name in rng.choice(names[1:], 1)]
+        alive = lifetimes([((), "x"), *steps], kept)
+        sizes = {name: int(rng.integers(1, 5000)) for name in alive}
+        offsets, total = places(sizes, alive)
+        for name in alive:
+            for other in alive:
+                together = alive[name][0] <= alive[other][1] and alive[other][0] <= alive[name][1]
+                if name != other and together:
+                    ends = offsets[name] + sizes[name] <= offsets[other], offsets[other] + sizes[other] <= offsets[name]
+                    assert any(ends), (name, other)
+        assert total <= sum(-(-size // 64) * 64 for size in sizes.values())
+    line = lifetimes([((), "x"), *((((f"t{k - 1}" if k else "x"),), f"t{k}") for k in range(20))], ["t19"])
+    assert places(dict.fromkeys(line, 1000), line)[1] == 2 * 1024  # of a chain: two layers
+
+
+def test_bad_input() -> None:
+    graph = chain()
+    compiled = deploy.compile(graph)
+    codes = np.zeros((2, 8, 8, 8), np.int8)
+    with pytest.raises(ValueError, match=r"layer_1.*\[batch \* 1, 8, 8, 8\].*int16"):
+        compiled.run({"layer_1": codes.astype(np.int16)}, ["y"])
+    with pytest.raises(ValueError, match="needs 'x', which is neither given nor computed"):
+        compiled.run({"layer_1": codes}, ["layer_0"])
+    with pytest.raises(ValueError, match="nothing"):
+        compiled.run({"nothing": codes})
+    with pytest.raises(ValueError, match=r"as many examples.*\[1, 2\]"):
+        compiled.run({"x": codes, "layer_1": codes[:1]})
+    with pytest.raises(ValueError, match="batch_size must be an integer of at least 1, got 0"):
+        compiled.run({"x": codes}, batch_size=0)
+    with pytest.raises(TypeError, match="Graph"):
+        deploy.compile("a graph")  # type: ignore[arg-type]
+    assert repr(compiled) == "Compiled(4 operators, xnnpack-x86)" and not compiled.without_kernels()
