@@ -7,12 +7,13 @@ OUT ?= demo
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
 BIN := $(VENV)/bin
 
-.PHONY: help demo wheels test-wheel test test-gpu test-tensorflow check docs goldens oracle fuzz fuzz-jobs sanitize zoo frozen sweep devices arm64 notebooks bench clean
+.PHONY: help demo wheels test-wheel test test-all test-kernels test-kit test-jobs test-gpu test-tensorflow check docs goldens oracle fuzz fuzz-jobs sanitize zoo frozen sweep devices arm64 notebooks bench clean
 
 help:
 	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html,"
 	@echo "              an earlier demo moves to $(OUT).1 and so on"
-	@echo "make test     build, install and run all tests"
+	@echo "make test     build, install and run a sample of all tests, without the slow ones"
+	@echo "make test-all build, install and run all tests; test-kernels, test-kit and test-jobs run those of some rooms"
 	@echo "make test-gpu run all cases on this machine's GPU and compare bits with the CPU"
 	@echo "make test-tensorflow compare what runs on TensorFlow's tensors with the reference; EXACTQAT_TENSORFLOW_STEP=1 for all cases"
 	@echo "make check    formatting, lint and types"
@@ -45,9 +46,23 @@ demo: $(VENV)/.installed
 
 # Files side by side, as two processes share out their tests better than two threads their loops. Whoever waits for the other
 # thread of a loop leaves the core to the other process meanwhile.
+PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile \
+	--no-loadscope-reorder --durations 20
+
 test: $(VENV)/.installed
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile \
-		--no-loadscope-reorder --durations 20
+	$(PYTEST) --sample
+
+test-all: $(VENV)/.installed
+	$(PYTEST)
+
+test-kernels: $(VENV)/.installed
+	$(PYTEST) tests/operators
+
+test-kit: $(VENV)/.installed
+	$(PYTEST) tests/kit tests/device
+
+test-jobs: $(VENV)/.installed
+	$(PYTEST) tests/job
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -c "import torch; assert torch.cuda.is_available(), 'PyTorch finds no GPU'"

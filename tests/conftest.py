@@ -41,7 +41,38 @@ LONG = [
 ] + [f"test_{name}.py" for name in ("stubs", "frontends", "docs", "notebooks", "devices", "train", "end_to_end")]
 
 
-def pytest_collection_modifyitems(items: list[Any]) -> None:
+SHARE = 4  # `--sample` runs one in so many cases of a test
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: `make test` leaves it out, `make test-all` runs it")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sample", action="store_true", help=f"no slow tests, and one in {SHARE} cases of every other test"
+    )
+
+
+def sample(items: list[Any]) -> list[Any]:
+    """Tests that are not slow; of one with many cases a fixed share, chosen by their names, but at least one."""
+    cases: dict[str, list[Any]] = {}
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = set()
+    for of_one_test in cases.values():
+        of_one_test.sort(key=lambda item: zlib.crc32(item.name.encode()))
+        count = -(-len(of_one_test) // SHARE) if len(of_one_test) >= SHARE else len(of_one_test)
+        kept.update(item.nodeid for item in of_one_test[:count])
+    return [item for item in items if item.nodeid in kept]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
+    if config.getoption("--sample"):
+        kept = sample(items)
+        config.hook.pytest_deselected(items=list(set(items).difference(kept)))
+        items[:] = kept
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 

@@ -128,6 +128,7 @@ def test_the_quick_start_runs() -> None:
     subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True)
 
 
+@pytest.mark.slow
 def test_getting_started_runs(tmp_path: Path) -> None:
     for needed in ("torch", "sklearn", "typer", "matplotlib", "ai_edge_litert"):
         pytest.importorskip(needed, reason="needs exactqat[job]")
@@ -151,6 +152,7 @@ def test_the_concepts_run() -> None:
     subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True)
 
 
+@pytest.mark.slow
 def test_the_pages_are_built_without_a_warning() -> None:
     for needed in ("sphinx", "myst_parser", "furo", "torch"):
         pytest.importorskip(needed)

@@ -81,6 +81,7 @@ def test_links_of_a_tutorial_lead_somewhere(name: str) -> None:
                 assert "://" in target or (TUTORIALS / target).exists(), target
 
 
+@pytest.mark.slow
 def test_a_short_tutorial_runs(tmp_path: Path) -> None:
     if lacking := missing(SHORT):
         pytest.skip(f"{', '.join(lacking)} not installed; {SENTENCE}")
@@ -97,6 +98,7 @@ def test_a_short_tutorial_runs(tmp_path: Path) -> None:
     assert notebook_pages.SHOWN in page and "second: falls by" in page
 
 
+@pytest.mark.slow
 def test_what_a_tutorial_asserts_can_fail(tmp_path: Path) -> None:
     if lacking := [module for module in run_notebooks.RUNNER if module in missing(SHORT)]:
         pytest.skip(f"{', '.join(lacking)} not installed; {SENTENCE}")

@@ -362,6 +362,7 @@ def test_help_on_benchmarks_needs_no_checkout(
     assert end.value.code in (0, None) and "--step" in captured.out and "not part of" in captured.err
 
 
+@pytest.mark.slow
 def test_a_job_for_another_device(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     given = {"epochs_float": 1, "epochs_qat": 1, "weight_bits": 4, "activation_bits": 8}
@@ -391,6 +392,7 @@ def test_a_job_for_another_device(tmp_path: Path) -> None:
     assert pipeline.stored_settings(tmp_path).device == "xnnpack-x86"
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits(
     finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
@@ -419,6 +421,7 @@ def test_verify_accepts_the_result_and_notices_a_changed_file(
     assert "differ" in done.stdout
 
 
+@pytest.mark.slow
 def test_eight_bits_take_a_quarter_of_the_epochs(tmp_path: Path) -> None:
     settings = pipeline.Settings(tmp_path, epochs_float=3, epochs_qat=40)
     assert [settings.epochs_of(bits) for bits in ((8, 8), (4, 8), (3, 4))] == [10, 40, 40]
@@ -600,6 +603,7 @@ def test_a_variable_that_is_not_set_is_not_the_working_directory(
     assert [entry.name for entry in tmp_path.iterdir()] == ["link"]
 
 
+@pytest.mark.slow
 def test_one_job_for_several_widths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

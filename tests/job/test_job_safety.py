@@ -694,6 +694,7 @@ def test_settings_are_told_from_the_users_word() -> None:
     assert replace(pipeline.Settings(Path("x")), model="a:b").model == "a:b"
 
 
+@pytest.mark.slow
 def test_damaged_and_hostile_folders() -> None:
     """A sample of the campaign."""
     command = [sys.executable, fuzz_jobs.__file__, "--cases", "8", "--seed", "20"]

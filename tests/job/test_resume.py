@@ -123,6 +123,7 @@ def interrupt(moments: int, seed: int) -> None:
     print(f"{moments} jobs killed and resumed: all {len(expected)} files of each are equal to the uninterrupted job's")
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_and_resumed_the_bits_are_the_same() -> None:
     command = [sys.executable, __file__, "--moments", "2", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -435,6 +436,7 @@ def test_a_directory_belongs_to_one_process_at_a_time(dataset: data.Dataset, tmp
         files.locked(tmp_path / "job").__enter__()
 
 
+@pytest.mark.slow
 def test_two_commands_with_one_directory_do_not_mix(tmp_path: Path) -> None:
     x, y = patterns()
     np.savez(tmp_path / "data.npz", x=x, y=y)

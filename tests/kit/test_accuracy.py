@@ -43,6 +43,7 @@ def judged(task: Task, outputs: Any, targets: Any) -> float:
 
 
 @pytest.mark.parametrize("name", TASKS)
+@pytest.mark.slow
 def test_little_is_lost_and_the_device_gives_it(name: str, tmp_path: Path) -> None:
     task = TASKS[name]
     torch.manual_seed(0)

@@ -261,6 +261,7 @@ def test_ranges_are_those_of_all_data(ranks: tuple[Path, list[dict[str, Any]]], 
         assert all(torch.equal(a, b) for a, b in zip(found[f"{shares} {policy}"], whole, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TRAININGS)
 def test_a_training_by_two_processes_is_that_of_one(
     ranks: tuple[Path, list[dict[str, Any]]], kind: str, tmp_path: Path
@@ -298,6 +299,7 @@ def test_classes_are_restored() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_the_command_under_torchrun(tmp_path: Path) -> None:
     source = dataset()
     np.savez(tmp_path / "data.npz", x=source.train.images.numpy(), y=source.train.labels.numpy())

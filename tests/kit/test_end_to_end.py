@@ -16,6 +16,7 @@ from run_zoo import end_to_end
 
 # onnxruntime rearranges the nodes of larger graphs: operators by themselves do not show what it makes of them.
 @pytest.mark.parametrize("name", ["unet_nearest", "ssd_shared_head", "einsum_attention"])
+@pytest.mark.slow
 def test_a_network_goes_through(name: str, tmp_path: Path) -> None:
     model, examples = NETWORKS[name]()
     row = end_to_end(model, examples, tmp_path)

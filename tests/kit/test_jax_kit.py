@@ -355,6 +355,7 @@ def test_sharded_batches() -> None:
     np.testing.assert_array_equal(apply(sharded), apply(batch[0]))
 
 
+@pytest.mark.slow
 def test_a_frozen_network_on_several_devices() -> None:
     """It stays fake quantization and says so: a callback beside collective sums ends the process."""
     script = """
@@ -425,6 +426,7 @@ def test_a_branch_that_is_nearly_nothing_goes_through(scale: float, tmp_path: Pa
     assert deploy.verify(graph, path, codes).differing == 0
 
 
+@pytest.mark.slow
 def test_weights_move_between_frameworks() -> None:
     """The same network with the same numbers is the same graph, integer for integer, trained by PyTorch or by JAX."""
     torch = pytest.importorskip("torch")
@@ -532,6 +534,7 @@ def test_flax_is_asked_for_by_its_extra() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.slow
 def test_the_example_runs(tmp_path: Path) -> None:
     for needed in ("ai_edge_litert", "flax", "optax", "sklearn"):
         pytest.importorskip(needed)
@@ -542,6 +545,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert accuracy > 0.9 and run.stdout.endswith(" 0 differ\n") and (tmp_path / "digits.tflite").exists()
 
 
+@pytest.mark.slow
 def test_the_page_runs(tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
     page = Path(__file__).resolve().parents[2] / "docs" / "jax-kit.md"

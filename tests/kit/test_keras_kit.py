@@ -404,11 +404,13 @@ for shape, function in CASES:
 """
 
 
+@pytest.mark.slow
 def test_no_argument_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run(BACKEND, "-c", ARGUMENTS)
 
 
+@pytest.mark.slow
 def test_what_people_do_with_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run(BACKEND, "-c", USE)
@@ -420,6 +422,7 @@ def test_names_of_tfmot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert run("jax", str(HERE / "keras_tfmot.py")).endswith("tfmot's names: ok\n")
 
 
+@pytest.mark.slow
 def test_weights_move_between_pytorch_and_keras() -> None:
     """As `test_jax_kit.test_weights_move_between_frameworks`: with PyTorch's graph that is one for all three."""
     pytest.importorskip("torch")
@@ -440,6 +443,7 @@ def test_the_table_of_applications_is_what_was_measured() -> None:
     assert run_applications.with_table(page, json.loads(run_applications.ROWS.read_text())) == page
 
 
+@pytest.mark.slow
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for needed in ("ai_edge_litert", "sklearn"):
         pytest.importorskip(needed)

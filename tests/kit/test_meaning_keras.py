@@ -28,6 +28,7 @@ def test_models_are_kept_or_refused_on_pytorch() -> None:
     run("torch", "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", str(HERE / "meaning_keras.py"))
 
 
+@pytest.mark.slow
 def test_models_are_kept_or_refused_on_jax() -> None:
     # Keras on JAX does not build the branches itself.
     sample = "(gradient or losses or dropout or own or trainable or loses) and not branch"
@@ -35,6 +36,7 @@ def test_models_are_kept_or_refused_on_jax() -> None:
     run("jax", "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", program, "-k", sample)
 
 
+@pytest.mark.slow
 def test_some_random_models() -> None:
     assert "20 models" in run(
         "torch", str(HERE.parent / "campaigns" / "fuzz_meaning_keras.py"), "--count", "20", "--seed", "7"

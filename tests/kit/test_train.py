@@ -526,6 +526,7 @@ def test_everything_goes_where_the_model_goes() -> None:
     assert {tensor.device.type for tensor in (*prepared.parameters(), *prepared.buffers())} == {"meta"}
 
 
+@pytest.mark.slow
 def test_pytorchs_own_kernels_stay_within_their_memory() -> None:
     """Convolutions of one position with strides and few channels, and a transposed one with strides beyond its window:
     oneDNN's gradients of these write elsewhere when channels are last, as this kit hands them over."""

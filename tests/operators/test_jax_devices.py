@@ -26,6 +26,7 @@ def found() -> dict[str, str | None]:
     return json.loads(run.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", jax_devices.CHECKS)
 def test_on_devices(name: str, found: dict[str, str | None]) -> None:
     assert found[name] is None, found[name]

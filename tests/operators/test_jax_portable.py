@@ -152,10 +152,12 @@ for name in ("FakeQuantWithMinMaxVars", "DepthwiseConv2dNative", "FusedBatchNorm
 """
 
 
+@pytest.mark.slow
 def test_transformations_of_portable_calls() -> None:
     portable("-c", IN_A_PROCESS + IN_A_LONG_PROCESS * ALL)
 
 
+@pytest.mark.slow
 def test_portable_calls_on_devices() -> None:
     checks = (
         "shard_map_over_some_axes_of_the_mesh",

@@ -60,12 +60,14 @@ def check(capability: str, dtype: str, forbidden: str, allowed: str = "(?!)") ->
         assert not found, f"{kernel} for sm_{capability} and {dtype} has {found}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("capability", "dtype"), TARGETS)
 def test_every_kernel_compiles(capability: str, dtype: str) -> None:
     errors = [f"{program.kernel}: {program.error}" for program in all_programs(capability, dtype) if program.error]
     assert not errors, "\n".join(errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("capability", "dtype"), TARGETS)
 def test_products_and_sums_are_rounded_one_by_one(capability: str, dtype: str) -> None:
     for kernel, instructions in programs(capability, dtype):
@@ -77,10 +79,12 @@ def test_products_and_sums_are_rounded_one_by_one(capability: str, dtype: str) -
         assert not fused and not loose, f"{kernel} for sm_{capability} and {dtype} has {fused + loose}"
 
 
+@pytest.mark.slow
 def test_the_compiler_would_fuse_if_it_were_allowed_to() -> None:
     assert all_programs("90", "float32")[-1].instructions["fma.rn.f32"]
 
 
+@pytest.mark.slow
 def test_taps_are_fused() -> None:
     found = Counter[str]()
     for kernel, instructions in programs("90", "float32"):
@@ -89,17 +93,20 @@ def test_taps_are_fused() -> None:
     assert len(fused) >= 2 and {kernel.split(".")[0] for kernel in fused} == MAY_FUSE, fused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("capability", "dtype"), TARGETS)
 def test_nothing_is_approximated_or_flushed(capability: str, dtype: str) -> None:
     # Rounding to whole numbers is the same with and without denormals, as a tiny number was flushed before.
     check(capability, dtype, r"\.approx|\.full|\.ftz", allowed=r"^cvt\.rmi\.ftz\.f32\.f32$")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("capability", "dtype"), TARGETS)
 def test_nothing_is_added_in_the_order_of_arrival(capability: str, dtype: str) -> None:
     check(capability, dtype, r"^(atom|red)\.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("capability", "dtype"), TARGETS)
 def test_sums_are_in_float64(capability: str, dtype: str) -> None:
     found = dict(programs(capability, dtype))
@@ -114,6 +121,7 @@ def test_sums_are_in_float64(capability: str, dtype: str) -> None:
         assert found[kernel]["add.rn.f64"], f"{kernel} for sm_{capability} and {dtype}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("capability", "dtype"), TARGETS)
 def test_memory_is_read_16_bytes_at_a_time(capability: str, dtype: str) -> None:
     wide = re.compile(r"^ld\.global\.(v4\.b32|v2\.b64)")

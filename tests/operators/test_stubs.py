@@ -90,6 +90,7 @@ def test_the_package_says_that_it_has_types() -> None:
     assert (ROOT / "src" / "exactqat" / "py.typed").exists()
 
 
+@pytest.mark.slow
 def test_type_checkers_know_results_and_refuse_wrong_calls(tmp_path: Path) -> None:
     for needed in ("mypy", "torch", "jax"):
         pytest.importorskip(needed)
