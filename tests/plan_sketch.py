@@ -16,7 +16,7 @@ from torch import nn
 from exactqat.device import OPERATORS
 from exactqat.planning.network import Constant, Network, Place, Step, Value
 from exactqat.planning.plans import Derived, Plan, PlanStep
-from exactqat.qat import primitives_torch
+from exactqat.train.torch import primitives as primitives_torch
 
 
 class Sketch:

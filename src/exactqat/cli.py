@@ -861,7 +861,7 @@ def _check(name: str, shapes: Sequence[tuple[int, ...]], device: str, keep_final
 
     from .job.imported import built
     from .qat.dry_run import HEADER, explain
-    from .qat.frameworks import framework_of
+    from .train.core.frameworks import framework_of
 
     model, variables = built(name)
     inputs: list[Any] = [np.zeros(shape, np.float32) for shape in shapes]

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from exactqat import qat
-from exactqat.qat.modules import FakeQuantize, WeightFakeQuantize
+from exactqat.train.torch.modules import FakeQuantize, WeightFakeQuantize
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d}
 TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d}

@@ -22,8 +22,8 @@ from exactqat.deploy.lower import lower_with_layouts, on_device
 from exactqat.deploy.values import device_codes, in_users_order
 from exactqat.deploy.verify import RuntimeRefusal
 from exactqat.device import OPERATORS
-from exactqat.qat.functional import Mode, Run
 from exactqat.qat.jax import Prepared, State, batch_norm, dropout, prepare
+from exactqat.train.core.functional import Mode, Run
 
 try:
     import flax.linen as nn

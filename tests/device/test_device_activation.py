@@ -34,7 +34,7 @@ from exactqat.deploy.verify import RuntimeRefusal
 from exactqat.device import OPERATORS, Refusal
 from exactqat.device import fixed_point_functions as fixed
 from exactqat.device.activation import FUNCTIONS, Table, off_the_pole
-from exactqat.qat import primitives_torch
+from exactqat.train.torch import primitives as primitives_torch
 
 CODES = np.arange(-128, 128).astype(np.int8)
 FUNCTIONS_OF_ONE = ("LOGISTIC", "TANH", "GELU", "EXP", "TABLE", "RELU", "LEAKY_RELU", "HARD_SWISH")

@@ -16,7 +16,7 @@ from sweep import graphs  # noqa: E402
 from exactqat.deploy import Graph, Operator, simulate  # noqa: E402
 from exactqat.device import OPERATORS, Refusal, Tensor  # noqa: E402
 from exactqat.device.arithmetic import same_padding  # noqa: E402
-from exactqat.qat import primitives_torch  # noqa: E402
+from exactqat.train.torch import primitives as primitives_torch  # noqa: E402
 
 TO_FIRST, TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 

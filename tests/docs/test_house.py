@@ -137,14 +137,15 @@ def test_parameters_of_gpu_kernels_are_in_order() -> None:
 
 def test_the_neutral_files_of_the_kit_know_no_framework() -> None:
     """What is shared by all frameworks imports none, whatever a user has installed."""
-    paths = [PACKAGE / "qat" / "functional.py", *(PACKAGE / "train" / "core").glob("*.py")]
+    paths = [PACKAGE / "capture" / "proof.py", *(PACKAGE / "capture" / "core").glob("*.py")]
+    paths += (PACKAGE / "train" / "core").glob("*.py")
     for path in [*paths, *(PACKAGE / "planning").glob("*.py"), *(PACKAGE / "deploy").glob("*.py")]:
         found = roots(imports_of(path)) & {"torch", "jax", "flax", "optax", "keras", "tensorflow"}
         assert not found, f"{path.relative_to(ROOT)} imports {found}"
     for framework in ("torch", "jax", "keras"):
         # Keras hands its tensors to the operators of the framework beneath.
         beneath = {"torch", "jax", "tensorflow"} if framework == "keras" else set()
-        own = [*(PACKAGE / "qat").glob(f"*_{framework}.py"), *(PACKAGE / "qat" / f"capturing_{framework}").glob("*.py")]
+        own = [path for room in ("capture", "train") for path in (PACKAGE / room / framework).glob("*.py")]
         assert own
         for path in own:
             found = roots(imports_of(path)) & ({"torch", "jax", "keras", "tensorflow"} - {framework} - beneath)
@@ -163,17 +164,19 @@ def test_every_framework_answers_all_that_declarations_ask() -> None:
     assert {"conv", "argmin"} <= asked
     for framework in ("torch", "jax", "keras"):
         answered = set()
-        for node in ast.parse((PACKAGE / "qat" / f"primitives_{framework}.py").read_text()).body:
+        for node in ast.parse((PACKAGE / "train" / framework / "primitives.py").read_text()).body:
             if isinstance(node, ast.FunctionDef):
                 answered.add(node.name)
             elif isinstance(node, ast.Assign):
                 answered |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
-        assert asked <= answered, f"primitives_{framework} lacks {sorted(asked - answered)}"
+        assert asked <= answered, f"the primitives of {framework} lack {sorted(asked - answered)}"
 
 
 def test_the_kit_uses_public_operators_only() -> None:
     for path in [
-        path for room in ("planning", "train", "qat", "deploy", "job") for path in (PACKAGE / room).rglob("*.py")
+        path
+        for room in ("planning", "capture", "train", "qat", "deploy", "job")
+        for path in (PACKAGE / room).rglob("*.py")
     ]:
         used = inside(imports_of(path))
         assert not used & {"cpu", "triton", "reference", "operators"}, f"{path.relative_to(ROOT)} reaches into {used}"
@@ -205,7 +208,7 @@ FLOORS = (
     ("device",),
     ("engine",),
     ("planning",),
-    ("deploy",),
+    ("deploy", "capture"),
     ("train",),
     ("qat",),
     ("job",),
@@ -270,7 +273,9 @@ def test_device_operators_are_told_apart_in_their_declarations_only() -> None:
     sample = ast.parse('a = step.kind == "CONV_2D"\nb = kind in TABLE\nc = kind in OPERATORS\nd = "CONV_2D"')
     assert kinds_named(sample) == {1, 4} and kinds_compared(sample) == {1, 2}
     assert kinds_compared(sample, kinds_named(sample)) == {1}
-    for path in [path for room in ("planning", "train", "qat", "deploy") for path in (PACKAGE / room).rglob("*.py")]:
+    for path in [
+        path for room in ("planning", "capture", "train", "qat", "deploy") for path in (PACKAGE / room).rglob("*.py")
+    ]:
         where, tree = path.relative_to(PACKAGE), ast.parse(path.read_text())
         told = kinds_named(tree)
         if "planning" in where.parts:  # says which operators a step becomes, and asks nothing of them

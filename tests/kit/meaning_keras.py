@@ -48,7 +48,7 @@ from fuzz_meaning_keras import (
 from keras import layers
 
 from exactqat import qat
-from exactqat.qat import capture_keras
+from exactqat.capture.keras import model as capture_keras
 
 X = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
 

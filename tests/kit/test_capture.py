@@ -17,8 +17,8 @@ from network_interpreter import differences, run  # noqa: E402
 from plain_networks import NETWORKS  # noqa: E402
 from torch import nn  # noqa: E402
 
+from exactqat.capture.torch.model import CaptureError, capture  # noqa: E402
 from exactqat.planning.network import KINDS  # noqa: E402
-from exactqat.qat.capture_torch import CaptureError, capture  # noqa: E402
 
 # The others run where EXACTQAT_ALL_NETWORKS is set (a minute).
 SAMPLE = (
@@ -718,7 +718,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_refusals_say_where(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exactqat.qat.capturing_torch.batch.PRIMES", (31, 37))
+    monkeypatch.setattr("exactqat.capture.torch.batch.PRIMES", (31, 37))
     with pytest.raises(CaptureError, match=message) as refusal:
         capture(Function(REFUSED[message]), IMAGE)
     if "no result" not in message and "alone" not in message:

@@ -25,8 +25,8 @@ from exactqat import qat  # noqa: E402
 from exactqat.deploy import PROFILES  # noqa: E402
 from exactqat.deploy.lower import lower  # noqa: E402
 from exactqat.device.arithmetic import fixed_point, multiply_fixed_point, round_half_away  # noqa: E402
-from exactqat.qat import frozen_torch  # noqa: E402
-from exactqat.qat.layers import WeightedLayer  # noqa: E402
+from exactqat.train.torch import frozen as frozen_torch  # noqa: E402
+from exactqat.train.torch.layers import WeightedLayer  # noqa: E402
 
 SAMPLE = (
     "unet_bilinear",

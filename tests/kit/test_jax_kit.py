@@ -339,7 +339,7 @@ def test_the_float_network_is_the_users_function() -> None:
     for name in ("squeeze_and_excite", "attention", "mixture"):
         prepared, batch = NETWORKS[name]()
         params, state = prepared.calibrate(*prepared.init(), [batch])
-        outputs = prepared._run(params, state, batch, {}, exactqat.qat.functional.Mode(quantizing=False))[0]
+        outputs = prepared._run(params, state, batch, {}, exactqat.train.core.functional.Mode(quantizing=False))[0]
         wanted = prepared._model.function(list(prepared._tensors(params, state).values()), *batch)
         for ours, theirs in zip(jax.tree.leaves(outputs), jax.tree.leaves(wanted), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)

@@ -16,9 +16,9 @@ from jax import lax  # noqa: E402
 from meaning_jax import ROUNDING, difference, error, float_network, gradients  # noqa: E402
 
 from exactqat import deploy, qat  # noqa: E402
-from exactqat.qat.capturing_jax import converter, custom  # noqa: E402
-from exactqat.qat.functional import Mode  # noqa: E402
+from exactqat.capture.jax import converter, custom  # noqa: E402
 from exactqat.qat.jax import prepare  # noqa: E402
+from exactqat.train.core.functional import Mode  # noqa: E402
 
 RNG = np.random.default_rng(0)
 PARAMS = {
@@ -257,7 +257,7 @@ def test_the_check_refuses_without_the_mends(name: str, monkeypatch: pytest.Monk
         monkeypatch.setattr(converter, "keeps_stops", lambda: False)
     if mend == "batch":
         monkeypatch.setattr(converter, "follows_batches", lambda: False)
-        monkeypatch.setattr("exactqat.qat.capture_jax.follows_batches", lambda: False)
+        monkeypatch.setattr("exactqat.capture.jax.model.follows_batches", lambda: False)
     with pytest.raises(qat.UnsupportedOperator):
         prepare(function, PARAMS, X[:2])
     prepare(function, PARAMS, X[:2], check=False)
@@ -417,8 +417,8 @@ def test_what_training_alone_does_is_refused(name: str, monkeypatch: pytest.Monk
     with pytest.raises(qat.UnsupportedOperator, match=message):
         prepare(model, *variables, X[:2], check=False)
     # Without the mend, the check refuses it.
-    monkeypatch.setattr("exactqat.qat.capture_jax.compares_training", lambda: False)
-    monkeypatch.setattr("exactqat.qat.jax.compares_training", lambda: False)
+    monkeypatch.setattr("exactqat.capture.jax.model.compares_training", lambda: False)
+    monkeypatch.setattr("exactqat.train.jax.prepared.compares_training", lambda: False)
     with pytest.raises(qat.UnsupportedOperator, match="is not the model"):
         prepare(model, *variables, X[:2])
 

@@ -55,7 +55,7 @@ def frozen(model: nn.Module, *example: torch.Tensor, **how: Any) -> qat.Prepared
 
 def plain(prepared: qat.PreparedModel, *given: torch.Tensor) -> Any:
     """The captured network in real numbers."""
-    from exactqat.qat.train_torch import _without_quantization
+    from exactqat.train.torch.prepared import _without_quantization
 
     with _without_quantization(prepared), torch.no_grad():
         return prepared.eval()(*given)

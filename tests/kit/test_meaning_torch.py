@@ -19,10 +19,12 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from exactqat import deploy, qat  # noqa: E402
-from exactqat.qat import capture_torch, modules, train_torch  # noqa: E402
-from exactqat.qat.capturing_torch import batch, gradients  # noqa: E402
-from exactqat.qat.modules import FakeQuantize, WeightFakeQuantize  # noqa: E402
-from exactqat.qat.proof_torch import copied_with_hooks  # noqa: E402
+from exactqat.capture.torch import batch, gradients  # noqa: E402
+from exactqat.capture.torch import model as capture_torch  # noqa: E402
+from exactqat.train.torch import modules  # noqa: E402
+from exactqat.train.torch import prepared as train_torch  # noqa: E402
+from exactqat.train.torch.modules import FakeQuantize, WeightFakeQuantize  # noqa: E402
+from exactqat.train.torch.proof import copied_with_hooks  # noqa: E402
 
 EXAMPLES = (1, 2, 3)
 

@@ -18,8 +18,9 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 from exactqat import qat  # noqa: E402
-from exactqat.qat import primitives_jax, primitives_torch  # noqa: E402
 from exactqat.train.core import primitives_numpy, ranges  # noqa: E402
+from exactqat.train.jax import primitives as primitives_jax  # noqa: E402
+from exactqat.train.torch import primitives as primitives_torch  # noqa: E402
 
 SAMPLE = (
     ("convolution", "ema", 8, True),

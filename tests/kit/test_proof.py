@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exactqat.qat import proof
-from exactqat.qat.proof import CannotRun, Evidence, Trial, example_rows, nudged, prove, relative_error, usual_trials
+from exactqat.capture import proof
+from exactqat.capture.proof import CannotRun, Evidence, Trial, example_rows, nudged, prove, relative_error, usual_trials
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -208,7 +208,7 @@ def test_a_model_that_does_not_run_is_named() -> None:
 
 def test_the_first_layer_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect put into one layer of the prepared network."""
-    from exactqat.qat import proof_torch
+    from exactqat.train.torch import proof as proof_torch
 
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh())
     x = torch.randn(2, 4)

@@ -23,7 +23,7 @@ from torch import nn  # noqa: E402
 from exactqat import qat  # noqa: E402
 from exactqat.planning.network import Constant, Network, Step, Value  # noqa: E402
 from exactqat.planning.plans import Grid, Plan, PlanInput, PlanStep  # noqa: E402
-from exactqat.qat.layers import TrainingOnly, WeightedLayer  # noqa: E402
+from exactqat.train.torch.layers import TrainingOnly, WeightedLayer  # noqa: E402
 
 torch.set_num_threads(1)
 

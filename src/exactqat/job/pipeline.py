@@ -35,7 +35,7 @@ from ..deploy.values import layer_values
 from ..deploy.verify import Comparison, Report, profile_here, profiles_here, verify
 from ..device import DEFAULT_PROFILE, PROFILES, Refusal
 from ..device.profile import DEFAULT_KERNELS
-from ..qat.primitives_torch import overruns_channels_last
+from ..train.torch.primitives import overruns_channels_last
 from . import checkpoints, files, findings, retrained, training
 from .beside import Beside, beside_training
 from .data import Dataset, Split, load

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..qat.distributed import synchronized
+from ..train.torch.distributed import synchronized
 
 Result = TypeVar("Result")
 

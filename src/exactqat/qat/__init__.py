@@ -10,30 +10,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..capture.proof import NotComparedWarning
     from ..planning import FinalActivationWarning, UnsupportedOperator
     from ..planning.fitting import RangesMovedWarning
     from ..planning.rules import RangePolicy as RangePolicy
     from ..planning.rules import Rule, UnusedRuleWarning
     from ..train.core.freezing import UnsettledStatisticsWarning
+    from ..train.torch.layers import QuantizedInput, QuantizedLayer, WeightedLayer
+    from ..train.torch.modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
+    from ..train.torch.prepared import PreparedModel, calibrate, freeze, prepare
+    from ..train.torch.ranges import ActivationRange, WeightRange
     from .dry_run import Explanation, explain
-    from .layers import QuantizedInput, QuantizedLayer, WeightedLayer
-    from .modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
-    from .proof import NotComparedWarning
-    from .ranges import ActivationRange, WeightRange
-    from .train_torch import PreparedModel, calibrate, freeze, prepare
 
 # Where the names are, loaded when first asked for: rules, networks and plans need no PyTorch.
 _ROOMS = {
     ".dry_run": ("Explanation", "explain"),
-    ".layers": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
-    ".modules": ("Conv2d", "DepthwiseConv2d", "FakeQuantize", "FusedBatchNorm2d", "WeightFakeQuantize"),
+    "..train.torch.layers": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
+    "..train.torch.modules": ("Conv2d", "DepthwiseConv2d", "FakeQuantize", "FusedBatchNorm2d", "WeightFakeQuantize"),
     "..planning": ("FinalActivationWarning", "UnsupportedOperator"),
     "..planning.fitting": ("RangesMovedWarning",),
     "..train.core.freezing": ("UnsettledStatisticsWarning",),
     "..planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
-    ".proof": ("NotComparedWarning",),
-    ".ranges": ("ActivationRange", "WeightRange"),
-    ".train_torch": ("PreparedModel", "calibrate", "freeze", "prepare"),
+    "..capture.proof": ("NotComparedWarning",),
+    "..train.torch.ranges": ("ActivationRange", "WeightRange"),
+    "..train.torch.prepared": ("PreparedModel", "calibrate", "freeze", "prepare"),
 }
 # Modules, whole: `qat.jax.prepare`.
 _MODULES = ("distributed", "jax", "keras", "tfmot")

@@ -17,7 +17,7 @@ from ..deploy import Footprint, Graph, footprint, lower, unclaimed
 from ..device import DEFAULT_PROFILE, profile_named
 from ..planning import UnsupportedOperator
 from ..planning.rules import Rule
-from .frameworks import framework_of
+from ..train.core.frameworks import framework_of
 
 HEADER = ("operator", "result", "shape", "parameters", "multiply-accumulates")
 
@@ -171,7 +171,7 @@ def _of_torch(model: Any, example: Any, variables: Any, options: Mapping[str, An
     import torch
     from torch.utils._pytree import tree_map_only
 
-    from .train_torch import calibrate, freeze, prepare
+    from ..train.torch.prepared import calibrate, freeze, prepare
 
     _refuse_variables(variables, "torch.nn.Module")
     if example is None:
@@ -192,7 +192,7 @@ def _of_torch(model: Any, example: Any, variables: Any, options: Mapping[str, An
 def _of_keras(model: Any, example: Any, variables: Any, options: Mapping[str, Any]) -> Graph:
     import keras
 
-    from .keras import calibrate, freeze, prepare
+    from ..train.keras.prepared import calibrate, freeze, prepare
 
     _refuse_variables(variables, "keras.Model")
     prepared = prepare(model, example=example, **options)
@@ -206,7 +206,7 @@ def _of_jax(model: Any, example: Any, variables: Any, options: Mapping[str, Any]
     import jax
     import jax.numpy as jnp
 
-    from .jax import prepare
+    from ..train.jax.prepared import prepare
 
     prepared = prepare(model, *(() if variables is None else (variables,)), example=example, **options)
 

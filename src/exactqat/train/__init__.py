@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training a plan. `train.core` says what a plan means in training, for every framework."""
+"""Training a plan. `core` says what a plan means in training; `torch`, `jax` and `keras` keep parameters and state."""

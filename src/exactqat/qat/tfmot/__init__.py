@@ -20,7 +20,7 @@ from glob import escape
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from .. import keras as kit
+from ...train.keras import prepared as kit
 
 # isort: split
 import keras

@@ -20,12 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..planning.files import short_names
-from ..planning.inputs import misfit_of_example, with_own_sizes
-from ..planning.network import Network
-from .capturing_jax import CaptureError, Converter, Fixed, Moving, Node, Sizes, Tidying, Traces
-from .capturing_jax.converter import follows_batches, place_of
-from .capturing_jax.layers import telling
+from ...planning.files import short_names
+from ...planning.inputs import misfit_of_example, with_own_sizes
+from ...planning.network import Network
+from . import CaptureError, Converter, Fixed, Moving, Node, Sizes, Tidying, Traces
+from .converter import follows_batches, place_of
+from .layers import telling
 
 _PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 2003, 2011)
 

@@ -66,7 +66,7 @@ def on_host(
     """What a function of two lists of NumPy arrays makes, with the gradient of `like`, whose shape and type it has."""
     backend = keras.backend.backend()
     if backend == "jax":
-        from . import primitives_jax
+        from ..jax import primitives as primitives_jax
 
         return primitives_jax.on_host(function, like, first, second)
     count = len(first)
@@ -386,14 +386,14 @@ def fake_quantize(x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: b
     """TensorFlow's fake quantization, per tensor for rank 0 bounds and per channel of the last axis for bounds [d]."""
     backend = keras.backend.backend()
     if backend == "jax":
-        from . import primitives_jax
+        from ..jax import primitives as primitives_jax
 
         return primitives_jax.fake_quantize(x, minimum, maximum, bits, narrow_range)
     if backend == "tensorflow":
         whole = len(minimum.shape) == 0
         name = "fake_quant_with_min_max_vars" if whole else "fake_quant_with_min_max_vars_per_channel"
         return getattr(exactqat.quantization, name)(x, minimum, maximum, bits, narrow_range)
-    from .primitives_torch import fake_quantize as quantize
+    from ..torch.primitives import fake_quantize as quantize
 
     return quantize(x.contiguous(), minimum, maximum, bits, narrow_range)
 

@@ -34,17 +34,17 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from ..display import listed, shortened
-from ..planning.files import short_names
-from ..planning.inputs import misfit_of_example, with_own_sizes
-from ..planning.network import Constant, Network, Place, Step, Value
-from .capturing_torch import CUMULATIVE, CaptureError, Converter, Refused, batch
-from .capturing_torch.contents import Content, Meta, Storage, View
-from .capturing_torch.converter import NOT_USERS
-from .capturing_torch.expression import Expression, Node, identical
-from .capturing_torch.gradients import Marked, marking, refuse_read_tensors
-from .capturing_torch.one_by_one import OneByOne
-from .progress import now_at
+from ...display import listed, shortened
+from ...planning.files import short_names
+from ...planning.inputs import misfit_of_example, with_own_sizes
+from ...planning.network import Constant, Network, Place, Step, Value
+from ..core.progress import now_at
+from . import CUMULATIVE, CaptureError, Converter, Refused, batch
+from .contents import Content, Meta, Storage, View
+from .converter import NOT_USERS
+from .expression import Expression, Node, identical
+from .gradients import Marked, marking, refuse_read_tensors
+from .one_by_one import OneByOne
 
 
 class Tree:

@@ -21,19 +21,19 @@ from torch import Tensor, nn
 
 from exactqat.torch import fused, is_plain
 
-from ..deploy.graph import Graph
-from ..deploy.lower import LoweredStep, Lowering, lower_step, on_device
-from ..deploy.simulate import simulate_operator
-from ..deploy.values import in_users_order
-from ..device import INT8_MAX, INT8_MIN, OPERATORS, Quantization, profile_named
-from ..device import Tensor as DeviceTensor
-from ..device.arithmetic import bounds, fixed_point, zero_point_of
-from ..planning.plans import Numbers, Plan, PlanStep
-from . import primitives_torch
-from .gradients_torch import is_differentiated, straight_through, unwrapped
+from ...capture.torch.custom import is_differentiated, straight_through, unwrapped
+from ...deploy.graph import Graph
+from ...deploy.lower import LoweredStep, Lowering, lower_step, on_device
+from ...deploy.simulate import simulate_operator
+from ...deploy.values import in_users_order
+from ...device import INT8_MAX, INT8_MIN, OPERATORS, Quantization, profile_named
+from ...device import Tensor as DeviceTensor
+from ...device.arithmetic import bounds, fixed_point, zero_point_of
+from ...planning.plans import Numbers, Plan, PlanStep
+from . import primitives as primitives_torch
 from .layers import CustomGradient, Outside, QuantizedInput, QuantizedLayer, TrainingOnly, WeightedLayer
 from .modules import FakeQuantize
-from .primitives_torch import per_channel
+from .primitives import per_channel
 
 _round_sums = fused("rounded_sums")
 

@@ -20,17 +20,17 @@ import keras
 import numpy as np
 from keras import tree
 
-from ..device.functions import named_by
-from ..planning.elementwise import SURELY_MASKED
-from ..planning.files import distinct
-from ..planning.inputs import misfit_of_example, with_own_sizes
-from ..planning.network import Constant, Network, Place, Step, Value
-from ..planning.plans import Derived
-from ..planning.sequence import MOST_TIME_STEPS
-from . import primitives_keras
-from .functional import Dropout
-from .functions import POINTS, identify, same
-from .symbols_keras import (
+from ...device.functions import named_by
+from ...planning.elementwise import SURELY_MASKED
+from ...planning.files import distinct
+from ...planning.inputs import misfit_of_example, with_own_sizes
+from ...planning.network import Constant, Network, Place, Step, Value
+from ...planning.plans import Derived
+from ...planning.sequence import MOST_TIME_STEPS
+from ...train.core.functional import Dropout
+from ...train.keras import primitives as primitives_keras
+from ..core.functions import POINTS, identify, same
+from .symbols import (
     ChangesWeight,
     CustomGradientOperation,
     DrawsNumbers,

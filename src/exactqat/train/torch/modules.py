@@ -19,11 +19,11 @@ from torch import Tensor, nn
 import exactqat as eq
 from exactqat.torch import fused
 
-from ..planning.rules import Rule
-from ..train.core.ranges import DeviceGrid, codes_of, device_grid, nudged
-from ..train.core.weights import factor_and_offset, step_width, weight_codes
-from . import primitives_torch
-from .primitives_torch import as_in_autocast, channels_first_view, channels_last_view, fake_quantize, strides_first
+from ...planning.rules import Rule
+from ..core.ranges import DeviceGrid, codes_of, device_grid, nudged
+from ..core.weights import factor_and_offset, step_width, weight_codes
+from . import primitives as primitives_torch
+from .primitives import as_in_autocast, channels_first_view, channels_last_view, fake_quantize, strides_first
 from .ranges import ActivationRange, WeightRange
 
 Pair = int | tuple[int, int]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...device.functions import COMBINATIONS, FUNCTIONS, NumPyPrimitives
-from ..functions import POINTS, identify
+from ..core.functions import POINTS, identify
 from .contents import Content, Meta
 from .errors import Refused
 

@@ -17,13 +17,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..device import OPERATORS, DeviceOperator
-from ..train.core.weights import ChannelGrid, channel_grid, correction_and_shift
-from . import primitives_torch
-from .gradients_torch import is_differentiated, straight_through
+from ...capture.torch.custom import is_differentiated, straight_through
+from ...device import OPERATORS, DeviceOperator
+from ..core.weights import ChannelGrid, channel_grid, correction_and_shift
+from . import primitives as primitives_torch
 from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize
-from .owners_torch import BEFORE
-from .primitives_torch import per_channel
+from .owners import BEFORE
+from .primitives import per_channel
 
 # A tensor that does not depend on the input, as it is at this moment.
 Source = Callable[[], Tensor]

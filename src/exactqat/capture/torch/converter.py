@@ -18,7 +18,7 @@ from torch import nn
 
 from ...device.functions import COMBINATIONS, FUNCTIONS
 from ...planning.network import Constant, Place, Step, Value
-from ..progress import now_at
+from ..core.progress import now_at
 from .composition import SeveralValues, composed, is_composed
 from .contents import Content, Meta, Storage, View, ViewStep
 from .errors import MIXES, CaptureError, Refused, RowsDiffer

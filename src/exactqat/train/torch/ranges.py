@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from exactqat.torch import is_plain
 
-from ..device.operator import ScaleLimits
-from ..display import shortened
-from ..planning.plans import SMALLEST_WIDTH, MissingData, without_data
-from ..planning.rules import Rule
-from ..train.core import ranges as core
-from ..train.core.weights import learned_ends, limited_magnitude, step_width, weight_ends
-from . import primitives_torch as p
+from ...device.operator import ScaleLimits
+from ...display import shortened
+from ...planning.plans import SMALLEST_WIDTH, MissingData, without_data
+from ...planning.rules import Rule
+from ..core import ranges as core
+from ..core.weights import learned_ends, limited_magnitude, step_width, weight_ends
+from . import primitives as p
 
 # Of activations that the device stores in int16.
 WIDE_BITS = 16

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .capturing_jax.layers import context_of_its_own, replacing
-from .functional import Mode
-from .proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
+from ...capture.jax.layers import context_of_its_own, replacing
+from ...capture.proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
+from ..core.functional import Mode
 
 if TYPE_CHECKING:
-    from .jax import Prepared
+    from .prepared import Prepared
 
 # XLA compiles each of these runs once: what is fast to compile matters more than what is fast.
 _COMPILING = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -190,7 +190,7 @@ def _layers(function: Callable[..., Any], *args: Any) -> dict[str, np.ndarray]:
             given = [read(each) for each in equation.invars]
             inner = next((equation.params[key] for key in ("jaxpr", "call_jaxpr") if key in equation.params), None)
             if equation.primitive.name in ("scan", "while", "cond") or inner is None:
-                from .capturing_jax.converter import bound
+                from ...capture.jax.converter import bound
 
                 results = bound(equation.primitive, equation.params, given)
             else:

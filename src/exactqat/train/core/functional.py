@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from ..device import DEFAULT_PROFILE, OPERATORS, DeviceOperator, profile_named
-from ..planning.fitting import constant_limits
-from ..planning.plans import (
+from ...device import DEFAULT_PROFILE, OPERATORS, DeviceOperator, profile_named
+from ...planning.fitting import constant_limits
+from ...planning.plans import (
     BatchNorm,
     Derived,
     Grid,
@@ -33,10 +33,11 @@ from ..planning.plans import (
     require_data,
     require_finite,
 )
-from ..planning.rules import Rule
-from ..train.core import primitives_numpy
-from ..train.core.freezing import Settling, move_ranges, warn_of_unsettled
-from ..train.core.ranges import (
+from ...planning.rules import Rule
+from . import primitives_numpy
+from .freezing import Settling, move_ranges, warn_of_unsettled
+from .frozen import DeviceStep
+from .ranges import (
     CALIBRATED,
     FOLLOWING,
     above_zero,
@@ -51,7 +52,7 @@ from ..train.core.ranges import (
     usable,
     with_zero,
 )
-from ..train.core.weights import (
+from .weights import (
     ChannelGrid,
     channel_grid,
     constant_rule,
@@ -67,7 +68,6 @@ from ..train.core.weights import (
     weight_ends,
     weight_numbers,
 )
-from .frozen_numpy import DeviceStep
 
 _ENDS = ("minimum", "maximum")
 

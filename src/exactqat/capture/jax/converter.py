@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...planning.network import Constant, Place, Step, Value
-from ..functions import POINTS
+from ..core.functions import POINTS
 from .items import CaptureError, Expression, Fixed, Item, Moving, Node, Refused, nodes, trained_sources
 from .sizes import Sizes
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..deploy.lower import LoweredStep, lower_step, on_device
-from ..deploy.simulate import simulate_operator
-from ..deploy.values import in_users_order
-from ..device.tensor import CODE_RANGES
-from ..planning.plans import Numbers, Plan, PlanStep
+from ...deploy.lower import LoweredStep, lower_step, on_device
+from ...deploy.simulate import simulate_operator
+from ...deploy.values import in_users_order
+from ...device.tensor import CODE_RANGES
+from ...planning.plans import Numbers, Plan, PlanStep
 
 NumbersOf = Callable[[Sequence[np.ndarray]], Numbers]
 

@@ -14,8 +14,8 @@ def framework_of(value: Any) -> str | None:
     """torch, keras or jax; None where its class says nothing."""
     for base in type(value).__mro__:
         module = base.__module__ or ""
-        if module.startswith("exactqat.qat.") and module.rpartition(".")[2] in ("jax", "keras"):
-            return module.rpartition(".")[2]
+        if module.startswith("exactqat.train.") and (kit := module.split(".")[2]) in _KITS:
+            return kit
         if (found := _PACKAGES.get(module.partition(".")[0])) is not None:
             return found
     return None
@@ -25,7 +25,7 @@ def elsewhere(value: Any, here: str) -> str:
     """What to do with a model that is no model `here`: the end of a sentence, empty if there is nothing to say."""
     if inspect.isclass(value):
         return f" {value.__name__}, a class: give an instance of it"
-    if type(value).__module__ == "exactqat.qat.jax":
+    if type(value).__module__ == "exactqat.train.jax.prepared":
         return ", whose numbers are outside of it: call its methods calibrate, freeze and lower with params and state"
     framework = framework_of(value)
     if framework is None and inspect.isfunction(value) and here != "jax":

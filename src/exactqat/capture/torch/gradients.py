@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
-from ..gradients_torch import GradientHooks, UsersFunction, held_by
 from .contents import Content, View
+from .custom import GradientHooks, UsersFunction, held_by
 from .errors import CaptureError, Refused
 from .expression import Expression, Node
 from .schema import is_random

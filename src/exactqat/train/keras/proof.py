@@ -16,12 +16,12 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from .capture_keras import first_line, is_seed, variable_names
-from .functional import Arrays, Mode
-from .proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
+from ...capture.keras.model import first_line, is_seed, variable_names
+from ...capture.proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
+from ..core.functional import Arrays, Mode
 
 if TYPE_CHECKING:
-    from .keras import PreparedModel
+    from .prepared import PreparedModel
 
 # What random numbers are while both sides run.
 _CONSTANT = 0.25

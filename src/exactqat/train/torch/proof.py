@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .capturing_torch.gradients import checkpoints_run_once
-from .gradients_torch import with_hooks
+from ...capture.proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
+from ...capture.torch.custom import with_hooks
+from ...capture.torch.gradients import checkpoints_run_once
 from .layers import WeightedLayer
 from .modules import FakeQuantize, WeightFakeQuantize
-from .proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
 
 if TYPE_CHECKING:
-    from .train_torch import PreparedModel
+    from .prepared import PreparedModel
 
 aten = torch.ops.aten
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching
 
-from ..functional import Dropout
+from ...train.core.functional import Dropout
 from .converter import Converter, handles
 from .items import Fixed, Item, Refused, unstopped
 

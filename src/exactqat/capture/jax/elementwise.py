@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...device.functions import NumPyPrimitives, named_by
-from ..functions import identify, same
+from ..core.functions import identify, same
 from .converter import Converter, handles
 from .items import Fixed, Item, Moving, Refused
 

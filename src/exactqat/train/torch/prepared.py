@@ -18,27 +18,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..device import DEFAULT_PROFILE, OPERATORS, profile_named
-from ..display import shortened, table
-from ..planning import UnsupportedOperator, plan, warn_of_logits
-from ..planning.fitting import constant_limits
-from ..planning.inputs import require_input
-from ..planning.plans import (
-    BatchNorm,
-    Derived,
-    Numbers,
-    Plan,
-    PlanInput,
-    PlanStep,
-    refuse_batch,
-)
-from ..planning.rules import Rule, UnusedRuleWarning, checked_rules
-from ..train.core.weights import constant_rule, folds
-from . import batches as loading
-from .capture_torch import CaptureError, capture
-from .frameworks import elsewhere
-from .functional import Arrays, Functional, attributes_of, weights_of
-from .gradients_torch import unwrapped, with_hooks
+from ...capture.core.progress import at_work
+from ...capture.proof import NotComparedWarning, Proof
+from ...capture.torch.custom import unwrapped, with_hooks
+from ...capture.torch.model import CaptureError, capture
+from ...device import DEFAULT_PROFILE, OPERATORS, profile_named
+from ...display import shortened, table
+from ...planning import UnsupportedOperator, plan, warn_of_logits
+from ...planning.fitting import constant_limits
+from ...planning.inputs import require_input
+from ...planning.plans import BatchNorm, Derived, Numbers, Plan, PlanInput, PlanStep, refuse_batch
+from ...planning.rules import Rule, UnusedRuleWarning, checked_rules
+from ..core import batches as loading
+from ..core.frameworks import elsewhere
+from ..core.functional import Arrays, Functional, attributes_of, weights_of
+from ..core.weights import constant_rule, folds
 from .layers import (
     Computed,
     ConstantOperand,
@@ -54,9 +48,7 @@ from .layers import (
     fold,
 )
 from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize, is_recomputing
-from .owners_torch import FILE, Owner, require_called_plainly, require_float32
-from .progress import at_work
-from .proof import NotComparedWarning, Proof
+from .owners import FILE, Owner, require_called_plainly, require_float32
 from .ranges import ActivationRange, ConstantRange, WeightRange
 
 STATE_FORMAT = 2
@@ -89,7 +81,7 @@ class PreparedModel(Owner):
             profile: see the attribute.
         """
         # Here, as it brings PyTorch's compiler, which takes its time to import.
-        from .frozen_torch import Device
+        from .frozen import Device
 
         super().__init__()
         self.plan = plan
@@ -812,7 +804,7 @@ def prepare(
         prepared = PreparedModel(planned, tensors | dict(model.named_buffers(remove_duplicate=False)), profile)
     prepared.train(model.training)
     if check:
-        from .proof_torch import compare_with_original
+        from .proof import compare_with_original
 
         with at_work("prepare compares what it made with the model"), _undisturbed():
             prepared.proof = compare_with_original(model, prepared, args, kwargs)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device.functions import FUNCTIONS, NumPyPrimitives
+from ...device.functions import FUNCTIONS, NumPyPrimitives
 
 _FAR = np.array([9.5, 12.0, 20.0, 50.0, 100.0, 1e3, 1e4])
 # Corners of the known functions among them.

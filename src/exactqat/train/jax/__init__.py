@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training in JAX: where parameters and state are kept, and how they are updated."""

@@ -1,0 +1,722 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantization-aware training for JAX: `prepare` a function, a Flax Linen or an NNX module, train by pure functions.
+
+    prepared = qat.jax.prepare(apply, params, example)
+    params, state = prepared.init()
+    params, state = prepared.calibrate(params, state, batches)
+    y, state = prepared.apply(params, state, x, train=True)
+    params, state = prepared.freeze(params, state)
+    graph = prepared.lower(params, state)
+
+`params` and `state` are trees of arrays: `jax.jit`, `jax.grad`, `jax.lax.scan` and Optax take them as they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+try:
+    import jax
+    import jax.numpy as jnp
+except ImportError as error:
+    raise ImportError("JAX is needed here: pip install 'exactqat[jax]'") from error
+import numpy as np
+
+from ...capture.core.progress import at_work
+from ...capture.jax.layers import batch_norm as _told_batch_norm
+from ...capture.jax.layers import capturing, layer
+from ...capture.jax.model import CaptureError, capture, compares_training, named_leaves
+from ...capture.proof import NotComparedWarning, Proof
+from ...device import DEFAULT_PROFILE
+from ...display import table
+from ...planning import UnsupportedOperator, plan, warn_of_logits
+from ...planning.inputs import require_input
+from ...planning.plans import ROW_HEADER, require_data
+from ...planning.rules import Rule, UnusedRuleWarning, checked_rules
+from ..core import batches as loading
+from ..core.frameworks import elsewhere, framework_of
+from ..core.functional import Arrays, Functional, Mode, TrainedNetwork
+from . import primitives as primitives_jax
+
+if TYPE_CHECKING:
+    from ...deploy import Graph
+
+__all__ = ["Prepared", "State", "batch_norm", "dropout", "prepare"]
+
+Params = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class State:
+    """What training moves without gradients; a tree of arrays.
+
+    Attributes:
+        variables: the user's arrays that are not trained (batch statistics), by path.
+        ranges: by the path of the layer that stores on it: ``minimum`` and ``maximum``, where they are not learned, and
+            ``batches``, the number of batches seen; where there is a batch norm, ``trained``: by it, in training.
+        frozen: whether the last phase of training has begun. It is no array: a jitted function is compiled once for
+            each phase.
+        calibrated: likewise, whether `calibrate` has run.
+        phase: an array ``"frozen"`` of a frozen state, nothing before. Stores of arrays keep neither `frozen` nor
+            `calibrated`; so the arrays of a frozen state do not fit into a state that is not, where it would go on as
+            if it had never been frozen.
+    """
+
+    variables: dict[str, Any]
+    ranges: dict[str, dict[str, Any]]
+    frozen: bool = False
+    calibrated: bool = False
+    phase: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.frozen != ("frozen" in self.phase):
+            object.__setattr__(self, "phase", {"frozen": np.ones((), np.int32)} if self.frozen else {})
+
+
+jax.tree_util.register_dataclass(
+    State, data_fields=["variables", "ranges", "phase"], meta_fields=["frozen", "calibrated"]
+)
+
+
+@cache
+def _register_with_flax() -> None:
+    """Lets `flax.serialization` take states, which say whether they are frozen."""
+    try:
+        from flax import serialization
+    except ImportError:
+        return
+
+    words = ["variables", "ranges", "frozen", "calibrated"]
+
+    def to_dict(state: State) -> dict[str, Any]:
+        return {word: serialization.to_state_dict(getattr(state, word)) for word in words}
+
+    def from_dict(state: State, given: dict[str, Any]) -> State:
+        missing = sorted(set(words) - set(given))
+        if missing:
+            raise ValueError(f"a state's dictionary must have {words}, got none of {missing}")
+        variables, ranges = (
+            serialization.from_state_dict(getattr(state, word), given[word]) for word in ("variables", "ranges")
+        )
+        return State(variables, ranges, bool(given["frozen"]), bool(given["calibrated"]))
+
+    serialization.register_serialization_state(State, to_dict, from_dict)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A model of the user's as a function of a tree, and the way back.
+
+    Attributes:
+        function: of (leaves by name in `names`' order, arguments).
+        names: of the leaves.
+        leaves: their values.
+        trained: names of those that are trained.
+        tree: makes the user's tree of trained leaves from a mapping of all of them.
+        names_of_tree: the other way round: a tree of trained leaves by name.
+        restore: what the user gave, with other values.
+        run: the user's model itself, of (leaves in `names`' order, args, kwargs, training, key): its results and all
+            leaves after it, by name.
+        trains: whether `run` knows training from evaluation.
+    """
+
+    function: Callable[..., Any]
+    names: list[str]
+    leaves: list[Any]
+    trained: frozenset[str]
+    tree: Callable[[Mapping[str, Any]], Any]
+    names_of_tree: Callable[[Any], dict[str, Any]]
+    restore: Callable[[Mapping[str, Any]], Any]
+    run: Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any], bool, Any], tuple[Any, dict[str, Any]]]
+    trains: bool
+    signature: inspect.Signature | None = None
+
+
+class Prepared:
+    """A model under the device's arithmetic, as pure functions of parameters and state.
+
+    Attributes:
+        plan: what the device runs.
+        unused_rules: one sentence for every rule that has no effect.
+        proof: what `prepare` compared with the user's model; None if it was not asked to.
+    """
+
+    def __init__(self, model: _Model, functional: Functional) -> None:
+        self.plan = functional.plan
+        self.unused_rules = list(functional.plan.unused_rules)
+        self.proof: Proof | None = None
+        self._model = model
+        self._functional = functional
+
+    def init(self) -> tuple[Params, State]:
+        """Parameters and state to begin with.
+
+        Returns:
+            params: ``{"model": the user's tree of trained parameters, "ranges": the learned ranges}``; give
+                ``"ranges"`` a learning rate of its own by `optax.multi_transform`.
+            state: all else.
+        """
+        leaves = {name: _float32(leaf) for name, leaf in zip(self._model.names, self._model.leaves, strict=True)}
+        arrays = self._functional.initial({name: np.asarray(leaf) for name, leaf in leaves.items()})
+        learned, ranges = jax.tree.map(jnp.asarray, (arrays.learned, arrays.ranges))
+        if sys.modules.get("flax") is not None:
+            _register_with_flax()
+        others = {name: leaf for name, leaf in leaves.items() if name not in self._model.trained}
+        return {"model": self._model.tree(leaves), "ranges": learned}, State(others, ranges)
+
+    def apply(
+        self, params: Params, state: State, *args: Any, train: bool = False, key: Any = None, **kwargs: Any
+    ) -> tuple[Any, State]:
+        """What the model gives for a batch, and the next state.
+
+        Args:
+            params, state: as `init` gives them.
+            args, kwargs: the model's own; any number of examples.
+            train: batch norm uses the batch's statistics and moves the running ones, ranges follow the data, dropout
+                drops. Otherwise the state stays as it is.
+            key: a `jax.random` key, for networks with dropout in training.
+
+        Raises:
+            ValueError: a learned range was not calibrated, or there is no key for dropout.
+            TypeError: the arguments nest otherwise than the example's.
+        """
+        mode = Mode(training=train, frozen=_checked_state(state).frozen)
+        outputs, _, new = self._run(params, state, args, kwargs, mode, key)
+        return outputs, new
+
+    def calibrate(
+        self, params: Params, state: State, batches: Iterable[Any], anew: bool = False
+    ) -> tuple[Params, State]:
+        """Sets all activation ranges from data, by the float network in evaluation.
+
+        Args:
+            batches: each an array, or a tuple of positional or a dictionary of keyword arguments. A loader of
+                ``(x, y)`` will do for a model that takes one argument: `y` is left out.
+            anew: forget what ranges have seen before, in training or calibration, which else counts as earlier batches
+                do. Ranges that are learned begin again, too.
+
+        Raises:
+            ValueError: the state is frozen, there is no batch, or one gives values that are not finite.
+            TypeError: batches is one array, or one of them is not what the model takes.
+        """
+        batches = loading.checked(batches, isinstance(batches, jax.Array | np.ndarray))
+        if _checked_state(state).frozen:
+            raise ValueError("calibrate before freeze: the ranges of a frozen network are fixed")
+        if anew:
+            grids = self._functional.grids
+            forgotten = {
+                name: ends
+                if grids[name].rule.ranges == "fixed"
+                else {end: each if end == "trained" else jnp.zeros_like(each) for end, each in ends.items()}
+                for name, ends in state.ranges.items()
+            }
+            state = replace(state, ranges=forgotten)
+        mode = Mode(quantizing=False, observing=True)
+        observe = jax.jit(lambda params, state, args, kwargs: self._run(params, state, args, kwargs, mode)[1:])
+        count, seen = 0, self._functional.batches_seen(state.ranges)
+        for batch in batches:
+            args, kwargs = loading.arguments(batch, loading.places(self._model.signature, _FLAGS))
+            try:
+                self.plan.network.input_tree.flatten(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{error}; {loading.ALONE}") from None
+            params, state = observe(params, state, args, kwargs)
+            count += 1
+            now = self._functional.batches_seen(state.ranges)
+            self._functional.refuse_batch(count, seen, now)
+            seen = now
+        if count == 0:
+            raise ValueError("batches is empty: ranges need at least one batch")
+        return params, replace(state, calibrated=True)
+
+    def freeze(self, params: Params, state: State) -> tuple[Params, State]:
+        """Starts the last phase of training: statistics and ranges are fixed, biases are on the int32 grid.
+
+        From here on the network computes the device's integers, in training and in evaluation (of the `profile` given
+        to `prepare`); weights, gamma, beta and biases may still be trained.
+
+        Warns (`exactqat.qat.UnsettledStatisticsWarning`) of batch norms whose running statistics have seen too few
+        training batches, and (`exactqat.qat.RangesMovedWarning`) where it had to move ranges, learned ones too, because
+        the device's operators cannot take them beside one another.
+
+        Args:
+            params, state: as `init` gives them.
+
+        Raises:
+            ValueError: a range or a batch norm's statistics are not finite.
+            RuntimeError: ranges have seen no data.
+        """
+        learned, tensors = params["ranges"], self._tensors(params, _checked_state(state))
+        tensors = {name: np.asarray(_float32(leaf)) for name, leaf in tensors.items()}
+        self._functional.require_finite_state(state.ranges, learned, tensors)
+        self._functional.require_data(state.ranges)
+        moved = self._functional.frozen_ranges(state.ranges, learned, tensors)
+        ranges, learned = jax.tree.map(jnp.asarray, moved)
+        return {**params, "ranges": learned}, replace(state, ranges=ranges, frozen=True)
+
+    def variables(self, params: Params, state: State) -> Any:
+        """What `prepare` was given, with the trained values: a tree of parameters, Linen's variables, an NNX module."""
+        return self._model.restore(self._tensors(params, state))
+
+    def trained(self, params: Params, state: State) -> TrainedNetwork:
+        """The network with its numbers, for `exactqat.deploy.lower` and its companions."""
+        arrays = self._arrays(params, state)
+        in_numpy = jax.tree.map(np.asarray, (arrays.tensors, arrays.learned, arrays.ranges))
+
+        def run(inputs: tuple[Any, ...], quantizing: bool) -> dict[str, np.ndarray]:
+            mode = Mode(frozen=state.frozen, quantizing=quantizing)
+            seen: dict[str, Any] = {}
+            self._run(params, state, inputs, {}, mode, seen=seen)
+            return {path: np.asarray(value) for path, value in seen.items()}
+
+        def called(batch: Any) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+            args, kwargs = loading.arguments(batch)
+            seen: dict[str, Any] = {}
+            self._run(params, state, args, kwargs, Mode(frozen=state.frozen), seen=seen)
+            given = self.plan.network.input_tree.flatten(*args, **kwargs)
+            return [np.asarray(each, np.float32) for each in given], {name: np.asarray(seen[name]) for name in seen}
+
+        return TrainedNetwork(self._functional, Arrays(*in_numpy), state.frozen, run, called)
+
+    def lower(self, params: Params, state: State) -> Graph:
+        """The integer graph of a frozen network, for `exactqat.deploy`.
+
+        Raises:
+            ValueError: the state is not frozen, a layer does not fit the device's integers, or a range or weight is not
+                finite.
+            RuntimeError: a range has seen no data.
+        """
+        from ...deploy.lower import lower
+
+        if not _checked_state(state).frozen:
+            raise ValueError("the state must be frozen before it is lowered: call freeze and train its last phase")
+        return lower(self.trained(params, state))
+
+    def __repr__(self) -> str:
+        count, layers = len(self._functional.stored_paths()), len(self._functional.weight_owner)
+        return f"Prepared({count} stored tensors, {layers} layers with weights{self.plan.precisions()})"
+
+    def _repr_html_(self) -> str:
+        return table(repr(self), ROW_HEADER, [row.cells() for row in self.plan.rows()], 4)
+
+    # --- how trees and arrays by name belong together ---------------------------------------------------------------
+
+    def _tensors(self, params: Params, state: State) -> dict[str, Any]:
+        try:
+            return {**state.variables, **self._model.names_of_tree(params["model"])}
+        except (KeyError, TypeError) as error:
+            raise TypeError(
+                f"params must be what init gives: a dictionary of 'model' and 'ranges', got {type(params).__name__}"
+            ) from error
+
+    def _arrays(self, params: Params, state: State) -> Arrays:
+        tensors = {name: _float32(leaf) for name, leaf in self._tensors(params, state).items()}
+        return Arrays(tensors, params["ranges"], state.ranges)
+
+    def _run(
+        self,
+        params: Params,
+        state: State,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        mode: Mode,
+        key: Any = None,
+        seen: dict[str, Any] | None = None,
+    ) -> tuple[Any, Params, State]:
+        functional, arrays = self._functional, self._arrays(params, state)
+        tree = self.plan.network.input_tree
+        inputs = [
+            _checked(each, given) for each, given in zip(tree.flatten(*args, **kwargs), self.plan.inputs, strict=True)
+        ]
+        if mode.quantizing and not state.calibrated and functional.needs_calibration:
+            first = functional.needs_calibration[0]
+            raise ValueError(f"the range of '{first}' is set from data before training: call calibrate first")
+        if mode.quantizing and not mode.training:
+            self._need_data(arrays)
+        if mode.training and functional.random_steps and key is None:
+            raise ValueError(f"'{functional.random_steps[0]}' drops values in training: give key=jax.random.key(...)")
+
+        def draw(number: int) -> Any:
+            return jax.random.fold_in(key, number)
+
+        outputs, new = functional.run(arrays, inputs, mode, draw, seen)
+        variables = {name: new.tensors[name] for name in state.variables}
+        trained = {"model": params["model"], "ranges": new.learned}
+        if not (mode.training or mode.observing):
+            return tree.unflatten(outputs), trained, state
+        return tree.unflatten(outputs), trained, replace(state, variables=variables, ranges=new.ranges)
+
+    def _need_data(self, arrays: Arrays) -> None:
+        """Ranges whose counts are known here, outside of a traced function, must have seen something."""
+        for name, grid in self._functional.grids.items():
+            batches = arrays.ranges[name]["batches"]
+            if grid.rule.ranges != "fixed" and not isinstance(batches, jax.core.Tracer) and int(batches) == 0:
+                require_data([name])
+
+
+def prepare(
+    model: Any,
+    *given: Any,
+    example: Any = None,
+    rules: Iterable[Rule] = (Rule(),),
+    deployable: bool = True,
+    profile: str | None = DEFAULT_PROFILE,
+    keep_final_activation: bool | None = None,
+    check: bool = True,
+) -> Prepared:
+    """A model that trains under the device's arithmetic, in float32.
+
+        prepare(apply, params, example)             # a function apply(params, x)
+        prepare(linen_module, variables, example)   # what its init gave
+        prepare(nnx_module, example)
+
+    Args:
+        model: a pure function of (params, *arguments), as in evaluation; or a module of Flax. Flags of modules' methods
+            that tell training from evaluation (`train`, `training`, `is_training`, `deterministic`,
+            `use_running_average`) are set to evaluation where they have no value; batch norms and dropouts train
+            nevertheless. A function says by `batch_norm` and `dropout` of this file where it has such layers.
+        given: parameters (not for NNX), the example and, if need be, the rules.
+        example: a batch as the model gets it: an array, or a tuple of positional or a dictionary of keyword arguments.
+            Its values do not matter, nor does the number of examples. What is no array keeps its value.
+        rules: settings by the paths of layers, which are those of their parameters; see `Rule`. The first match
+            decides. The input is called ``"input"``.
+        deployable: refuse rules that the device cannot run.
+        profile: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are made
+            on the host, by a callback for each layer. None: it stays fake quantization, which rounds sums otherwise (up
+            to some percent of a deep network's codes) and needs no callback, on an accelerator for instance or for
+            `jax.export`.
+        keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax that is the model's last step is a part
+            of the device's network: then the file returns what the model does, in the device's integers (a softmax in
+            steps of 1/256). If not, the model trains and predicts with it, and the file returns what it is computed
+            from (logits). None: not, and a FinalActivationWarning says so.
+        check: run the model beside the prepared one, quantization and randomness off, and compare results, gradients
+            and statistics, in evaluation and, where the model is known in training, there, with several numbers of
+            examples. `Prepared.proof` holds what was compared. Turn it off to save a few compilations and runs, for a
+            model that has passed before.
+
+    Raises:
+        UnsupportedOperator: lists every operator the device cannot run, with its place and what to do; or the network
+            that would be trained is not the model, with what differs first and by how much.
+        ValueError: no rule matches a layer, or a rule cannot be deployed.
+        TypeError: an argument is missing or of another kind.
+    """
+    is_nnx, is_linen = _is_nnx(model), _is_linen(model)
+    if not callable(model) or framework_of(model) in ("torch", "keras"):
+        raise TypeError(
+            f"model must be a function or a module of Flax, got {type(model).__name__}{elsewhere(model, 'jax')}"
+        )
+    words = ["example", "rules"] if is_nnx else ["variables", "example", "rules"]
+    named = dict(zip(words, given, strict=False))
+    if len(given) > len(words) or (example is not None and "example" in named):
+        raise TypeError(f"prepare takes the model, {', '.join(words)}; got {len(given)} arguments behind the model")
+    example = named.get("example", example)
+    if example is None or (not is_nnx and "variables" not in named):
+        missing = "example" if example is None else "variables"
+        raise TypeError(f"prepare needs {' and '.join(words[:-1])} behind the model; {missing} is missing")
+    rules = checked_rules(named.get("rules", rules))
+    args, kwargs = loading.arguments(example)
+    if is_nnx:
+        known = _nnx_model(model)
+    elif is_linen:
+        known = _linen_model(model, named["variables"], args, kwargs)
+    else:
+        known = _function_model(model, named["variables"])
+    try:
+        with at_work("prepare reads the model"):
+            network = capture(
+                known.function,
+                known.leaves,
+                args,
+                kwargs,
+                names=known.names,
+                trainable=known.trained.__contains__,
+                signature=known.signature,
+                in_training=_in_training(known) if known.trains else None,
+            )
+    except CaptureError as error:
+        raise UnsupportedOperator(str(error)) from error
+    planned = plan(network, rules, deployable, keep_final_activation)
+    for sentence in planned.unused_rules:
+        warnings.warn(sentence, UnusedRuleWarning, stacklevel=2)
+    warn_of_logits(planned, keep_final_activation)
+    functional = Functional(planned, primitives_jax, profile)
+    if not (is_nnx or is_linen):
+        # Only now it is known which of its leaves are statistics.
+        known = _function_model(model, named["variables"], frozenset(functional.statistics))
+    prepared = Prepared(known, functional)
+    if check:
+        from .proof import compare_with_original
+
+        prepared.proof = compare_with_original(known, prepared, args, kwargs)
+        if prepared.proof.refusal:
+            raise UnsupportedOperator(prepared.proof.refusal)
+        if prepared.proof.missing:
+            warnings.warn(prepared.proof.missing, NotComparedWarning, stacklevel=2)
+    return prepared
+
+
+def _in_training(known: _Model) -> Callable[..., Any]:
+    """The model's function as in training; refuses what training changes but the statistics of batch norms."""
+
+    def function(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        results, after = known.run(leaves, args, kwargs, True, jax.random.key(0))
+        changed = [
+            name
+            for name, leaf in zip(known.names, leaves, strict=True)
+            if after[name] is not leaf and not jnp.issubdtype(after[name].dtype, jnp.unsignedinteger)
+        ]
+        if changed and compares_training():
+            raise CaptureError(
+                f"in training the model changes '{changed[0]}' by itself; of what is not trained only the statistics "
+                "of batch norms (Flax's, or exactqat.qat.jax.batch_norm) follow training: keep it outside of the model"
+            )
+        return results
+
+    return function
+
+
+def batch_norm(
+    x: Any,
+    scale: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.99,
+    axis: int = -1,
+) -> Any:
+    """Batch norm of a plain function: in evaluation here, in training on the batch's statistics once it is prepared.
+
+    Args:
+        x: any shape, channels along `axis`.
+        scale, bias: [channels], or None.
+        mean, variance: [channels], leaves of the parameters. Prepared, they are part of the state and follow training.
+        epsilon: added to the variance.
+        momentum: as in Flax: how much of the running statistics stays at each batch.
+    """
+    if capturing():
+        return _told_batch_norm(x, scale, bias, mean, variance, epsilon, momentum, axis)
+    shape = [-1 if at == axis % x.ndim else 1 for at in range(x.ndim)]
+    factor = jax.lax.rsqrt(variance + epsilon) * (1.0 if scale is None else scale)
+    y = (x - mean.reshape(shape)) * factor.reshape(shape)
+    return y if bias is None else y + bias.reshape(shape)
+
+
+def dropout(x: Any, rate: float, broadcast_axes: Sequence[int] = ()) -> Any:
+    """Dropout of a plain function: nothing here; prepared, training drops values with a probability.
+
+    Args:
+        rate: in [0, 1).
+        broadcast_axes: along which a value is kept or dropped as a whole.
+    """
+    if not 0 <= rate < 1:
+        raise ValueError(f"rate must be at least 0 and below 1, got {rate!r}")
+    if not capturing() or rate == 0:
+        return x
+    return layer("dropout", x, rate=float(rate), kept_axes=tuple(axis % x.ndim for axis in broadcast_axes))
+
+
+# --- the kinds of models ----------------------------------------------------------------------------------------------
+
+# Arguments that tell training from evaluation, and what they are in evaluation.
+_FLAGS = {
+    **dict.fromkeys(("train", "training", "is_training"), False),
+    **dict.fromkeys(("deterministic", "use_running_average"), True),
+}
+
+
+def _is_linen(model: Any) -> bool:
+    linen = sys.modules.get("flax.linen")
+    return linen is not None and isinstance(model, linen.Module)
+
+
+def _is_nnx(model: Any) -> bool:
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(model, nnx.Module)
+
+
+def _unused_flags(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, bool]:
+    """Flags that a call does not give, in evaluation."""
+    given = set(list(signature.parameters)[: len(args)]) | set(kwargs)
+    return {name: value for name, value in _FLAGS.items() if name in signature.parameters and name not in given}
+
+
+def _function_model(function: Callable[..., Any], params: Any, statistics: frozenset[str] = frozenset()) -> _Model:
+    found = named_leaves(params)
+    definition = jax.tree.structure(params)
+    names = [name for name, _ in found]
+    if not found:
+        raise TypeError("variables must be a tree of arrays, got one without a leaf")
+    statistics |= _statistics(params)
+    trained = frozenset(
+        name for name, leaf in found if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and name not in statistics
+    )
+
+    def tree(leaves: Mapping[str, Any]) -> Any:
+        return jax.tree.unflatten(definition, [leaves[name] if name in trained else None for name in names])
+
+    def names_of_tree(tree: Any) -> dict[str, Any]:
+        return {name: leaf for name, leaf in named_leaves(tree) if name in trained}
+
+    def restore(leaves: Mapping[str, Any]) -> Any:
+        return jax.tree.unflatten(definition, [leaves[name] for name in names])
+
+    def call(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        return function(jax.tree.unflatten(definition, list(leaves)), *args, **kwargs)
+
+    def run(
+        leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        return call(leaves, *args, **kwargs), dict(zip(names, leaves, strict=True))
+
+    leaves = [leaf for _, leaf in found]
+    return _Model(call, names, leaves, trained, tree, names_of_tree, restore, run, False, _without_first(function))
+
+
+def _statistics(params: Any) -> frozenset[str]:
+    """Leaves that Flax keeps apart from the trained ones, for functions that get Linen's variables."""
+    if not isinstance(params, Mapping) or "params" not in params:
+        return frozenset()
+    return frozenset(name for name, _ in named_leaves(params) if not name.startswith("params."))
+
+
+def _without_first(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Model:
+    if not isinstance(variables, Mapping) or "params" not in variables:
+        raise TypeError(
+            "variables must be what the module's init gave, a dictionary with 'params', got "
+            f"{sorted(variables) if isinstance(variables, Mapping) else type(variables).__name__}"
+        )
+    found = named_leaves(variables)
+    definition = jax.tree.structure(variables)
+    short = [name.partition(".")[2] for name, _ in found]
+    # Without the collection's name, where that is enough to tell them apart.
+    names = [
+        name if short.count(brief) == 1 and brief else full
+        for (full, _), brief, name in zip(found, short, short, strict=True)
+    ]
+    trained = frozenset(name for name, (full, _) in zip(names, found, strict=True) if full.startswith("params."))
+    params_definition = jax.tree.structure(variables["params"])
+    params_names = [name for name in names if name in trained]
+    signature = inspect.signature(type(module).__call__)
+    signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+    flags = _unused_flags(signature, args, kwargs)
+
+    def call(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        return module.apply(jax.tree.unflatten(definition, list(leaves)), *args, **flags, **kwargs)
+
+    full_names = {full: name for (full, _), name in zip(found, names, strict=True)}
+    others = [collection for collection in variables if collection != "params"]
+
+    def run(
+        leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        given = {name: not value if training else value for name, value in flags.items()}
+        results, updates = module.apply(
+            jax.tree.unflatten(definition, list(leaves)),
+            *args,
+            **given,
+            **kwargs,
+            mutable=others if training else [],
+            # All other streams of random numbers follow that of the parameters.
+            rngs={"params": key, "dropout": jax.random.fold_in(key, 1)},
+        )
+        changed = {full_names[full]: leaf for full, leaf in named_leaves(dict(updates)) if full in full_names}
+        return results, {**dict(zip(names, leaves, strict=True)), **changed}
+
+    def tree(leaves: Mapping[str, Any]) -> Any:
+        return jax.tree.unflatten(params_definition, [leaves[name] for name in params_names])
+
+    def names_of_tree(tree: Any) -> dict[str, Any]:
+        return dict(zip(params_names, jax.tree.leaves(tree), strict=True))
+
+    def restore(leaves: Mapping[str, Any]) -> Any:
+        return jax.tree.unflatten(definition, [leaves[name] for name in names])
+
+    leaves = [leaf for _, leaf in found]
+    trains = bool(flags or others)
+    return _Model(call, names, leaves, trained, tree, names_of_tree, restore, run, trains, signature)
+
+
+def _nnx_model(module: Any) -> _Model:
+    from flax import nnx
+
+    parts: Any = nnx.split(module, nnx.Param, ...)
+    definition, params, others = parts
+    flat_params, flat_others = (dict(nnx.to_flat_state(state)) for state in (params, others))
+    flat = {".".join(map(str, path)): held[...] for path, held in {**flat_params, **flat_others}.items()}
+    # Keys and counters of random numbers are no numbers of the network.
+    numbers = {
+        name: leaf for name, leaf in flat.items() if not jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+    }
+    names = list(numbers)
+    trained = frozenset(".".join(map(str, path)) for path in flat_params)
+    structure = nnx.to_pure_dict(params)
+    structure_names = [name for name, _ in named_leaves(structure)]
+    tree_definition = jax.tree.structure(structure)
+
+    def restore(leaves: Mapping[str, Any]) -> Any:
+        state = nnx.from_flat_state(
+            {
+                path: held.replace(leaves.get(".".join(map(str, path)), held[...]))
+                for path, held in {**flat_params, **flat_others}.items()
+            }
+        )
+        return nnx.merge(definition, state)
+
+    signature = inspect.signature(type(module).__call__)
+    signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    def run(
+        leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        made = restore(dict(zip(names, leaves, strict=True)))
+        made.train() if training else made.eval()
+        flags = _unused_flags(signature, args, kwargs)
+        given = {name: not value if training else value for name, value in flags.items()}
+        results = made(*args, **given, **kwargs)
+        after = {".".join(map(str, path)): held[...] for path, held in nnx.to_flat_state(nnx.state(made))}
+        return results, {name: after[name] for name in names}
+
+    def call(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        return run(leaves, args, kwargs, False, None)[0]
+
+    def tree(leaves: Mapping[str, Any]) -> Any:
+        return jax.tree.unflatten(tree_definition, [leaves[name] for name in structure_names])
+
+    def names_of_tree(tree: Any) -> dict[str, Any]:
+        return dict(zip(structure_names, jax.tree.leaves(tree), strict=True))
+
+    return _Model(call, names, list(numbers.values()), trained, tree, names_of_tree, restore, run, True, signature)
+
+
+def _checked_state(state: Any) -> State:
+    if not isinstance(state, State):
+        raise TypeError(f"state must be the State that init gives, got {type(state).__name__}")
+    return state
+
+
+def _float32(leaf: Any) -> Any:
+    array = jnp.asarray(leaf)
+    return array.astype(jnp.float32) if jnp.issubdtype(array.dtype, jnp.floating) else array
+
+
+def _checked(x: Any, given: Any) -> Any:
+    """An input in float32, of the shape that the network was captured for."""
+    array = _float32(x)
+    require_input(given, tuple(array.shape), array.dtype, jnp.issubdtype(array.dtype, jnp.floating))
+    return array

@@ -1,0 +1,771 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantization-aware training for Keras 3, on any of its backends: `prepare` gives a `keras.Model` for `fit`.
+
+model = qat.keras.prepare(network)
+qat.keras.calibrate(model, [images])
+model.compile(...); model.fit(...)
+qat.keras.freeze(model)
+model.fit(...)
+graph = deploy.lower(model)
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+try:
+    import keras
+    from keras import ops
+except ImportError as error:
+    missing = getattr(error, "name", None) or "keras"
+    how = "pip install 'exactqat[keras]' and a backend: JAX, PyTorch or TensorFlow"
+    if missing.partition(".")[0] != "keras":
+        how = (
+            f"its backend, {missing}, is not installed: pip install 'exactqat[keras]' {missing}, or let "
+            "KERAS_BACKEND=jax, torch or tensorflow in the environment name another, before Keras is first imported"
+        )
+    raise ImportError(f"Keras 3 and its backend are needed here: {how} ({error})") from error
+import numpy as np
+
+from ...capture.core.progress import at_work
+from ...capture.keras.model import CaptureError, InTraining, capture, variable_names
+from ...capture.proof import NotComparedWarning, Proof
+from ...device import DEFAULT_PROFILE
+from ...display import listed, shortened, table
+from ...planning import UnsupportedOperator, plan, warn_of_logits
+from ...planning.inputs import require_input
+from ...planning.plans import ROW_HEADER, Numbers, Plan, PlanInput
+from ...planning.rules import Rule, UnusedRuleWarning, checked_rules
+from ..core import batches as loading
+from ..core.frameworks import elsewhere
+from ..core.functional import Arrays, Functional, Mode, TrainedNetwork
+from . import primitives as primitives_keras
+
+__all__ = ["PreparedModel", "calibrate", "freeze", "prepare"]
+
+
+class _Held:
+    """What a model holds without Keras looking into it."""
+
+    tensors: dict[str, Any]
+    learned: dict[str, dict[str, Any]]
+    ranges: dict[str, dict[str, Any]]
+    seeds: Any
+    proof: Any
+    originals: dict[str, Any]
+    followed: dict[str, bool]
+    norms: list[tuple[Any, bool]]
+    steps_left_out: list[str]
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+@keras.saving.register_keras_serializable(package="exactqat", name="PreparedModel")
+class PreparedModel(keras.Model):
+    """A model under the device's arithmetic. Compiles, fits, saves and loads as any model of Keras.
+
+    Its variables carry the names that they have in the user's model; those of ranges begin with ``ranges.``.
+
+    Attributes:
+        plan: what the device runs.
+        unused_rules: one sentence for every rule that has no effect.
+        frozen: whether the last phase of training has begun; saved with the model. From then on it computes the
+            device's integers, in training and in evaluation.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        rules: Sequence[Any] = (),
+        shapes: Any = None,
+        deployable: bool = True,
+        frozen: bool = False,
+        calibrated: bool = False,
+        profile: str | None = DEFAULT_PROFILE,
+        statistics: Mapping[str, Any] | None = None,
+        keep_final_activation: bool | None = False,
+        **rest: Any,
+    ) -> None:
+        """What `prepare` calls; Keras does when it loads one."""
+        # Whatever the policy that the float model was made under: the device's arithmetic is told in float32.
+        super().__init__(dtype="float32", **rest)
+        # A frozen network calls back to the host, which TensorFlow's XLA cannot.
+        if profile is not None and keras.backend.backend() == "tensorflow":
+            self.supports_jit = False
+        model = keras.saving.deserialize_keras_object(model) if isinstance(model, dict) else model
+        rules = [Rule(**_rule(each)) if isinstance(each, Mapping) else each for each in rules] or [Rule()]
+        shapes = _shapes(model) if shapes is None else _as_tuples(shapes)
+        names = variable_names(model)
+        if statistics is not None:
+            _give_statistics(model, names, statistics)
+        losses: list[str] = []
+        with at_work("prepare reads the model"):
+            network = capture(model, shapes, names, losses)
+        planned = plan(network, rules, deployable, keep_final_activation)
+        functional = Functional(planned, primitives_keras, profile)
+        self._held = _Held(
+            original=model,
+            rules=list(rules),
+            shapes=shapes,
+            deployable=deployable,
+            keep_final_activation=keep_final_activation,
+            functional=functional,
+            frozen=bool(frozen),
+            calibrated=bool(calibrated),
+            losses_left_out=losses,
+            proof=None,
+        )
+        self._held.steps_left_out = _own_steps(model)
+        self._held.originals = {names[id(each)]: each for each in model.variables}
+        self._held.followed = self._wanted_trainability()
+        self._held.norms = [
+            (layer, bool(layer.trainable))
+            for layer in model._flatten_layers()
+            if isinstance(layer, keras.layers.BatchNormalization)
+        ]
+        used = set(functional.tensors)
+        variables = {names[id(each)]: each for each in model.variables if names[id(each)] in used}
+        values = {name: np.asarray(ops.convert_to_numpy(each.value)) for name, each in variables.items()}
+        arrays = functional.initial({name: _float32(value) for name, value in values.items()})
+        self._held.tensors = {
+            name: self._variable(name, value, bool(variables[name].trainable), variables[name])
+            for name, value in arrays.tensors.items()
+        }
+        self._held.learned = self._tree(arrays.learned, True)
+        self._held.ranges = self._tree(arrays.ranges, False)
+        self._held.seeds = keras.random.SeedGenerator() if functional.random_steps else None
+        self._seed_generator = self._held.seeds
+        # Found by Keras, for their random numbers.
+        self._random_layers = [
+            step.expression.layer for step in planned.steps if isinstance(step.expression, InTraining)
+        ]
+        self._set_ranges_trainable()
+        self.built = True
+
+    def _variable(self, name: str, value: np.ndarray, trainable: bool, original: Any = None) -> Any:
+        dtype = "int32" if value.dtype.kind == "i" else "float32"
+        variable = self.add_weight(
+            shape=value.shape,
+            initializer="zeros",
+            dtype=dtype,
+            trainable=trainable and dtype == "float32",
+            name=name.replace("/", ".").replace(".", "__"),  # PyTorch takes no dots
+            regularizer=getattr(original, "regularizer", None),
+            constraint=getattr(original, "constraint", None),
+        )
+        variable.assign(value)
+        return variable
+
+    def _tree(self, arrays: Mapping[str, Mapping[str, Any]], trainable: bool) -> dict[str, dict[str, Any]]:
+        return {
+            name: {
+                end: self._variable(f"ranges.{name}.{end}", np.asarray(value), trainable) for end, value in ends.items()
+            }
+            for name, ends in arrays.items()
+        }
+
+    @property
+    def plan(self) -> Plan:
+        return self._held.functional.plan
+
+    @property
+    def profile(self) -> str | None:
+        """Whose integers the network computes once it is frozen; None: it stays fake quantized."""
+        return self._held.functional.profile
+
+    @property
+    def unused_rules(self) -> list[str]:
+        return list(self.plan.unused_rules)
+
+    @property
+    def proof(self) -> Proof | None:
+        """What `prepare` compared with the user's model; None if it was not asked to, and in a loaded model."""
+        found: Proof | None = self._held.proof
+        return found
+
+    @property
+    def frozen(self) -> bool:
+        return bool(self._held.frozen)
+
+    def range_variables(self) -> list[Any]:
+        """The learned ranges."""
+        return [variable for ends in self._held.learned.values() for variable in ends.values()]
+
+    @property
+    def losses_left_out(self) -> list[str]:
+        """Layers of the float model that add a loss of their results (`add_loss`, `activity_regularizer`)."""
+        return list(self._held.losses_left_out)
+
+    @property
+    def steps_left_out(self) -> list[str]:
+        """Methods of the float model's class that say how it trains (`train_step`, `compute_loss`, ...)."""
+        return list(self._held.steps_left_out)
+
+    @property
+    def output_names(self) -> list[str] | None:
+        """As Keras calls the float model's outputs, by which losses and metrics are given; None if it does not."""
+        original = self._held.original
+        names = getattr(getattr(original, "_functional", None) or original, "output_names", None)
+        return list(names) if names and len(names) == len(self.plan.network.outputs) else None
+
+    @property
+    def trainable(self) -> bool:
+        return bool(keras.Model.trainable.fget(self))
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        keras.Model.trainable.fset(self, value)
+        self._set_ranges_trainable()
+
+    def _set_ranges_trainable(self) -> None:
+        """Ranges are fixed with the model, and in the last phase."""
+        held = self.__dict__.get("_held")
+        if held is None or "learned" not in held.__dict__:
+            return  # Keras sets it before there is anything to set it for
+        for variable in self.range_variables():
+            variable.trainable = self.trainable and not held.frozen
+
+    # --- as the float model says --------------------------------------------------------------------------------------
+
+    def _wanted_trainability(self) -> dict[str, bool]:
+        return {name: bool(variable.trainable) for name, variable in self._held.originals.items()}
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As Keras does. What is trained follows the float model's layers: set their `trainable` before.
+
+        Raises:
+            ValueError: `jit_compile=True` on PyTorch, or the float model's batch norms were fixed or freed since
+                `prepare`, which decides whether they follow the batch.
+        """
+        if kwargs.get("jit_compile") is True and keras.backend.backend() == "torch":
+            raise ValueError(
+                "jit_compile=True: a prepared model is not compiled by torch.compile; leave it out (the backends jax "
+                "and tensorflow compile)"
+            )
+        for layer, trainable in self._held.norms:
+            if bool(layer.trainable) != trainable:
+                raise ValueError(
+                    f"the batch norm '{layer.name}' was {'' if trainable else 'not '}trainable when the model was "
+                    "prepared, and that decides whether it follows the batch; prepare the model again"
+                )
+        wanted = self._wanted_trainability()
+        for name, variable in self._held.tensors.items():
+            if wanted[name] != self._held.followed[name]:
+                variable.trainable = wanted[name] and variable.dtype == "float32"
+        self._held.followed = wanted
+        super().compile(*args, **kwargs)
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """As Keras does, which leaves it to models with a `compile` of their own."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if getattr(self, "optimizer", None) is not None:
+            self.optimizer.build(self.trainable_variables)
+
+    def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
+        # Not in the step itself, which JAX runs but once, to trace it.
+        if self._wanted_trainability() != self._held.followed:
+            raise ValueError(
+                "the float model's layers were made trainable, or fixed, after this model was compiled; compile it"
+            )
+        return super().make_train_function(*args, **kwargs)
+
+    def _get_jax_state(self, *args: Any, **kwargs: Any) -> Any:
+        """On JAX, Keras empties the variables while it trains; kept here so that a step that fails loses none."""
+        kinds = [
+            name for name in ("trainable", "non_trainable", "optimizer", "metrics") if kwargs.get(f"{name}_variables")
+        ]
+        state = super()._get_jax_state(*args, **kwargs)
+        if kwargs.get("purge_model_variables"):
+            self._jax_state = {f"{name}_variables": values for name, values in zip(kinds, state, strict=True)}
+            self._jax_state_synced = False
+        return state
+
+    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_steps("train_step", "compute_loss", "compute_metrics")
+        return super().train_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_steps("test_step", "compute_loss", "compute_metrics")
+        return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_steps("predict_step")
+        return super().predict_step(*args, **kwargs)
+
+    def _refuse_steps(self, *names: str) -> None:
+        own = [name for name in self._held.steps_left_out if name in names]
+        if own:
+            raise NotImplementedError(
+                f"{type(self._held.original).__name__} has its own {listed(own)}, which a prepared model does not run. "
+                "Write the loop yourself, with prepared(x, training=True); or have the model without it prepared "
+                "(keras.Model(model.inputs, model.outputs))"
+            )
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        held = self._held
+        if held.functional.needs_calibration and not held.calibrated:
+            first = held.functional.needs_calibration[0]
+            raise ValueError(f"the range of '{first}' is set from data before training: call calibrate first")
+        return self._run(inputs, Mode(training=bool(training) and self.trainable, frozen=held.frozen))
+
+    def _run(self, inputs: Any, mode: Mode, seen: dict[str, Any] | None = None) -> Any:
+        held = self._held
+        tree = self.plan.network.input_tree
+        given = self._given(inputs)
+        before = self._arrays(lambda variable: variable.value)
+        outputs, after = held.functional.run(before, given, mode, lambda number: held.seeds, seen)
+        if mode.training or mode.observing:
+            self._assign(before, after, mode)
+        return tree.unflatten(outputs)
+
+    def _given(self, inputs: Any) -> list[Any]:
+        """The tensors of a call, flat, as the network takes them."""
+        return [
+            self._as_prepared(each, ops.cast(ops.convert_to_tensor(x), "float32"))
+            for each, x in zip(self.plan.inputs, self.plan.network.input_tree.flatten(inputs), strict=True)
+        ]
+
+    @staticmethod
+    def _as_prepared(prepared: PlanInput, x: Any) -> Any:
+        """An input in the shape that the network was prepared for; Keras adds and drops a last axis of one."""
+        rank, given = len(prepared.shape), tuple(x.shape)
+        if len(given) == rank + 1 and given[-1] == 1:
+            x = ops.squeeze(x, axis=-1)
+        elif len(given) == rank - 1 and prepared.shape[-1] == 1:
+            x = ops.expand_dims(x, axis=-1)
+        require_input(prepared, tuple(x.shape), x.dtype, True)
+        return x
+
+    def _arrays(self, value: Any) -> Arrays:
+        held = self._held
+        return Arrays(
+            {name: value(variable) for name, variable in held.tensors.items()},
+            {name: {end: value(each) for end, each in ends.items()} for name, ends in held.learned.items()},
+            {name: {end: value(each) for end, each in ends.items()} for name, ends in held.ranges.items()},
+        )
+
+    def _assign(self, before: Arrays, after: Arrays, mode: Mode) -> None:
+        """Keeps what a run has moved; gradients do not pass through it."""
+        held = self._held
+        pairs = [(held.tensors[name], before.tensors[name], after.tensors[name]) for name in held.tensors]
+        trees = [(held.ranges, before.ranges, after.ranges)]
+        if mode.observing:
+            trees.append((held.learned, before.learned, after.learned))
+        for variables, old, new in trees:
+            pairs += [
+                (variables[name][end], old[name][end], new[name][end]) for name in variables for end in variables[name]
+            ]
+        for variable, old, new in pairs:
+            if new is not old:
+                variable.assign(ops.stop_gradient(new))
+
+    # --- for the device -----------------------------------------------------------------------------------------------
+
+    def _trained(self) -> TrainedNetwork:
+        def run(inputs: tuple[Any, ...], quantizing: bool) -> dict[str, np.ndarray]:
+            seen: dict[str, Any] = {}
+            self._run(inputs[0] if len(inputs) == 1 else inputs, Mode(frozen=self.frozen, quantizing=quantizing), seen)
+            return {path: np.asarray(ops.convert_to_numpy(value)) for path, value in seen.items()}
+
+        def called(batch: Any) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+            seen: dict[str, Any] = {}
+            self._run(batch, Mode(frozen=self.frozen), seen)
+            given = self._given(batch)
+            return [ops.convert_to_numpy(each) for each in given], {
+                path: np.asarray(ops.convert_to_numpy(value)) for path, value in seen.items()
+            }
+
+        arrays = self._arrays(lambda variable: np.asarray(ops.convert_to_numpy(variable.value)))
+        return TrainedNetwork(self._held.functional, arrays, self.frozen, run, called)
+
+    def numbers(self) -> Numbers:
+        """What training leaves behind, for `deploy.lower`."""
+        return self._trained().numbers()
+
+    def evaluated(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without last steps that the
+        device's network leaves out. batch: as `predict` takes one."""
+        return self._trained().evaluated(batch)
+
+    def stored_codes(self, *inputs: Any) -> dict[str, np.ndarray]:
+        """Codes of every tensor that the device stores, by layer path, in the user's order of axes."""
+        return self._trained().stored_codes(*inputs)
+
+    def layer_values(self, *inputs: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """What the float and the fake-quantized network store, by layer path, in the user's order of axes."""
+        return self._trained().layer_values(*inputs)
+
+    # --- Keras --------------------------------------------------------------------------------------------------------
+
+    def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Symbolic results, from the plan: nothing is computed."""
+        batch = keras.tree.flatten(inputs)[0].shape[0]
+        outputs = []
+        for name in self.plan.network.outputs:
+            value = self.plan.network.values[name]
+            shape = [batch if axis == value.batch_axis and size == 1 else size for axis, size in enumerate(value.shape)]
+            outputs.append(keras.KerasTensor(shape, dtype="float32" if value.dtype == "float32" else "int32"))
+        return self.plan.network.output_tree.unflatten(outputs)
+
+    def get_config(self) -> dict[str, Any]:
+        held = self._held
+        return {
+            "name": self.name,
+            "trainable": self.trainable,
+            "model": keras.saving.serialize_keras_object(held.original),
+            "rules": [asdict(rule) for rule in held.rules],
+            "shapes": held.shapes,
+            "deployable": held.deployable,
+            "keep_final_activation": bool(held.keep_final_activation),
+            "frozen": held.frozen,
+            "calibrated": held.calibrated,
+            "profile": held.functional.profile,
+            "statistics": _statistics(held.original, variable_names(held.original)),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PreparedModel:
+        config = dict(config)
+        config["model"] = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
+        return cls(**config)
+
+    def save_own_variables(self, store: Any) -> None:
+        """In the network's order, whichever of them are trained. Names that Keras numbers differ between models."""
+        for position, variable in enumerate(self._stored_variables()):
+            store[str(position)] = variable
+
+    def load_own_variables(self, store: Any) -> None:
+        variables = self._stored_variables()
+        if not store.keys():
+            raise ValueError(
+                "these are another model's weights; those of the float model are loaded into it before it is prepared"
+            )
+        if len(store.keys()) != len(variables):
+            raise ValueError(
+                f"these are {len(store.keys())} variables, this prepared model has {len(variables)}: prepare the same "
+                "network by the same rules first"
+            )
+        for position, variable in enumerate(variables):
+            variable.assign(store[str(position)])
+        self._look_for_data()
+
+    def set_weights(self, weights: Any) -> None:
+        super().set_weights(weights)
+        self._look_for_data()
+
+    def _stored_variables(self) -> list[Any]:
+        held = self._held
+        trees = (held.learned, held.ranges)
+        return [*held.tensors.values(), *(each for tree in trees for ends in tree.values() for each in ends.values())]
+
+    def _look_for_data(self) -> None:
+        """Ranges that came with weights need no calibration."""
+        held = self._held
+        names = held.functional.needs_calibration
+        if names and all(int(held.ranges[name]["batches"].numpy()) > 0 for name in names):
+            held.__dict__.update(calibrated=True)
+
+    def __repr__(self) -> str:
+        weighted = [step for step in self.plan.steps if step.weights is not None]
+        phase = "frozen" if self.frozen else "not frozen"
+        count = len(self.plan.inputs) + len(self.plan.steps)
+        precisions = self.plan.precisions()
+        return f"PreparedModel({count} stored tensors, {len(weighted)} layers with weights{precisions}, {phase})"
+
+    def _repr_html_(self) -> str:
+        return table(repr(self), ROW_HEADER, [row.cells() for row in self.plan.rows()], 4)
+
+    def summary(
+        self,
+        line_length: int | None = None,
+        positions: Any = None,
+        print_fn: Any = None,
+        expand_nested: bool = False,
+        show_trainable: bool = False,
+        layer_range: Any = None,
+    ) -> None:
+        """What the device runs, a line for each tensor that it stores. Only `print_fn` matters; there are no layers."""
+        rows: list[tuple[str, ...]] = [("stored tensor", "operator", "shape", "bits of weights", "bits of result")]
+        for row in self.plan.rows():
+            kind = f"{row.kind} {row.activation}" if row.activation else row.kind
+            bits = ("" if each is None else str(each) for each in (row.weight_bits, row.bits))
+            rows.append((shortened(row.path), kind, str(row.shape), *bits))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [repr(self)]
+        lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        trained, others = (
+            sum(int(np.prod(variable.shape)) for variable in variables)
+            for variables in (self.trainable_variables, self.non_trainable_variables)
+        )
+        lines.append(f"trainable numbers: {trained:,}, others: {others:,}")
+        for line in lines:
+            (print_fn or print)(line)
+
+    def quantize(self, *args: Any, **kwargs: Any) -> None:
+        """Keras' quantization behind training, of layers; a prepared model has none."""
+        raise NotImplementedError("a prepared model becomes integers by qat.keras.freeze and deploy.lower")
+
+    def export(self, *args: Any, **kwargs: Any) -> None:
+        """Keras' export, of a function of the backend; a prepared model becomes a file otherwise."""
+        raise NotImplementedError(
+            "a prepared model is exported as integers: qat.keras.freeze, then deploy.write_tflite(deploy.lower(model), "
+            "path) or deploy.write_onnx; model.save keeps it for further training"
+        )
+
+    def _changed_phase(self, **changes: Any) -> None:
+        self._held.__dict__.update(changes)
+        # Compiled functions are of the phase before.
+        for name in ("train_function", "test_function", "predict_function"):
+            if getattr(self, name, None) is not None:
+                setattr(self, name, None)
+
+
+def prepare(
+    model: Any,
+    rules: Iterable[Rule] = (Rule(),),
+    example: Any = None,
+    deployable: bool = True,
+    profile: str | None = DEFAULT_PROFILE,
+    keep_final_activation: bool | None = None,
+    check: bool = True,
+) -> PreparedModel:
+    """A model that trains under the device's arithmetic, in float32.
+
+    Args:
+        model: any model of Keras 3 that has been built: functional, Sequential or subclassed, with models inside. It is
+            not changed; the values of its variables are taken over, with their regularizers and constraints and which
+            of them are trained. One that is to be saved must be one that Keras can save.
+        rules: settings by layers' paths; see `Rule`. The first match decides. The input is called ``"input"``.
+        example: a batch, nested as the model takes it, where the model does not know the sizes of its inputs.
+        deployable: refuse rules that the device cannot run.
+        profile: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are made
+            on the host, layer by layer. None: it stays fake quantization, which rounds sums otherwise (up to some
+            percent of a deep network's codes) and needs nothing from the host.
+        keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax that is the model's last step is a part
+            of the device's network: then the file returns what the model does, in the device's integers (a softmax in
+            steps of 1/256). If not, the model trains and predicts with it, and the file returns what it is computed
+            from (logits). None: not, and a FinalActivationWarning says so.
+        check: run the model beside the prepared one, quantization and randomness off, and compare results, gradients
+            and variables, in training and in evaluation, with several numbers of examples. `PreparedModel.proof` holds
+            what was found, and how long it took.
+
+    Raises:
+        UnsupportedOperator: lists every operation the device cannot run, with what to do; or the prepared network
+            computes something else than the model, which `check` found.
+        ValueError: no rule matches a layer, a rule cannot be deployed, or a size is not known.
+        TypeError: the model is none of Keras.
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"model must be a keras.Model, got {type(model).__name__}{elsewhere(model, 'keras')}")
+    rules = checked_rules(rules)
+    if isinstance(model, PreparedModel):
+        raise TypeError("model is prepared already; prepare the float model that it was made from")
+    shapes = None
+    if example is not None:
+        if not model.built:
+            model(example)
+        shapes = keras.tree.map_structure(lambda each: tuple(np.shape(each)), example)
+    try:
+        prepared = PreparedModel(
+            model,
+            list(rules),
+            shapes,
+            deployable,
+            profile=profile,
+            keep_final_activation=keep_final_activation,
+            name=f"{model.name}_prepared",
+        )
+    except CaptureError as error:
+        raise UnsupportedOperator(str(error)) from error
+    if check:
+        from .proof import compare_with_original
+
+        prepared._held.proof = proof = compare_with_original(model, prepared, example)
+        if proof.refusal:
+            raise UnsupportedOperator(proof.refusal)
+        if proof.missing:
+            warnings.warn(proof.missing, NotComparedWarning, stacklevel=2)
+    if prepared.losses_left_out:
+        warnings.warn(
+            f"losses that layers add of their results are left out: {listed(prepared.losses_left_out)} (add_loss, "
+            "activity_regularizer); regularizers and constraints of weights are kept",
+            UserWarning,
+            stacklevel=2,
+        )
+    if prepared.steps_left_out:
+        warnings.warn(
+            f"{type(model).__name__} has its own {listed(prepared.steps_left_out)}, which the prepared model does not "
+            "run: its fit and evaluate refuse; write the loop yourself, with prepared(x, training=True)",
+            UserWarning,
+            stacklevel=2,
+        )
+    for sentence in prepared.unused_rules:
+        warnings.warn(sentence, UnusedRuleWarning, stacklevel=2)
+    warn_of_logits(prepared.plan, keep_final_activation)
+    return prepared
+
+
+def calibrate(model: PreparedModel, batches: Iterable[Any], anew: bool = False) -> None:
+    """Sets all activation ranges from data: runs the float network, in evaluation, over `batches` of inputs.
+
+    Args:
+        batches: batches of inputs as `predict` takes one, or a data set that `fit` takes, whose targets are left out:
+            of a tuple or list of more arrays than the model has inputs, the first element is the inputs.
+        anew: forget what ranges have seen before, in training or calibration, which else counts as earlier batches do.
+            Ranges that are learned begin again, too.
+
+    Raises:
+        ValueError: the model is frozen, there is no batch, or one has other shapes than the model was prepared for or
+            gives values that are not finite.
+        TypeError: batches is one array, or the model is not prepared.
+    """
+    _require_prepared(model)
+    if isinstance(batches, keras.utils.PyDataset):
+        batches = map(batches.__getitem__, range(len(batches)))
+    batches = loading.checked(batches, ops.is_tensor(batches) or isinstance(batches, np.ndarray))
+    if model.frozen:
+        raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
+    held = model._held
+    count = 0
+    wanted = len(model.plan.network.inputs)
+    before = [
+        (variable, ops.convert_to_numpy(variable.value))
+        for tree in (held.ranges, held.learned)
+        for name, ends in tree.items()
+        # Others that are learned are of weights.
+        if name in held.ranges and held.functional.grids[name].rule.ranges != "fixed"
+        for end, variable in ends.items()
+        if end != "trained"
+    ]
+    try:
+        for variable, value in before if anew else ():
+            variable.assign(np.zeros_like(value))
+        seen = held.functional.batches_seen(held.ranges)
+        for batch in batches:
+            if isinstance(batch, tuple | list) and len(keras.tree.flatten(batch)) != wanted:
+                batch = keras.utils.unpack_x_y_sample_weight(batch)[0]
+            model._run(batch, Mode(quantizing=False, observing=True))
+            count += 1
+            now = held.functional.batches_seen(held.ranges)
+            held.functional.refuse_batch(count, seen, now)
+            seen = now
+        if count == 0:
+            raise ValueError("batches is empty: ranges need at least one batch")
+    except BaseException:
+        # What ranges had seen is not lost.
+        for variable, value in before:
+            variable.assign(value)
+        raise
+    model._changed_phase(calibrated=True)
+
+
+def freeze(model: PreparedModel) -> None:
+    """Starts the last phase of training: statistics and ranges are fixed, biases stand on the int32 grid.
+
+    The model stays compiled; the next `fit` trains what is left. Where there are learned ranges, its optimizer starts
+    anew with the same settings: it was made for more variables, and its momentum would go on moving them.
+
+    Warns (`exactqat.qat.UnsettledStatisticsWarning`) of batch norms whose running statistics have seen too few training
+    batches, and (`exactqat.qat.RangesMovedWarning`) where it had to move ranges, because the device's
+    operators cannot take them beside one another.
+
+    Raises:
+        ValueError: a range or a batch norm's statistics are not finite.
+        RuntimeError: ranges have seen no data.
+        TypeError: the model does not come from `prepare`.
+    """
+    _require_prepared(model)
+    held = model._held
+    arrays = model._arrays(lambda variable: np.asarray(ops.convert_to_numpy(variable.value)))
+    held.functional.require_finite_state(arrays.ranges, arrays.learned, arrays.tensors)
+    held.functional.require_data(arrays.ranges)
+    frozen = held.functional.frozen_ranges(arrays.ranges, arrays.learned, arrays.tensors)
+    for tree, after in zip((held.ranges, held.learned), frozen, strict=True):
+        for name, ends in tree.items():
+            for end, variable in ends.items():
+                variable.assign(after[name][end])
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and model.range_variables():
+        model.optimizer = type(optimizer).from_config(optimizer.get_config())
+    model._changed_phase(frozen=True)
+    model._set_ranges_trainable()
+
+
+def _require_prepared(model: Any) -> None:
+    if not isinstance(model, PreparedModel):
+        how = elsewhere(model, "keras") or "; prepare it first: model = exactqat.qat.keras.prepare(model)"
+        raise TypeError(f"model must come from exactqat.qat.keras.prepare, got {type(model).__name__}{how}")
+
+
+def _shapes(model: Any) -> Any:
+    """Shapes of a model's inputs, nested as it takes them."""
+    inputs = getattr(model, "_inputs_struct", None)
+    if inputs is None and getattr(model, "_functional", None) is not None:
+        inputs = model._functional._inputs_struct
+    if inputs is None:
+        raise ValueError("the model does not know its inputs: give example, a batch of them")
+    shapes = keras.tree.map_structure(lambda each: tuple(each.shape), inputs)
+    if isinstance(shapes, list) and len(shapes) == 1:
+        shapes = shapes[0]
+    flat = keras.tree.flatten(inputs)
+    if any(size is None for each in flat for size in each.shape[1:]):
+        raise ValueError(
+            f"the model takes inputs of shape {[tuple(each.shape) for each in flat]}; a device's network has fixed "
+            "sizes: give example, a batch of the size that is to be deployed"
+        )
+    return shapes
+
+
+# How a model trains, evaluates and predicts; a class may have its own.
+_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
+
+
+def _own_steps(model: Any) -> list[str]:
+    """Those of `_STEPS` that the user has written."""
+    classes = [each for each in type(model).__mro__ if not each.__module__.startswith("keras.")]
+    return [name for name in _STEPS if name in vars(model) or any(name in vars(each) for each in classes)]
+
+
+def _adapted(model: Any) -> list[Any]:
+    """Layers that compute with what they have been shown by `adapt`: numbers of the network, no variables of it."""
+    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Normalization)]
+
+
+def _statistics(model: Any, names: Mapping[int, str]) -> dict[str, Any]:
+    """What `adapt` has found; a model's configuration does not hold it."""
+    variables = [variable for layer in _adapted(model) for variable in layer.variables]
+    return {names[id(each)]: ops.convert_to_numpy(each.value).tolist() for each in variables}
+
+
+def _give_statistics(model: Any, names: Mapping[int, str], statistics: Mapping[str, Any]) -> None:
+    for layer in _adapted(model):
+        for variable in layer.variables:
+            variable.assign(np.asarray(statistics[names[id(variable)]], variable.dtype))
+        layer.finalize_state()
+
+
+def _as_tuples(shapes: Any) -> Any:
+    """Shapes as they were before they were written down as JSON."""
+    if isinstance(shapes, Mapping):
+        return {key: _as_tuples(each) for key, each in shapes.items()}
+    if all(each is None or isinstance(each, int) for each in shapes):
+        return tuple(shapes)
+    return type(shapes)(_as_tuples(each) for each in shapes)
+
+
+def _rule(fields: Mapping[str, Any]) -> dict[str, Any]:
+    made = dict(fields)
+    if made.get("fixed_range") is not None:
+        made["fixed_range"] = tuple(made["fixed_range"])
+    return made
+
+
+def _float32(value: np.ndarray) -> np.ndarray:
+    return value.astype(np.float32) if value.dtype.kind == "f" else value
