@@ -6,16 +6,14 @@ from __future__ import annotations
 from . import custom, elementwise, layers, movement, reduction, weights
 from .converter import HANDLERS, Converter
 from .custom import Traces
-from .items import CaptureError, Fixed, Moving, Node
+from .items import Fixed, Node
 from .sizes import Sizes
 from .tidy import Tidying
 
 __all__ = [
     "HANDLERS",
-    "CaptureError",
     "Converter",
     "Fixed",
-    "Moving",
     "Node",
     "Sizes",
     "Tidying",

@@ -3,20 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-
-class CaptureError(Exception):
-    """The function cannot be told as a network; the message says why."""
-
-
-class Refused(Exception):
-    """One equation is not understood; it becomes a step of the kind "unsupported"."""
+from ..core.builder import Moving
 
 
 @dataclass(eq=False, frozen=True)
@@ -78,28 +72,6 @@ class Fixed:
         parts = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (self, *others)]
         made = jax.eval_shape(function, *parts)
         return Fixed(node, tuple(made.shape), made.dtype)
-
-
-@dataclass(eq=False)
-class Moving:
-    """A value of the network.
-
-    Attributes:
-        shape: as traced: the batch is a prime.
-        samples: by the name of an earlier value, what this one is where that one is `functions.POINTS`, if it is a
-            function of it value by value.
-        comparison: (word, left, right) of truth values, which the network has no value for; then `name` is "".
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: Any
-    samples: Mapping[str, np.ndarray] = field(default_factory=dict)
-    comparison: tuple[str, Any, Any] | None = None
-
-    @property
-    def rank(self) -> int:
-        return len(self.shape)
 
 
 Item = Fixed | Moving

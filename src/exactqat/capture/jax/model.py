@@ -23,11 +23,13 @@ import numpy as np
 from ...planning.files import short_names
 from ...planning.inputs import misfit_of_example, with_own_sizes
 from ...planning.network import Network
-from . import CaptureError, Converter, Fixed, Moving, Node, Sizes, Tidying, Traces
-from .converter import follows_batches, place_of
+from ..core.builder import Moving
+from ..core.refusals import CaptureError
+from ..core.safeguards import SAFEGUARDS
+from ..core.stand_ins import PRIMES, fitting
+from . import Converter, Fixed, Node, Sizes, Tidying, Traces
+from .converter import place_of
 from .layers import telling
-
-_PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 2003, 2011)
 
 
 class Tree:
@@ -228,8 +230,7 @@ def _traced_twice(trace: Callable[[int], tuple[Any, Any]], numbers: Sequence[int
 
     numbers: sizes that do not follow the batch, as far as they are known before.
     """
-    own = {number for number in numbers if number}
-    free = [prime for prime in _PRIMES if all(number % prime for number in own)]
+    free = fitting(PRIMES, numbers)
     even = 2 * free[-1]
     second = None
     for prime in free[:-1]:
@@ -238,7 +239,7 @@ def _traced_twice(trace: Callable[[int], tuple[Any, Any]], numbers: Sequence[int
         sizes = Sizes(jaxpr, second, (prime, even))
         if not any(number % prime == 0 for number in sizes.own):
             break
-    if sizes.differs and follows_batches():
+    if sizes.differs and SAFEGUARDS.batch:
         raise CaptureError(
             f"{place_of(sizes.different)}: from here on the model computes otherwise for {prime} examples than for "
             f"{even}; a network computes each example alike, in batches of any size"
@@ -250,7 +251,7 @@ def _refuse_training_branches(evaluated: Any, trained: Any, examples: int) -> Se
     """Batch norms and dropouts train by themselves, but for those of which the ids are returned; all else must be the
     same in training."""
     sizes = Sizes(evaluated, trained, (examples, examples))
-    if not compares_training() or not (sizes.differs or sizes.leaking):
+    if not SAFEGUARDS.training or not (sizes.differs or sizes.leaking):
         return frozenset() if sizes.differs else sizes.fixed
     at = f"{place_of(sizes.different)}: " if sizes.different is not None else ""
     raise CaptureError(
@@ -258,11 +259,6 @@ def _refuse_training_branches(evaluated: Any, trained: Any, examples: int) -> Se
         "captured from evaluation; batch norms and dropouts of Flax or of exactqat.qat.jax are kept, a branch is not: "
         "write it with them, or outside of the model"
     )
-
-
-def compares_training() -> bool:
-    """Whether what a model does in training alone is refused."""
-    return True
 
 
 def _traced(leaf: Any) -> Any:

@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..core.builder import Moving
+from ..core.refusals import Refused
 from .converter import Converter, handles
-from .items import Item, Moving, Refused
+from .items import Item
 
 _REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin"}
 

@@ -1,23 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot be captured."""
+"""What cannot be captured. Planning lists all refused steps at once, with their places and what is supported."""
 
 from __future__ import annotations
 
 MIXES = "it mixes the examples of a batch"
+SIZE_OF_BATCH = "it computes with the size of the batch"
 
 
 class CaptureError(ValueError):
-    """The model is not a fixed sequence of operations on tensors; the message says where, and what to do."""
+    """The model cannot be represented as a network; the message says why, where, and what to do."""
 
 
 class Refused(Exception):
-    """No kind of the vocabulary says what an operation does; the step becomes "unsupported"."""
+    """No kind of step says what one operation does; it becomes a step "unsupported" with this reason."""
 
     @staticmethod
     def argument(name: str, given: object, allowed: str) -> Refused:
         """An operation that is known, but not with this argument."""
         return Refused(f"{name}={given!r} is given, {allowed}")
-
-
-class RowsDiffer(Refused):
-    """A constant beside the batch has several different rows for each example."""
