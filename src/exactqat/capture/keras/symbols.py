@@ -61,6 +61,10 @@ class CustomGradientOperation(keras.Operation):
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
+    def results_of(self, *args: Any) -> list[Any]:
+        """All results of the user's function."""
+        return list(tree.flatten(self.call(*args)))
+
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         try:
             made = self.forward(*args, **kwargs)
