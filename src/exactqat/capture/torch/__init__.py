@@ -4,9 +4,9 @@
 `converter` walks it; one function for each operator says which steps it is (`movement`, `layers`, ...).
 """
 
+from ..core.refusals import CaptureError, Refused
 from . import elementwise, layers, movement, reduction
 from .converter import CUMULATIVE, Converter
-from .errors import CaptureError, Refused
 
 __all__ = ["CUMULATIVE", "CaptureError", "Converter", "Refused"]
 __all__ += ["elementwise", "layers", "movement", "reduction"]

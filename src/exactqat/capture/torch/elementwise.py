@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from ...device.functions import named_by
+from ..core.refusals import MIXES, Refused
 from .composition import COMPARISONS, composed, formula, is_composed, is_truth, uniform
 from .contents import Content, Meta
 from .converter import Converter, handles, require_fixed, require_numbers
-from .errors import MIXES, Refused
 from .schema import DROPOUTS, base_name
 
 aten = torch.ops.aten

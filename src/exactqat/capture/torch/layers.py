@@ -4,24 +4,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from ..core.recurrent import CELLS, Cell, over_time
+from ..core.refusals import Refused
+from ..core.windows import each
 from .contents import Content, Meta
 from .converter import CUMULATIVE, Converter, handles, require_fixed
-from .errors import Refused
 from .expression import Node
 from .schema import base_name
 
 aten = torch.ops.aten
-
-
-def _each(value: Any, count: int) -> tuple[int, ...]:
-    """One integer for each spatial axis."""
-    values = [value] if isinstance(value, int) else list(value)
-    return tuple(int(v) for v in (values * count if len(values) == 1 else values))
 
 
 def _batched(c: Converter, x: Content, rank: int) -> None:
@@ -35,7 +33,7 @@ def _conv(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     require_fixed(a.bias, "bias")
     spatial = len(a.weight.shape) - 2
     _batched(c, a.input, spatial + 2)
-    strides, dilations = _each(a.stride, spatial), _each(a.dilation, spatial)
+    strides, dilations = each(a.stride, spatial), each(a.dilation, spatial)
     if getattr(a, "transposed", False):
         return _transposed(c, a, meta, spatial)
     if isinstance(a.padding, str):
@@ -44,7 +42,7 @@ def _conv(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
         ]
         padding = tuple((total // 2, total - total // 2) for total in totals)
     else:
-        padding = tuple((p, p) for p in _each(a.padding, spatial))
+        padding = tuple((p, p) for p in each(a.padding, spatial))
     return c.emit(
         "conv",
         [a.input, a.weight, a.bias],
@@ -73,10 +71,10 @@ def _transposed(c: Converter, a: SimpleNamespace, meta: Meta, spatial: int) -> C
         [a.input, a.weight, a.bias],
         meta,
         ("", "weight", "bias"),
-        strides=_each(a.stride, spatial),
-        padding=tuple((p, p) for p in _each(a.padding, spatial)),
-        dilations=_each(a.dilation, spatial),
-        output_padding=_each(a.output_padding, spatial),
+        strides=each(a.stride, spatial),
+        padding=tuple((p, p) for p in each(a.padding, spatial)),
+        dilations=each(a.dilation, spatial),
+        output_padding=each(a.output_padding, spatial),
         groups=a.groups,
         channel_axis=1,
     )
@@ -360,38 +358,41 @@ def _recurrent(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Conte
     ]
 
 
-def _gates(c: Converter, x: Content, state: Content, a: SimpleNamespace) -> tuple[Content, Content]:
-    given = c.call(aten.linear.default, x, a.w_ih, a.b_ih)
-    return given, c.call(aten.linear.default, state, a.w_hh, a.b_hh)
+def _cell(c: Converter, weights: Sequence[Content | None], function: Any = aten.tanh.default) -> Cell:
+    """weights: of the input, of the state, and perhaps their biases."""
+    back, bias = weights[1], weights[3] if len(weights) > 3 else None
+    assert back is not None
+    units = back.shape[1]
+    combining = {"add": aten.add.Tensor, "sub": aten.sub.Tensor, "mul": aten.mul.Tensor}
 
+    def part(x: Content, first: int, count: int) -> Content:
+        axis = len(x.shape) - 1
+        made: Content = c.call(aten.slice.Tensor, x, axis, first * units, (first + count) * units, 1)
+        return made
 
-@handles("lstm_cell")
-def _lstm_cell(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
-    state, cell = a.hx
-    total = c.call(aten.add.Tensor, *_gates(c, a.input, state, a))
-    gates = c.call(aten.chunk.default, total, 4, 1)
-    enter, forget, output = (c.call(aten.sigmoid.default, gates[index]) for index in (0, 1, 3))
-    entering = c.call(aten.mul.Tensor, enter, c.call(aten.tanh.default, gates[2]))
-    cell = c.call(aten.add.Tensor, c.call(aten.mul.Tensor, forget, cell), entering)
-    return [c.call(aten.mul.Tensor, output, c.call(aten.tanh.default, cell)), cell]
-
-
-@handles("gru_cell")
-def _gru_cell(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
-    parts = [c.call(aten.chunk.default, half, 3, 1) for half in _gates(c, a.input, a.hx, a)]
-    reset, update = (
-        c.call(aten.sigmoid.default, c.call(aten.add.Tensor, parts[0][index], parts[1][index])) for index in (0, 1)
+    return Cell(
+        lambda word, one, other: c.call(combining[word], one, other),
+        part,
+        lambda state, first, count: c.call(aten.linear.default, state, back, bias),
+        partial(c.call, function),
+        partial(c.call, aten.sigmoid.default),
     )
-    fresh = c.call(aten.add.Tensor, parts[0][2], c.call(aten.mul.Tensor, reset, parts[1][2]))
-    fresh = c.call(aten.tanh.default, fresh)
-    difference = c.call(aten.sub.Tensor, a.hx, fresh)
-    return c.call(aten.add.Tensor, fresh, c.call(aten.mul.Tensor, update, difference))
 
 
-@handles("rnn_tanh_cell", "rnn_relu_cell")
-def _rnn_cell(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
-    operator = aten.tanh.default if "tanh" in base_name(c.applied) else aten.relu.default
-    return c.call(operator, c.call(aten.add.Tensor, *_gates(c, a.input, a.hx, a)))
+def _given(c: Converter, x: Content, weights: Sequence[Content | None]) -> Content:
+    """What the input adds to all gates."""
+    made: Content = c.call(aten.linear.default, x, weights[0], weights[2] if len(weights) > 2 else None)
+    return made
+
+
+@handles("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
+def _recurrent_cell(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
+    name, weights = base_name(c.applied), [a.w_ih, a.w_hh, a.b_ih, a.b_hh]
+    state, memory = a.hx if name == "lstm_cell" else (a.hx, None)
+    function = aten.relu.default if "relu" in name else aten.tanh.default
+    cell = _cell(c, weights, function)
+    made = CELLS[name.partition("_")[0]](cell, _given(c, a.input, weights), state, memory)
+    return list(made) if name == "lstm_cell" else made[0]
 
 
 @handles("rnn_tanh.input", "rnn_relu.input")
@@ -401,22 +402,20 @@ def _rnn(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
         raise Refused.argument("dropout", a.dropout, "0 is allowed for nn.RNN (LSTM and GRU take any)")
     if len(a.input.shape) != 3 or c.batch_axis(a.input) not in (None, 0 if a.batch_first else 1):
         raise _batch_elsewhere(a, a.input)
-    cell = aten.rnn_tanh_cell.default if "tanh" in base_name(c.applied) else aten.rnn_relu_cell.default
+    function = aten.tanh.default if "tanh" in base_name(c.applied) else aten.relu.default
     axis, count = int(a.batch_first), 4 if a.has_biases else 2
     steps = c.call(aten.unbind.int, a.input, axis)
     states = c.call(aten.unbind.int, a.hx, 0)
     last: list[Content] = []
     for _ in range(a.num_layers):
         directions = []
-        for direction in range(2 if a.bidirectional else 1):
+        for backwards in (False, True)[: 2 if a.bidirectional else 1]:
             number = len(last)
             weights = a.params[number * count : (number + 1) * count]
-            state, made = states[number], []
-            for step in reversed(steps) if direction else steps:
-                state = c.call(cell, step, state, *weights)
-                made.append(state)
+            entries = [partial(_given, c, step, weights) for step in steps]
+            made, state, _ = over_time("rnn", _cell(c, weights, function), entries, backwards, states[number])
             last.append(state)
-            directions.append(made[::-1] if direction else made)
+            directions.append(made)
         steps = (
             directions[0]
             if len(directions) == 1
@@ -426,9 +425,9 @@ def _rnn(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
 
 
 def _pool_attributes(a: SimpleNamespace, spatial: int) -> tuple[Any, ...]:
-    window = _each(a.kernel_size, spatial)
-    strides = _each(a.stride, spatial) if a.stride else window
-    return window, strides, _each(a.padding, spatial), _each(getattr(a, "dilation", 1), spatial)
+    window = each(a.kernel_size, spatial)
+    strides = each(a.stride, spatial) if a.stride else window
+    return window, strides, each(a.padding, spatial), each(getattr(a, "dilation", 1), spatial)
 
 
 _INDICES = (
