@@ -241,7 +241,9 @@ def test_the_reference_begins_with_what_is_used_first() -> None:
     ):
         names = re.findall(r"^### (\w+)$", module_page("", module, tasks), re.M)
         assert names[: len(first.split())] == first.split()
-        assert set(names) == {n for n in module.__all__ if not isinstance(getattr(module, n), Mapping | tuple | frozenset)}
+        assert set(names) == {
+            n for n in module.__all__ if not isinstance(getattr(module, n), Mapping | tuple | frozenset)
+        }
         with pytest.raises(ValueError, match="exports no nonsense"):
             module_page("", module, {"": ("nonsense",)})
 
