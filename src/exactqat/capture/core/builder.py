@@ -64,7 +64,7 @@ class Builder:
     """Sizes, values, constants and steps.
 
     Attributes:
-        prime: what stands in for the size of the batch.
+        prime: the size of the batch while a model is traced.
         steps, values, constants: of the network.
     """
 
@@ -189,7 +189,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
                 # There is no such value; anything that has a batch stands in for it.
                 reason = reason or MIXES
                 shape = (self.prime, *[size for size in shape if not size or size % self.prime])
-            attributes = {"reason": reason} if reason else {}
+            attributes: dict[str, Any] = {"reason": reason} if reason else {}
             results.append(self.emit("unsupported", read, shape, label=label, **attributes))
         return results
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of one value, known by what they compute.
 
-`x * sigmoid(x)`, a clip, `jnp.where(x > 0, x, 0.1 * x)`: however a function is written, it is told by its values at
-many points, not by its name or the order of its operations.
+`x * sigmoid(x)`, a clip, `jnp.where(x > 0, x, 0.1 * x)`: however a function is written, it is known by its values
+at many points, not by its name or the order of its operations.
 """
 
 from __future__ import annotations

@@ -13,6 +13,12 @@ def each(value: Any, count: int) -> tuple[int, ...]:
     return tuple(int(one) for one in (values * count if len(values) == 1 else values))
 
 
+def windows(strides: Any, padding: Any, dilations: Any) -> dict[str, Any]:
+    """The attributes that steps with windows have in common."""
+    pairs = tuple((int(before), int(after)) for before, after in padding)
+    return {"strides": tuple(map(int, strides)), "padding": pairs, "dilations": tuple(map(int, dilations))}
+
+
 def padding_in_numbers(
     word: str, sizes: Sequence[int], window: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:

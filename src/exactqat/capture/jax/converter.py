@@ -17,6 +17,7 @@ import numpy as np
 
 from ...planning.network import Constant, Place, Step
 from ..core.builder import ItemBuilder, Moving, entering, free_name
+from ..core.naming import PACKAGE
 from ..core.refusals import CaptureError, Refused
 from ..core.safeguards import SAFEGUARDS
 from .items import Expression, Fixed, Item, Node, nodes, trained_sources
@@ -89,7 +90,7 @@ class Converter(ItemBuilder[Fixed]):
         if drawn is not None:
             raise CaptureError(
                 f"{drawn} draws random numbers; a network that is deployed does the same for every input: give it its "
-                "flag for evaluation (deterministic=True), noise of training is put in by exactqat.qat.jax.dropout and "
+                "flag for evaluation (deterministic=True), for noise in training use exactqat.qat.jax.dropout and "
                 "the layers of Flax"
             )
         if node.path:
@@ -121,7 +122,7 @@ class Converter(ItemBuilder[Fixed]):
         return self._names[id(node)]
 
     def fixed_named(self, name: str) -> Fixed:
-        """The item behind a constant."""
+        """The item that a constant was made of."""
         return self._fixed_items[name]
 
     def module_of(self, item: Item | None) -> str:
@@ -131,7 +132,7 @@ class Converter(ItemBuilder[Fixed]):
         return layer_path(item.sources[0])
 
     def place(self) -> Place:
-        """Where the current equation, or the call that it stands in, is in the user's files."""
+        """Where the current equation, or the call that contains it, is in the user's files."""
         return place_of(*self._equations)
 
     def step_of(self, item: Any) -> Step | None:
@@ -345,12 +346,11 @@ _SIZE_OF_BATCH = (
 
 # Frames of a traceback that are nobody's model.
 _LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "keras")
-_OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def _is_library(file: str) -> bool:
     found = [getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES]
-    folders = (_OWN, *(os.path.dirname(each) + os.sep for each in found if each))
+    folders = (PACKAGE, *(os.path.dirname(each) + os.sep for each in found if each))
     return file.startswith(("<", *folders))
 
 

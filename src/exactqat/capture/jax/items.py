@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands behind a variable of a jaxpr: something computed without the input, or a value of the network."""
+"""What a variable of a jaxpr is: something computed without the input, or a value of the network."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ Item = Fixed | Moving
 
 
 def nodes(node: Node) -> Iterator[Node]:
-    """A node and all behind it, each once."""
+    """A node and all that it is computed from, each once."""
     seen: set[int] = set()
     stack = [node]
     while stack:
@@ -90,7 +90,7 @@ def nodes(node: Node) -> Iterator[Node]:
 
 
 def sources(node: Node) -> tuple[str, ...]:
-    """Paths of the parameters behind a node."""
+    """Paths of the parameters that a node is computed from."""
     return tuple(dict.fromkeys(each.path for each in nodes(node) if each.path))
 
 

@@ -24,6 +24,7 @@ from ...planning.files import short_names
 from ...planning.inputs import misfit_of_example, with_own_sizes
 from ...planning.network import Network
 from ..core.builder import Moving
+from ..core.naming import input_names, result_name, words_of
 from ..core.refusals import CaptureError
 from ..core.safeguards import SAFEGUARDS
 from ..core.stand_ins import PRIMES, fitting
@@ -77,14 +78,7 @@ def is_batch(leaf: Any) -> bool:
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     """The leaves of a tree of parameters by their paths, as "encoder.layers.0.kernel"."""
     found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [(".".join(_word(entry) for entry in path) or "parameter", leaf) for path, leaf in found]
-
-
-def _word(entry: Any) -> str:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(entry, attribute):
-            return str(getattr(entry, attribute))
-    return str(entry)
+    return [(".".join(words_of(path)) or "parameter", leaf) for path, leaf in found]
 
 
 def capture(
@@ -169,7 +163,7 @@ def capture(
     except Exception as error:
         examples = int(tree.example[0].shape[0])
         text = with_own_sizes(str(error).strip().partition("\n")[0], stand_in, examples)
-        paths = _input_names(tree, signature)
+        paths = input_names(_input_paths(tree, signature))
         given_shapes = {path: tuple(each.shape) for path, each in zip(paths, tree.example, strict=True)}
 
         def takes(changed: Callable[[tuple[int, ...]], tuple[int, ...]]) -> bool:
@@ -197,7 +191,7 @@ def capture(
     tree.results = jax.tree.structure(results)
     traces = Traces(jaxpr.jaxpr, lambda examples: trace(examples)[0].jaxpr)
     c = Converter(prime, trainable, dict(zip(names, given, strict=True)), traces, sizes, fixed)
-    paths = _input_names(tree, signature)
+    paths = input_names(_input_paths(tree, signature))
     parameters = [
         Fixed(Node(path=name), shapes[name], np.float32 if jnp.issubdtype(each.dtype, jnp.floating) else each.dtype)
         for name, each in zip(names, given, strict=True)
@@ -216,8 +210,8 @@ def capture(
         c.values,
         c.constants,
         tuple(steps),
-        tuple(paths),
-        tuple(_output_names(results)),
+        paths,
+        tuple(result_name(way) for way, _ in jax.tree_util.tree_flatten_with_path(results)[0]),
         tree,
         tree,
         short_names(_input_paths(tree, signature)),
@@ -266,12 +260,6 @@ def _traced(leaf: Any) -> Any:
     return np.dtype(np.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
 
-def _input_names(tree: Tree, signature: inspect.Signature | None) -> list[str]:
-    if len(tree.arrays) == 1:
-        return ["input"]
-    return ["_".join(path) for path in _input_paths(tree, signature)]
-
-
 def _input_paths(tree: Tree, signature: inspect.Signature | None) -> list[tuple[str, ...]]:
     """Where each array is among the arguments: the argument's name and the way through its tree."""
     args, kwargs = jax.tree.unflatten(tree.definition, list(range(tree.definition.num_leaves)))
@@ -280,14 +268,8 @@ def _input_paths(tree: Tree, signature: inspect.Signature | None) -> list[tuple[
         kwargs
     )
     by_index = {
-        index: (name, *(_word(entry) for entry in path))
+        index: (name, *words_of(path))
         for name, each in named.items()
         for path, index in jax.tree_util.tree_flatten_with_path(each)[0]
     }
     return [by_index[index] for index in tree.arrays]
-
-
-def _output_names(results: Any) -> list[str]:
-    found = jax.tree_util.tree_flatten_with_path(results)[0]
-    words = ["_".join(_word(entry) for entry in path) for path, _ in found]
-    return [f"output_{word}" if word.isdigit() else word or "output" for word in words]

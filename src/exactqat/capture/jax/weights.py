@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from ..core.builder import Moving
 from ..core.products import of_two, with_weight
 from ..core.refusals import Refused
+from ..core.windows import windows
 from .converter import Converter, handles
 from .items import Fixed, Item
 
@@ -50,12 +51,9 @@ def _convolution(c: Converter, equation: Any, operands: list[Any]) -> Item:
             [x, weight, None],
             shape,
             module=module,
-            strides=tuple(int(each) for each in params["window_strides"]),
-            padding=padding,
-            dilations=tuple(int(each) for each in params["rhs_dilation"]),
+            **windows(params["window_strides"], padding, params["rhs_dilation"]),
             groups=groups,
             channel_axis=channel_axis,
-            padding_mode="zeros",
         )
     back = [0] * len(traced)
     back[out_batch], back[out_channels] = 0, channel_axis
@@ -94,10 +92,8 @@ def _transposed(
         [x, weight.then(turned), None],
         shape,
         module=module,
-        strides=tuple(int(each) for each in params["lhs_dilation"]),
-        padding=tuple((before, max(after, 0)) for before, after in cut),
+        **windows(params["lhs_dilation"], [(before, max(after, 0)) for before, after in cut], dilations),
         output_padding=tuple(max(-after, 0) for _, after in cut),
-        dilations=dilations,
         groups=groups,
         channel_axis=channel_axis,
     )
@@ -113,4 +109,5 @@ def _product(c: Converter, equation: Any, operands: list[Any]) -> Item:
                 return made
             count = x.rank - len(x_axes)
             return c.permute(made, (*range(count, made.rank), *range(count)))
-    return of_two(c, *operands, batched, contracted)
+    first, second = operands
+    return of_two(c, first, second, batched, contracted)

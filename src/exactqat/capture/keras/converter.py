@@ -114,7 +114,7 @@ class Converter(ItemBuilder[Fixed]):
     # --- the walk -----------------------------------------------------------------------------------------------------
 
     def item(self, value: Any) -> Any:
-        """What an argument of a layer or an operation stands for."""
+        """What an argument of a layer or an operation is."""
         if isinstance(value, WeightSymbol):
             value = value.variable
         if isinstance(value, keras.KerasTensor):
@@ -473,7 +473,7 @@ class Converter(ItemBuilder[Fixed]):
         return self.item(function(tensor))
 
     def by_values(self, function: Callable[[Any], Any], x: Moving) -> Any | None:
-        """The result of a known function of one value, told by what it makes of numbers; None if it is none.
+        """The result of a known function of one value, known by what it makes of numbers; None if it is none.
 
         Some of Keras' own activations (`hard_swish`, `mish`) leave `keras.ops` before they compute.
         """

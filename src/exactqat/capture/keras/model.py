@@ -114,7 +114,7 @@ def _difference(one: Network, other: Network) -> Place | None:
 
 
 def _captured(model: Any, shapes: Any, names: Mapping[int, str], losses: list[str] | None, prime: int) -> Network:
-    """The network for a batch that `prime` stands in for."""
+    """The network, traced with `prime` examples."""
     c = Converter(prime, names)
     flat = flat_shapes(shapes)
     paths = [f"argument_{at}" for at in range(len(flat))]

@@ -82,13 +82,6 @@ def _normalize(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, 
     return c.emit("normalize", [x], x.shape, axis=axis % x.rank, epsilon=float(operation.epsilon or 1e-7))
 
 
-@layers("SpectralNormalization")
-def _spectral_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    raise Refused(
-        "it divides its layer's kernel anew in training; give the layer inside, which holds the divided kernel"
-    )
-
-
 @layers("GroupNormalization")
 def _group_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, axis = args[0], int(layer.axis) % args[0].rank

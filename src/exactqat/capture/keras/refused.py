@@ -8,15 +8,25 @@ from typing import Any
 from ..core.refusals import Refused
 from .converter import Converter, layers
 
+_IN_FRONT = "it prepares data; do it in front of the model"
+_DATA = (
+    *("STFTSpectrogram", "MelSpectrogram", "Discretization", "CategoryEncoding", "Hashing", "HashedCrossing"),
+    *("StringLookup", "IntegerLookup", "TextVectorization"),
+)
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(_DATA, _IN_FRONT),
+    "Masking": "its mask depends on the input; give sequences of one length, without it",
+    "Embedding": "",
+    "SpectralNormalization": "it divides its layer's kernel again in training; give the layer inside, which holds the "
+    "divided kernel",
+    **dict.fromkeys(("Conv3D", "Conv3DTranspose"), "with windows over three axes, {0.kernel_size}"),
+}
 
-@layers("Masking")
-def _masking(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    raise Refused("its mask depends on the input; give sequences of one length, without it")
+
+def _reason(layer: Any) -> str:
+    return next(REFUSED[each.__name__] for each in type(layer).__mro__ if each.__name__ in REFUSED).format(layer)
 
 
-@layers(
-    "STFTSpectrogram", "MelSpectrogram", "Discretization", "CategoryEncoding", "Hashing", "HashedCrossing",
-    "StringLookup", "IntegerLookup", "TextVectorization",
-)  # fmt: skip
-def _data(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    raise Refused("it prepares data; do it in front of the model")
+@layers(*REFUSED)
+def _refused(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    raise Refused(_reason(layer))

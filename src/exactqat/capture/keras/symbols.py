@@ -24,7 +24,7 @@ class DrawsNumbers(Exception):
 
 
 class WeightSymbol(keras.KerasTensor):
-    """Stands for a variable of the model's in what a layer computes."""
+    """A variable of the model's in what a layer computes."""
 
     def __init__(self, variable: Any) -> None:
         super().__init__(tuple(variable.shape), variable.dtype)

@@ -14,7 +14,7 @@ from ...planning.elementwise import SURELY_MASKED
 from ..core.builder import Moving
 from ..core.products import of_two, with_weight
 from ..core.refusals import Refused
-from ..core.windows import each, padding_in_numbers
+from ..core.windows import each, padding_in_numbers, windows
 from .converter import Converter, layers, operations
 from .items import Fixed, Item
 from .reduction import channel_axis_of, spatial_sizes, windowed
@@ -38,18 +38,8 @@ def _convolve(
     strides, dilations = each(how.strides, count), each(how.dilation_rate, count)
     padding = padding_in_numbers(how.padding, spatial_sizes(x, axis), window, strides, dilations)
     shape = windowed(x, axis, window, strides, padding, dilations, weight.shape[0])
-    return c.emit(
-        "conv",
-        [x, weight, bias],
-        shape,
-        module=module,
-        strides=strides,
-        padding=padding,
-        dilations=dilations,
-        groups=groups,
-        channel_axis=axis,
-        padding_mode="zeros",
-    )
+    attributes = windows(strides, padding, dilations)
+    return c.emit("conv", [x, weight, bias], shape, module=module, **attributes, groups=groups, channel_axis=axis)
 
 
 def _kernel(c: Converter, kernel: Fixed) -> Fixed:
@@ -75,11 +65,6 @@ def _conv(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> 
     weight, bias = _kernel(c, c.weight(kernel)), c.optional(layer.bias)
     made = _convolve(c, layer, x, weight, bias, int(layer.groups), axis, c.layer_path(kernel))
     return c.apply(layer.activation, made)
-
-
-@layers("Conv3D", "Conv3DTranspose")
-def _volume(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    raise Refused(f"with windows over three axes, {tuple(layer.kernel_size)}")
 
 
 @layers("DepthwiseConv1D", "DepthwiseConv2D")
@@ -126,10 +111,8 @@ def _conv_transpose(c: Converter, layer: Any, args: list[Any], kwargs: dict[str,
         [x, weight, c.optional(layer.bias)],
         shape,
         module=c.layer_path(layer.kernel),
-        strides=strides,
-        padding=tuple(cut),
+        **windows(strides, cut, dilations),
         output_padding=tuple(extra),
-        dilations=dilations,
         groups=1,
         channel_axis=axis,
     )
@@ -247,8 +230,3 @@ def _attention(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, 
         scale=float(1 / math.sqrt(query.shape[-1]) if scale is None else scale),
     )
     return c.permute(made, (0, 2, 1, 3))
-
-
-@layers("Embedding")
-def _embedding(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    raise Refused("")

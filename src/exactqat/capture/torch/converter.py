@@ -198,7 +198,7 @@ class Converter(StepBuilder):
         return self.put(parent, axis, list(range(start, stop, stride)), part)
 
     def put(self, x: Content, axis: int, indices: Sequence[int], part: Content) -> Content:
-        """A tensor in which `part` stands at these indices of an axis."""
+        """A tensor that holds `part` at these indices of an axis."""
         size = x.shape[axis]
         order = list(range(size))
         for position, index in enumerate(indices):

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from ...planning.files import short_names
 from ...planning.inputs import misfit_of_example, with_own_sizes
 from ...planning.network import Network, Place, Value
+from ..core.naming import input_names, result_name, words_of
 from ..core.progress import now_at
 from ..core.refusals import CaptureError, Refused
 from . import CUMULATIVE, Converter, batch
@@ -25,7 +26,7 @@ from .contents import Content, Meta, Storage, View
 from .export import exported, takes
 from .expression import Expression, Node
 from .one_by_one import OneByOne
-from .tree import Tree, argument_order, leaf_name, result_name, words_of
+from .tree import Tree, argument_order, leaf_name
 
 
 @dataclass
@@ -134,7 +135,7 @@ def read(
         values=c.values,
         constants=c.constants,
         steps=tuple(c.steps),
-        input_names=("input",) if len(argument_paths) == 1 else tuple(map("_".join, argument_paths)),
+        input_names=input_names(argument_paths),
         output_names=tuple(output_names),
         argument_names=short_names(argument_paths),
         input_tree=tree,

@@ -13,7 +13,7 @@ import torch
 
 from ..core.recurrent import CELLS, Cell, over_time
 from ..core.refusals import Refused
-from ..core.windows import each
+from ..core.windows import each, windows
 from .contents import Content, Meta
 from .converter import CUMULATIVE, Converter, handles, require_fixed
 from .expression import Node
@@ -43,18 +43,9 @@ def _conv(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
         padding = tuple((total // 2, total - total // 2) for total in totals)
     else:
         padding = tuple((p, p) for p in each(a.padding, spatial))
-    return c.emit(
-        "conv",
-        [a.input, a.weight, a.bias],
-        meta,
-        ("", "weight", "bias"),
-        strides=strides,
-        padding=padding,
-        dilations=dilations,
-        groups=a.groups,
-        channel_axis=1,
-        padding_mode="zeros",
-    )
+    how = windows(strides, padding, dilations)
+    operands, roles = [a.input, a.weight, a.bias], ("", "weight", "bias")
+    return c.emit("conv", operands, meta, roles, **how, groups=a.groups, channel_axis=1)
 
 
 @handles("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
@@ -66,18 +57,10 @@ def _conv_transpose(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 def _transposed(c: Converter, a: SimpleNamespace, meta: Meta, spatial: int) -> Content:
-    return c.emit(
-        "conv_transpose",
-        [a.input, a.weight, a.bias],
-        meta,
-        ("", "weight", "bias"),
-        strides=each(a.stride, spatial),
-        padding=tuple((p, p) for p in each(a.padding, spatial)),
-        dilations=each(a.dilation, spatial),
-        output_padding=each(a.output_padding, spatial),
-        groups=a.groups,
-        channel_axis=1,
-    )
+    padding = [(side, side) for side in each(a.padding, spatial)]
+    how = windows(each(a.stride, spatial), padding, each(a.dilation, spatial))
+    how |= {"output_padding": each(a.output_padding, spatial), "groups": a.groups, "channel_axis": 1}
+    return c.emit("conv_transpose", [a.input, a.weight, a.bias], meta, ("", "weight", "bias"), **how)
 
 
 @handles("linear")
@@ -178,7 +161,7 @@ def _einsum(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 def _without_ellipsis(operands: list[str], result: str, ranks: list[int], arrow: bool) -> tuple[list[str], str]:
-    """The equation with letters for the axes that '...' stands for."""
+    """The equation with letters for the axes that '...' means."""
     free = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in "".join(operands) + result]
     counts = [rank - len(term.replace("...", "")) for term, rank in zip(operands, ranks, strict=True)]
     longest = "".join(free[: max(c for c, term in zip(counts, operands, strict=True) if "..." in term)])
@@ -447,9 +430,8 @@ def _max_pool(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
         (p, max(p, (out - 1) * s + d * (w - 1) + 1 - size - p))
         for p, out, s, d, w, size in zip(before, meta.shape[2:], strides, dilations, window, x.shape[2:], strict=True)
     )
-    return c.emit(
-        "max_pool", [x], meta, window=window, strides=strides, padding=padding, dilations=dilations, channel_axis=1
-    )
+    how = windows(strides, padding, dilations)
+    return c.emit("max_pool", [x], meta, window=window, **how, channel_axis=1)
 
 
 @handles("avg_pool3d")

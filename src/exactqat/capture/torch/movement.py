@@ -251,7 +251,7 @@ def _index_put(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     if index.dtype == torch.bool:
         index = index.nonzero().squeeze(-1)
     if a.accumulate:
-        raise Refused("it adds to what stands at its indices; writing there (accumulate=False) is allowed")
+        raise Refused("it adds to the values at its indices; writing there (accumulate=False) is allowed")
     if len(given) > 1 or index.dim() != 1 or len(set(index.tolist())) != len(index):
         raise Refused(
             "it writes at indices of several axes or at one place twice; different indices of one axis are allowed"

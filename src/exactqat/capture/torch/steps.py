@@ -17,6 +17,7 @@ from torch import nn
 from ...device.functions import COMBINATIONS, FUNCTIONS
 from ...planning.network import Constant, Place, Step, Value
 from ..core.builder import Builder, free_name
+from ..core.naming import PACKAGE
 from ..core.refusals import MIXES, SIZE_OF_BATCH, CaptureError, Refused
 from ..core.stand_ins import follows
 from .composition import SeveralValues, composed, is_composed
@@ -28,9 +29,7 @@ from .schema import base_name, call_form, full_name
 aten = torch.ops.aten
 
 # PyTorch and this package: what is in their files is not the user's.
-NOT_USERS = tuple(
-    os.path.dirname(os.path.abspath(file)) + os.sep for file in (torch.__file__, os.path.dirname(__file__))
-)
+NOT_USERS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, PACKAGE)
 
 # Operators by the words of those who write them otherwise.
 _WORDS = {
@@ -180,7 +179,7 @@ class StepBuilder(Builder):
         return bool((one - other).abs().max() <= 1e-5 * one.abs().max())
 
     def sources(self, tensor: Content) -> tuple[str, ...]:
-        """Paths of the parameters and buffers behind a tensor that does not depend on the input."""
+        """Paths of the parameters and buffers of a tensor that does not depend on the input."""
         assert tensor.node is not None
         return Expression(tensor.node, self.prime).sources
 
@@ -370,7 +369,7 @@ class StepBuilder(Builder):
         return self.opaque(operator, bound, meta, "dropout", in_place)
 
     def with_scale(self, values: list[Content], node: Node) -> tuple[list[Content], Node]:
-        """Stochastic depth divides by the probability before or behind the noise: before, it is a part of the noise."""
+        """Stochastic depth divides by the probability before or after the noise: before, it is a part of the noise."""
         producer = self.producers.get(values[0].name)
         if producer is None or producer[0].kind not in ("div", "mul"):
             return values, node

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ...display import listed, shortened
+from ..core.naming import words_of
 from .expression import Expression
 
 
@@ -94,15 +95,6 @@ class Tree:
 def leaf_name(path: Sequence[Any]) -> str:
     """A name for a place in a tree: keys, attributes and positions."""
     return "_".join(words_of(path))
-
-
-def words_of(path: Sequence[Any]) -> list[str]:
-    return [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
-
-
-def result_name(path: Sequence[Any]) -> str:
-    name = leaf_name(path)
-    return f"output_{name}".rstrip("_") if not name or name[0].isdigit() else name
 
 
 def argument_order(
