@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.builder import Moving
 from ..core.expressions import Dropout
-from ..core.recurrent import Cell, over_time
+from ..core.recurrent import ComposedCell, unrolled
 from ..core.refusals import Refused
 from .converter import Converter, layers
 from .items import Fixed
@@ -125,9 +125,13 @@ def _by_steps(c: Converter, layer: Any, kind: str, x: Moving) -> list[Any]:
     units, path = int(cell.units), c.layer_path(cell.kernel)
     back, bias = c.weight(cell.recurrent_kernel), c.optional(cell.bias)
     back_bias: Fixed | None = None
-    if bias is not None and len(bias.shape) == 2:  # of the input, and behind the product with the state
+    if bias is not None and len(bias.shape) == 2:  # of the input, and of the product with the state
         both, width = bias, bias.shape[1]
         bias, back_bias = (c.then(both, (width,), lambda a, at=at: a[at]) for at in (0, 1))
+
+    def combined(kind: str, one: Any, other: Any) -> Moving:
+        moving = one if isinstance(one, Moving) else other
+        return c.emit(kind, [one, other], moving.shape)
 
     def part(item: Any, first: int, many: int) -> Any:
         start, stop = first * units, (first + many) * units
@@ -138,6 +142,15 @@ def _by_steps(c: Converter, layer: Any, kind: str, x: Moving) -> list[Any]:
     def product(state: Moving, first: int, many: int) -> Moving:
         return linear(c, state, *columns[first, many], path)
 
+    def gate(x: Moving) -> Any:
+        function, began = getattr(cell, "recurrent_activation", None), len(c.steps)
+        made = c.apply(function, x)
+        if x.shape[-1] == units or x.name in made.samples:
+            return made
+        # It is no function value by value: each gate by itself, as Keras has it.
+        c.forget(began)
+        return c.join([c.apply(function, part(x, at, 1)) for at in range(x.shape[-1] // units)], x.rank - 1)
+
     def entry(at: int) -> Any:
         return c.reshape(c.cut(products, 1, at, at + 1), (batch, products.shape[2]))
 
@@ -146,16 +159,16 @@ def _by_steps(c: Converter, layer: Any, kind: str, x: Moving) -> list[Any]:
     # Once for all times, which so have the same weights.
     columns = {use: (part(back, *use), None if back_bias is None else part(back_bias, *use)) for use in uses[kind]}
     products = linear(c, x, c.weight(cell.kernel), bias, path)
-    parts = Cell(
-        lambda word, one, other: c.emit(word, [one, other], one.shape),
+    parts = ComposedCell(
+        combined,
         part,
         product,
         partial(c.apply, cell.activation),
-        partial(c.apply, getattr(cell, "recurrent_activation", None)),
+        gate,
         after,
         update_first=True,
         bias=back_bias,
     )
-    states, state, memory = over_time(kind, parts, [partial(entry, at) for at in range(count)], layer.go_backwards)
+    states, state, memory = unrolled(kind, parts, entry, count, layer.go_backwards)
     sequence = c.join([c.reshape(each, (batch, 1, units)) for each in states], 1)
     return [sequence, *(each for each in (state, memory) if each is not None)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..core.recurrent import CELLS, Cell, over_time
+from ..core.recurrent import CELLS, ComposedCell, unrolled
 from ..core.refusals import Refused
 from ..core.windows import each, windows
 from .contents import Content, Meta
@@ -341,7 +341,7 @@ def _recurrent(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Conte
     ]
 
 
-def _cell(c: Converter, weights: Sequence[Content | None], function: Any = aten.tanh.default) -> Cell:
+def _cell(c: Converter, weights: Sequence[Content | None], function: Any = aten.tanh.default) -> ComposedCell:
     """weights: of the input, of the state, and perhaps their biases."""
     back, bias = weights[1], weights[3] if len(weights) > 3 else None
     assert back is not None
@@ -353,7 +353,7 @@ def _cell(c: Converter, weights: Sequence[Content | None], function: Any = aten.
         made: Content = c.call(aten.slice.Tensor, x, axis, first * units, (first + count) * units, 1)
         return made
 
-    return Cell(
+    return ComposedCell(
         lambda word, one, other: c.call(combining[word], one, other),
         part,
         lambda state, first, count: c.call(aten.linear.default, state, back, bias),
@@ -395,8 +395,12 @@ def _rnn(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
         for backwards in (False, True)[: 2 if a.bidirectional else 1]:
             number = len(last)
             weights = a.params[number * count : (number + 1) * count]
-            entries = [partial(_given, c, step, weights) for step in steps]
-            made, state, _ = over_time("rnn", _cell(c, weights, function), entries, backwards, states[number])
+
+            def entry(at: int, steps: Any = steps, weights: Any = weights) -> Content:
+                return _given(c, steps[at], weights)
+
+            cell = _cell(c, weights, function)
+            made, state, _ = unrolled("rnn", cell, entry, len(steps), backwards, states[number])
             last.append(state)
             directions.append(made)
         steps = (
