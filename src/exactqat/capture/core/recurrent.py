@@ -55,7 +55,7 @@ def unrolled(
 ) -> tuple[list[Any], Any, Any]:
     """`over_time`, of a number of steps that is not too large. entry: what the input adds at a time."""
     if count > MOST_TIME_STEPS:
-        raise Refused(f"over {count} steps of time; at most {MOST_TIME_STEPS} are unrolled")
+        raise Refused(f"over {count} time steps; at most {MOST_TIME_STEPS} are unrolled")
     return over_time(kind, cell, lambda at, starts: entry(at), count, backwards, state)
 
 

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 MIXES = "it mixes the examples of a batch"
-SIZE_OF_BATCH = "it computes with the size of the batch"
+SIZE_OF_BATCH = (
+    "it computes with the size of the batch, or with an example's place in it; take a number of your own, or compute "
+    "it outside of the model"
+)
 
 
 class CaptureError(ValueError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `capture_jax` reads a jaxpr: one file for each family of primitives, entered into the converter's table."""
+"""How `capture` reads a jaxpr: one file for each family of primitives, entered into the converter's table."""
 
 from __future__ import annotations
 

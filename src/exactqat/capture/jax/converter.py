@@ -18,7 +18,7 @@ import numpy as np
 from ...planning.network import Constant, Place, Step
 from ..core.builder import ItemBuilder, Moving, entering, free_name
 from ..core.naming import PACKAGE
-from ..core.refusals import CaptureError, Refused
+from ..core.refusals import SIZE_OF_BATCH, CaptureError, Refused
 from ..core.safeguards import SAFEGUARDS
 from .items import Expression, Fixed, Item, Node, nodes, trained_sources
 from .sizes import Sizes
@@ -223,7 +223,7 @@ class Converter(ItemBuilder[Fixed]):
         found = list(nodes(item.node))
         leak = next((each.leak for each in found if each.leak), "")
         if leak:
-            return f"{leak}: {_SIZE_OF_BATCH}"
+            return f"{leak}: {SIZE_OF_BATCH}"
         if not any(each.by_rows for each in found) or any(each.random for each in found):
             return ""
         generator = np.random.default_rng(0)
@@ -238,11 +238,11 @@ class Converter(ItemBuilder[Fixed]):
         try:
             one, three = (np.asarray(expression(*arrays, rows=rows), np.float64) for rows in (1, 3))
         except (TypeError, ValueError) as error:
-            return f"{self.place()}: {_SIZE_OF_BATCH} ({error})"
+            return f"{self.place()}: {SIZE_OF_BATCH} ({error})"
         repeats = [large // small if small else 1 for large, small in zip(three.shape, one.shape, strict=True)]
         alike = np.tile(one, repeats)
         same = alike.shape == three.shape and np.allclose(alike, three, 1e-5, 1e-6, equal_nan=True)
-        return "" if same else f"{self.place()}: {_SIZE_OF_BATCH}"
+        return "" if same else f"{self.place()}: {SIZE_OF_BATCH}"
 
     def closed(self, jaxpr: Any) -> tuple[Any, list[Any]]:
         """A jaxpr and its constants as items."""
@@ -282,10 +282,10 @@ class Converter(ItemBuilder[Fixed]):
             if step is not None and step.kind == "unsupported" and step.attributes.get("reason"):
                 return
         if SAFEGUARDS.batch and id(equation) in self.sizes.leaking:
-            raise Refused(_SIZE_OF_BATCH)
+            raise Refused(SIZE_OF_BATCH)
         for each in operands:
             if isinstance(each, Fixed) and self._follows(each):
-                raise Refused(_SIZE_OF_BATCH)
+                raise Refused(SIZE_OF_BATCH)
 
     def _stopped(self, item: Fixed) -> Fixed:
         """A constant that no gradient passes."""
@@ -338,11 +338,6 @@ def place_of(*equations: Any) -> Place:
 
 
 _CONTROL = ("scan", "while", "cond", "custom_jvp_call", "custom_vjp_call")
-_SIZE_OF_BATCH = (
-    "it computes with the size of the batch, or with an example's place in it; a network computes each example alike, "
-    "in batches of any size: take a number of your own, or compute it outside of the model"
-)
-
 
 # Frames of a traceback that are nobody's model.
 _LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "keras")

@@ -6,7 +6,7 @@ prime and nothing else is; the network's shapes are for one example. A second tr
 examples, shows numbers that follow the batch and numbers of the user's own that look like it. What depends on the
 parameters alone stays opaque: such a constant is computed by JAX from the parameters at every step.
 
-It is traced as in evaluation. Batch norms and dropouts tell what they are (`capturing_jax.layers`), so they train all
+It is traced as in evaluation. Batch norms and dropouts tell what they are (`layers`), so they train all
 the same.
 """
 
