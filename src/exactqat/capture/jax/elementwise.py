@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from ...device.functions import NumPyPrimitives, named_by
+from ...device.functions import FUNCTIONS, NumPyPrimitives, named_by
 from ..core.builder import Moving
 from ..core.refusals import Refused
 from .converter import Converter, handles
@@ -21,46 +22,19 @@ _MASK = -1e4
 _UNARY = named_by("jax")
 _BINARY = {"add": "add", "add_any": "add", "sub": "sub", "mul": "mul", "div": "div", "max": "maximum", "min": "minimum"}
 _COMPARISONS = {
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "eq": np.equal,
+    **{"gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal, "eq": np.equal},
     "ne": np.not_equal,
 }
 _LOGIC = {"and": np.logical_and, "or": np.logical_or, "not": np.logical_not, "xor": np.logical_xor}
-# In NumPy, to tell functions by their values.
-_VALUES: dict[str, Callable[..., np.ndarray]] = {
-    "add": np.add,
-    "add_any": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "max": np.maximum,
-    "min": np.minimum,
-    "neg": np.negative,
-    "exp": np.exp,
-    "exp2": np.exp2,
-    "log": np.log,
-    "log1p": np.log1p,
-    "expm1": np.expm1,
-    "tanh": np.tanh,
-    "logistic": NumPyPrimitives.sigmoid,
-    "sin": np.sin,
-    "cos": np.cos,
-    "sqrt": np.sqrt,
-    "rsqrt": NumPyPrimitives.rsqrt,
-    "cbrt": np.cbrt,
-    "abs": np.abs,
-    "sign": np.sign,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "round": np.rint,
-    "erf": NumPyPrimitives.erf,
+# In NumPy, to know functions by their values.
+_VALUES: dict[str, Callable[..., Any]] = {
+    **{name: partial(FUNCTIONS[kind], NumPyPrimitives) for name, kind in _UNARY.items()},
+    # Roots of negative numbers are none.
+    **{"sqrt": np.sqrt, "rsqrt": NumPyPrimitives.rsqrt},
+    **{"add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide},
+    **{"max": np.maximum, "min": np.minimum, "pow": np.power, "is_finite": np.isfinite, "ceil": np.ceil},
+    **{"exp2": np.exp2, "log1p": np.log1p, "expm1": np.expm1, "cbrt": np.cbrt},
     "erfc": lambda x: 1 - NumPyPrimitives.erf(x),
-    "square": np.square,
-    "is_finite": np.isfinite,
-    "pow": np.power,
     "clamp": lambda low, x, high: np.clip(x, low, high),
     "select_n": lambda condition, *cases: np.where(condition, cases[1], cases[0]),
     **_COMPARISONS,

@@ -95,16 +95,19 @@ class Converter(ItemBuilder[Fixed]):
         """What a function of its array, by NumPy's methods, makes of numbers."""
         if item.data is not None:
             return Fixed(data=np.asarray(function(item.data)), shape=shape)
-        base = self.constants[item.name]
-        name = free_name(f"{item.name}/computed", self.constants, self.names.values())
-        sources = (item.name,) if base.parameter else base.sources
+        return self._constant("computed", shape, [item.name], function)
+
+    def _constant(self, word: str, shape: Sequence[int], names: Sequence[str], function: Callable[..., Any]) -> Fixed:
+        """What a function makes of constants."""
+        bases = [self.constants[name] for name in names]
+        name = free_name(f"{names[0]}/{word}", self.constants, self.names.values())
         self.constants[name] = Constant(
             name,
             tuple(shape),
             parameter=False,
-            trainable=base.trainable,
-            sources=sources,
-            expression=Derived(function, (item.name,)),
+            trainable=any(base.trainable for base in bases),
+            sources=tuple(dict.fromkeys(each for base in bases for each in _sources(base))),
+            expression=Derived(function, tuple(names)),
         )
         return Fixed(name, shape=shape)
 
@@ -205,7 +208,6 @@ class Converter(ItemBuilder[Fixed]):
         if isinstance(operation, DropoutOperation):
             raise Refused("it drops parts of a weight at random")
         operation = self._for_any_batch(operation, fixed)
-        bases = [self.constants[name] for name in names]
         results = []
         for index, output in enumerate(node.outputs):
             computed = Computed(operation, args, kwargs, names, index)
@@ -216,20 +218,7 @@ class Converter(ItemBuilder[Fixed]):
             shape = [1 if isinstance(operation, OverBatch) and size == self.prime else size for size in output.shape]
             if any(size and size % self.prime == 0 for size in shape):
                 raise Refused(SIZE_OF_BATCH)
-            base = f"{names[0]}/{type(operation).__name__.lower()}"
-            name = free_name(base, self.constants, self.names.values())
-            sources = dict.fromkeys(
-                each for base in bases for each in ((base.name,) if base.parameter else base.sources)
-            )
-            self.constants[name] = Constant(
-                name,
-                tuple(shape),
-                parameter=False,
-                trainable=any(base.trainable for base in bases),
-                sources=tuple(sources),
-                expression=Derived(computed, tuple(names)),
-            )
-            results.append(Fixed(name, shape=shape))
+            results.append(self._constant(type(operation).__name__.lower(), shape, names, computed))
         return results
 
     def _for_any_batch(self, operation: Any, fixed: Sequence[Fixed]) -> Any:
@@ -491,6 +480,10 @@ class Converter(ItemBuilder[Fixed]):
                 return None
             samples[root] = straight.astype(np.float64)
         return self.recognized(samples, [x], x.shape)
+
+
+def _sources(constant: Constant) -> tuple[str, ...]:
+    return (constant.name,) if constant.parameter else constant.sources
 
 
 def _table_entry(operation: Any) -> Handler | None:
