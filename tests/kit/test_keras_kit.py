@@ -350,7 +350,7 @@ import numpy as np
 from keras import layers, ops
 
 from exactqat import qat
-from exactqat.qat.functional import Mode
+from exactqat.train.core.functional import Mode
 
 rng = np.random.default_rng(0)
 words, images = (8, 6), (8, 9, 4)
