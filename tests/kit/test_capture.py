@@ -799,8 +799,7 @@ def test_gates_in_other_orders_and_a_reset_before_the_product() -> None:
     after = sequence.over_time("gru", cell, lambda at, starts: cell.entry(x[at].numpy()), 2, False)[1]
     assert np.abs(after - expected).max() > 1e-3
     cell.reset_after = False
-    cell.input_bias, cell.bias = cell.input_bias + cell.bias, 0 * cell.bias
-    back, cell.bias = cell.back, None
+    cell.input_bias, cell.bias, back = cell.input_bias + cell.bias, None, cell.back
     cell.product = lambda state, begin, count: cell.part(state @ back.T, begin, count, "")  # type: ignore[method-assign]
     before = sequence.over_time("gru", cell, lambda at, starts: cell.entry(x[at].numpy()), 2, False)[1]
     np.testing.assert_allclose(before, after, rtol=1e-12)

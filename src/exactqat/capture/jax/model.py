@@ -28,9 +28,15 @@ from ..core.naming import input_names, result_name, words_of
 from ..core.refusals import CaptureError
 from ..core.safeguards import SAFEGUARDS
 from ..core.stand_ins import PRIMES, fitting
-from . import Converter, Fixed, Node, Sizes, Tidying, Traces
-from .converter import place_of
+
+# Their handlers enter themselves into the converter's table.
+from . import elementwise, movement, reduction, weights  # noqa: F401
+from .converter import Converter, place_of
+from .custom import Traces
+from .items import Fixed, Node
 from .layers import telling
+from .sizes import Sizes
+from .tidy import Tidying
 
 
 class Tree:

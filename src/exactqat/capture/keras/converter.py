@@ -18,8 +18,7 @@ from ..core.builder import ItemBuilder, Moving, entering, free_name
 from ..core.functions import same
 from ..core.refusals import SIZE_OF_BATCH, Refused
 from ..core.safeguards import SAFEGUARDS
-from .expressions import Computed, InTraining, OverBatch, same_constant
-from .items import Fixed, Item, first_line, numpy_of, same_argument
+from .items import Computed, Fixed, InTraining, Item, OverBatch, first_line, numpy_of, same_argument, same_constant
 from .known import VARIABLE_LISTS, changed_kernel, changed_of, is_container, is_seed, known_class, own_state, path_of
 from .symbols import ChangesWeight, DrawsNumbers, DropoutOperation, WeightSymbol, has_symbols, in_phase
 

@@ -28,8 +28,7 @@ from ..core.stand_ins import DIVISIBLE, PRIMES, fitting
 # Their handlers enter themselves into the converter's tables.
 from . import elementwise, movement, noise, normalization, reduction, refused, sequence, weights  # noqa: F401
 from .converter import Converter
-from .expressions import InTraining, same_constant
-from .items import Item, first_line
+from .items import InTraining, Item, first_line, same_constant
 from .known import is_seed, path_of
 from .symbols import ChangesWeight, DrawsNumbers, with_symbols
 from .tree import Tree, flat_shapes, input_words, output_words, packed

@@ -10,8 +10,7 @@ from ..core.expressions import CustomGradient, Dropout
 from ..core.refusals import Refused
 from ..core.safeguards import SAFEGUARDS
 from .converter import Converter, layers, operations
-from .expressions import InTraining
-from .items import Item
+from .items import InTraining, Item
 from .reduction import channel_axis_of
 
 

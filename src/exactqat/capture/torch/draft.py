@@ -21,8 +21,11 @@ from ...planning.network import Network, Place, Value
 from ..core.naming import input_names, result_name, words_of
 from ..core.progress import now_at
 from ..core.refusals import CaptureError, Refused
-from . import CUMULATIVE, Converter, batch
+
+# Their handlers enter themselves into the converter's table.
+from . import batch, elementwise, layers, movement, reduction, sequence  # noqa: F401
 from .contents import Content, Meta, Storage, View
+from .converter import CUMULATIVE, Converter
 from .export import exported, takes
 from .expression import Expression, Node
 from .one_by_one import OneByOne
