@@ -306,7 +306,7 @@ def test_prepare_inside_of_autocast(models: Any) -> None:
         model = qat.prepare(network(), IMAGES)
         model(IMAGES)
         model(IMAGES).sum().backward()
-    qat.calibrate(model, [IMAGES], anew=True)
+    qat.calibrate(model, [IMAGES], restart=True)
     wanted = models["calibrated"].state_dict()
     for name, value in model.state_dict().items():
         if name.endswith("minimum") and "input" in name:

@@ -112,7 +112,7 @@ def test_calibration_anew_forgets(policy: str) -> None:
                                                             qat.Rule(ranges=policy)])  # fmt: skip
     once = prepared.calibrate(*prepared.init(), [X])
     other = prepared.calibrate(*prepared.init(), [X * 100])
-    averaged, again = prepared.calibrate(*other, [X]), prepared.calibrate(*other, [X], anew=True)
+    averaged, again = prepared.calibrate(*other, [X]), prepared.calibrate(*other, [X], restart=True)
     assert jax.tree.all(jax.tree.map(lambda one, two: bool((one == two).all()), once, again))
     assert not jax.tree.all(jax.tree.map(lambda one, two: bool((one == two).all()), once, averaged))
 

@@ -73,17 +73,17 @@ with pytest.raises(ValueError, match="call calibrate first"):
 broken = x.copy()
 broken[1, 2, 3] = np.nan
 with pytest.raises(ValueError, match="batch 2 of batches gives NaN or infinity in 'input'"):
-    qat.keras.calibrate(prepared, [x, broken], anew=True)
+    qat.keras.calibrate(prepared, [x, broken], restart=True)
 qat.keras.calibrate(prepared, [x])
 before = [float(variable.numpy()) for variable in prepared.range_variables() if variable.value.ndim == 0]
 assert before and any(before)
 qat.keras.calibrate(prepared, [x * 100])
 other = [float(variable.numpy()) for variable in prepared.range_variables() if variable.value.ndim == 0]
 with pytest.raises(ValueError, match="batches is empty"):
-    qat.keras.calibrate(prepared, [], anew=True)
+    qat.keras.calibrate(prepared, [], restart=True)
 assert other == [float(variable.numpy()) for variable in prepared.range_variables() if variable.value.ndim == 0]
 assert other != before
-qat.keras.calibrate(prepared, [x], anew=True)
+qat.keras.calibrate(prepared, [x], restart=True)
 assert before == [float(variable.numpy()) for variable in prepared.range_variables() if variable.value.ndim == 0]
 prepared.compile("adam", "mse")
 prepared.fit(x, np.zeros((8, 4), "f"), verbose=0)

@@ -638,10 +638,10 @@ def test_statistics_that_are_not_settled_are_named_and_ranges_can_be_made_to_fit
     again = copy.deepcopy(model)
     with pytest.warns(
         qat.UnsettledStatisticsWarning,
-        match=r"6 .* batch norms .* 86%.* 3 training batches at momentum 0.05.*anew=True",
+        match=r"6 .* batch norms .* 86%.* 3 training batches at momentum 0.05.*restart=True",
     ):
         qat.freeze(model)
-    qat.calibrate(again, [batch], anew=True)
+    qat.calibrate(again, [batch], restart=True)
     with pytest.warns(qat.UnsettledStatisticsWarning):
         qat.freeze(again)
     assert least_decibels(model, batch) < 15
@@ -673,9 +673,9 @@ def test_calibration_anew_forgets_and_its_failure_does_not() -> None:
     state = {name: entry.clone() for name, entry in model.state_dict().items() if isinstance(entry, torch.Tensor)}
     for nothing, message in (([], "empty"), ([batch, batch[:, :1]], "must have shape")):
         with pytest.raises((ValueError, RuntimeError), match=message):
-            qat.calibrate(model, nothing, anew=True)
+            qat.calibrate(model, nothing, restart=True)
         assert all(torch.equal(model.state_dict()[name], entry) for name, entry in state.items())
-    qat.calibrate(model, [batch], anew=True)
+    qat.calibrate(model, [batch], restart=True)
     qat.calibrate(fresh, [batch])
     for name, entry in fresh.state_dict().items():
         if ".range." in name:

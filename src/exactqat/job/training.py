@@ -29,7 +29,7 @@ FLOAT_LEARNING_RATE = 4e-3
 # Weights that were given know something already, which large steps would lose.
 GIVEN_WEIGHTS_LEARNING_RATE = 1e-3
 # Eight bits are fine enough to keep what float training found, and many large steps would lose it; fewer bits have to
-# find anew.
+# find again.
 FINE_TUNING_LEARNING_RATE = 3e-4
 FINE_TUNING_SHARE = 1 / 4
 QAT_LEARNING_RATE = 1e-3

@@ -48,7 +48,7 @@ __all__ = [
 class QuantizeConfig:
     """How a layer is quantized; subclasses give its quantizers. It is read when the model is prepared, as a `Rule`.
 
-    Nothing is put into the layer: `set_quantize_weights` and `set_quantize_activations` are not called.
+    Nothing is placed into the layer: `set_quantize_weights` and `set_quantize_activations` are not called.
     """
 
     def get_weights_and_quantizers(self, layer: Any) -> list[tuple[Any, quantizers.Quantizer]]:

@@ -60,7 +60,7 @@ def warn_of_unsettled(norms: Iterable[Settling], stacklevel: int) -> None:
         f"and 1 they began with ('{shortened(path)}' has seen {batches} training batches at momentum {momentum:g}). "
         "From here on the network computes with them, while its ranges were measured with the batches' own "
         "statistics, so expect few codes to be used (low SQNR). Train more batches before freeze; if that is not "
-        "possible, calibrate(..., anew=True) right before freeze makes the ranges fit",
+        "possible, calibrate(..., restart=True) right before freeze makes the ranges fit",
         UnsettledStatisticsWarning,
         stacklevel=stacklevel + 1,
     )

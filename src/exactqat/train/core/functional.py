@@ -324,7 +324,7 @@ class Functional:
         key: Callable[[int], Any] | None = None,
         seen: dict[str, Any] | None = None,
     ) -> tuple[list[Any], Arrays]:
-        """The network's outputs, flattened, and the arrays behind this run.
+        """The network's outputs, flattened, and the arrays after this run.
 
         Args:
             inputs: one array for each of the plan's.
@@ -334,7 +334,7 @@ class Functional:
         return Run(self, arrays, mode, key).forward(inputs, seen)
 
     def numbers(self, arrays: Arrays) -> Numbers:
-        """What training leaves behind, for `deploy.lower`. arrays: in NumPy.
+        """What training ends with, for `deploy.lower`. arrays: in NumPy.
 
         Raises:
             MissingData: a range has seen no data.
@@ -403,7 +403,7 @@ class Functional:
 
 
 class TrainedNetwork:
-    """A network with the numbers that training left behind: what `exactqat.deploy` takes.
+    """A network with the numbers that training ended with: what `exactqat.deploy` takes.
 
     Attributes:
         plan: what the device runs.

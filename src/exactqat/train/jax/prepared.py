@@ -193,15 +193,15 @@ class Prepared:
         return outputs, new
 
     def calibrate(
-        self, params: Params, state: State, batches: Iterable[Any], anew: bool = False
+        self, params: Params, state: State, batches: Iterable[Any], restart: bool = False
     ) -> tuple[Params, State]:
         """Sets all activation ranges from data, by the float network in evaluation.
 
         Args:
             batches: each an array, or a tuple of positional or a dictionary of keyword arguments. A loader of
                 ``(x, y)`` will do for a model that takes one argument: `y` is left out.
-            anew: forget what ranges have seen before, in training or calibration, which else counts as earlier batches
-                do. Ranges that are learned begin again, too.
+            restart: forget what ranges have seen in training or calibration; otherwise that counts as earlier batches.
+                Ranges that are learned begin again, too.
 
         Raises:
             ValueError: the state is frozen, there is no batch, or one gives values that are not finite.
@@ -210,7 +210,7 @@ class Prepared:
         batches = loading.checked(batches, isinstance(batches, jax.Array | np.ndarray))
         if _checked_state(state).frozen:
             raise ValueError("calibrate before freeze: the ranges of a frozen network are fixed")
-        if anew:
+        if restart:
             grids = self._functional.grids
             forgotten = {
                 name: ends
@@ -416,11 +416,11 @@ def prepare(
     words = ["example", "rules"] if is_nnx else ["variables", "example", "rules"]
     named = dict(zip(words, given, strict=False))
     if len(given) > len(words) or (example is not None and "example" in named):
-        raise TypeError(f"prepare takes the model, {', '.join(words)}; got {len(given)} arguments behind the model")
+        raise TypeError(f"prepare takes the model, {', '.join(words)}; got {len(given)} arguments after the model")
     example = named.get("example", example)
     if example is None or (not is_nnx and "variables" not in named):
         missing = "example" if example is None else "variables"
-        raise TypeError(f"prepare needs {' and '.join(words[:-1])} behind the model; {missing} is missing")
+        raise TypeError(f"prepare needs {' and '.join(words[:-1])} after the model; {missing} is missing")
     rules = checked_rules(named.get("rules", rules))
     args, kwargs = loading.arguments(example)
     if is_nnx:

@@ -131,12 +131,12 @@ def amin(x: Array, axes: int | Sequence[int], keep_dims: bool = False) -> Array:
 
 
 def argmax(x: Array, axis: int, keep_dims: bool = False) -> Array:
-    """Where the largest value stands, the first one of equal ones; int32."""
+    """Where the largest value is, the first one of equal ones; int32."""
     return jnp.argmax(x, axis, keepdims=keep_dims)
 
 
 def argmin(x: Array, axis: int, keep_dims: bool = False) -> Array:
-    """Where the smallest value stands; int32."""
+    """Where the smallest value is; int32."""
     return jnp.argmin(x, axis, keepdims=keep_dims)
 
 
@@ -384,7 +384,7 @@ def batch_norm(
         share: of this batch in the running statistics.
 
     Returns:
-        The result, and the running mean and (unbiased) variance behind this batch.
+        The result, and the running mean and (unbiased) variance after this batch.
     """
     moved = jnp.moveaxis(x, axis, -1)
     channels = moved.shape[-1]

@@ -386,7 +386,7 @@ class PreparedModel(keras.Model):
         return TrainedNetwork(self._held.functional, arrays, self.frozen, run, called)
 
     def numbers(self) -> Numbers:
-        """What training leaves behind, for `deploy.lower`."""
+        """What training ends with, for `deploy.lower`."""
         return self._trained().numbers()
 
     def evaluated(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -509,7 +509,7 @@ class PreparedModel(keras.Model):
             (print_fn or print)(line)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
-        """Keras' quantization behind training, of layers; a prepared model has none."""
+        """Keras' quantization after training, of layers; a prepared model has none."""
         raise NotImplementedError("a prepared model becomes integers by qat.keras.freeze and deploy.lower")
 
     def export(self, *args: Any, **kwargs: Any) -> None:
@@ -612,13 +612,13 @@ def prepare(
     return prepared
 
 
-def calibrate(model: PreparedModel, batches: Iterable[Any], anew: bool = False) -> None:
+def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = False) -> None:
     """Sets all activation ranges from data: runs the float network, in evaluation, over `batches` of inputs.
 
     Args:
         batches: batches of inputs as `predict` takes one, or a data set that `fit` takes, whose targets are left out:
             of a tuple or list of more arrays than the model has inputs, the first element is the inputs.
-        anew: forget what ranges have seen before, in training or calibration, which else counts as earlier batches do.
+        restart: forget what ranges have seen in training or calibration; otherwise that counts as earlier batches.
             Ranges that are learned begin again, too.
 
     Raises:
@@ -645,7 +645,7 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], anew: bool = False) 
         if end != "trained"
     ]
     try:
-        for variable, value in before if anew else ():
+        for variable, value in before if restart else ():
             variable.assign(np.zeros_like(value))
         seen = held.functional.batches_seen(held.ranges)
         for batch in batches:
@@ -670,7 +670,7 @@ def freeze(model: PreparedModel) -> None:
     """Starts the last phase of training: statistics and ranges are fixed, biases stand on the int32 grid.
 
     The model stays compiled; the next `fit` trains what is left. Where there are learned ranges, its optimizer starts
-    anew with the same settings: it was made for more variables, and its momentum would go on moving them.
+    again with the same settings: it was made for more variables, and its momentum would go on moving them.
 
     Warns (`exactqat.qat.UnsettledStatisticsWarning`) of batch norms whose running statistics have seen too few training
     batches, and (`exactqat.qat.RangesMovedWarning`) where it had to move ranges, because the device's

@@ -116,12 +116,12 @@ def amin(x: Any, axes: int | Sequence[int], keep_dims: bool = False) -> Any:
 
 
 def argmax(x: Any, axis: int, keep_dims: bool = False) -> Any:
-    """Where the largest value stands, the first one of equal ones."""
+    """Where the largest value is, the first one of equal ones."""
     return ops.argmax(x, axis, keepdims=keep_dims)
 
 
 def argmin(x: Any, axis: int, keep_dims: bool = False) -> Any:
-    """Where the smallest value stands, the first one of equal ones."""
+    """Where the smallest value is, the first one of equal ones."""
     return ops.argmin(x, axis, keepdims=keep_dims)
 
 
@@ -404,7 +404,7 @@ def fake_quantize(x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: b
 def batch_norm(
     x: Any, scale: Any, offset: Any, mean: Any, variance: Any, epsilon: float, share: float, axis: int
 ) -> tuple[Any, Any, Any]:
-    """Batch norm on the statistics of the batch, and the running ones behind it, as Keras moves them."""
+    """Batch norm on the statistics of the batch, and the running ones after it, as Keras moves them."""
     others = [at for at in range(len(x.shape)) if at != axis]
     shape = [-1 if at == axis else 1 for at in range(len(x.shape))]
     batch_mean, batch_variance = ops.moments(x, others)

@@ -677,7 +677,7 @@ def _rounded_once(factor: np.ndarray, sums: Tensor, axis: int, result: _Result, 
 def _rounded_twice(factor: np.ndarray, sums: Tensor, axis: int, result: _Result, in_place: bool) -> Tensor:
     """`device.weighted.ROUNDINGS`: fixed_point.
 
-    The doubled high product is rounded half up, what is shifted out behind it half away from zero. For shifts s > 0
+    The doubled high product is rounded half up, what is then shifted out half away from zero. For shifts s > 0
     both together are floor(x + 1/2 + 2**-(s + 1)) of the exact product x, with the last term subtracted where x is
     negative. float64 holds all of that for results below 2**9 while the shift is small; larger ones are clamped.
     """

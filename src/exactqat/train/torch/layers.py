@@ -58,7 +58,7 @@ class Held:
 
 
 class Computed:
-    """What a function makes of other such tensors, anew at every call: gradients reach them."""
+    """What a function computes from other such tensors, again at every call, so that gradients reach them."""
 
     def __init__(self, function: Callable[..., Tensor], sources: Sequence[Source]) -> None:
         self.function = function

@@ -23,7 +23,7 @@ class Owner(nn.Module):
     kept: frozenset[str] | None = None
 
     def close(self) -> None:
-        """From here on nothing is put in another's place."""
+        """From here on nothing can be replaced."""
         self.kept = frozenset((*self._parameters, *self._buffers))
 
     def __setattr__(self, name: str, value: Any) -> None:

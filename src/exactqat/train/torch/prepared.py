@@ -224,14 +224,14 @@ class PreparedModel(Owner):
     def stored_codes(self, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
         """Codes of every tensor that the device stores, by layer path, in the user's order of axes.
 
-        int64, 0..2**bits - 1; zero stands at the code that `numbers` names.
+        int64, 0..2**bits - 1; zero is the code that `numbers` names.
         """
         stored = self.stored_tensors(*args, **kwargs)
         return {path: quantizer.codes(values) for path, (quantizer, values) in stored.items()}
 
     @torch.no_grad()
     def numbers(self) -> Numbers:
-        """What training leaves behind, for `deploy.lower`.
+        """What training ends with, for `deploy.lower`.
 
         Raises:
             RuntimeError: a range has seen no data.
@@ -300,7 +300,7 @@ class PreparedModel(Owner):
             age = "an earlier" if found < STATE_FORMAT else "a later"
             raise ValueError(
                 f"this state was saved by {age} version of exactqat (format {found}, this one reads {STATE_FORMAT}): "
-                "its layers have other names; load it with that version, or train anew"
+                "its layers have other names; load it with that version, or train again"
             )
         # States of before there were profiles keep the one that was prepared for.
         self.profile = state.get("profile", self.profile)
@@ -366,7 +366,7 @@ def _update(updates: Sequence[tuple[Held, Source]]) -> None:
 
 
 def _order(plan: Plan) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    """For each step its path, the operands that are computed, and the results that nobody reads behind it."""
+    """For each step its path, the operands that are computed, and the results that nobody reads after it."""
     computed = {each.path for each in plan.inputs} | {step.path for step in plan.steps}
     last: dict[str, str] = {}
     for step in plan.steps:
@@ -646,13 +646,13 @@ def freeze(model: PreparedModel) -> None:
 
 
 @torch.no_grad()
-def calibrate(model: PreparedModel, batches: Iterable[Any], anew: bool = False) -> None:
+def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = False) -> None:
     """Sets all activation ranges from data: runs the float network, in evaluation mode, over `batches` of inputs.
 
     Args:
         batches: each a tensor, or a tuple of positional or a dictionary of keyword arguments. A loader of ``(x, y)``
             will do for a model that takes one argument: `y` is left out.
-        anew: forget what ranges have seen before, in training or calibration, which else counts as earlier batches do.
+        restart: forget what ranges have seen in training or calibration; otherwise that counts as earlier batches.
             Ranges that are learned begin again, too.
 
     Raises:
@@ -667,7 +667,7 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], anew: bool = False) 
     ranges = [module for module in model.modules() if isinstance(module, ActivationRange) and module.policy != "fixed"]
     before = [(each, [end.detach().clone() for end in each.state()]) for each in ranges]
     try:
-        for each in ranges if anew else ():
+        for each in ranges if restart else ():
             for end in each.state():
                 end.zero_()
         with _without_quantization(model, observing=True):

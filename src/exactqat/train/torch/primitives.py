@@ -165,12 +165,12 @@ def amin(x: Tensor, axes: int | Sequence[int], keep_dims: bool = False) -> Tenso
 
 
 def argmax(x: Tensor, axis: int, keep_dims: bool = False) -> Tensor:
-    """Where the largest value stands, the first one of equal ones; int64."""
+    """Where the largest value is, the first one of equal ones; int64."""
     return x.argmax(axis, keepdim=keep_dims)
 
 
 def argmin(x: Tensor, axis: int, keep_dims: bool = False) -> Tensor:
-    """Where the smallest value stands; int64."""
+    """Where the smallest value is; int64."""
     return x.argmin(axis, keepdim=keep_dims)
 
 
