@@ -444,6 +444,44 @@ def random_resize_bilinear(rng: Random, builder: Builder) -> str:
     return random_resize(rng, builder, "RESIZE_BILINEAR")
 
 
+def random_lookup(rng: Random, builder: Builder) -> str:
+    return random_unary(rng, builder, "LOOKUP", codes=rng.integers(-128, 128, 256))
+
+
+def random_expand_dims(rng: Random, builder: Builder) -> str:
+    rank = len(builder.tensor(random_tensor(rng, builder)).shape)
+    return builder.expand_dims("x", int(rng.integers(1, rank + 1)), name="y")
+
+
+def random_squeeze(rng: Random, builder: Builder) -> str:
+    shape = [1, *(int(size) for size in rng.integers(1, 7, rng.integers(1, 4)))]
+    for _ in range(int(rng.integers(1, 3))):
+        shape.insert(int(rng.integers(1, len(shape) + 1)), 1)
+    builder.input("x", shape, random_quantization(rng))
+    ones = [axis for axis, size in enumerate(shape) if axis and size == 1]
+    count = int(rng.integers(1, len(ones) + 1))
+    return builder.squeeze("x", sorted(int(axis) for axis in rng.choice(ones, count, replace=False)), name="y")
+
+
+def random_pack(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_tensor(rng, builder))
+    builder.input("z", tensor.shape, tensor.quantization)
+    operands = [str(name) for name in rng.choice(["x", "z"], rng.integers(1, 5))]
+    return builder.pack(["x", *operands], int(rng.integers(1, len(tensor.shape) + 1)), name="y")
+
+
+def random_tile(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder)).shape
+    return builder.tile("x", [1, *(int(times) for times in rng.integers(1, 4, len(shape) - 1))], name="y")
+
+
+def random_slice(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder)).shape
+    begin = [int(rng.integers(size)) for size in shape[1:]]
+    sizes = [int(rng.choice([-1, rng.integers(1, size - at + 1)])) for at, size in zip(begin, shape[1:], strict=True)]
+    return builder.slice("x", [0, *begin], [-1, *sizes], name="y")
+
+
 CASES: dict[str, Case] = {
     "CONV_2D": random_conv_2d,
     "DEPTHWISE_CONV_2D": random_depthwise_conv_2d,
@@ -490,6 +528,12 @@ CASES: dict[str, Case] = {
     "L2_NORMALIZATION": random_l2_normalization,
     "RESIZE_NEAREST_NEIGHBOR": random_resize_nearest_neighbor,
     "RESIZE_BILINEAR": random_resize_bilinear,
+    "LOOKUP": random_lookup,
+    "EXPAND_DIMS": random_expand_dims,
+    "SQUEEZE": random_squeeze,
+    "PACK": random_pack,
+    "TILE": random_tile,
+    "SLICE": random_slice,
 }
 
 

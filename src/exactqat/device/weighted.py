@@ -22,7 +22,7 @@ from .arithmetic import (
     zero_point_of,
 )
 from .blocks import blocks, repeated, rows_of_block, scratch, share, threads
-from .operator import Attributes, DeviceOperator, ScaleLimits, need
+from .operator import Attributes, DeviceOperator, FileOperator, ScaleLimits, Unreadable, need
 from .profile import Profile
 from .tensor import INT8_MAX, INT8_MIN, Quantization, Tensor, code_range
 
@@ -85,6 +85,19 @@ class Weighted(DeviceOperator):
             builder.bias(f"{name}/bias", np.asarray(bias, dtype), bias_quantization),
         ]
         return str(builder.operator(self.kind, operands, output, name=name, **attributes))
+
+    def read_operands(self, read: FileOperator) -> tuple[Tensor, ...]:
+        """A bias that a file leaves out is 0."""
+        input, filter = read.operand(0), read.operand(1)
+        if len(read.inputs) > 2 and read.inputs[2] is not None:
+            return input, filter, read.inputs[2]
+        if not self.filter_axis < len(filter.shape):
+            raise Unreadable(f"the filter's shape is {filter.shape}")
+        codes = np.zeros(filter.shape[self.filter_axis], bias_dtype(input))
+        axis = None if filter.quantization.axis is None else 0
+        scale = input.quantization.scale[0] * filter.quantization.scale
+        grid = Quantization(scale, np.zeros(1), axis)
+        return input, filter, Tensor(f"{read.output.name}/bias", codes.shape, str(codes.dtype), grid, codes)
 
     def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
         return math.prod(output.shape[:-1]) * math.prod(inputs[1].shape)
