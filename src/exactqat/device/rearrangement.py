@@ -137,7 +137,7 @@ class Tile(Movement):
 
     kind = "TILE"
     attributes = {"multiples": REQUIRED}
-    version = 3
+    version = 2
     options = "TileOptions"
     purpose = PURPOSE.format("CONCATENATION")
 
