@@ -16,6 +16,7 @@ import json
 import os
 import tempfile
 import textwrap
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
@@ -24,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device import PROFILES, Profile, profile_named
+from ..device import PROFILES, Profile
 from ..device.tensor import CODE_RANGES, dequantize
 from ..display import printable, shortened
 from .footprint import arena_of
@@ -311,6 +312,20 @@ def _codes(file: TfliteFile, data: Any, examples: int) -> dict[str, np.ndarray]:
     return found
 
 
+def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray] | np.ndarray:
+    """The arrays of an .npz file by name, or the array of an .npy file, for `inspect`.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = np.load(file, allow_pickle=False)
+            return content if isinstance(content, np.ndarray) else {name: content[name] for name in content.files}
+    except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+        raise ValueError(f"{shortened(Path(path).name)} is not an .npz or .npy file of arrays ({error})") from None
+
+
 # --- the runtimes, in processes of their own ------------------------------------------------------------------------
 
 
@@ -585,4 +600,4 @@ def _verdict(found: Inspection) -> str:
     return f"The file runs as simulated on {names}: {total:,} integers compared, none differs where equality is claimed{rest}."
 
 
-__all__ = ["DeviceFindings", "Disagreement", "Inspection", "Layer", "inspect", "name_in_short", "profile_named"]
+__all__ = ["DeviceFindings", "Disagreement", "Inspection", "Layer", "inspect", "name_in_short", "read_arrays"]

@@ -475,6 +475,11 @@ class _Reader:
         if word not in OPERATORS:
             raise Unreadable(word if " " in word else f"the operator {word}")
         declaration = OPERATORS[word]
+        computed = any(tensor is not None and tensor.data is None and tensor.name in self.known for tensor in step.inputs)
+        if computed and not declaration.moves_codes:
+            # What only moves codes gives the same ones on all kernels.
+            raise Unreadable(f"{word} with a shape that the file computes from its batch, which delegates leave to "
+                             "kernels that round otherwise (convert the model with a fixed batch)")  # fmt: skip
         step = replace(step, inputs=tuple(tensor and self.used.get(tensor.name, tensor) for tensor in step.inputs))
         try:
             operands, attributes = declaration.read_operands(step), declaration.read_attributes(step)
