@@ -38,6 +38,7 @@ GOLDENS = (
     ("branches", "int8"),
     ("sequence", "int8"),
     ("enlarged", "int8"),
+    ("enlarged", "fixed_batch"),
     ("two_ends", "int8"),
     ("float_island", "int8"),
     ("pieces", "int8"),

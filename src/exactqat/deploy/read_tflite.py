@@ -15,6 +15,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ from .tflite import IDENTIFIER, import_deploy
 MOST_VALUES, MOST_AXES = 2**31 - 1, 8
 # A file may read its own bytes this often; those that runtimes take read most of them once.
 MOST_READS = 8
+# Likewise its constants, by all operators together.
+MOST_LOOKS = 64
 # What a graph's tensors may be of.
 DTYPES = (*CODE_RANGES, "int32", "int64")
 
@@ -130,6 +133,11 @@ class _Problems:
         raise Refusal(f"{what} not supported: {'; '.join(parts)}")
 
 
+def names_of(tensors: Sequence[Tensor]) -> set[str]:
+    """Names of tensors."""
+    return {tensor.name for tensor in tensors}
+
+
 class _Reader:
     """One file."""
 
@@ -139,33 +147,34 @@ class _Reader:
         self.schema: Any = import_deploy("ai_edge_litert.schema_py_generated")
         self.content = content
         self.left = MOST_READS * len(content) + 4096
+        self.looks = MOST_LOOKS * len(content) + (64 << 20)
         self.model = self.schema.Model.GetRootAs(content, 0)
         self.problems = _Problems()
         self.words: dict[str, dict[int, str]] = {}
 
     # --- safe access ----------------------------------------------------------------------------------------------
 
-    def counted(self, count: int, size: int) -> int:
+    def counted(self, length: int, size: int) -> int:
         """The length of a list whose elements take `size` bytes each, once it is known to fit."""
-        if count * size > len(self.content):
-            raise Refusal(f"it is damaged: a list of {count:,} does not fit into {len(self.content):,} bytes")
-        self.left -= count * size
+        if length * size > len(self.content):
+            raise Refusal(f"it is damaged: a list of {length:,} does not fit into {len(self.content):,} bytes")
+        self.left -= length * size
         if self.left < 0:
             raise Refusal("it is damaged: it refers to the same bytes from too many places")
-        return count
+        return length
 
     def entries(self, table: Any, name: str) -> list[Any]:
         """The tables of a list."""
-        count = self.counted(getattr(table, f"{name}Length")(), 4)
-        return [getattr(table, name)(at) for at in range(count)]
+        length = self.counted(getattr(table, f"{name}Length")(), 4)
+        return [getattr(table, name)(at) for at in range(length)]
 
     def numbers(self, table: Any, name: str) -> np.ndarray:
         """The numbers of a list, without a copy; empty if it is left out."""
-        count = getattr(table, f"{name}Length")()
-        if not count:
+        length = getattr(table, f"{name}Length")()
+        if not length:
             return np.zeros(0, np.int32)
         found = np.asarray(getattr(table, f"{name}AsNumpy")())
-        self.counted(count, found.dtype.itemsize)
+        self.counted(length, found.dtype.itemsize)
         return found
 
     def text(self, value: bytes | None) -> str:
@@ -186,12 +195,12 @@ class _Reader:
         buffer = self.model.Buffers(at)
         if buffer.Offset() > 1:
             raise Refusal("its constants lie outside of the model, which is not supported")
-        count = buffer.DataLength()
-        if not count:
+        length = buffer.DataLength()
+        if not length:
             return None
         # Buffers may be shared, and are not copied.
-        if count > len(self.content):
-            raise Refusal(f"it is damaged: a buffer of {count:,} bytes does not fit into {len(self.content):,}")
+        if length > len(self.content):
+            raise Refusal(f"it is damaged: a buffer of {length:,} bytes does not fit into {len(self.content):,}")
         return np.asarray(buffer.DataAsNumpy())
 
     # --- parts ----------------------------------------------------------------------------------------------------
@@ -211,7 +220,7 @@ class _Reader:
         self.readers = Counter(tensor.name for _, step in self.steps for tensor in step.inputs if tensor is not None)
         self.readers.update(tensor.name for tensor in ends[1])
         inputs, outputs, ending = self.find_ends(*ends)
-        operators = self.read_operators({end.tensor for end in inputs}, ending)
+        operators = self.read_operators(ending)
         for side, found in (("input", inputs), ("output", outputs)):
             for end in found:
                 self.check_end(side, end)
@@ -358,18 +367,17 @@ class _Reader:
         """The file's ends, and the numbers of the operators that only bring them onto a grid or off it."""
         passed: set[int] = set()
         beyond: dict[str, str] = {}
+        sides = [(names_of(inputs), ONTO_A_GRID), (names_of(outputs), OFF_A_GRID)]
         for number, (word, step) in enumerate(self.steps):
             source = step.inputs[0] if step.inputs else None
             if source is None:
                 continue
-            for side, words, outer, inner in (
-                (inputs, ONTO_A_GRID, source, step.output),
-                (outputs, OFF_A_GRID, step.output, source),
-            ):
-                at_an_end = any(each is outer for each in side) and word in words and outer.name not in beyond
-                if at_an_end and outer.data is None and self.only_names(outer, inner):
-                    if side is inputs and self.readers[outer.name] > 1:
-                        continue
+            pairs = ((source, step.output), (step.output, source))
+            for (names, words), (outer, inner) in zip(sides, pairs, strict=True):
+                at_an_end = outer.name in names and word in words and outer.name not in beyond
+                # What else reads an input would have no input.
+                alone = outer is not source or self.readers[outer.name] == 1
+                if at_an_end and alone and outer.data is None and self.only_names(outer, inner):
                     passed.add(number)
                     beyond[outer.name] = inner.name
         ends = []
@@ -395,7 +403,7 @@ class _Reader:
         return outer.dtype == "uint8" and inner.dtype == "int8" and same and shifted
 
     def check_end(self, side: str, end: FileEnd) -> None:
-        tensor = next(each for each in self.tensors if each.name == end.tensor)
+        tensor = self.used[end.tensor]
         if tensor.dtype not in DTYPES:
             self.problems.add(f"an {side} in {tensor.dtype}", end.name)
         elif side == "input" and tensor.dtype not in CODE_RANGES:
@@ -407,12 +415,11 @@ class _Reader:
 
     # --- operators ------------------------------------------------------------------------------------------------
 
-    def read_operators(self, inputs: set[str], passed: set[int]) -> list[Operator]:
+    def read_operators(self, passed: set[int]) -> list[Operator]:
         """The graph's operators; what is wrong with the file's becomes a problem."""
         made: list[Operator] = []
         self.used: dict[str, Tensor] = {tensor.name: tensor for tensor in self.tensors}
-        self.extra: dict[str, Tensor] = {}
-        ready = inputs | {tensor.name for tensor in self.tensors if tensor.data is not None}
+        self.of_the_file = set(map(id, self.tensors))
         number = 0
         while number < len(self.steps):
             word, step = self.steps[number]
@@ -425,7 +432,6 @@ class _Reader:
             length, found = 1, None
             try:
                 length, found = self.read_operator(number)
-                ready.add(found.outputs[0])
                 made.append(found)
             except (Unreadable, Refusal) as error:
                 self.problems.add(str(error), step.output.name)
@@ -504,7 +510,12 @@ class _Reader:
     ) -> Operator:
         """The graph's operator, once its declaration takes it."""
         declaration = OPERATORS[word]
+        operands = [self.named_apart(tensor) for tensor in operands]
         tensors = {tensor.name: self.used.get(tensor.name, tensor) for tensor in operands}
+        # Checks look at every value of a constant, which many operators may share.
+        self.looks -= sum(tensor.data.nbytes for tensor in operands if tensor.data is not None)
+        if self.looks < 0:
+            raise Refusal("it is damaged: too many operators share its constants")
         if output.name in self.unknown_shape:
             # Where the writer left sizes open, what it put in their place need not be one example's.
             shapes = [tensors[tensor.name].shape for tensor in operands]
@@ -519,10 +530,16 @@ class _Reader:
         except (ValueError, TypeError, OverflowError, IndexError) as error:
             raise Unreadable(str(error)) from None
         self.used[output.name] = output
-        for tensor in operands:
-            if tensor.name not in self.used:
-                self.used[tensor.name] = self.extra[tensor.name] = tensor
+        self.used.update((tensor.name, tensor) for tensor in operands if tensor.name not in self.used)
         return operator
+
+    def named_apart(self, tensor: Tensor) -> Tensor:
+        """The tensor, which if the file lacks it may not have the name of one that the file has."""
+        taken = self.used.get(tensor.name)
+        if taken is None or taken is tensor or id(tensor) in self.of_the_file:
+            return tensor
+        name = next(each for number in count(2) if (each := f"{tensor.name}#{number}") not in self.used)
+        return replace(tensor, name=name)
 
     # --- the whole ------------------------------------------------------------------------------------------------
 
