@@ -35,7 +35,9 @@ def main() -> int:
             found = inspect(path, examples=arguments.examples)
         except (ValueError, RuntimeError) as error:
             refused += 1
-            reasons.update(re.sub(r"\(at .*?\)", "", part).strip() for part in str(error).split(": ", 2)[-1].split("; "))
+            reasons.update(
+                re.sub(r"\(at .*?\)", "", part).strip() for part in str(error).split(": ", 2)[-1].split("; ")
+            )
             print(f"{path.name}: refused: {error}", flush=True)
             continue
         read += 1

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-schema: Any = pytest.importorskip("ai_edge_litert.schema_py_generated", reason="needs exactqat[deploy]")
-flatbuffers: Any = pytest.importorskip("flatbuffers", reason="needs exactqat[deploy]")
+pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 
 from device_cases import NAMES, random_codes, random_graph
 from fuzz_files import cases, read
@@ -20,6 +20,9 @@ from exactqat.deploy import PROFILES, Builder, Graph, per_tensor, read_tflite, s
 from exactqat.deploy.read_tflite import read_content
 from exactqat.deploy.tflite import tflite_bytes
 from exactqat.device import Refusal
+
+schema: Any = importlib.import_module("ai_edge_litert.schema_py_generated")
+flatbuffers: Any = importlib.import_module("flatbuffers")
 
 FILES = Path(__file__).parents[1] / "goldens" / "files"
 READ = ("convolutions.int8", "convolutions.float_ends", "convolutions.uint8", "convolutions.int16",
@@ -54,7 +57,9 @@ def small_graph() -> Graph:
     filter, bias = rng.integers(-127, 128, (4, 3, 3, 3)), rng.integers(-90, 90, 4)
     builder.conv_2d("x", filter, [0.01] * 4, bias, per_tensor(0.05, -128), name="first", activation="RELU")
     builder.mean("first", per_tensor(0.04, -3), name="mean")
-    return builder.graph([builder.fully_connected("mean", np.ones((2, 4)), [0.1], [3, -4], per_tensor(0.1, 0), name="y")])
+    return builder.graph(
+        [builder.fully_connected("mean", np.ones((2, 4)), [0.1], [3, -4], per_tensor(0.1, 0), name="y")]
+    )
 
 
 def changed(content: bytes, change: Any) -> bytes:
@@ -71,9 +76,10 @@ def test_our_file_keeps_its_signature(tmp_path: Path) -> None:
     again = read_tflite(write_tflite(graph, tmp_path / "model.tflite", "a description"))
     assert again.signature == graph.signature
     assert list(again.tensors) == list(graph.tensors)
-    assert write_tflite(again, tmp_path / "again.tflite", "a description").read_bytes() == (
-        tmp_path / "model.tflite"
-    ).read_bytes()
+    assert (
+        write_tflite(again, tmp_path / "again.tflite", "a description").read_bytes()
+        == (tmp_path / "model.tflite").read_bytes()
+    )
 
 
 @pytest.mark.parametrize("name", READ)
@@ -200,13 +206,13 @@ def test_features_that_are_refused() -> None:
     ):
         with pytest.raises(Refusal, match=message):
             read_content(changed(content, change))
-    for content, message in (
+    for damaged, message in (
         (b"", "not a .tflite file"),
         (b"PK\3\4 and more", "not a .tflite file"),
         (content[:200], "damaged"),
     ):
         with pytest.raises(Refusal, match=re.escape(message)):
-            read_content(content)
+            read_content(damaged)
 
 
 def test_damaged_files_are_refused_in_a_sentence() -> None:

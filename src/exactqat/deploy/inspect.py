@@ -252,7 +252,9 @@ def _layers(graph: Graph) -> list[Layer]:
     for operator in graph.operators:
         output = graph.tensors[operator.outputs[0]]
         constants = [graph.tensors[name].data for name in operator.inputs]
-        largest = [int(np.abs(data.astype(np.int64)).max()) for data in constants if data is not None and data.dtype == np.int8]
+        largest = [
+            int(np.abs(data.astype(np.int64)).max()) for data in constants if data is not None and data.dtype == np.int8
+        ]
         bits = max((each.bit_length() + 1 for each in largest), default=None)
         # -128 is a code of eight bits.
         bits = None if bits is None else min(bits, 8)
@@ -287,7 +289,9 @@ def _codes(file: TfliteFile, data: Any, examples: int) -> dict[str, np.ndarray]:
             raise ValueError(f"the file has the inputs {names}, got {len(given)} arrays")
         data = dict(zip(names, given, strict=True))
     # The file's own names do too.
-    aliases = {end.name: port.name for end in file.inputs for port in graph.signature.inputs if port.tensor == end.tensor}
+    aliases = {
+        end.name: port.name for end in file.inputs for port in graph.signature.inputs if port.tensor == end.tensor
+    }
     arrays = {aliases.get(str(name), str(name)): np.asarray(array)[:examples] for name, array in data.items()}
     if set(arrays) != set(names):
         raise ValueError(f"the file's inputs are {names}, got {sorted(arrays)}")
@@ -453,11 +457,15 @@ def _compare(graph: Graph, folder: str, ran: Sequence[str]) -> None:
             for profile, tallies in operators.items()
         },
         "outputs": {
-            profile: [_row(tally, name, "whole file", tuple(kinds.values()), profile) for name, tally in tallies.items()]
+            profile: [
+                _row(tally, name, "whole file", tuple(kinds.values()), profile) for name, tally in tallies.items()
+            ]
             for profile, tallies in outputs.items()
         },
         "refused": refused,
-        "disagreements": [each for pair, tallies in pairs.items() if (each := _disagreement(graph, pair, tallies, kinds))],
+        "disagreements": [
+            each for pair, tallies in pairs.items() if (each := _disagreement(graph, pair, tallies, kinds))
+        ],
     }
     (Path(folder) / "counts.json").write_text(json.dumps(content))
 
@@ -517,7 +525,7 @@ NAME = 28
 def name_in_short(name: str, length: int = NAME) -> str:
     """TensorFlow's names list all that was joined, and paths: the end of the first one says most."""
     first = printable(name).split(";")[0].replace("\n", " ")
-    return first if len(first) <= length else f"…{first[1 - length:]}"
+    return first if len(first) <= length else f"…{first[1 - length :]}"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]], texts: int) -> list[str]:
@@ -542,7 +550,9 @@ def _text(found: Inspection, width: int) -> str:
             lines += wrapped(f"{side} {end}")
     words = ", ".join(f"{count} {printable(word)}" for word, count in sorted(found.words.items()))
     lines += wrapped(f"operators: {words}")
-    arena = f"{found.arena_bytes:,} bytes of arena (TFLite-Micro)" if found.arena_bytes else f"no arena: {found.no_arena}"
+    arena = (
+        f"{found.arena_bytes:,} bytes of arena (TFLite-Micro)" if found.arena_bytes else f"no arena: {found.no_arena}"
+    )
     lines += wrapped(
         f"{found.multiply_accumulates:,} multiply-adds; {found.flash_bytes:,} bytes of flash, "
         f"{found.weight_bytes:,} of them weights; {arena}"

@@ -481,7 +481,9 @@ class _Reader:
         if word not in OPERATORS:
             raise Unreadable(word if " " in word else f"the operator {word}")
         declaration = OPERATORS[word]
-        computed = any(tensor is not None and tensor.data is None and tensor.name in self.known for tensor in step.inputs)
+        computed = any(
+            tensor is not None and tensor.data is None and tensor.name in self.known for tensor in step.inputs
+        )
         if computed and not declaration.moves_codes:
             # What only moves codes gives the same ones on all kernels.
             raise Unreadable(f"{word} with a shape that the file computes from its batch, which delegates leave to "
@@ -505,9 +507,7 @@ class _Reader:
                 return []
         return [step for _, step in steps]
 
-    def checked(
-        self, word: str, operands: Sequence[Tensor], attributes: Mapping[str, Any], output: Tensor
-    ) -> Operator:
+    def checked(self, word: str, operands: Sequence[Tensor], attributes: Mapping[str, Any], output: Tensor) -> Operator:
         """The graph's operator, once its declaration takes it."""
         declaration = OPERATORS[word]
         operands = [self.named_apart(tensor) for tensor in operands]

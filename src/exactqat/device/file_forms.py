@@ -90,7 +90,6 @@ class FileOperator:
             raise Unreadable(f"a fused {word} is not supported here")
 
 
-
 def _slice(operands: Sequence[np.ndarray], option: Callable[[str], Any]) -> np.ndarray:
     x, begin, end, steps = operands
     if any(option(name) for name in ("ellipsisMask", "newAxisMask")) or x.ndim != 1 or begin.size != 1:
