@@ -37,11 +37,16 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.created $(SOURCES)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt '.[test,check]'
+# Everything that developers need, and what the demo needs; whoever has the first needs nothing more for the second.
+$(VENV)/.installed: $(VENV)/.created $(SOURCES) release/install.py
+	$(BIN)/python release/install.py test,check
+	touch $@ $(VENV)/.job
+
+$(VENV)/.job: $(VENV)/.created $(SOURCES) release/install.py
+	$(BIN)/python release/install.py job
 	touch $@
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.job
 	$(BIN)/exactqat train --out $(OUT) --restart
 
 # Files side by side, as two processes share out their tests better than two threads their loops. Whoever waits for the other

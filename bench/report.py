@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark's tables: on the terminal, and in the README between two markers, always from the measured rows."""
+"""The benchmark's tables: on the terminal, and in two pages between two markers, always from the measured rows."""
 
 from __future__ import annotations
 
@@ -301,11 +301,14 @@ def _print_goals(console: Console, results: dict[str, Any]) -> None:
     console.print(f"{met} met, {missed} missed, {open_} not measured in this run.", highlight=False)
 
 
-# The README
+# The pages
+
+# What the README shows of the table in docs/performance.md.
+SHOWN = (("vars", "any"), ("batch_norm", "NHWC"), ("depthwise", "NHWC"))
 
 
-def markdown(results: dict[str, Any]) -> str:
-    """The README's table: every operation at the most threads."""
+def markdown(results: dict[str, Any], shown: tuple[tuple[str, str], ...] | None = None) -> str:
+    """The table of every operation at the most threads, or of the operations and layouts `shown`, without notes."""
     rows = of_layers(results["rows"])
     threads = max(row["threads"] for row in rows)
     versions = results["versions"]
@@ -314,11 +317,14 @@ def markdown(results: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for key, count, form in groups(rows):
-        if count == threads:
+        if count == threads and (shown is None or (key, form or "any") in shown):
             among = select(rows, key, threads, form)
             cells = [BY_KEY[key].title, form or "any", f"{_fraction(among):.0%}"]
             cells += [_cell(among, peers) for peers in SUMMARY_COLUMNS.values()]
             lines.append(f"| {' | '.join(cells)} |")
+    if shown is not None:
+        lines += ["", "How many times as fast: geometric mean over all layers, and (the slowest layer)."]
+        return "\n".join(lines)
     peers = {"tensorflow": "TensorFlow", "torch": "PyTorch", "jax": "JAX"}
     named = ", ".join(f"{peers[name]} {versions[name]}" for name in peers if name in versions)
     batches = sorted({row["batch"] for row in rows})
@@ -343,18 +349,21 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def with_table(text: str, table: str) -> str:
-    """The README with the table between its markers."""
+    """A page with the table between its markers."""
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"the README must hold the lines {BEGIN} and {END}")
+        raise ValueError(f"the page must contain the lines {BEGIN} and {END}")
     return f"{head}{BEGIN}\n{table}\n{END}{tail}"
 
 
-def write_readme(readme: Path, results: Path) -> None:
+def write_pages(readme: Path, page: Path, results: Path) -> None:
+    """The whole table into the page on performance, three rows into the README."""
     if not results.exists():
         raise SystemExit(f"there is no {results}; run bench/run.py --save first")
-    readme.write_text(with_table(readme.read_text(), markdown(saved.read(results))))
+    read = saved.read(results)
+    page.write_text(with_table(page.read_text(), markdown(read)))
+    readme.write_text(with_table(readme.read_text(), markdown(read, SHOWN)))
 
 
 assert set(SHORT) == {operation.key for operation in OPERATIONS} and set(COMPILERS) < set(PEERS)

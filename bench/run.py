@@ -272,7 +272,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--save", action="store_true", help="write bench/results/<machine>.json and a picture beside it"
     )
     parser.add_argument(
-        "--readme", action="store_true", help="put the saved results' table into the README; alone: no run"
+        "--readme", action="store_true", help="write the saved results' tables into README and docs; alone: no run"
     )
     parser.add_argument("--json", type=Path, help="write (or, with --readme, read) the results here instead")
     options = parser.parse_args(arguments)
@@ -306,7 +306,7 @@ def main(arguments: Sequence[str] | None = None, under_test: check.Evaluate | No
     options = parse(given)
     path = options.json or RESULTS / f"{machine(options.gpu)}.json"
     if options.readme and not set(given) - {"--readme", "--json", str(options.json)}:
-        report.write_readme(ROOT / "README.md", path)
+        report.write_pages(ROOT / "README.md", ROOT / "docs" / "performance.md", path)
         return 0
     console = report.console()
     started = time.monotonic()
@@ -343,7 +343,7 @@ def main(arguments: Sequence[str] | None = None, under_test: check.Evaluate | No
         roofline.draw(results, picture)
         console.print(f"Written: {path} and {picture}", highlight=False)
         if options.readme:
-            report.write_readme(ROOT / "README.md", path)
+            report.write_pages(ROOT / "README.md", ROOT / "docs" / "performance.md", path)
     return 0
 
 

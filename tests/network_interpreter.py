@@ -86,7 +86,7 @@ class Run:
         return getattr(self, f"do_{kind}")(step, a, *inputs)
 
     def do_conv(self, step, a, x, weight, bias):
-        assert a["channel_axis"] == 1 and a["padding_mode"] == "zeros"
+        assert a["channel_axis"] == 1 and a.get("padding_mode", "zeros") == "zeros"
         convolve = (F.conv1d, F.conv2d, F.conv3d)[x.dim() - 3]
         x = F.pad(x, flat(a["padding"]))
         return convolve(x, weight, bias, a["strides"], 0, a["dilations"], a["groups"])

@@ -3,8 +3,8 @@
 
     python tests/campaigns/fuzz_files.py --cases 20000 --inspected 100 [--seed 1]
 
-Files of random graphs and those in tests/goldens/files lose bits, bytes and ends; offsets and sizes are swapped, and become
-huge or negative. Whatever is not a `Refusal` (or of `inspect` a RuntimeError with a reason), takes longer than
+Files of random graphs and those in tests/goldens/files lose bits, bytes and ends; offsets and sizes are swapped, and
+become huge or negative. Whatever is not a `Refusal` (or of `inspect` a RuntimeError with a reason), takes longer than
 `SLOW` seconds or more than `LARGE` bytes is reported, with the file that did it.
 """
 

@@ -362,7 +362,7 @@ def test_verify_sees_a_file_that_states_other_axes(tmp_path: Path) -> None:
     report = deploy.verify(graph, path, model=prepared, data=x)
     assert report.differing == 0 and report.predictions_differing > 0 and not report.equal
     assert "from the model's own results" in repr(report)
-    assert "something else than the model returns" in report.sentences()[0]
+    assert "something other than the model returns" in report.sentences()[0]
     assert "the model&#x27;s predict" in report._repr_html_()
 
 

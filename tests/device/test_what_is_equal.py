@@ -76,7 +76,7 @@ def test_another_device_is_not_what_was_trained(job: tuple[Path, pipeline.Result
     assert status == 1 and "all are equal" not in output
     assert "On LiteRT with its reference kernels the file runs as simulated: none of " in output
     (count,) = re.findall(
-        r"computes something else than was trained: ([\d,]+) of 3,590 integers of the outputs", output
+        r"computes something other than was trained: ([\d,]+) of 3,590 integers of the outputs", output
     )
     assert re.search(
         r"accuracy on 359 test images \d+\.\d%, in training \d+\.\d%, (\d+ of 359 answers|no answer)", output
@@ -158,7 +158,7 @@ def test_a_report_of_a_deployment_states_three_things(tmp_path: Path) -> None:
     # Without the trained codes the simulation of the device that was trained for takes their place.
     assert not deploy.verify(graph, path, codes, NOW).equal
     ran, computes, trained = other.sentences()
-    assert "runs as simulated: none of" in ran and "something else than was trained" in computes
+    assert "runs as simulated: none of" in ran and "something other than was trained" in computes
     assert trained == f"It was trained for {FORMER}, and not for {NOW}"
     assert "from training" in repr(other) and "differ from training" in other._repr_html_()
     unknown = deploy.verify(replace(graph, trained_for=""), path, codes, NOW)
@@ -222,9 +222,9 @@ def test_what_cannot_be_trained_on_is_refused(job: tuple[Path, pipeline.Results]
     new = ["train", "--from", str(source), "--out", str(tmp_path / "new")]
     for arguments, message in (
         (new, "--from needs --device"),
-        ([*new, "--device", FORMER], f"was trained for {FORMER} already"),
+        ([*new, "--device", FORMER], f"was already trained for {FORMER}"),
         ([*new, "--device", NOW, "--seed", "3"], "--from takes --seed from the finished job: omit it"),
-        (["train", "--from", str(tmp_path / "no"), "--device", NOW, "--out", str(tmp_path / "new")], "is not there"),
+        (["train", "--from", str(tmp_path / "no"), "--device", NOW, "--out", str(tmp_path / "new")], "does not exist"),
         ([*new[:3], "--device", NOW, "--out", str(source)], "contains a finished job: use another directory"),
         (
             [*new[:3], "--device", NOW, "--out", str(source), "--restart"],

@@ -11,6 +11,7 @@ import sys
 import tomllib
 import xml.etree.ElementTree as ElementTree
 import zlib
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -240,7 +241,9 @@ def test_the_reference_begins_with_what_is_used_first() -> None:
     ):
         names = re.findall(r"^### (\w+)$", module_page("", module, tasks), re.M)
         assert names[: len(first.split())] == first.split()
-        assert set(names) == {n for n in module.__all__ if not isinstance(getattr(module, n), dict | tuple | frozenset)}
+        assert set(names) == {
+            n for n in module.__all__ if not isinstance(getattr(module, n), Mapping | tuple | frozenset)
+        }
         with pytest.raises(ValueError, match="exports no nonsense"):
             module_page("", module, {"": ("nonsense",)})
 

@@ -12,13 +12,31 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+MY_PROJECT = """
+import torch
+from torch import nn
+
+images, labels = torch.rand(128, 1, 8, 8), torch.randint(0, 4, (128,))
+network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
 
 
-def test_the_code_block_runs() -> None:
+def train(model):
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    for _ in range(5):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+"""
+
+
+def test_the_code_blocks_run(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("jax")
-    (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
-    subprocess.run([sys.executable, "-c", block], check=True)
+    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert len(blocks) == 2
+    (tmp_path / "my_project.py").write_text(MY_PROJECT)
+    for block in blocks:
+        subprocess.run([sys.executable, "-c", block], check=True, cwd=tmp_path)
 
 
 def test_the_commands_exist() -> None:

@@ -448,7 +448,7 @@ def test_eight_bits_take_a_quarter_of_the_epochs(tmp_path: Path) -> None:
         ),
         (["train", "--out", "x", "--accelerator", "cuda:97"], "--accelerator cuda:97 is not available: PyTorch"),
         (["train", "--out", "x", "--data", "faces", "--model", "nn"], "model must be one of small_mobilenet, dscnn"),
-        (["train", "--out", "x", "--data", "faces", "--weights", "nowhere.pt"], "nowhere.pt is not there"),
+        (["train", "--out", "x", "--data", "faces", "--weights", "nowhere.pt"], "nowhere.pt does not exist"),
         (["verify", "nowhere"], "run `exactqat train` first"),
         (["export", "nowhere"], "run `exactqat train` first"),
         (["report", "nowhere"], "nowhere does not exist; run `exactqat train` first"),
@@ -581,7 +581,7 @@ def test_a_file_is_no_directory_for_a_job(
     ("arguments", "message"),
     [
         (["--out", ""], "Invalid value for '--out': must not be empty"),
-        (["--out", "link"], "link is a link to nothing, which is not there"),
+        (["--out", "link"], "link is a link to nothing, which does not exist"),
         (["--out", "job", "--weights", ""], "Invalid value for '--weights': must not be empty"),
         (["--out", "job", "--data", ""], "one folder of images per class, got ''"),
     ],
@@ -658,7 +658,7 @@ def test_one_job_for_several_widths(
     with pytest.raises(SystemExit):
         cli.main()
     errors = " ".join(capsys.readouterr().err.split())
-    assert "holds a job with --weight-bits 8,3, it cannot be continued with --weight-bits 8,4" in errors
+    assert "contains a job with --weight-bits 8,3, it cannot be continued with --weight-bits 8,4" in errors
     assert finished_networks == {path: path.read_bytes() for path in out.rglob("*.tflite")}
 
 

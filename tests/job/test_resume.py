@@ -424,7 +424,7 @@ def test_a_directory_belongs_to_one_process_at_a_time(dataset: data.Dataset, tmp
         for name in ("checkpoint.pt", "model.tflite"):
             (tmp_path / "job" / "w4a4" / name).touch()
         for command in (pipeline.verify_directory, pipeline.export_directory):
-            with pytest.raises(ValueError, match="another process is at work"):
+            with pytest.raises(ValueError, match="another process is using .*job: wait until it has finished"):
                 command(tmp_path / "job")
     finally:
         # However the process ends, its lock ends too.

@@ -48,7 +48,7 @@ from fuzz_meaning_keras import (
 from keras import layers
 
 from exactqat import qat
-from exactqat.capture.keras import model as capture_keras
+from exactqat.capture.core.safeguards import SAFEGUARDS
 
 X = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
 
@@ -93,18 +93,18 @@ def test_kept(name: str) -> None:
 
 # The model, what is said, and the mend without which the self-check has to see it.
 REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
-    "divided by the batch": (lambda: around(Divided()), "size of the batch", "compares_batches"),
+    "divided by the batch": (lambda: around(Divided()), "size of the batch", "batch"),
     "a branch on a large batch": (lambda: around(Large()), "size of the batch", ""),
-    "a branch on an even batch": (lambda: around(Even()), "size of the batch", "compares_batches"),
+    "a branch on an even batch": (lambda: around(Even()), "size of the batch", "batch"),
     "a branch on a batch of sevens": (lambda: around(Seventh()), "size of the batch", ""),
     "a branch on a small batch": (lambda: around(Small()), "the captured network is not the model", ""),
-    "a branch of training": (lambda: around(Branching()), "something else in training", "compares_phases"),
+    "a branch of training": (lambda: around(Branching()), "something else in training", "training"),
     "noise and more": (lambda: around(NoisyScale()), "in training, it draws random numbers", ""),
-    "dropout in evaluation": (lambda: around(AlwaysDropping()), "in evaluation, too", "compares_phases"),
+    "dropout in evaluation": (lambda: around(AlwaysDropping()), "in evaluation, too", "training"),
     "a running mean": (lambda: around(RunningMean()), "in training, it changes its weight 'own'", ""),
     "a counter": (lambda: around(Counted()), "it changes its weight 'own'", ""),
     "a record": (lambda: around(Observed()), "in training, it changes its weight 'own'", ""),
-    "moments of its own": (lambda: around(layers.Dense(4), OtherMoments()), "OtherMoments", "finds_changes"),
+    "moments of its own": (lambda: around(layers.Dense(4), OtherMoments()), "OtherMoments", "changed_layers"),
 }
 
 
@@ -118,7 +118,7 @@ def test_refused(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, (_, _, mend) in REFUSED.items() if mend])
 def test_the_check_sees_what_the_mends_do_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _, mend = REFUSED[name]
-    monkeypatch.setattr(capture_keras, mend, lambda: False)
+    monkeypatch.setattr(SAFEGUARDS, mend, False)
     with pytest.raises(qat.UnsupportedOperator, match="the captured network is not the model"):
         qat.keras.prepare(model())
 
@@ -126,16 +126,16 @@ def test_the_check_sees_what_the_mends_do_not(name: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("name", "mend"),
     [
-        ("a gradient that is turned round", "keeps_custom_gradients"),
-        ("a gradient of two operands", "keeps_custom_gradients"),
-        ("a kernel of its own", "finds_changes"),
-        ("a convolution of its own", "finds_changes"),
-        ("a sum of a weight without gradient", "follows_weights"),
-        ("an object's own call", "finds_changes"),
+        ("a gradient that is turned round", "custom_gradients"),
+        ("a gradient of two operands", "custom_gradients"),
+        ("a kernel of its own", "changed_layers"),
+        ("a convolution of its own", "changed_layers"),
+        ("a sum of a weight without gradient", "computed_weights"),
+        ("an object's own call", "changed_layers"),
     ],
 )
 def test_the_check_sees_what_would_be_lost(name: str, mend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture_keras, mend, lambda: False)
+    monkeypatch.setattr(SAFEGUARDS, mend, False)
     with pytest.raises(qat.UnsupportedOperator, match="the captured network is not the model"):
         qat.keras.prepare(KEPT[name]())
 

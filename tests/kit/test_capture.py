@@ -8,6 +8,7 @@ import os
 import re
 import warnings
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -17,7 +18,9 @@ from network_interpreter import differences, run  # noqa: E402
 from plain_networks import NETWORKS  # noqa: E402
 from torch import nn  # noqa: E402
 
+from exactqat.capture.core import comparison, stand_ins  # noqa: E402
 from exactqat.capture.torch.model import CaptureError, capture  # noqa: E402
+from exactqat.planning import sequence  # noqa: E402
 from exactqat.planning.network import KINDS  # noqa: E402
 
 # The others run where EXACTQAT_ALL_NETWORKS is set (a minute).
@@ -728,3 +731,97 @@ def test_refusals_say_where(message: str, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_number_has_no_batch() -> None:
     with pytest.raises(CaptureError, match="must have a batch"):
         capture(Function(lambda m, x, y: x * y), (IMAGE, torch.tensor(2.0)))
+
+
+# --- what all frameworks share ----------------------------------------------------------------------------------------
+
+
+class InNumPy:
+    """A recurrent cell of one example, by PyTorch's weights; arrays are [1, gates * units]."""
+
+    reset_after, update_first = True, False
+
+    def __init__(self, cell: nn.Module) -> None:
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        self.w, self.back, self.input_bias, self.bias = (getattr(cell, name).detach().numpy() for name in names)
+        self.units = self.back.shape[1]
+        if not isinstance(cell, nn.GRUCell):
+            # Of a state of zero only a GRU's bias is a sum of its own.
+            self.input_bias, self.bias = self.input_bias + self.bias, 0 * self.bias
+
+    def entry(self, x: np.ndarray) -> np.ndarray:
+        return x @ self.w.T + self.input_bias
+
+    def combine(self, kind: str, one: np.ndarray, other: np.ndarray, role: str) -> np.ndarray:
+        return {"add": np.add, "sub": np.subtract, "mul": np.multiply}[kind](one, other)
+
+    def part(self, x: np.ndarray, first: int, count: int, role: str) -> np.ndarray:
+        return x[..., first * self.units : (first + count) * self.units]
+
+    def product(self, state: np.ndarray, first: int, count: int) -> np.ndarray:
+        return self.part(state @ self.back.T + self.bias, first, count, "")
+
+    def function(self, x: np.ndarray, role: str) -> np.ndarray:
+        return np.tanh(x)
+
+    def gate(self, x: np.ndarray, role: str) -> np.ndarray:
+        return 1 / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize(("kind", "make"), [("lstm", nn.LSTMCell), ("gru", nn.GRUCell), ("rnn", nn.RNNCell)])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_cells_compute_what_pytorch_computes(kind: str, make: type, backwards: bool) -> None:
+    module, x = make(3, 4).double(), torch.randn(5, 1, 3, dtype=torch.float64)
+    cell = InNumPy(module)
+    states, last, memory = sequence.over_time(kind, cell, lambda at, starts: cell.entry(x[at].numpy()), 5, backwards)
+    held = None
+    with torch.no_grad():
+        for at in range(5)[::-1] if backwards else range(5):
+            held = module(x[at], held)
+            state = held[0] if kind == "lstm" else held
+            np.testing.assert_allclose(states[at], state, rtol=1e-12)
+    np.testing.assert_array_equal(last, states[0 if backwards else 4])
+    assert (memory is not None) == (kind == "lstm")
+
+
+def test_gates_in_other_orders_and_a_reset_before_the_product() -> None:
+    module, x = nn.GRUCell(3, 4).double(), torch.randn(2, 1, 3, dtype=torch.float64)
+    cell = InNumPy(module)
+    expected = sequence.over_time("gru", cell, lambda at, starts: cell.entry(x[at].numpy()), 2, False)[1]
+    swapped = np.r_[4:8, 0:4, 8:12]
+    for name in ("w", "back", "input_bias", "bias"):
+        setattr(cell, name, getattr(cell, name)[swapped])
+    cell.update_first = True
+    made = sequence.over_time("gru", cell, lambda at, starts: cell.entry(x[at].numpy()), 2, False)[1]
+    np.testing.assert_allclose(made, expected, rtol=1e-12)
+    # (U h) r is U (h r) where U is diagonal and has no bias.
+    cell.back[8:], cell.bias[8:] = np.eye(4), 0
+    after = sequence.over_time("gru", cell, lambda at, starts: cell.entry(x[at].numpy()), 2, False)[1]
+    assert np.abs(after - expected).max() > 1e-3
+    cell.reset_after = False
+    cell.input_bias, cell.bias, back = cell.input_bias + cell.bias, None, cell.back
+    cell.product = lambda state, begin, count: cell.part(state @ back.T, begin, count, "")  # type: ignore[method-assign]
+    before = sequence.over_time("gru", cell, lambda at, starts: cell.entry(x[at].numpy()), 2, False)[1]
+    np.testing.assert_allclose(before, after, rtol=1e-12)
+
+
+def test_stand_ins_are_no_divisors_of_the_models_numbers() -> None:
+    assert stand_ins.fitting((7, 11, 13), [14, 5, 0]) == [11, 13]
+    assert stand_ins.fitting((7, 11, 13), [1 / 22, math.inf, math.nan, -1.0]) == [7, 13]
+
+
+def test_networks_side_by_side() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.ReLU())
+    trained, evaluated = captured(model.train(), torch.randn(2, 4)), captured(model.eval(), torch.randn(2, 4))
+    other = captured(nn.Sequential(model[0], nn.Sigmoid()), torch.randn(2, 4))
+
+    def difference(one, two, **more):
+        return comparison.first_difference(one, two, lambda a, b: a == b, lambda a, b: a.name == b.name, **more)
+
+    assert difference(trained, evaluated, ignored=("expression",), dropout=False) is None
+    assert difference(evaluated, other).one.kind == "dropout"
+    found = difference(evaluated, other, dropout=False)
+    assert (found.one.kind, found.other.kind) == ("relu", "sigmoid")
+    longer = captured(nn.Sequential(model[0], nn.ReLU(), nn.Tanh()), torch.randn(2, 4))
+    found = difference(longer, evaluated, dropout=False)
+    assert found.one.kind == "tanh" and found.other is None

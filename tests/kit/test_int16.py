@@ -280,7 +280,7 @@ def test_operators_take_one_dtype() -> None:
 def test_inputs_are_of_the_graphs_dtype() -> None:
     builder = wide_input((1, 3))
     graph = builder.graph([builder.reshape("x", (1, 3), name="y")])
-    with pytest.raises(TypeError, match="input 'x' must be int16 codes, got int8; `quantize` makes them"):
+    with pytest.raises(TypeError, match="input 'x' must be int16 codes, got int8; use `quantize`"):
         simulate(graph, np.zeros((1, 3), np.int8))
     codes = quantize(np.array([[-99, 0.25, 99]]), graph.tensors["x"].quantization)
     assert codes.dtype == np.int16 and codes.tolist() == [[-32768, 250, 32767]]

@@ -304,7 +304,7 @@ for layer, shape, word in (
     (layers.Lambda(lambda x: ops.max(x, axis=-1, initial=0.5)), (8, 6), "Max: with initial=0.5"),
     (layers.Resizing(4, 4, crop_to_aspect_ratio=True), (8, 8, 3), "Resizing: with crop_to_aspect_ratio=True"),
     (layers.MelSpectrogram(), (4000,), "MelSpectrogram: it prepares data"),
-    (layers.Embedding(9, 4), (8,), "Embedding .*outside of the device"),
+    (layers.Embedding(9, 4), (8,), "Embedding .*outside the device"),
     (layers.RandomCrop(4, 4), (8, 8, 3), "RandomCrop: it prepares images; do it to the data"),
 ):
     with pytest.raises(qat.UnsupportedOperator, match=word):
@@ -350,7 +350,7 @@ import numpy as np
 from keras import layers, ops
 
 from exactqat import qat
-from exactqat.qat.functional import Mode
+from exactqat.train.core.functional import Mode
 
 rng = np.random.default_rng(0)
 words, images = (8, 6), (8, 9, 4)

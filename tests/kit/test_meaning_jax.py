@@ -16,7 +16,7 @@ from jax import lax  # noqa: E402
 from meaning_jax import ROUNDING, difference, error, float_network, gradients  # noqa: E402
 
 from exactqat import deploy, qat  # noqa: E402
-from exactqat.capture.jax import converter, custom  # noqa: E402
+from exactqat.capture.core.safeguards import SAFEGUARDS  # noqa: E402
 from exactqat.qat.jax import prepare  # noqa: E402
 from exactqat.train.core.functional import Mode  # noqa: E402
 
@@ -252,12 +252,11 @@ UNMENDED = {
 def test_the_check_refuses_without_the_mends(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function, mend = UNMENDED[name]
     if mend == "custom":
-        monkeypatch.setattr(custom, "keeps_rules", lambda: False)
+        monkeypatch.setattr(SAFEGUARDS, "custom_gradients", False)
     if mend == "stops":
-        monkeypatch.setattr(converter, "keeps_stops", lambda: False)
+        monkeypatch.setattr(SAFEGUARDS, "stopped_gradients", False)
     if mend == "batch":
-        monkeypatch.setattr(converter, "follows_batches", lambda: False)
-        monkeypatch.setattr("exactqat.capture.jax.model.follows_batches", lambda: False)
+        monkeypatch.setattr(SAFEGUARDS, "batch", False)
     with pytest.raises(qat.UnsupportedOperator):
         prepare(function, PARAMS, X[:2])
     prepare(function, PARAMS, X[:2], check=False)
@@ -417,8 +416,7 @@ def test_what_training_alone_does_is_refused(name: str, monkeypatch: pytest.Monk
     with pytest.raises(qat.UnsupportedOperator, match=message):
         prepare(model, *variables, X[:2], check=False)
     # Without the mend, the check refuses it.
-    monkeypatch.setattr("exactqat.capture.jax.model.compares_training", lambda: False)
-    monkeypatch.setattr("exactqat.train.jax.prepared.compares_training", lambda: False)
+    monkeypatch.setattr(SAFEGUARDS, "training", False)
     with pytest.raises(qat.UnsupportedOperator, match="is not the model"):
         prepare(model, *variables, X[:2])
 

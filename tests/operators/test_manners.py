@@ -33,7 +33,7 @@ X = np.linspace(-3, 3, 12, dtype=np.float32).reshape(4, 3)
 LOW, HIGH = [-1.0, -2.0, -3.0], [1.0, 2.0, 3.0]
 DIFFERENCES = Path(__file__).resolve().parents[2] / "docs" / "differences.toml"
 
-FRACTIONS = "Numbers that are no integers for integer attributes"
+FRACTIONS = "Non-integers for integer attributes"
 NUMBERS_AS_BYTES = "Bytes or bools for numbers"
 OTHER_FLOATS = "NumPy arrays of float64 or float16 as data"
 LONG_INTEGERS = "NumPy arrays of 32-bit and 64-bit integers as data"

@@ -607,7 +607,8 @@ def _verdict(found: Inspection) -> str:
         return f"The file does not run as simulated where that is claimed ({names})."
     unclaimed = sum(device.differing for device in ran)
     rest = f"; where it is not claimed, {unclaimed:,} differ" if unclaimed else ""
-    return f"The file runs as simulated on {names}: {total:,} integers compared, none differs where equality is claimed{rest}."
+    counted = f"{total:,} integers compared, none differs where equality is claimed{rest}"
+    return f"The file runs as simulated on {names}: {counted}."
 
 
 __all__ = ["DeviceFindings", "Disagreement", "Inspection", "Layer", "inspect", "name_in_short", "read_arrays"]

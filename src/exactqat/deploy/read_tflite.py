@@ -252,8 +252,8 @@ class _Reader:
             shape = tuple(int(size) for size in self.numbers(entry, "Shape"))
             values = math.prod(shape)
             if len(shape) > MOST_AXES or min(shape, default=1) < 0 or values > MOST_VALUES:
-                raise Refusal(f"tensor {shortened(name)!r} has the shape {list(shape[:MOST_AXES])}, of which no runtime "
-                              f"has one: at most {MOST_AXES} axes and {MOST_VALUES:,} values")  # fmt: skip
+                given = f"tensor {shortened(name)!r} has the shape {list(shape[:MOST_AXES])}"
+                raise Refusal(f"{given}; runtimes take at most {MOST_AXES} axes and {MOST_VALUES:,} values")
             signature = [int(size) for size in self.numbers(entry, "ShapeSignature")]
             if signature[:1] == [-1]:
                 self.open_batch.add(name)

@@ -319,8 +319,9 @@ class StridedSlice(Movement):
         for axis, (size, begin, end, step) in enumerate(zip(shape, *columns, strict=True)):
             if step < 1:
                 raise Unreadable(f"strides must be positive, got {step}")
-            ends = (None if mask >> axis & 1 else place for mask, place in zip(masks, (begin, end), strict=True))
-            first, last, step = slice(*ends, step).indices(size)
+            places = (None if mask >> axis & 1 else place for mask, place in zip(masks, (begin, end), strict=True))
+            first, last = places
+            first, last, step = slice(first, last, step).indices(size)
             whole = axis == 0 and (first, last, step) == (0, size, 1)
             rows.append((first, None if whole else last, step))
         return dict(zip(("begin", "end", "steps"), zip(*rows, strict=True), strict=True))

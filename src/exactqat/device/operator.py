@@ -383,8 +383,8 @@ class DeviceOperator:
 
 
 def are_steps(steps: Sequence[FileOperator], written: Sequence[FileStep]) -> bool:
-    """Whether operators of a file are what `tflite_steps` writes: where each reads from, its constants, and its result's
-    shape and dtype."""
+    """Whether operators of a file are what `tflite_steps` writes: where each reads from, its constants, and the shape
+    and dtype of its result."""
     made: dict[str, str] = {}
     for step, expected in zip(steps, written, strict=True):
         shape = steps[-1].output.shape if expected.shape is None else expected.shape
@@ -397,8 +397,9 @@ def are_steps(steps: Sequence[FileOperator], written: Sequence[FileStep]) -> boo
             if isinstance(operand, str) and made.get(operand) != found.name:
                 return False
             if isinstance(operand, Tensor):
-                fits = operand.data is not None and found.name in step.known
-                if not fits or not np.array_equal(step.known[found.name], operand.data):
+                if operand.data is None or found.name not in step.known:
+                    return False
+                if not np.array_equal(step.known[found.name], operand.data):
                     return False
         made[expected.name] = step.output.name
     return True

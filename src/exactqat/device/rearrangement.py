@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators of others' files that rearrange codes. Plans make RESHAPE, STRIDED_SLICE and CONCATENATION of such steps."""
+"""Operators of others' files that rearrange codes; plans make RESHAPE, STRIDED_SLICE and CONCATENATION of these."""
 
 from __future__ import annotations
 

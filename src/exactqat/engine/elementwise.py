@@ -86,7 +86,7 @@ def looked_up(
 def add(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
-    """Both operands times a whole number each, or what each code stands for."""
+    """Both operands times a whole number each, or the value of each code."""
     assert isinstance(declaration, Add)
     if not is_int8(inputs, output):
         return None
@@ -118,7 +118,7 @@ def add(
 def squared_difference(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
-    """What each code stands for."""
+    """By the value of each code."""
     if not is_int8(inputs, output):
         return None
     scales = [float(scale_of(tensor)) for tensor in inputs]

@@ -126,7 +126,8 @@ class Network:
             ValueError: naming the step and its place, what was given and what is allowed.
         """
         made = set(self.inputs)
-        absent = [name for name in (*self.inputs, *self.outputs) if name not in self.values]
+        absent = [name for name in self.inputs if name not in self.values]
+        absent += [name for name in self.outputs if name not in self.values and name not in self.constants]
         if absent:
             raise ValueError(f"inputs and outputs must be among the values, got {', '.join(absent)}")
         for step in self.steps:
@@ -144,7 +145,8 @@ class Network:
                 wrong = "is made already" if step.output in made else "is not among the values"
                 raise ValueError(f"{what} makes {step.output!r}, which {wrong}")
             made.add(step.output)
-        missing = [name for name in self.outputs if name not in made]
+        # An output that is a constant is the planner's to refuse, in the user's words.
+        missing = [name for name in self.outputs if name not in made and name not in self.constants]
         if missing:
             raise ValueError(f"no step makes the outputs {', '.join(missing)}")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -66,15 +67,116 @@ def attention(planner: Planner, step: Step) -> Stored:
     return product(maker, weights, as_operand(maker, value))
 
 
+class Cell(Protocol):
+    """What one step of a recurrent layer is made of: tensors of the plan, or of a network that is being captured.
+
+    role: what a result is, by which the plan names it.
+
+    Attributes:
+        reset_after: a GRU's reset gate multiplies the product with the state; else the state.
+        update_first: a GRU's gates are update, reset, new, as in Keras; else reset, update, new, as in PyTorch.
+        bias: what a GRU's product with a state of zero is; None: zero.
+    """
+
+    reset_after: bool
+    update_first: bool
+    bias: Any
+
+    def combine(self, kind: str, one: Any, other: Any, role: str) -> Any:
+        """The sum ("add"), difference ("sub") or product ("mul") of two tensors, or of a number and a tensor."""
+        raise NotImplementedError
+
+    def part(self, x: Any, first: int, count: int, role: str) -> Any:
+        """Some neighbouring gates along the last axis."""
+        raise NotImplementedError
+
+    def product(self, state: Any, first: int, count: int) -> Any:
+        """What the state adds to some neighbouring gates."""
+        raise NotImplementedError
+
+    def function(self, x: Any, role: str) -> Any:
+        """The activation of new values."""
+        raise NotImplementedError
+
+    def gate(self, x: Any, role: str) -> Any:
+        """The activation of gates."""
+        raise NotImplementedError
+
+
+def _lstm(cell: Cell, given: Any, state: Any, memory: Any) -> tuple[Any, Any]:
+    """Gates in the order of PyTorch and Keras: input, forget, new, output."""
+    total = given if state is None else cell.combine("add", given, cell.product(state, 0, 4), "sum")
+    new = cell.function(cell.part(total, 2, 1, "new_sum"), "new")
+    out = cell.gate(cell.part(total, 3, 1, "out_sum"), "out")
+    into = cell.gate(cell.part(total, 0, 1, "in_sum"), "in")
+    if memory is None:
+        memory = cell.combine("mul", into, new, "memory")
+    else:
+        forget = cell.gate(cell.part(total, 1, 1, "forget_sum"), "forget")
+        held = cell.combine("mul", memory, forget, "held")
+        memory = cell.combine("add", held, cell.combine("mul", into, new, "entering"), "memory")
+    return cell.combine("mul", cell.function(memory, "bounded"), out, "state"), memory
+
+
+def _gru(cell: Cell, given: Any, state: Any, memory: Any) -> tuple[Any, None]:
+    reset_at, update_at = (1, 0) if cell.update_first else (0, 1)
+    total = cell.part(given, 2, 1, "new_input")
+    returned = cell.bias if state is None else cell.product(state, 0, 3 if cell.reset_after else 2)
+    both = cell.part(given, 0, 2, "gates_input")
+    if returned is not None:
+        both = cell.combine("add", both, cell.part(returned, 0, 2, "gates_state"), "gates_sum")
+    gates = cell.gate(both, "gates")
+    if returned is not None:
+        reset = cell.part(gates, reset_at, 1, "reset")
+        update = cell.part(gates, update_at, 1, "update")
+        if cell.reset_after:
+            again = cell.combine("mul", cell.part(returned, 2, 1, "new_returned"), reset, "new_state")
+        else:
+            again = cell.product(cell.combine("mul", state, reset, "kept_state"), 2, 1)
+        total = cell.combine("add", total, again, "new_sum")
+    else:
+        update = cell.part(gates, update_at, 1, "update")
+    new = cell.function(total, "new")
+    if state is None:
+        return cell.combine("mul", new, cell.combine("sub", 1.0, update, "share"), "state"), None
+    # (1 - z) * n + z * h = n + z * (h - n)
+    difference = cell.combine("sub", state, new, "difference")
+    return cell.combine("add", new, cell.combine("mul", difference, update, "change"), "state"), None
+
+
+def _rnn(cell: Cell, given: Any, state: Any, memory: Any) -> tuple[Any, None]:
+    total = given if state is None else cell.combine("add", given, cell.product(state, 0, 1), "sum")
+    return cell.function(total, "state"), None
+
+
+# Of what the input adds to all gates, the state and the memory (None: zero): the next state and memory.
+CELLS: dict[str, Callable[[Cell, Any, Any, Any], tuple[Any, Any]]] = {"lstm": _lstm, "gru": _gru, "rnn": _rnn}
+
+
+def over_time(
+    kind: str, cell: Cell, entry: Callable[[int, bool], Any], count: int, backwards: bool, state: Any = None
+) -> tuple[list[Any], Any, Any]:
+    """The states in the order of time, the last one, and the last memory.
+
+    entry: of a time, and whether it is the first without a state: what the input adds to all gates there.
+    """
+    memory: Any = None
+    made: dict[int, Any] = {}
+    for at in range(count)[::-1] if backwards else range(count):
+        state, memory = CELLS[kind](cell, entry(at, state is None), state, memory)
+        made[at] = state
+    return [made[at] for at in range(count)], state, memory
+
+
 @dataclass
-class _Cell:
+class _PlannedCell:
     """One layer of one direction, unrolled over the axis of time, which all tensors keep.
 
     What is stored again at every step has one grid for all of them.
 
     Attributes:
         x: [batch, time, gates * hidden] (or time first): what the input adds to every gate.
-        update_first: whether a GRU's gates stand as Keras has them: update, reset, new (PyTorch: reset, update, new).
+        bias: the name of the bias of the state's product, or None.
     """
 
     maker: Maker
@@ -82,35 +184,52 @@ class _Cell:
     time: int
     hidden: int
     state_weight: str
-    state_bias: str | None
+    bias: str | None
     prefix: str
-    update_first: bool = False
-    first: dict[str, Stored] = field(default_factory=dict)
+    update_first: bool
+    reset_after: bool = True
+    at: int = 0
+    starts: bool = True
+    stored: dict[str, Stored] = field(default_factory=dict)
 
-    def kept(self, role: str, stored: Stored) -> Stored:
-        """The result of one step, on the grid of the earlier ones."""
-        earlier = self.first.setdefault(role, stored)
-        earlier.grid.join(stored.grid)
-        return stored
+    def named(self, role: str) -> str:
+        return f"{self.prefix}_{self.at}" if role == "state" else f"{self.prefix}_{self.at}_{role}"
 
-    def part(self, at: int, word_: str) -> str:
-        return f"{self.prefix}_{at}_{word_}"
-
-    def gates(self, x: Stored, at: int, word_: str, first: int, count: int = 1) -> Stored:
-        """Some neighboring gates of those concatenated in `x`."""
-        return self.maker.slice(x, [(2, first * self.hidden, (first + count) * self.hidden, 1)], self.part(at, word_))
-
-    def input(self, at: int) -> Stored:
+    def entry(self, at: int, starts: bool) -> Stored:
         """What the input adds at one time."""
+        self.at, self.starts = at, starts
         if self.x.shape[self.time] == 1:
             return self.x
-        return self.maker.slice(self.x, [(self.time, at, at + 1, 1)], self.part(at, "input"))
+        return self.maker.slice(self.x, [(self.time, at, at + 1, 1)], self.named("input"))
 
-    def product(self, state: Stored, at: int) -> Stored:
-        """What the state adds."""
-        return self.kept(
-            "state_product", dense(self.maker, state, self.state_weight, self.state_bias, self.part(at, "state"))
-        )
+    def _kept(self, role: str, stored: Stored) -> Stored:
+        """The result of one step, on the grid of the earlier ones; a first step may compute another one."""
+        if not self.starts or role in ("state", "memory"):
+            self.stored.setdefault(role, stored).grid.join(stored.grid)
+        return stored
+
+    def combine(self, kind: str, one: Any, other: Any, role: str) -> Stored:
+        if isinstance(one, float):  # 1: what is left of a share
+            return self.maker.affine(other, -1.0, 1.0, self.named(role), bounds=(0.0, 1.0))
+        function = {"add": self.maker.add, "sub": self.maker.subtract, "mul": self.maker.multiply}[kind]
+        return self._kept(role, function(one, other, self.named(role)))
+
+    def part(self, x: Stored | str, first: int, count: int, role: str) -> Stored | str:
+        start, stop = first * self.hidden, (first + count) * self.hidden
+        if isinstance(x, str):
+            name = f"{self.prefix}_bias" if first == 0 else f"{self.prefix}_new_bias"
+            return self.maker.derived(name, (stop - start,), lambda array: array[start:stop], x)
+        return self.maker.slice(x, [(2, start, stop, 1)], self.named(role))
+
+    def product(self, state: Stored, first: int, count: int) -> Stored:
+        made = dense(self.maker, state, self.state_weight, self.bias, f"{self.prefix}_{self.at}_state")
+        return self._kept("state_product", made)
+
+    def function(self, x: Stored, role: str) -> Stored:
+        return self.maker.unary("TANH", x, self.named(role))
+
+    def gate(self, x: Stored, role: str) -> Stored:
+        return logistic(self.maker, x, self.named(role))
 
 
 def dense(maker: Maker, x: Stored, weight: str, bias: str | None, part: str) -> Stored:
@@ -119,72 +238,6 @@ def dense(maker: Maker, x: Stored, weight: str, bias: str | None, part: str) -> 
     shape = (*x.shape[:-1], maker.planner.constants[weight].shape[0])
     weights = Weights(weight, bias, None, rule)
     return maker.store("FULLY_CONNECTED", [x], shape, part, channels=x.rank - 1, rule=rule, weights=weights)
-
-
-def _lstm_step(cell: _Cell, at: int, state: Stored | None, memory: Stored | None) -> tuple[Stored, Stored]:
-    """Gates in the order of PyTorch and Keras: input, forget, new, output."""
-    maker = cell.maker
-    total = cell.input(at)
-    if state is not None:
-        total = cell.kept("sum", maker.add(total, cell.product(state, at), cell.part(at, "sum")))
-    new = maker.unary("TANH", cell.gates(total, at, "new_sum", 2), cell.part(at, "new"))
-    out = logistic(maker, cell.gates(total, at, "out_sum", 3), cell.part(at, "out"))
-    into = logistic(maker, cell.gates(total, at, "in_sum", 0), cell.part(at, "in"))
-    if memory is None:
-        memory = cell.kept("memory", maker.multiply(into, new, cell.part(at, "memory")))
-    else:
-        forget = logistic(maker, cell.gates(total, at, "forget_sum", 1), cell.part(at, "forget"))
-        held = cell.kept("held", maker.multiply(memory, forget, cell.part(at, "held")))
-        entering = cell.kept("entering", maker.multiply(into, new, cell.part(at, "entering")))
-        memory = cell.kept("memory", maker.add(held, entering, cell.part(at, "memory")))
-    bounded = maker.unary("TANH", memory, cell.part(at, "bounded"))
-    return cell.kept("state", maker.multiply(bounded, out, f"{cell.prefix}_{at}")), memory
-
-
-def _gru_step(cell: _Cell, at: int, state: Stored | None, memory: Stored | None) -> tuple[Stored, None]:
-    maker, hidden = cell.maker, cell.hidden
-    reset_at, update_at = (1, 0) if cell.update_first else (0, 1)
-    given = cell.input(at)
-    entering = cell.gates(given, at, "new_input", 2)
-    if state is None:
-        # The state is zero, and what comes of it its bias.
-        bias = cell.state_bias
-        both = cell.gates(given, at, "gates_input", 0, 2)
-        if bias is not None:
-            rows = maker.derived(f"{cell.prefix}_bias", (2 * hidden,), lambda array: array[: 2 * hidden], bias)
-            both = maker.add(both, rows, cell.part(at, "gates_sum"))
-        gates = logistic(maker, both, cell.part(at, "gates"))
-        if bias is not None:
-            reset = cell.gates(gates, at, "reset", reset_at)
-            rest = maker.derived(f"{cell.prefix}_new_bias", (hidden,), lambda array: array[2 * hidden :], bias)
-            entering = maker.add(
-                entering, maker.multiply(reset, rest, cell.part(at, "new_state")), cell.part(at, "new_sum")
-            )
-        new = maker.unary("TANH", entering, cell.part(at, "new"))
-        update = cell.gates(gates, at, "update", update_at)
-        share = maker.affine(update, -1.0, 1.0, cell.part(at, "share"), bounds=(0.0, 1.0))
-        return cell.kept("state", maker.multiply(new, share, f"{cell.prefix}_{at}")), None
-    returned = cell.product(state, at)
-    both = maker.add(
-        cell.gates(given, at, "gates_input", 0, 2),
-        cell.gates(returned, at, "gates_state", 0, 2),
-        cell.part(at, "gates_sum"),
-    )
-    gates = logistic(maker, cell.kept("gates_sum", both), cell.part(at, "gates"))
-    reset, update = cell.gates(gates, at, "reset", reset_at), cell.gates(gates, at, "update", update_at)
-    again = maker.multiply(cell.gates(returned, at, "new_returned", 2), reset, cell.part(at, "new_state"))
-    total = maker.add(entering, cell.kept("new_state", again), cell.part(at, "new_sum"))
-    new = maker.unary("TANH", cell.kept("new_sum", total), cell.part(at, "new"))
-    # (1 - z) * n + z * h = n + z * (h - n)
-    difference = cell.kept("difference", maker.subtract(state, new, cell.part(at, "difference")))
-    change = cell.kept("change", maker.multiply(difference, update, cell.part(at, "change")))
-    return cell.kept("state", maker.add(new, change, f"{cell.prefix}_{at}")), None
-
-
-_STEPS: dict[str, Callable[[_Cell, int, Stored | None, Stored | None], tuple[Stored, Stored | None]]] = {
-    "lstm": _lstm_step,
-    "gru": _gru_step,
-}
 
 
 @dataclass
@@ -232,7 +285,6 @@ def _unroll(planner: Planner, step: Step) -> _Unrolled:
     if count > MOST_TIME_STEPS:
         raise Refused(f"{word(step)} over {count} time steps; at most {MOST_TIME_STEPS} are unrolled")
     maker = Maker(planner, step, step.kind)
-    take_step = _STEPS[step.kind]
     states: list[Stored] = []
     memories: list[Stored] = []
     sequence: list[Stored] = []
@@ -241,18 +293,12 @@ def _unroll(planner: Planner, step: Step) -> _Unrolled:
         by_direction = []
         for direction in range(directions):
             prefix = f"layer_{layer}{'_reverse' * direction}"
-            cell = _cell(maker, step.kind, x, time, given, has_bias, prefix)
-            cell.update_first = bool(attributes.get("update_first"))
-            order = range(count) if (direction == 0) != bool(attributes.get("backwards")) else range(count)[::-1]
-            state: Stored | None = None
-            memory: Stored | None = None
-            made: dict[int, Stored] = {}
-            for at in order:
-                state, memory = take_step(cell, at, state, memory)
-                made[at] = state
-            states += [made[order[-1]]]
+            cell = _cell(maker, step, x, time, given, has_bias, prefix)
+            backwards = (direction == 1) != bool(attributes.get("backwards"))
+            made, state, memory = over_time(step.kind, cell, cell.entry, count, backwards)
+            states.append(state)
             memories += [] if memory is None else [memory]
-            by_direction.append([made[at] for at in range(count)])
+            by_direction.append(made)
         sequence = by_direction[0]
         if directions == 2:
             pairs = zip(*by_direction, strict=True)
@@ -264,13 +310,16 @@ def _unroll(planner: Planner, step: Step) -> _Unrolled:
     return _Unrolled(maker, time, sequence, states, memories)
 
 
-def _cell(maker: Maker, kind: str, x: Stored, time: int, names: Iterator[str], has_bias: bool, prefix: str) -> _Cell:
+def _cell(
+    maker: Maker, step: Step, x: Stored, time: int, names: Iterator[str], has_bias: bool, prefix: str
+) -> _PlannedCell:
     weight, back = next(names), next(names)
     bias, back_bias = (next(names), next(names)) if has_bias else (None, None)
-    if kind == "lstm" and bias is not None and back_bias is not None:
+    if step.kind == "lstm" and bias is not None and back_bias is not None:
         # Both are added to the same sum.
         shape = maker.planner.constants[bias].shape
         bias, back_bias = maker.derived(f"{prefix}_bias", shape, lambda a, b: a + b, bias, back_bias), None
     products = dense(maker, x, weight, bias, f"{prefix}_input")
     hidden = maker.planner.constants[back].shape[1]
-    return _Cell(maker, products, time, hidden, back, back_bias, prefix)
+    update_first = bool(step.attributes.get("update_first"))
+    return _PlannedCell(maker, products, time, hidden, back, back_bias, prefix, update_first)

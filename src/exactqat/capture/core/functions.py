@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of one value, known by what they compute.
 
-`x * sigmoid(x)`, a clip, `jnp.where(x > 0, x, 0.1 * x)`: however a function is written, it is told by its values at
-many points, not by its name or the order of its operations.
+`x * sigmoid(x)`, a clip, `jnp.where(x > 0, x, 0.1 * x)`: however a function is written, it is known by its values
+at many points, not by its name or the order of its operations.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ...device.functions import FUNCTIONS, NumPyPrimitives
 _FAR = np.array([9.5, 12.0, 20.0, 50.0, 100.0, 1e3, 1e4])
 # Corners of the known functions among them.
 POINTS = np.concatenate([np.linspace(-8, 8, 513), _FAR, -_FAR, [1e-4, -1e-4]])
-_TOLERANCE = 2e-6
+TOLERANCE = 2e-6
 _LEFT, _RIGHT = int(np.argmin(POINTS)), int(np.argmax(POINTS))
 _ONE, _MINUS_ONE = int(np.argmin(np.abs(POINTS - 1))), int(np.argmin(np.abs(POINTS + 1)))
 
 
-def same(first: np.ndarray, second: np.ndarray, tolerance: float = _TOLERANCE) -> bool:
+def same(first: np.ndarray, second: np.ndarray, tolerance: float = TOLERANCE) -> bool:
     """Whether two functions agree at all points."""
     if not np.isfinite(first).all():
         return False
@@ -42,7 +42,7 @@ def _known() -> list[tuple[str, dict[str, Any], np.ndarray]]:
 _KNOWN = _known()
 
 
-def identify(samples: np.ndarray, tolerance: float = _TOLERANCE) -> tuple[str, Mapping[str, Any]] | None:
+def identify(samples: np.ndarray, tolerance: float = TOLERANCE) -> tuple[str, Mapping[str, Any]] | None:
     """The kind of step (and its attributes) that computes this; "" for the operand itself."""
     if not np.isfinite(samples).all():
         return None

@@ -6,7 +6,6 @@ What becomes of a primitive is said by its handler, in the file of its family.
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -16,35 +15,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...planning.network import Constant, Place, Step, Value
-from ..core.functions import POINTS
-from .items import CaptureError, Expression, Fixed, Item, Moving, Node, Refused, nodes, trained_sources
+from ...planning.network import Constant, Place, Step
+from ..core.builder import ItemBuilder, Moving, entering, free_name
+from ..core.naming import PACKAGE
+from ..core.refusals import SIZE_OF_BATCH, CaptureError, Refused
+from ..core.safeguards import SAFEGUARDS
+from .items import Expression, Fixed, Item, Node, nodes, trained_sources
 from .sizes import Sizes
 
 Handler = Callable[["Converter", Any, list[Any]], Any]
-# By the name of a primitive, filled by `handles`; a handler gives an item, or a list for several results.
+# By the name of a primitive; a handler gives an item, or a list for several results.
 HANDLERS: dict[str, Handler] = {}
+handles = entering(HANDLERS)
 LONGEST_LOOP = 128
 _INLINE = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
-def handles(*names: str) -> Callable[[Handler], Handler]:
-    """Enters what becomes of some primitives."""
-
-    def enter(handler: Handler) -> Handler:
-        HANDLERS.update(dict.fromkeys(names, handler))
-        return handler
-
-    return enter
-
-
-class Converter:
-    """A network under construction. Handlers use the methods without underscore.
+class Converter(ItemBuilder[Fixed]):
+    """Reads a jaxpr. Handlers use the methods without underscore.
 
     Attributes:
-        prime: the traced size of the batch.
-        steps, values, constants: of the network.
-        made_by: the step that makes a value.
         traces: the model's custom gradients for any number of examples.
         sizes: what follows the batch.
     """
@@ -59,17 +49,12 @@ class Converter:
         fixed_in_training: Set[int] = frozenset(),
     ) -> None:
         """leaves: the model's parameters. fixed_in_training: ids of equations of layers that evaluate in training."""
-        self.prime = prime
+        super().__init__(prime)
         self.traces = traces
         self.sizes = sizes
         self.fixed_in_training = fixed_in_training
         # How many functions with custom gradients are being read.
         self.inside_custom = 0
-        self.steps: list[Step] = []
-        self.values: dict[str, Value] = {}
-        self.constants: dict[str, Constant] = {}
-        self.made_by: dict[str, Step] = {}
-        self.items: dict[str, Moving] = {}
         self._trainable = trainable
         self._shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
         self._leaves = leaves
@@ -77,70 +62,13 @@ class Converter:
         # Ids are those of living nodes.
         self._kept: list[Fixed] = []
         self._names: dict[int, str] = {}
-        self._made: dict[Any, Moving] = {}
         self._fixed_items: dict[str, Fixed] = {}
-        self._numbers = itertools.count(1)
         # Those that are being read, the innermost last.
         self._equations: list[Any] = []
 
-    # --- shapes -------------------------------------------------------------------------------------------------------
-
-    def batch_axis(self, shape: Sequence[int]) -> int:
-        """Where the batch is in a traced shape.
-
-        Raises:
-            Refused: nowhere, or in several places.
-        """
-        found = [axis for axis, size in enumerate(shape) if size and size % self.prime == 0]
-        if len(found) != 1:
-            raise Refused("it mixes the examples of a batch")
-        return found[0]
-
-    def for_one(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """A traced shape for a batch of one."""
-        return tuple(int(size // self.prime if size and size % self.prime == 0 else size) for size in shape)
-
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def input(self, name: str, shape: tuple[int, ...], dtype: Any) -> Moving:
-        """A value that the network gets."""
-        self.values[name] = Value(name, self.for_one(shape), self.batch_axis(shape), _dtype(dtype))
-        return self._entered(Moving(name, shape, dtype, {name: POINTS}))
-
-    def _entered(self, item: Moving) -> Moving:
-        self.items[item.name] = item
-        return item
-
-    def emit(
-        self,
-        kind: str,
-        operands: Sequence[Item | str | float | None],
-        shape: Sequence[int],
-        /,
-        dtype: Any = np.float32,
-        samples: Mapping[str, np.ndarray] | None = None,
-        module: str = "",
-        label: str = "",
-        **attributes: Any,
-    ) -> Moving:
-        """One float step. shape: as traced."""
-        shape = tuple(int(size) for size in shape)
-        axis = self.batch_axis(shape)
-        inputs = tuple(self.operand(each) for each in operands)
-        # What is written twice is computed once. Expressions, which draw random numbers, are told apart.
-        same = (kind, inputs, shape, repr(sorted(attributes.items())))
-        if kind != "unsupported" and same in self._made:
-            return self._made[same]
-        output = f"v{next(self._numbers)}"
-        step = Step(kind, inputs, output, attributes, self.place(), module, label or self._label(kind))
-        self.steps.append(step)
-        self.made_by[output] = step
-        self.values[output] = Value(output, self.for_one(shape), axis, _dtype(dtype))
-        recent = dict(list((samples or {}).items())[-15:])
-        self._made[same] = self._entered(Moving(output, shape, dtype, {**recent, output: POINTS}))
-        return self._made[same]
-
-    def _label(self, kind: str) -> str:
+    def label(self, kind: str) -> str:
         return self._equations[-1].primitive.name if kind == "unsupported" and self._equations else kind
 
     def operand(self, item: Item | str | float | None) -> str | float | None:
@@ -162,7 +90,7 @@ class Converter:
         if drawn is not None:
             raise CaptureError(
                 f"{drawn} draws random numbers; a network that is deployed does the same for every input: give it its "
-                "flag for evaluation (deterministic=True), noise of training is put in by exactqat.qat.jax.dropout and "
+                "flag for evaluation (deterministic=True), for noise in training use exactqat.qat.jax.dropout and "
                 "the layers of Flax"
             )
         if node.path:
@@ -175,11 +103,7 @@ class Converter:
         if id(node) not in self._names:
             found = item.sources
             base = f"{found[0]}/computed" if found else "constant"
-            name = next(
-                each
-                for each in itertools.chain([base], (f"{base}_{n}" for n in itertools.count(2)))
-                if each not in self.constants and each not in self._shapes
-            )
+            name = free_name(base, self.constants, self._shapes)
             if found:
                 self.constants[name] = Constant(
                     name,
@@ -198,7 +122,7 @@ class Converter:
         return self._names[id(node)]
 
     def fixed_named(self, name: str) -> Fixed:
-        """The item behind a constant."""
+        """The item that a constant was made of."""
         return self._fixed_items[name]
 
     def module_of(self, item: Item | None) -> str:
@@ -208,7 +132,7 @@ class Converter:
         return layer_path(item.sources[0])
 
     def place(self) -> Place:
-        """Where the current equation, or the call that it stands in, is in the user's files."""
+        """Where the current equation, or the call that contains it, is in the user's files."""
         return place_of(*self._equations)
 
     def step_of(self, item: Any) -> Step | None:
@@ -227,25 +151,15 @@ class Converter:
             return None
         return step, self.items[str(step.inputs[0])]
 
-    # --- movement of either -------------------------------------------------------------------------------------------
+    def then(self, item: Fixed, shape: Sequence[int], function: Callable[[Any], Any]) -> Fixed:
+        return item.then(function)
 
-    def permute(self, item: Item, axes: Sequence[int]) -> Item:
-        axes = tuple(int(axis) for axis in axes)
-        if axes == tuple(range(len(axes))):
-            return item
-        if isinstance(item, Fixed):
-            return item.then(lambda array: jnp.transpose(array, axes))
-        return self.emit("permute", [item], [item.shape[axis] for axis in axes], item.dtype, axes=axes)
-
-    def reshape(self, item: Item, shape: Sequence[int]) -> Item:
-        """shape: as traced."""
-        shape = tuple(int(size) for size in shape)
-        if shape == item.shape:
-            return item
-        if isinstance(item, Fixed):
-            sizes = self.for_one(shape)
-            return item if sizes == item.shape else item.then(lambda array: array.reshape(sizes))
-        return self.emit("reshape", [item], shape, item.dtype, shape=self.for_one(shape))
+    def join(self, items: Sequence[Item], axis: int) -> Item:
+        fixed = [each for each in items if isinstance(each, Fixed)]
+        if len(fixed) < len(items) or len(fixed) == 1:
+            joined: Item = super().join(items, axis)
+            return joined
+        return fixed[0].then(lambda *arrays: jnp.concatenate(arrays, axis), *fixed[1:])
 
     # --- the walk -----------------------------------------------------------------------------------------------------
 
@@ -301,7 +215,7 @@ class Converter:
         """What is wrong with something that follows the size of the batch; empty for all else."""
         key = id(item.node)
         if key not in self._checked:
-            self._checked[key] = "" if not follows_batches() else self._found_following(item)
+            self._checked[key] = "" if not SAFEGUARDS.batch else self._found_following(item)
             self._kept.append(item)
         return self._checked[key]
 
@@ -309,7 +223,7 @@ class Converter:
         found = list(nodes(item.node))
         leak = next((each.leak for each in found if each.leak), "")
         if leak:
-            return f"{leak}: {_SIZE_OF_BATCH}"
+            return f"{leak}: {SIZE_OF_BATCH}"
         if not any(each.by_rows for each in found) or any(each.random for each in found):
             return ""
         generator = np.random.default_rng(0)
@@ -324,11 +238,11 @@ class Converter:
         try:
             one, three = (np.asarray(expression(*arrays, rows=rows), np.float64) for rows in (1, 3))
         except (TypeError, ValueError) as error:
-            return f"{self.place()}: {_SIZE_OF_BATCH} ({error})"
+            return f"{self.place()}: {SIZE_OF_BATCH} ({error})"
         repeats = [large // small if small else 1 for large, small in zip(three.shape, one.shape, strict=True)]
         alike = np.tile(one, repeats)
         same = alike.shape == three.shape and np.allclose(alike, three, 1e-5, 1e-6, equal_nan=True)
-        return "" if same else f"{self.place()}: {_SIZE_OF_BATCH}"
+        return "" if same else f"{self.place()}: {SIZE_OF_BATCH}"
 
     def closed(self, jaxpr: Any) -> tuple[Any, list[Any]]:
         """A jaxpr and its constants as items."""
@@ -355,7 +269,10 @@ class Converter:
                 self._check_sizes(equation, operands)
                 return results if isinstance(results, list) else [results]
             except Refused as refused:
-                return self._unsupported(name, operands, outputs, str(refused))
+                read = [each for each in operands if isinstance(each, Moving)]
+                tensors = [each if each.comparison is None else _operand_of(each) for each in read]
+                label, shapes = {"select_n": "where"}.get(name, name), [tuple(aval.shape) for aval in outputs]
+                return list(self.unsupported(label, tensors, shapes, str(refused)))
         return self._fixed(equation, operands, outputs)
 
     def _check_sizes(self, equation: Any, operands: Sequence[Any]) -> None:
@@ -364,34 +281,18 @@ class Converter:
             step = self.step_of(each)
             if step is not None and step.kind == "unsupported" and step.attributes.get("reason"):
                 return
-        if follows_batches() and id(equation) in self.sizes.leaking:
-            raise Refused(_SIZE_OF_BATCH)
+        if SAFEGUARDS.batch and id(equation) in self.sizes.leaking:
+            raise Refused(SIZE_OF_BATCH)
         for each in operands:
             if isinstance(each, Fixed) and self._follows(each):
-                raise Refused(_SIZE_OF_BATCH)
+                raise Refused(SIZE_OF_BATCH)
 
     def _stopped(self, item: Fixed) -> Fixed:
         """A constant that no gradient passes."""
-        if not keeps_stops() or not item.sources:
+        if not SAFEGUARDS.stopped_gradients or not item.sources:
             return item
         node = Node(function=lambda array: [jax.lax.stop_gradient(array)], inputs=(item.node,), stopped=True)
         return Fixed(node, item.shape, item.dtype)
-
-    def _unsupported(self, name: str, operands: list[Any], outputs: Sequence[Any], reason: str) -> list[Any]:
-        """Steps that the plan refuses with their label, so that all of a model's obstacles are told at once."""
-        read = [each for each in operands if isinstance(each, Moving)]
-        tensors = [each if each.comparison is None else _operand_of(each) for each in read]
-        label = {"select_n": "where"}.get(name, name)
-        results = []
-        for aval in outputs:
-            shape = tuple(aval.shape)
-            if sum(size % self.prime == 0 for size in shape if size) != 1:
-                # There is no such value; anything that has a batch stands in for it.
-                reason = reason or "it mixes the examples of a batch"
-                shape = (self.prime, *[size for size in shape if not size or size % self.prime])
-            attributes: dict[str, Any] = {"reason": reason} if reason else {}
-            results.append(self.emit("unsupported", tensors, shape, np.float32, label=label, **attributes))
-        return results
 
     def _fixed(self, equation: Any, operands: list[Any], outputs: Sequence[Any]) -> list[Any]:
         """What is computed without the input, later, by JAX itself."""
@@ -437,40 +338,20 @@ def place_of(*equations: Any) -> Place:
 
 
 _CONTROL = ("scan", "while", "cond", "custom_jvp_call", "custom_vjp_call")
-_SIZE_OF_BATCH = (
-    "it computes with the size of the batch, or with an example's place in it; a network computes each example alike, "
-    "in batches of any size: take a number of your own, or compute it outside of the model"
-)
-
-
-def follows_batches() -> bool:
-    """Whether numbers that follow the size of the batch are refused."""
-    return True
-
-
-def keeps_stops() -> bool:
-    """Whether parameters under `jax.lax.stop_gradient` are constant for gradients."""
-    return True
-
 
 # Frames of a traceback that are nobody's model.
 _LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "keras")
-_OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def _is_library(file: str) -> bool:
     found = [getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES]
-    folders = (_OWN, *(os.path.dirname(each) + os.sep for each in found if each))
+    folders = (PACKAGE, *(os.path.dirname(each) + os.sep for each in found if each))
     return file.startswith(("<", *folders))
 
 
 def layer_path(path: str) -> str:
     """The layer that a parameter belongs to."""
     return path.rpartition(".")[0] or path
-
-
-def _dtype(dtype: Any) -> str:
-    return "float32" if jnp.issubdtype(dtype, jnp.floating) else str(dtype)
 
 
 def _operand_of(item: Moving) -> Moving:

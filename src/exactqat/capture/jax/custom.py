@@ -19,8 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.builder import Moving
+from ..core.expressions import CustomGradient
+from ..core.refusals import Refused
+from ..core.safeguards import SAFEGUARDS
 from .converter import Converter, bound, handles
-from .items import Fixed, Item, Moving, Node, Refused
+from .items import Fixed, Item, Node
 
 NAMES = ("custom_jvp_call", "custom_vjp_call")
 
@@ -149,15 +153,16 @@ class Rule:
         self.number = number
         self.sizes = sizes
 
-    def results(self, operands: Sequence[Any]) -> list[Any]:
-        """All results of the original function."""
+    def results(self, *operands: Any) -> list[Any]:
+        """All results of the original function, in float32."""
         examples = 1
         if self.sizes is not None:
             at, axis, factor = self.sizes
             examples = operands[at].shape[axis] // factor
         equation = self.traces.call(self.number, examples)
         given = [_as(each, variable.aval) for each, variable in zip(operands, equation.invars, strict=True)]
-        return bound(equation.primitive, equation.params, given)
+        results = bound(equation.primitive, equation.params, given)
+        return [each.astype(jnp.float32) if jnp.issubdtype(each.dtype, jnp.floating) else each for each in results]
 
     def obstacle(self) -> str:
         """Why the rule cannot be applied elsewhere; empty where it can."""
@@ -211,26 +216,11 @@ def _as(value: Any, aval: Any) -> Any:
     return jnp.tile(array, [wanted // size for wanted, size in zip(aval.shape, array.shape, strict=True)])
 
 
-class CustomGradient:
-    """The expression of a step "custom_gradient": the value of `y`, and the gradient of result `index` of the rule."""
-
-    def __init__(self, rule: Rule, index: int) -> None:
-        self.rule = rule
-        self.index = index
-        self.sources: tuple[str, ...] = ()
-
-    def __call__(self, primitives: Any, y: Any, *operands: Any, shared: dict[Any, Any]) -> Any:
-        # All results by one call: a rule may combine their gradients.
-        if self.rule not in shared:
-            shared[self.rule] = self.rule.results(operands)
-        return primitives.with_gradient_of(y, shared[self.rule][self.index].astype(y.dtype))
-
-
 @handles(*NAMES)
 def custom_call(c: Converter, equation: Any, operands: list[Any]) -> Any:
     """The forward computation, and a step for each result that keeps the rule."""
     forward = equation.params["call_jaxpr"]
-    if not keeps_rules() or c.inside_custom or not c.traces.keeps(equation):
+    if not SAFEGUARDS.custom_gradients or c.inside_custom or not c.traces.keeps(equation):
         return c.inline(forward, operands)
     if any(isinstance(each, Moving) and each.comparison is not None for each in operands):
         raise Refused("truth values that depend on the input, in a function with a custom gradient")
@@ -260,27 +250,24 @@ def custom_call(c: Converter, equation: Any, operands: list[Any]) -> Any:
             raise Refused("it has a custom gradient and a result that does not depend on the input")
         label = getattr(getattr(_inner(forward), "debug_info", None), "func_name", None) or "custom_gradient"
         made.append(
-            c.emit("custom_gradient", [result, *names], shape, label=str(label), expression=CustomGradient(rule, index))
+            c.emit(
+                "custom_gradient",
+                [result, *names],
+                shape,
+                label=str(label),
+                expression=CustomGradient(rule.results, index),
+            )
         )
     return made
-
-
-def keeps_rules() -> bool:
-    """Whether gradient rules of the user's own are kept."""
-    return True
 
 
 def _of_constants(c: Converter, equation: Any, operands: Sequence[Item], rule: Rule) -> list[Item]:
     """A function of parameters alone is computed by JAX, its rule with it."""
     nodes = tuple(each.node for each in operands if isinstance(each, Fixed))
 
-    def function(*arrays: Any) -> list[Any]:
-        results = rule.results(arrays)
-        return [each.astype(jnp.float32) if jnp.issubdtype(each.dtype, jnp.floating) else each for each in results]
-
     results: list[Item] = []
     for index, variable in enumerate(equation.outvars):
         shape, dtype = variable.aval.shape, variable.aval.dtype
         dtype = np.dtype(np.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
-        results.append(Fixed(Node(function=function, inputs=nodes, index=index), c.for_one(shape), dtype))
+        results.append(Fixed(Node(function=rule.results, inputs=nodes, index=index), c.for_one(shape), dtype))
     return results

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from ...device.functions import NumPyPrimitives, named_by
-from ..core.functions import identify, same
+from ...device.functions import FUNCTIONS, NumPyPrimitives, named_by
+from ..core.builder import Moving
+from ..core.refusals import Refused
 from .converter import Converter, handles
-from .items import Fixed, Item, Moving, Refused
+from .items import Fixed, Item
 
 # Below this, softmax makes nothing of a value: a mask.
 _MASK = -1e4
@@ -20,46 +22,19 @@ _MASK = -1e4
 _UNARY = named_by("jax")
 _BINARY = {"add": "add", "add_any": "add", "sub": "sub", "mul": "mul", "div": "div", "max": "maximum", "min": "minimum"}
 _COMPARISONS = {
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "eq": np.equal,
+    **{"gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal, "eq": np.equal},
     "ne": np.not_equal,
 }
 _LOGIC = {"and": np.logical_and, "or": np.logical_or, "not": np.logical_not, "xor": np.logical_xor}
-# In NumPy, to tell functions by their values.
-_VALUES: dict[str, Callable[..., np.ndarray]] = {
-    "add": np.add,
-    "add_any": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "max": np.maximum,
-    "min": np.minimum,
-    "neg": np.negative,
-    "exp": np.exp,
-    "exp2": np.exp2,
-    "log": np.log,
-    "log1p": np.log1p,
-    "expm1": np.expm1,
-    "tanh": np.tanh,
-    "logistic": NumPyPrimitives.sigmoid,
-    "sin": np.sin,
-    "cos": np.cos,
-    "sqrt": np.sqrt,
-    "rsqrt": NumPyPrimitives.rsqrt,
-    "cbrt": np.cbrt,
-    "abs": np.abs,
-    "sign": np.sign,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "round": np.rint,
-    "erf": NumPyPrimitives.erf,
+# In NumPy, to know functions by their values.
+_VALUES: dict[str, Callable[..., Any]] = {
+    **{name: partial(FUNCTIONS[kind], NumPyPrimitives) for name, kind in _UNARY.items()},
+    # Roots of negative numbers are none.
+    **{"sqrt": np.sqrt, "rsqrt": NumPyPrimitives.rsqrt},
+    **{"add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide},
+    **{"max": np.maximum, "min": np.minimum, "pow": np.power, "is_finite": np.isfinite, "ceil": np.ceil},
+    **{"exp2": np.exp2, "log1p": np.log1p, "expm1": np.expm1, "cbrt": np.cbrt},
     "erfc": lambda x: 1 - NumPyPrimitives.erf(x),
-    "square": np.square,
-    "is_finite": np.isfinite,
-    "pow": np.power,
     "clamp": lambda low, x, high: np.clip(x, low, high),
     "select_n": lambda condition, *cases: np.where(condition, cases[1], cases[0]),
     **_COMPARISONS,
@@ -67,47 +42,22 @@ _VALUES: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-def samples_of(name: str, params: Any, operands: list[Item]) -> dict[str, np.ndarray]:
+def samples_of(c: Converter, name: str, params: Any, operands: list[Item]) -> dict[str, np.ndarray]:
     """What a result is as a function of earlier values, where it is one value by value."""
-    moving = [each for each in operands if isinstance(each, Moving)]
+    function = _VALUES.get(name)
     if name == "integer_pow":
-        function: Callable[..., np.ndarray] | None = lambda x: np.power(x, params["y"])  # noqa: E731
-    else:
-        function = _VALUES.get(name)
-    if function is None or any(each.shape != moving[0].shape for each in moving):
+        function = lambda x: np.power(x, params["y"])  # noqa: E731
+    if function is None:
         return {}
-    numbers = [each.number if isinstance(each, Fixed) else None for each in operands]
-    if any(number is None and isinstance(each, Fixed) for number, each in zip(numbers, operands, strict=True)):
-        return {}
-    found = {}
-    for root in moving[0].samples:
-        if all(root in each.samples for each in moving):
-            given = [
-                each.samples[root] if isinstance(each, Moving) else np.float64(number)
-                for each, number in zip(operands, numbers, strict=True)
-            ]
-            with np.errstate(all="ignore"):
-                found[root] = np.asarray(function(*given), bool if name in (*_COMPARISONS, *_LOGIC) else np.float64)
-    return found
+    dtype = bool if name in (*_COMPARISONS, *_LOGIC) else np.float64
 
+    def evaluate(*given: Any) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return np.asarray(
+                function(*(each if isinstance(each, np.ndarray) else np.float64(each) for each in given)), dtype
+            )
 
-def recognised(
-    c: Converter, shape: tuple[int, ...], operands: list[Item], samples: dict[str, np.ndarray]
-) -> Moving | None:
-    """The value itself, if it is an operand's or a known function of an earlier one."""
-    for root, values in samples.items():
-        for each in operands:
-            if isinstance(each, Moving) and root in each.samples and each.shape == shape:
-                earlier = each.samples[root]
-                if earlier.dtype != bool and same(values, earlier):
-                    return each
-    for root, values in samples.items():
-        known = identify(values)
-        if known is None or c.items[root].shape != shape:
-            continue
-        kind, attributes = known
-        return c.emit(kind, [c.items[root]], shape, samples=samples, **attributes) if kind else c.items[root]
-    return None
+    return c.sampled(operands, evaluate)
 
 
 def _result_shape(equation: Any) -> tuple[int, ...]:
@@ -116,9 +66,9 @@ def _result_shape(equation: Any) -> tuple[int, ...]:
 
 def elementwise(c: Converter, equation: Any, operands: list[Item], kind: str, **attributes: Any) -> Moving:
     """One step, or the function that it completes."""
-    samples = samples_of(equation.primitive.name, equation.params, operands)
+    samples = samples_of(c, equation.primitive.name, equation.params, operands)
     shape = _result_shape(equation)
-    made = recognised(c, shape, operands, samples)
+    made = c.recognized(samples, operands, shape)
     return made if made is not None else c.emit(kind, operands, shape, samples=samples, **attributes)
 
 
@@ -131,10 +81,10 @@ def _unary(c: Converter, equation: Any, operands: list[Any]) -> Item:
 def _composite(c: Converter, equation: Any, operands: list[Any]) -> Item:
     """What the network has no kind for, in kinds that it has; mostly a part of a function that is recognised later."""
     name, (x,), shape = equation.primitive.name, operands, _result_shape(equation)
-    samples = samples_of(name, equation.params, operands)
+    samples = samples_of(c, name, equation.params, operands)
     if name == "is_finite":
         return Moving("", shape, bool, samples, ("is_finite", x, None))
-    made = recognised(c, shape, operands, samples)
+    made = c.recognized(samples, operands, shape)
     if made is not None:
         return made
     if name == "expm1":
@@ -277,7 +227,7 @@ def _power(c: Converter, equation: Any, operands: list[Any]) -> Item:
     x, exponent = operands
     if not isinstance(exponent, Fixed) or exponent.number is None:
         raise Refused("its exponent is no number")
-    samples = samples_of("pow", {}, [x, exponent])
+    samples = samples_of(c, "pow", {}, [x, exponent])
     return c.emit("pow", [x], _result_shape(equation), samples=samples, exponent=exponent.number)
 
 
@@ -285,7 +235,7 @@ def _power(c: Converter, equation: Any, operands: list[Any]) -> Item:
 def _clamp(c: Converter, equation: Any, operands: list[Any]) -> Item:
     low, x, high = operands
     shape = _result_shape(equation)
-    made = recognised(c, shape, [x], samples_of("clamp", {}, operands))
+    made = c.recognized(samples_of(c, "clamp", {}, operands), [x], shape)
     if made is not None:
         return made
     return c.emit("minimum", [c.emit("maximum", [x, low], shape), high], shape)
@@ -295,7 +245,7 @@ def _clamp(c: Converter, equation: Any, operands: list[Any]) -> Item:
 def _comparison(c: Converter, equation: Any, operands: list[Any]) -> Item:
     name = equation.primitive.name
     left, right = operands if len(operands) == 2 else (operands[0], None)
-    samples = samples_of(name, equation.params, operands)
+    samples = samples_of(c, name, equation.params, operands)
     return Moving("", _result_shape(equation), bool, samples, (name, left, right))
 
 
@@ -306,8 +256,8 @@ def _select(c: Converter, equation: Any, operands: list[Any]) -> Item:
     if len(cases) != 2:
         raise Refused("")
     if isinstance(condition, Moving):
-        samples = samples_of("select_n", equation.params, operands)
-        made = recognised(c, shape, cases, samples)
+        samples = samples_of(c, "select_n", equation.params, operands)
+        made = c.recognized(samples, cases, shape)
         if made is not None:
             return made
         if samples:

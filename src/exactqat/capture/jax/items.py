@@ -1,22 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands behind a variable of a jaxpr: something computed without the input, or a value of the network."""
+"""What a variable of a jaxpr is: something computed without the input, or a value of the network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-
-class CaptureError(Exception):
-    """The function cannot be told as a network; the message says why."""
-
-
-class Refused(Exception):
-    """One equation is not understood; it becomes a step of the kind "unsupported"."""
+from ..core.builder import Moving
 
 
 @dataclass(eq=False, frozen=True)
@@ -80,33 +74,11 @@ class Fixed:
         return Fixed(node, tuple(made.shape), made.dtype)
 
 
-@dataclass(eq=False)
-class Moving:
-    """A value of the network.
-
-    Attributes:
-        shape: as traced: the batch is a prime.
-        samples: by the name of an earlier value, what this one is where that one is `functions.POINTS`, if it is a
-            function of it value by value.
-        comparison: (word, left, right) of truth values, which the network has no value for; then `name` is "".
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: Any
-    samples: Mapping[str, np.ndarray] = field(default_factory=dict)
-    comparison: tuple[str, Any, Any] | None = None
-
-    @property
-    def rank(self) -> int:
-        return len(self.shape)
-
-
 Item = Fixed | Moving
 
 
 def nodes(node: Node) -> Iterator[Node]:
-    """A node and all behind it, each once."""
+    """A node and all that it is computed from, each once."""
     seen: set[int] = set()
     stack = [node]
     while stack:
@@ -118,7 +90,7 @@ def nodes(node: Node) -> Iterator[Node]:
 
 
 def sources(node: Node) -> tuple[str, ...]:
-    """Paths of the parameters behind a node."""
+    """Paths of the parameters that a node is computed from."""
     return tuple(dict.fromkeys(each.path for each in nodes(node) if each.path))
 
 

@@ -21,9 +21,10 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching
 
-from ...train.core.functional import Dropout
+from ..core.expressions import Dropout
+from ..core.refusals import Refused
 from .converter import Converter, handles
-from .items import Fixed, Item, Refused, unstopped
+from .items import Fixed, Item, unstopped
 
 _LAYER = Primitive("exactqat_layer")
 _capturing: ContextVar[bool] = ContextVar("exactqat_capturing", default=False)
@@ -96,7 +97,7 @@ def _layer(c: Converter, equation: Any, operands: list[Any]) -> Item:
     shape = equation.outvars[0].aval.shape
     module = next((c.module_of(each) for each in tensors if each is not None), "")
     if params["kind"] == "group_norm":
-        return _group_norm(c, x, tensors, module, attributes)
+        return c.group_norm(x, tensors, module, **attributes)
     if params["kind"] == "dropout" and id(equation) in c.fixed_in_training:
         return x
     if params["kind"] == "dropout":
@@ -113,15 +114,6 @@ def _statistic(item: Item | None) -> Item | None:
     if not node.path and node.function is not None:
         raise Refused("its statistics are computed; they must be leaves of the parameters, which training moves")
     return Fixed(node, item.shape, item.dtype)
-
-
-def _group_norm(c: Converter, x: Item, tensors: Sequence[Item | None], module: str, attributes: Any) -> Item:
-    """With its channels in front, where the plan wants them; on the device a permutation costs nothing by itself."""
-    axis, rank = attributes["channel_axis"], len(x.shape)
-    order = [0, axis, *(at for at in range(1, rank) if at != axis)]
-    first = c.permute(x, order)
-    made = c.emit("group_norm", [first, *tensors], first.shape, module=module, **{**attributes, "channel_axis": 1})
-    return c.permute(made, [order.index(at) for at in range(rank)])
 
 
 def batch_norm(

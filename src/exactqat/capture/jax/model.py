@@ -6,7 +6,7 @@ prime and nothing else is; the network's shapes are for one example. A second tr
 examples, shows numbers that follow the batch and numbers of the user's own that look like it. What depends on the
 parameters alone stays opaque: such a constant is computed by JAX from the parameters at every step.
 
-It is traced as in evaluation. Batch norms and dropouts tell what they are (`capturing_jax.layers`), so they train all
+It is traced as in evaluation. Batch norms and dropouts tell what they are (`layers`), so they train all
 the same.
 """
 
@@ -23,11 +23,20 @@ import numpy as np
 from ...planning.files import short_names
 from ...planning.inputs import misfit_of_example, with_own_sizes
 from ...planning.network import Network
-from . import CaptureError, Converter, Fixed, Moving, Node, Sizes, Tidying, Traces
-from .converter import follows_batches, place_of
-from .layers import telling
+from ..core.builder import Moving
+from ..core.naming import input_names, result_name, words_of
+from ..core.refusals import CaptureError
+from ..core.safeguards import SAFEGUARDS
+from ..core.stand_ins import PRIMES, fitting
 
-_PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 2003, 2011)
+# Their handlers enter themselves into the converter's table.
+from . import elementwise, movement, reduction, weights  # noqa: F401
+from .converter import Converter, place_of
+from .custom import Traces
+from .items import Fixed, Node
+from .layers import telling
+from .sizes import Sizes
+from .tidy import Tidying
 
 
 class Tree:
@@ -75,14 +84,7 @@ def is_batch(leaf: Any) -> bool:
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     """The leaves of a tree of parameters by their paths, as "encoder.layers.0.kernel"."""
     found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [(".".join(_word(entry) for entry in path) or "parameter", leaf) for path, leaf in found]
-
-
-def _word(entry: Any) -> str:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(entry, attribute):
-            return str(getattr(entry, attribute))
-    return str(entry)
+    return [(".".join(words_of(path)) or "parameter", leaf) for path, leaf in found]
 
 
 def capture(
@@ -167,7 +169,7 @@ def capture(
     except Exception as error:
         examples = int(tree.example[0].shape[0])
         text = with_own_sizes(str(error).strip().partition("\n")[0], stand_in, examples)
-        paths = _input_names(tree, signature)
+        paths = input_names(_input_paths(tree, signature))
         given_shapes = {path: tuple(each.shape) for path, each in zip(paths, tree.example, strict=True)}
 
         def takes(changed: Callable[[tuple[int, ...]], tuple[int, ...]]) -> bool:
@@ -195,7 +197,7 @@ def capture(
     tree.results = jax.tree.structure(results)
     traces = Traces(jaxpr.jaxpr, lambda examples: trace(examples)[0].jaxpr)
     c = Converter(prime, trainable, dict(zip(names, given, strict=True)), traces, sizes, fixed)
-    paths = _input_names(tree, signature)
+    paths = input_names(_input_paths(tree, signature))
     parameters = [
         Fixed(Node(path=name), shapes[name], np.float32 if jnp.issubdtype(each.dtype, jnp.floating) else each.dtype)
         for name, each in zip(names, given, strict=True)
@@ -214,8 +216,8 @@ def capture(
         c.values,
         c.constants,
         tuple(steps),
-        tuple(paths),
-        tuple(_output_names(results)),
+        paths,
+        tuple(result_name(way) for way, _ in jax.tree_util.tree_flatten_with_path(results)[0]),
         tree,
         tree,
         short_names(_input_paths(tree, signature)),
@@ -228,8 +230,7 @@ def _traced_twice(trace: Callable[[int], tuple[Any, Any]], numbers: Sequence[int
 
     numbers: sizes that do not follow the batch, as far as they are known before.
     """
-    own = {number for number in numbers if number}
-    free = [prime for prime in _PRIMES if all(number % prime for number in own)]
+    free = fitting(PRIMES, numbers)
     even = 2 * free[-1]
     second = None
     for prime in free[:-1]:
@@ -238,7 +239,7 @@ def _traced_twice(trace: Callable[[int], tuple[Any, Any]], numbers: Sequence[int
         sizes = Sizes(jaxpr, second, (prime, even))
         if not any(number % prime == 0 for number in sizes.own):
             break
-    if sizes.differs and follows_batches():
+    if sizes.differs and SAFEGUARDS.batch:
         raise CaptureError(
             f"{place_of(sizes.different)}: from here on the model computes otherwise for {prime} examples than for "
             f"{even}; a network computes each example alike, in batches of any size"
@@ -250,7 +251,7 @@ def _refuse_training_branches(evaluated: Any, trained: Any, examples: int) -> Se
     """Batch norms and dropouts train by themselves, but for those of which the ids are returned; all else must be the
     same in training."""
     sizes = Sizes(evaluated, trained, (examples, examples))
-    if not compares_training() or not (sizes.differs or sizes.leaking):
+    if not SAFEGUARDS.training or not (sizes.differs or sizes.leaking):
         return frozenset() if sizes.differs else sizes.fixed
     at = f"{place_of(sizes.different)}: " if sizes.different is not None else ""
     raise CaptureError(
@@ -260,20 +261,9 @@ def _refuse_training_branches(evaluated: Any, trained: Any, examples: int) -> Se
     )
 
 
-def compares_training() -> bool:
-    """Whether what a model does in training alone is refused."""
-    return True
-
-
 def _traced(leaf: Any) -> Any:
     dtype = jnp.result_type(leaf)
     return np.dtype(np.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
-
-
-def _input_names(tree: Tree, signature: inspect.Signature | None) -> list[str]:
-    if len(tree.arrays) == 1:
-        return ["input"]
-    return ["_".join(path) for path in _input_paths(tree, signature)]
 
 
 def _input_paths(tree: Tree, signature: inspect.Signature | None) -> list[tuple[str, ...]]:
@@ -284,14 +274,8 @@ def _input_paths(tree: Tree, signature: inspect.Signature | None) -> list[tuple[
         kwargs
     )
     by_index = {
-        index: (name, *(_word(entry) for entry in path))
+        index: (name, *words_of(path))
         for name, each in named.items()
         for path, index in jax.tree_util.tree_flatten_with_path(each)[0]
     }
     return [by_index[index] for index in tree.arrays]
-
-
-def _output_names(results: Any) -> list[str]:
-    found = jax.tree_util.tree_flatten_with_path(results)[0]
-    words = ["_".join(_word(entry) for entry in path) for path, _ in found]
-    return [f"output_{word}" if word.isdigit() else word or "output" for word in words]

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
+from ..core.builder import Moving
+from ..core.refusals import Refused
 from .converter import LONGEST_LOOP, Converter, handles
-from .items import Fixed, Item, Moving, Refused
+from .items import Fixed, Item
 
 
 @handles("reshape")
@@ -63,21 +63,7 @@ def _transpose(c: Converter, equation: Any, operands: list[Any]) -> Item:
 @handles("rev")
 def _reverse(c: Converter, equation: Any, operands: list[Any]) -> Item:
     (x,) = operands
-    axes = tuple(int(axis) for axis in equation.params["dimensions"])
-    if c.batch_axis(x.shape) in axes:
-        raise Refused("it turns the batch round")
-    return c.emit("flip", [x], x.shape, x.dtype, axes=axes)
-
-
-def cut(c: Converter, x: Moving, axis: int, start: int, stop: int, step: int = 1) -> Moving:
-    """Part of an axis."""
-    if (start, stop, step) == (0, x.shape[axis], 1):
-        return x
-    if axis == c.batch_axis(x.shape):
-        raise Refused("it takes examples out of the batch")
-    sizes = list(x.shape)
-    sizes[axis] = -(-(stop - start) // step)
-    return c.emit("slice", [x], sizes, x.dtype, axis=axis, start=int(start), stop=int(stop), step=int(step))
+    return c.flip(x, [int(axis) for axis in equation.params["dimensions"]])
 
 
 @handles("slice")
@@ -85,7 +71,7 @@ def _slice(c: Converter, equation: Any, operands: list[Any]) -> Item:
     (x,), params = operands, equation.params
     strides = params["strides"] or (1,) * x.rank
     for axis, bounds in enumerate(zip(params["start_indices"], params["limit_indices"], strides, strict=True)):
-        x = cut(c, x, axis, *bounds)
+        x = c.cut(x, axis, *bounds)
     return x
 
 
@@ -101,7 +87,7 @@ def _dynamic_slice(c: Converter, equation: Any, operands: list[Any]) -> Item:
         if values is None:
             raise Refused("where it cuts is not fixed")
         first = min(max(int(values), 0), x.shape[axis] - size)
-        x = cut(c, x, axis, first, first + size)
+        x = c.cut(x, axis, first, first + size)
     return x
 
 
@@ -109,39 +95,19 @@ def _dynamic_slice(c: Converter, equation: Any, operands: list[Any]) -> Item:
 def _split(c: Converter, equation: Any, operands: list[Any]) -> Any:
     (x,), axis, start, parts = operands, int(equation.params["axis"]), 0, []
     for size in equation.params["sizes"]:
-        parts.append(cut(c, x, axis, start, start + int(size)))
+        parts.append(c.cut(x, axis, start, start + int(size)))
         start += int(size)
     return parts
 
 
-def join(c: Converter, items: Sequence[Item], axis: int, shape: Sequence[int]) -> Item:
-    """Items behind one another along an axis."""
-    if len(items) == 1:
-        return items[0]
-    if all(isinstance(each, Fixed) for each in items):
-        first, *others = [each for each in items if isinstance(each, Fixed)]
-        return first.then(lambda *arrays: jnp.concatenate(arrays, axis), *others)
-    return c.emit("concat", items, shape, axis=axis)
-
-
 @handles("concatenate")
 def _concatenate(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    shape = equation.outvars[0].aval.shape
-    return join(c, operands, int(equation.params["dimension"]), shape)
+    return c.join(operands, int(equation.params["dimension"]))
 
 
 @handles("stack")
 def _stack(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    return stacked(c, operands, int(equation.params["axis"]))
-
-
-def stacked(c: Converter, items: Sequence[Item], axis: int) -> Item:
-    """Items along a new axis."""
-    wide = [c.reshape(each, (*each.shape[:axis], 1, *each.shape[axis:])) for each in items]
-    moving = next((each for each in wide if isinstance(each, Moving)), wide[0])
-    shape = list(moving.shape)
-    shape[axis] = len(items)
-    return join(c, wide, axis, shape)
+    return c.stacked(operands, int(equation.params["axis"]))
 
 
 @handles("tile")
@@ -149,9 +115,7 @@ def _tile(c: Converter, equation: Any, operands: list[Any]) -> Item:
     (x,) = operands
     for axis, count in enumerate(equation.params["reps"]):
         if count != 1:
-            shape = list(x.shape)
-            shape[axis] *= count
-            x = join(c, [x] * count, axis, shape)
+            x = c.join([x] * count, axis)
     return x
 
 
@@ -191,7 +155,7 @@ def _gather(c: Converter, equation: Any, operands: list[Any]) -> Item:
         if chosen.size != 1:
             raise Refused("")
         first = int(chosen.reshape(()))
-        return c.reshape(cut(c, x, axis, first, first + sizes[axis]), shape)
+        return c.reshape(c.cut(x, axis, first, first + sizes[axis]), shape)
     if sizes[axis] != 1:
         raise Refused("")
     wide = list(x.shape)
@@ -228,13 +192,13 @@ def _scan(c: Converter, equation: Any, operands: list[Any]) -> Any:
         made.append(results[carried:])
     if params["reverse"]:
         made.reverse()
-    return [*carry, *(stacked(c, list(column), 0) for column in zip(*made, strict=True))]
+    return [*carry, *(c.stacked(list(column), 0) for column in zip(*made, strict=True))]
 
 
 def _entry(c: Converter, item: Item, at: int) -> Item:
     if isinstance(item, Fixed):
         return item.then(lambda array: array[at])
-    return c.reshape(cut(c, item, 0, at, at + 1), item.shape[1:])
+    return c.reshape(c.cut(item, 0, at, at + 1), item.shape[1:])
 
 
 @handles("while")

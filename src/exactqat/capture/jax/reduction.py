@@ -8,8 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..core.builder import Moving
+from ..core.refusals import Refused
+from ..core.windows import windows
 from .converter import Converter, handles
-from .items import Item, Moving, Refused
+from .items import Item
 
 _REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin"}
 
@@ -33,24 +36,22 @@ def _largest(c: Converter, equation: Any, operands: list[Any]) -> Item:
     return c.emit("argmax", [x], shape, equation.params["index_dtype"], axis=int(axes[0]), keep_dims=False)
 
 
-def _window(c: Converter, equation: Any, x: Moving) -> tuple[int, list[int]]:
-    """The axis of the channels and the spatial ones."""
+def _window(c: Converter, equation: Any, x: Moving) -> tuple[int, dict[str, Any]]:
+    """The axis of the channels, and a pool's attributes."""
     params = equation.params
-    batch = c.batch_axis(x.shape)
+    sides, strides, padding = (params[name] for name in ("window_dimensions", "window_strides", "padding"))
     if any(each != 1 for each in params["base_dilation"]):
         raise Refused("with values in between")
+    batch = c.batch_axis(x.shape)
     still = [
-        axis
-        for axis in range(x.rank)
-        if axis != batch
-        and params["window_dimensions"][axis] == 1
-        and params["window_strides"][axis] == 1
-        and not any(params["padding"][axis])
+        axis for axis in range(x.rank) if axis != batch and sides[axis] == strides[axis] == 1 and not any(padding[axis])
     ]
-    if batch != 0 or params["window_dimensions"][0] != 1 or params["window_strides"][0] != 1 or not still:
+    if batch != 0 or (sides[0], strides[0]) != (1, 1) or not still:
         raise Refused("over the batch, or over all axes: one must hold channels")
     channel_axis = x.rank - 1 if x.rank - 1 in still else still[0]
-    return channel_axis, [axis for axis in range(1, x.rank) if axis != channel_axis]
+    spatial = [axis for axis in range(1, x.rank) if axis != channel_axis]
+    how = windows(*([each[axis] for axis in spatial] for each in (strides, padding, params["window_dilation"])))
+    return channel_axis, {"window": tuple(int(sides[axis]) for axis in spatial), **how}
 
 
 _WINDOWS = ("window_dimensions", "window_strides", "window_dilation", "base_dilation", "padding")
@@ -91,37 +92,18 @@ def _without_single_axes(pool: Any) -> Any:
 @handles("reduce_window_max")
 @_without_single_axes
 def _max_pool(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    x, params = operands[0], equation.params
-    channel_axis, spatial = _window(c, equation, x)
-    return c.emit(
-        "max_pool",
-        [x],
-        equation.outvars[0].aval.shape,
-        window=tuple(int(params["window_dimensions"][axis]) for axis in spatial),
-        strides=tuple(int(params["window_strides"][axis]) for axis in spatial),
-        dilations=tuple(int(params["window_dilation"][axis]) for axis in spatial),
-        padding=tuple((int(params["padding"][axis][0]), int(params["padding"][axis][1])) for axis in spatial),
-        channel_axis=channel_axis,
-    )
+    x = operands[0]
+    channel_axis, how = _window(c, equation, x)
+    return c.emit("max_pool", [x], equation.outvars[0].aval.shape, channel_axis=channel_axis, **how)
 
 
 @handles("reduce_window_sum")
 @_without_single_axes
 def _sum_pool(c: Converter, equation: Any, operands: list[Any]) -> Item:
     """A mean whose divisor is 1; the division that mostly follows makes it a plain mean."""
-    x, params = operands[0], equation.params
-    channel_axis, spatial = _window(c, equation, x)
-    if any(each != 1 for each in params["window_dilation"]):
+    x = operands[0]
+    channel_axis, how = _window(c, equation, x)
+    if any(each != 1 for each in how.pop("dilations")):
         raise Refused("with dilation")
-    return c.emit(
-        "avg_pool",
-        [x],
-        equation.outvars[0].aval.shape,
-        window=tuple(int(params["window_dimensions"][axis]) for axis in spatial),
-        strides=tuple(int(params["window_strides"][axis]) for axis in spatial),
-        padding=tuple((int(params["padding"][axis][0]), int(params["padding"][axis][1])) for axis in spatial),
-        over=(0,) * len(spatial),
-        count_include_pad=True,
-        divisor=1,
-        channel_axis=channel_axis,
-    )
+    how |= {"over": (0,) * len(how["window"]), "count_include_pad": True, "divisor": 1}
+    return c.emit("avg_pool", [x], equation.outvars[0].aval.shape, channel_axis=channel_axis, **how)

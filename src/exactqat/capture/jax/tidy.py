@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands behind a convolution or a product becomes part of it: a bias, and a line for each channel.
+"""What follows a convolution or a product becomes part of it: a bias, and a line for each channel.
 
 A jaxpr adds the bias by an equation of its own, and batch norm in evaluation is a difference, a product and a sum. The
 network has words for both.

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
+from ..core.builder import Moving
+from ..core.products import of_two, with_weight
+from ..core.refusals import Refused
+from ..core.windows import windows
 from .converter import Converter, handles
-from .items import Fixed, Item, Moving, Refused
+from .items import Fixed, Item
 
 
 @handles("conv_general_dilated")
@@ -48,12 +51,9 @@ def _convolution(c: Converter, equation: Any, operands: list[Any]) -> Item:
             [x, weight, None],
             shape,
             module=module,
-            strides=tuple(int(each) for each in params["window_strides"]),
-            padding=padding,
-            dilations=tuple(int(each) for each in params["rhs_dilation"]),
+            **windows(params["window_strides"], padding, params["rhs_dilation"]),
             groups=groups,
             channel_axis=channel_axis,
-            padding_mode="zeros",
         )
     back = [0] * len(traced)
     back[out_batch], back[out_channels] = 0, channel_axis
@@ -92,10 +92,8 @@ def _transposed(
         [x, weight.then(turned), None],
         shape,
         module=module,
-        strides=tuple(int(each) for each in params["lhs_dilation"]),
-        padding=tuple((before, max(after, 0)) for before, after in cut),
+        **windows(params["lhs_dilation"], [(before, max(after, 0)) for before, after in cut], dilations),
         output_padding=tuple(max(-after, 0) for _, after in cut),
-        dilations=dilations,
         groups=groups,
         channel_axis=channel_axis,
     )
@@ -103,64 +101,13 @@ def _transposed(
 
 @handles("dot_general")
 def _product(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    (contracted, batched), shape = equation.params["dimension_numbers"], equation.outvars[0].aval.shape
+    contracted, batched = equation.params["dimension_numbers"]
+    for x, weight, x_axes, weight_axes in zip(operands, operands[::-1], contracted, contracted[::-1], strict=True):
+        if isinstance(weight, Fixed) and not batched[0]:
+            made = with_weight(c, x, [int(axis) for axis in x_axes], weight, weight_axes, c.module_of(weight))
+            if x is operands[0]:
+                return made
+            count = x.rank - len(x_axes)
+            return c.permute(made, (*range(count, made.rank), *range(count)))
     first, second = operands
-    (first_axes, second_axes), (first_batch, second_batch) = contracted, batched
-    if isinstance(second, Fixed) and not first_batch:
-        return _linear(c, first, first_axes, second, second_axes, shape, weight_first=False)
-    if isinstance(first, Fixed) and not first_batch:
-        return _linear(c, second, second_axes, first, first_axes, shape, weight_first=True)
-    a, free_a = _matrix(c, first, first_batch, first_axes, last=True)
-    b, free_b = _matrix(c, second, second_batch, second_axes, last=False)
-    lead = [item.shape[axis] for item, axis in _leading(first, first_batch, second, second_batch)]
-    made: Item = c.emit("matmul", [a, b], [*lead, math.prod(free_a), math.prod(free_b)])
-    return c.reshape(made, shape)
-
-
-def _leading(first: Item, first_batch: Any, second: Item, second_batch: Any) -> list[tuple[Item, int]]:
-    """The operand that tells the traced size of each leading axis."""
-    if isinstance(first, Moving):
-        return [(first, int(axis)) for axis in first_batch]
-    return [(second, int(axis)) for axis in second_batch]
-
-
-def _linear(
-    c: Converter,
-    x: Moving,
-    axes: Sequence[int],
-    weight: Fixed,
-    weight_axes: Sequence[int],
-    shape: Sequence[int],
-    weight_first: bool,
-) -> Item:
-    """A product with a weight, over any axes of a value."""
-    module = c.module_of(weight)
-    if c.batch_axis(x.shape) in axes:
-        raise Refused("over the batch; every example is computed by itself")
-    kept = [axis for axis in range(x.rank) if axis not in axes]
-    outputs = [axis for axis in range(len(weight.shape)) if axis not in weight_axes]
-    sizes = [weight.shape[axis] for axis in outputs]
-    inputs = math.prod(x.shape[axis] for axis in axes)
-    order = (*outputs, *(int(axis) for axis in weight_axes))
-    matrix = weight.then(lambda array: jnp.transpose(array, order).reshape(math.prod(sizes), inputs))
-    lead = [x.shape[axis] for axis in kept]
-    rows = c.reshape(c.permute(x, (*kept, *(int(axis) for axis in axes))), (*lead, inputs))
-    made: Item = c.emit("linear", [rows, matrix, None], [*lead, math.prod(sizes)], module=module)
-    made = c.reshape(made, [*lead, *sizes])
-    if weight_first:
-        made = c.permute(made, (*range(len(lead), len(lead) + len(sizes)), *range(len(lead))))
-    return made
-
-
-def _matrix(c: Converter, item: Item, batch: Sequence[int], contracted: Sequence[int], last: bool) -> Any:
-    """[batch, free, contracted] or [batch, contracted, free], and the sizes of the free axes."""
-    batch, contracted = tuple(map(int, batch)), tuple(map(int, contracted))
-    free = [axis for axis in range(len(item.shape)) if axis not in (*batch, *contracted)]
-    parts = (free, list(contracted)) if last else (list(contracted), free)
-    order = [*batch, *parts[0], *parts[1]]
-    lead = [item.shape[axis] for axis in batch]
-    sizes = [math.prod(item.shape[axis] for axis in part) for part in parts]
-    free_sizes = [item.shape[axis] for axis in free]
-    if isinstance(item, Moving) and c.batch_axis(item.shape) not in batch:
-        raise Refused("over the batch; every example is computed by itself")
-    return c.reshape(c.permute(item, order), [*lead, *sizes]), free_sizes
+    return of_two(c, first, second, batched, contracted)

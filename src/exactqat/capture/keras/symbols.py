@@ -24,7 +24,7 @@ class DrawsNumbers(Exception):
 
 
 class WeightSymbol(keras.KerasTensor):
-    """Stands for a variable of the model's in what a layer computes."""
+    """A variable of the model's in what a layer computes."""
 
     def __init__(self, variable: Any) -> None:
         super().__init__(tuple(variable.shape), variable.dtype)
@@ -60,6 +60,10 @@ class CustomGradientOperation(keras.Operation):
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
+
+    def results_of(self, *args: Any) -> list[Any]:
+        """All results of the user's function."""
+        return list(tree.flatten(self.call(*args)))
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -1,12 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `capture_torch` reads what `torch.export` shows.
-
-`converter` walks it; one function for each operator says which steps it is (`movement`, `layers`, ...).
-"""
-
-from . import elementwise, layers, movement, reduction
-from .converter import CUMULATIVE, Converter
-from .errors import CaptureError, Refused
-
-__all__ = ["CUMULATIVE", "CaptureError", "Converter", "Refused"]
-__all__ += ["elementwise", "layers", "movement", "reduction"]
+"""How `capture` reads what `torch.export` shows: one function for each operator says which steps it is."""

@@ -24,10 +24,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ...planning.network import Place
-from .converter import NOT_USERS
+from ..core.stand_ins import PRIMES, fitting
+from .steps import NOT_USERS
 
-# What a batch is exported with: large, so that no loop over the examples goes unnoticed, and sizes are seen to follow.
-PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 2003, 2011, 2017, 2027, 3001, 3011, 3019, 3023, 4001, 4003)
 # Another number of examples, even where the primes are odd. One, which broadcasts, is the self-check's.
 FEW = 2
 
@@ -227,13 +226,7 @@ def stand_in(taken: set[int], run: Run | None) -> int:
     calls = [] if run is None else run.calls
     numbers = {abs(each) for call in calls for each in call.given if isinstance(each, int | float)}
     seen = taken | {size for call in calls for size in call.sizes} | numbers
-    return next((prime for prime in PRIMES if not any(_is_multiple(each, prime) for each in seen)), PRIMES[0])
-
-
-def _is_multiple(number: float, prime: int) -> bool:
-    if not number or number != number or number in (float("inf"), float("-inf")):
-        return False
-    return number % prime == 0 or abs((1 / number) % prime) < 1e-9
+    return next(iter(fitting(PRIMES, seen)), PRIMES[0])
 
 
 def dependence(runs: dict[int, Run | None]) -> str:

@@ -16,8 +16,8 @@ import numpy as np
 
 from ...device.functions import COMBINATIONS, FUNCTIONS, NumPyPrimitives
 from ..core.functions import POINTS, identify
+from ..core.refusals import Refused
 from .contents import Content, Meta
-from .errors import Refused
 
 COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne")
 # Where what was told at `POINTS` is looked at again, so that no corner between them is overlooked.
@@ -79,7 +79,7 @@ def composed(c: Any, name: str, operands: Sequence[Any], attributes: Mapping[str
         behind.update(_values(c, made_by))
     (root,) = behind.values()
     if root.shape != meta.shape:
-        raise SeveralValues(f"it repeats {_described(c, root)} of shape {list(c.example(root.shape))}")
+        raise SeveralValues(f"it repeats {_described(c, root)} of shape {list(c.for_one(root.shape))}")
     numbers = {root.name: 0}
     instructions = []
     for number, (value, part) in enumerate([*reversed(found), ("", target)], 1):
@@ -166,7 +166,7 @@ def _described(c: Any, content: Content) -> str:
     """A tensor in the words of who wrote the model."""
     if not content.is_value:
         sources = c.sources(content)
-        return repr(sources[0]) if sources else f"a constant of shape {list(c.example(content.shape))}"
+        return repr(sources[0]) if sources else f"a constant of shape {list(c.for_one(content.shape))}"
     if content.name not in c.producers:
         return f"the input {content.name!r}"
     step = c.producers[content.name][0]

@@ -27,7 +27,7 @@ class Content:
     Attributes:
         noise: the node draws random numbers.
         outer: of a value: its batch axis holds (outer, batch, rows / outer) in this order.
-        broken: of a value: behind a step that mixes the examples of a batch; no more is said about its batch.
+        broken: of a value: made after a step that mixes the examples of a batch; no more is said about its batch.
         formula: of truth values that depend on the input, and of what is made of them: a `composition.Formula`.
     """
 

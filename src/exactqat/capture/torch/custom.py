@@ -84,7 +84,7 @@ class UsersFunction:
 
     Attributes:
         function: the class.
-        spec, leaves: how its arguments (args, kwargs) nest, and what stands in them; None for tensors.
+        spec, leaves: how its arguments (args, kwargs) nest, and what they hold; None for tensors.
         tensors: which of the leaves are tensors.
         results: how many of its results are asked for, each by a call of its own.
     """

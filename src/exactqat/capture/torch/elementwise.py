@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,10 @@ from typing import Any
 import torch
 
 from ...device.functions import named_by
+from ..core.refusals import MIXES, Refused
 from .composition import COMPARISONS, composed, formula, is_composed, is_truth, uniform
 from .contents import Content, Meta
 from .converter import Converter, handles, require_fixed, require_numbers
-from .errors import MIXES, Refused
 from .schema import DROPOUTS, base_name
 
 aten = torch.ops.aten
@@ -72,37 +73,23 @@ def _threshold(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     return _clamped(c, a.self, a.value, None, meta)
 
 
-@handles("hardshrink", "softshrink")
-def _shrink(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+# By the operator: its kind, and the kind's attributes by the operator's arguments.
+_WITH_NUMBERS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    "hardshrink": ("hardshrink", lambda a: {"width": float(a.lambd)}),
+    "softshrink": ("softshrink", lambda a: {"width": float(a.lambd)}),
+    "gelu": ("gelu", lambda a: {"approximate": a.approximate}),
+    "softplus": ("softplus", lambda a: {"beta": float(a.beta), "threshold": float(a.threshold)}),
+    "elu": ("elu", lambda a: {name: float(getattr(a, name)) for name in ("alpha", "scale", "input_scale")}),
+    "celu": ("elu", lambda a: {"alpha": float(a.alpha), "scale": 1.0, "input_scale": 1 / float(a.alpha)}),
+    "leaky_relu": ("leaky_relu", lambda a: {"slope": float(a.negative_slope)}),
+}
+
+
+@handles(*_WITH_NUMBERS)
+def _with_numbers(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     require_numbers(a.self)
-    return c.emit(base_name(c.applied), [a.self], meta, width=float(a.lambd))
-
-
-@handles("gelu")
-def _gelu(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
-    return c.emit("gelu", [a.self], meta, approximate=a.approximate)
-
-
-@handles("softplus")
-def _softplus(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
-    return c.emit("softplus", [a.self], meta, beta=float(a.beta), threshold=float(a.threshold))
-
-
-@handles("elu")
-def _elu(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
-    alpha, scale, input_scale = float(a.alpha), float(a.scale), float(a.input_scale)
-    return c.emit("elu", [a.self], meta, alpha=alpha, scale=scale, input_scale=input_scale)
-
-
-@handles("celu")
-def _celu(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
-    alpha = float(a.alpha)
-    return c.emit("elu", [a.self], meta, alpha=alpha, scale=1.0, input_scale=1 / alpha)
-
-
-@handles("leaky_relu")
-def _leaky_relu(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
-    return c.emit("leaky_relu", [a.self], meta, slope=float(a.negative_slope))
+    kind, attributes = _WITH_NUMBERS[base_name(c.applied)]
+    return c.emit(kind, [a.self], meta, **attributes(a))
 
 
 @handles("rrelu")

@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
+from ..core.refusals import CaptureError, Refused
 from .contents import Content, View
 from .custom import GradientHooks, UsersFunction, held_by
-from .errors import CaptureError, Refused
 from .expression import Expression, Node
 from .schema import is_random
 
@@ -308,7 +308,7 @@ def _with_gradient(c: Any, content: Content, call: Any, index: int, operands: li
     if not content.is_value:
         raise Refused("its result does not depend on the input")
     axis = c.batch_axis(distinct[0]) or 0
-    rows = max(c.example(distinct[0].shape)[axis] if distinct[0].shape else 1, 1)
+    rows = max(c.for_one(distinct[0].shape)[axis] if distinct[0].shape else 1, 1)
     expression = Expression(node, c.prime, axis, rows)
     made: Content = c.emit("custom_gradient", [content, *distinct], content.meta, label=name, expression=expression)
     return made

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions, products, normalizations, recurrences, pools and resizes."""
+"""Convolutions, products, normalizations, pools and resizes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ from typing import Any
 
 import torch
 
+from ..core.refusals import Refused
+from ..core.windows import each, windows
 from .contents import Content, Meta
 from .converter import CUMULATIVE, Converter, handles, require_fixed
-from .errors import Refused
 from .expression import Node
 from .schema import base_name
 
 aten = torch.ops.aten
-
-
-def _each(value: Any, count: int) -> tuple[int, ...]:
-    """One integer for each spatial axis."""
-    values = [value] if isinstance(value, int) else list(value)
-    return tuple(int(v) for v in (values * count if len(values) == 1 else values))
 
 
 def _batched(c: Converter, x: Content, rank: int) -> None:
@@ -35,7 +30,7 @@ def _conv(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     require_fixed(a.bias, "bias")
     spatial = len(a.weight.shape) - 2
     _batched(c, a.input, spatial + 2)
-    strides, dilations = _each(a.stride, spatial), _each(a.dilation, spatial)
+    strides, dilations = each(a.stride, spatial), each(a.dilation, spatial)
     if getattr(a, "transposed", False):
         return _transposed(c, a, meta, spatial)
     if isinstance(a.padding, str):
@@ -44,19 +39,10 @@ def _conv(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
         ]
         padding = tuple((total // 2, total - total // 2) for total in totals)
     else:
-        padding = tuple((p, p) for p in _each(a.padding, spatial))
-    return c.emit(
-        "conv",
-        [a.input, a.weight, a.bias],
-        meta,
-        ("", "weight", "bias"),
-        strides=strides,
-        padding=padding,
-        dilations=dilations,
-        groups=a.groups,
-        channel_axis=1,
-        padding_mode="zeros",
-    )
+        padding = tuple((p, p) for p in each(a.padding, spatial))
+    how = windows(strides, padding, dilations)
+    operands, roles = [a.input, a.weight, a.bias], ("", "weight", "bias")
+    return c.emit("conv", operands, meta, roles, **how, groups=a.groups, channel_axis=1)
 
 
 @handles("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
@@ -68,18 +54,10 @@ def _conv_transpose(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 def _transposed(c: Converter, a: SimpleNamespace, meta: Meta, spatial: int) -> Content:
-    return c.emit(
-        "conv_transpose",
-        [a.input, a.weight, a.bias],
-        meta,
-        ("", "weight", "bias"),
-        strides=_each(a.stride, spatial),
-        padding=tuple((p, p) for p in _each(a.padding, spatial)),
-        dilations=_each(a.dilation, spatial),
-        output_padding=_each(a.output_padding, spatial),
-        groups=a.groups,
-        channel_axis=1,
-    )
+    padding = [(side, side) for side in each(a.padding, spatial)]
+    how = windows(each(a.stride, spatial), padding, each(a.dilation, spatial))
+    how |= {"output_padding": each(a.output_padding, spatial), "groups": a.groups, "channel_axis": 1}
+    return c.emit("conv_transpose", [a.input, a.weight, a.bias], meta, ("", "weight", "bias"), **how)
 
 
 @handles("linear")
@@ -180,7 +158,7 @@ def _einsum(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 def _without_ellipsis(operands: list[str], result: str, ranks: list[int], arrow: bool) -> tuple[list[str], str]:
-    """The equation with letters for the axes that '...' stands for."""
+    """The equation with letters for the axes that '...' means."""
     free = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in "".join(operands) + result]
     counts = [rank - len(term.replace("...", "")) for term, rank in zip(operands, ranks, strict=True)]
     longest = "".join(free[: max(c for c, term in zip(counts, operands, strict=True) if "..." in term)])
@@ -301,134 +279,10 @@ def _instance_norm(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     return c.emit("group_norm", operands, meta, ("", "weight", "bias"), groups=groups, epsilon=a.eps, channel_axis=1)
 
 
-@handles("scaled_dot_product_attention")
-def _attention(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
-    for operand in (a.query, a.key, a.value):
-        c.keep_batch(operand, [len(operand.shape) - 2, len(operand.shape) - 1])
-    if a.dropout_p and not c.noise_is_training:
-        raise Refused.argument("dropout_p", a.dropout_p, "in evaluation too; 0 is allowed there")
-    query, key, value, mask = a.query, a.key, a.value, a.attn_mask
-    if getattr(a, "enable_gqa", False) and key.shape[-3] != query.shape[-3]:
-        count = query.shape[-3] // key.shape[-3]
-        key = c.call(aten.repeat_interleave.self_int, key, count, -3)
-        value = c.call(aten.repeat_interleave.self_int, value, count, -3)
-    if mask is not None and mask.meta.dtype == torch.bool:
-        require_fixed(mask, "mask")
-        nothing = c.call(aten.zeros.default, list(mask.shape), dtype=query.meta.dtype)
-        mask = c.call(aten.masked_fill.Scalar, nothing, c.call(aten.logical_not.default, mask), -math.inf)
-    scale = a.scale if a.scale is not None else 1 / math.sqrt(a.query.shape[-1])
-    operands = [query, key, value, mask]
-    roles = ("", "", "", "mask")
-    return c.emit("attention", operands, meta, roles, causal=bool(a.is_causal), scale=scale, dropout=a.dropout_p)
-
-
-def _batch_elsewhere(a: SimpleNamespace, x: Content) -> Refused:
-    allowed = (
-        f"which reads the batch from axis {0 if a.batch_first else 1} of three; it must be there (x has {len(x.shape)})"
-    )
-    return Refused.argument("batch_first", bool(a.batch_first), allowed)
-
-
-@handles("lstm.input", "gru.input")
-def _recurrent(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
-    kind = base_name(c.applied)
-    x = a.input
-    if len(x.shape) != 3 or c.batch_axis(x) not in (None, 0 if a.batch_first else 1):
-        raise _batch_elsewhere(a, x)
-    states = a.hx if isinstance(a.hx, (list, tuple)) else [a.hx]
-    if any(state.is_value or c.data(state).any() for state in states):
-        raise Refused("its initial state is not zero")
-    directions = 2 if a.bidirectional else 1
-    if len(a.params) != a.num_layers * directions * (4 if a.has_biases else 2):
-        raise Refused.argument(
-            "proj_size", a.params[4].shape[0] if a.has_biases else a.params[2].shape[0], "0 is allowed"
-        )
-    operands = [x, *a.params]
-    return [
-        c.emit(
-            kind,
-            operands,
-            one,
-            layers=a.num_layers,
-            bidirectional=a.bidirectional,
-            batch_first=a.batch_first,
-            has_bias=a.has_biases,
-            output=index,
-            dropout=a.dropout if a.train else 0.0,
-        )
-        for index, one in enumerate(meta)
-    ]
-
-
-def _gates(c: Converter, x: Content, state: Content, a: SimpleNamespace) -> tuple[Content, Content]:
-    given = c.call(aten.linear.default, x, a.w_ih, a.b_ih)
-    return given, c.call(aten.linear.default, state, a.w_hh, a.b_hh)
-
-
-@handles("lstm_cell")
-def _lstm_cell(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
-    state, cell = a.hx
-    total = c.call(aten.add.Tensor, *_gates(c, a.input, state, a))
-    gates = c.call(aten.chunk.default, total, 4, 1)
-    enter, forget, output = (c.call(aten.sigmoid.default, gates[index]) for index in (0, 1, 3))
-    entering = c.call(aten.mul.Tensor, enter, c.call(aten.tanh.default, gates[2]))
-    cell = c.call(aten.add.Tensor, c.call(aten.mul.Tensor, forget, cell), entering)
-    return [c.call(aten.mul.Tensor, output, c.call(aten.tanh.default, cell)), cell]
-
-
-@handles("gru_cell")
-def _gru_cell(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
-    parts = [c.call(aten.chunk.default, half, 3, 1) for half in _gates(c, a.input, a.hx, a)]
-    reset, update = (
-        c.call(aten.sigmoid.default, c.call(aten.add.Tensor, parts[0][index], parts[1][index])) for index in (0, 1)
-    )
-    fresh = c.call(aten.add.Tensor, parts[0][2], c.call(aten.mul.Tensor, reset, parts[1][2]))
-    fresh = c.call(aten.tanh.default, fresh)
-    difference = c.call(aten.sub.Tensor, a.hx, fresh)
-    return c.call(aten.add.Tensor, fresh, c.call(aten.mul.Tensor, update, difference))
-
-
-@handles("rnn_tanh_cell", "rnn_relu_cell")
-def _rnn_cell(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
-    operator = aten.tanh.default if "tanh" in base_name(c.applied) else aten.relu.default
-    return c.call(operator, c.call(aten.add.Tensor, *_gates(c, a.input, a.hx, a)))
-
-
-@handles("rnn_tanh.input", "rnn_relu.input")
-def _rnn(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
-    """Unrolled: no kind says a plain recurrence."""
-    if a.dropout and a.train and a.num_layers > 1:
-        raise Refused.argument("dropout", a.dropout, "0 is allowed for nn.RNN (LSTM and GRU take any)")
-    if len(a.input.shape) != 3 or c.batch_axis(a.input) not in (None, 0 if a.batch_first else 1):
-        raise _batch_elsewhere(a, a.input)
-    cell = aten.rnn_tanh_cell.default if "tanh" in base_name(c.applied) else aten.rnn_relu_cell.default
-    axis, count = int(a.batch_first), 4 if a.has_biases else 2
-    steps = c.call(aten.unbind.int, a.input, axis)
-    states = c.call(aten.unbind.int, a.hx, 0)
-    last: list[Content] = []
-    for _ in range(a.num_layers):
-        directions = []
-        for direction in range(2 if a.bidirectional else 1):
-            number = len(last)
-            weights = a.params[number * count : (number + 1) * count]
-            state, made = states[number], []
-            for step in reversed(steps) if direction else steps:
-                state = c.call(cell, step, state, *weights)
-                made.append(state)
-            last.append(state)
-            directions.append(made[::-1] if direction else made)
-        steps = (
-            directions[0]
-            if len(directions) == 1
-            else [c.call(aten.cat.default, list(both), 1) for both in zip(*directions, strict=True)]
-        )
-    return [c.call(aten.stack.default, steps, axis), c.call(aten.stack.default, last, 0)]
-
-
 def _pool_attributes(a: SimpleNamespace, spatial: int) -> tuple[Any, ...]:
-    window = _each(a.kernel_size, spatial)
-    strides = _each(a.stride, spatial) if a.stride else window
-    return window, strides, _each(a.padding, spatial), _each(getattr(a, "dilation", 1), spatial)
+    window = each(a.kernel_size, spatial)
+    strides = each(a.stride, spatial) if a.stride else window
+    return window, strides, each(a.padding, spatial), each(getattr(a, "dilation", 1), spatial)
 
 
 _INDICES = (
@@ -448,9 +302,8 @@ def _max_pool(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
         (p, max(p, (out - 1) * s + d * (w - 1) + 1 - size - p))
         for p, out, s, d, w, size in zip(before, meta.shape[2:], strides, dilations, window, x.shape[2:], strict=True)
     )
-    return c.emit(
-        "max_pool", [x], meta, window=window, strides=strides, padding=padding, dilations=dilations, channel_axis=1
-    )
+    how = windows(strides, padding, dilations)
+    return c.emit("max_pool", [x], meta, window=window, **how, channel_axis=1)
 
 
 @handles("avg_pool3d")

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import torch
 
+from ..core.refusals import MIXES, Refused
 from .composition import composed, is_truth
 from .contents import Content, Meta
 from .converter import Converter, handles
-from .errors import MIXES, Refused
 from .expression import Node
 from .schema import IDENTITIES, PERMUTES, RESHAPES, base_name, permutation, slice_bounds
 
@@ -43,12 +43,12 @@ def _reshape(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
         return c.call(aten.reshape.default, producer[1][0], list(shape))
     axes = c.batch_axes(shape)
     if x.broken or len(axes) != 1:
-        return c.emit("reshape", [x], meta, shape=c.example(shape))
+        return c.emit("reshape", [x], meta, shape=c.for_one(shape))
     before = math.prod(x.shape[: c.batch_axis(x)]) * x.outer
     outer, rest = divmod(before, math.prod(shape[: axes[0]]))
-    if rest or outer < 1 or c.example(shape)[axes[0]] % outer:
+    if rest or outer < 1 or c.for_one(shape)[axes[0]] % outer:
         raise Refused(MIXES)
-    return c.emit("reshape", [x], meta, outer=outer, shape=c.example(shape))
+    return c.emit("reshape", [x], meta, outer=outer, shape=c.for_one(shape))
 
 
 @handles(*PERMUTES)
@@ -59,7 +59,7 @@ def _permute(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 @handles("expand", "expand_as", "broadcast_to")
 def _expand(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
-    return a.self if a.self.shape == meta.shape else c.emit("expand", [a.self], meta, shape=c.example(meta.shape))
+    return a.self if a.self.shape == meta.shape else c.emit("expand", [a.self], meta, shape=c.for_one(meta.shape))
 
 
 @handles("repeat", "tile")
@@ -251,7 +251,7 @@ def _index_put(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     if index.dtype == torch.bool:
         index = index.nonzero().squeeze(-1)
     if a.accumulate:
-        raise Refused("it adds to what stands at its indices; writing there (accumulate=False) is allowed")
+        raise Refused("it adds to the values at its indices; writing there (accumulate=False) is allowed")
     if len(given) > 1 or index.dim() != 1 or len(set(index.tolist())) != len(index):
         raise Refused(
             "it writes at indices of several axes or at one place twice; different indices of one axis are allowed"
@@ -264,7 +264,7 @@ def _index_put(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 def _gather(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     index, axis = c.data(a.index), a.dim % len(a.self.shape)
     line = index.movedim(axis, -1).reshape(-1, index.shape[axis])
-    others = [size for k, size in enumerate(c.example(a.self.shape)) if k != axis]
+    others = [size for k, size in enumerate(c.for_one(a.self.shape)) if k != axis]
     if not (line == line[0]).all() or others != [size for k, size in enumerate(index.shape) if k != axis]:
         raise Refused("its index takes other places in other rows; the same places everywhere are allowed")
     return c.gather(a.self, axis, line[0].tolist())

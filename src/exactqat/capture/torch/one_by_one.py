@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .errors import Refused
+from ..core.refusals import Refused
 
 # Results without a batch, of tensors with one, that say that a loop is at work.
 _MANY = 32

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from ..core.refusals import MIXES, Refused
 from .contents import Content, Meta
 from .converter import Converter, handles, require_numbers
-from .errors import MIXES, Refused
 from .schema import base_name
 
 aten = torch.ops.aten

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ..core.refusals import CaptureError
 from .contents import Meta
-from .errors import CaptureError
 
 aten = torch.ops.aten
 

@@ -402,21 +402,6 @@ class Functional:
         return codes_of(values, scale, zero_point)
 
 
-class Dropout:
-    """The expression of a step that training alone has: each value dropped with a probability.
-
-    What is dropped is the same along `kept_axes`.
-    """
-
-    def __init__(self, rate: float, kept_axes: Sequence[int] = ()) -> None:
-        self.rate = rate
-        self.kept_axes = tuple(kept_axes)
-        self.sources: tuple[str, ...] = ()
-
-    def __call__(self, primitives: Any, x: Any, key: Any) -> Any:
-        return primitives.dropout(x, self.rate, key, self.kept_axes)
-
-
 class TrainedNetwork:
     """A network with the numbers that training left behind: what `exactqat.deploy` takes.
 

@@ -29,9 +29,11 @@ except ImportError as error:
 import numpy as np
 
 from ...capture.core.progress import at_work
+from ...capture.core.refusals import CaptureError
+from ...capture.core.safeguards import SAFEGUARDS
 from ...capture.jax.layers import batch_norm as _told_batch_norm
 from ...capture.jax.layers import capturing, layer
-from ...capture.jax.model import CaptureError, capture, compares_training, named_leaves
+from ...capture.jax.model import capture, named_leaves
 from ...capture.proof import NotComparedWarning, Proof
 from ...device import DEFAULT_PROFILE
 from ...display import table
@@ -471,7 +473,7 @@ def _in_training(known: _Model) -> Callable[..., Any]:
             for name, leaf in zip(known.names, leaves, strict=True)
             if after[name] is not leaf and not jnp.issubdtype(after[name].dtype, jnp.unsignedinteger)
         ]
-        if changed and compares_training():
+        if changed and SAFEGUARDS.training:
             raise CaptureError(
                 f"in training the model changes '{changed[0]}' by itself; of what is not trained only the statistics "
                 "of batch norms (Flax's, or exactqat.qat.jax.batch_norm) follow training: keep it outside of the model"

@@ -60,6 +60,9 @@ def straight_through(value: Any, gradient_of: Any) -> Any:
     return stop_gradient(value) + (gradient_of - stop_gradient(gradient_of))
 
 
+with_gradient_of = straight_through
+
+
 def on_host(
     function: Callable[[list[Any], list[Any]], Any], like: Any, first: Sequence[Any], second: Sequence[Any]
 ) -> Any:

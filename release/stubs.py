@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the stub files that tell type checkers the signatures of the operators: `python docs/stubs.py`.
+"""Writes the stub files that tell type checkers the signatures of the operators: `python release/stubs.py FOLDER`.
+
+The build runs it (CMakeLists.txt), so wheels contain the stubs and the repository does not. It only needs Python: the
+declarations are imported without the rest of the package, which is not built yet.
 
 At run time the operators are objects made from declarations, whose arguments a type checker cannot see. In the stubs
 each has one overload per framework, with its documentation: results have the type of the operands, NumPy arrays may be
@@ -11,6 +14,7 @@ the operands' dtypes differ.)
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
 import textwrap
@@ -20,15 +24,18 @@ from pathlib import Path
 from types import ModuleType, UnionType
 from typing import Any
 
-import exactqat
-from exactqat import nn, quantization
-from exactqat.operators import OPERATORS, Operator
-from exactqat.operators.op import ARRAY
-
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "exactqat"
-HEAD = (
-    "# SPDX-License-Identifier: Apache-2.0\n# Made by docs/stubs.py from the declarations in operators/; do not edit.\n"
-)
+if "exactqat" not in sys.modules:
+    # The package without what its __init__ loads: the declarations need nothing of it.
+    alone = ModuleType("exactqat")
+    alone.__path__ = [str(PACKAGE)]
+    sys.modules["exactqat"] = alone
+
+from exactqat import nn, quantization  # noqa: E402
+from exactqat.operators import OPERATORS, Operator  # noqa: E402
+from exactqat.operators.op import ARRAY  # noqa: E402
+
+HEAD = "# SPDX-License-Identifier: Apache-2.0\n# Made by the build from the declarations in operators/.\n"
 ATTRIBUTES = {"bool": "bool", "int": "SupportsIndex", "float": "_Float", "integers": "Iterable[SupportsIndex]"}
 
 # Types of the first operand and of the others; whether there is `out`.
@@ -90,14 +97,23 @@ def nn_stub() -> str:
 
 def top_level() -> str:
     """`exactqat/__init__.pyi`. The operators there are those of `tf.quantization` under TensorFlow 1's names."""
-    public = {name: getattr(exactqat, name) for name in exactqat.__all__}
-    home = {name: thing.__module__ for name, thing in public.items() if inspect.isfunction(thing)}
-    home |= {name: quantization.__name__ for name, thing in public.items() if isinstance(thing, Operator)}
-    modules = {*exactqat._LATER, *(name for name in public if inspect.ismodule(public[name]))}
+    operators = sorted(name for op in OPERATORS.values() for name in op.exports if "." not in name)
+    modules, later = set(), ()
+    home = dict.fromkeys(operators, quantization.__name__)
+    for node in ast.parse((PACKAGE / "__init__.py").read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "exactqat":
+            public = [alias.name for alias in node.names if not (alias.asname or alias.name).startswith("_")]
+            if node.module == "exactqat":
+                modules |= set(public)
+            else:
+                home |= dict.fromkeys(public, str(node.module))
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_LATER":
+            later = ast.literal_eval(node.value)
+            modules |= set(later)
     lines = [f"from exactqat import {name} as {name}" for name in sorted(modules)]
     for name in sorted(home, key=lambda name: (home[name], name)):
         lines += [f"from {home[name]} import (", f"    {name} as {name},", ")"]
-    listed = "\n".join(f'    "{name}",' for name in exactqat.__all__)
+    listed = "\n".join(f'    "{name}",' for name in sorted({*modules, *home} - set(later)))
     return HEAD + "\n" + "\n".join(lines) + f"\n\n__version__: str\n\n__all__ = [\n{listed}\n]\n"
 
 
@@ -204,12 +220,13 @@ STUBS = {
 }
 
 
-def main() -> int:
+def write(folder: Path) -> None:
+    """Writes all stubs into a folder that exists."""
     for name, text in STUBS.items():
-        (PACKAGE / name).write_text(text())
-    (PACKAGE / "py.typed").touch()
-    return 0
+        (folder / name).write_text(text())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    write(Path(sys.argv[1]))

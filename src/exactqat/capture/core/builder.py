@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network under construction, whatever framework the model is written in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from ...planning.network import Constant, Place, Step, Value
+from .functions import POINTS, TOLERANCE, identify, same
+from .refusals import MIXES, Refused
+
+# How many earlier values a value is known as a function of.
+_ROOTS = 15
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+def entering(table: dict[str, Handler]) -> Callable[..., Callable[[Handler], Handler]]:
+    """A decorator that enters a function into a table of handlers, by the names of what it handles."""
+
+    def handles(*names: str) -> Callable[[Handler], Handler]:
+        def enter(handler: Handler) -> Handler:
+            table.update(dict.fromkeys(names, handler))
+            return handler
+
+        return enter
+
+    return handles
+
+
+def free_name(base: str, *taken: Container[str], first: int = 2) -> str:
+    """The name, or the first of `base_2`, `base_3`, ... that is not taken."""
+    names = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(first)))
+    return next(name for name in names if not any(name in each for each in taken))
+
+
+@dataclass(eq=False)
+class Moving:
+    """A value of the network: it depends on the input.
+
+    Attributes:
+        shape: as traced: the batch is a stand-in.
+        samples: by the name of an earlier value, what this one is where that one is `functions.POINTS`, if it is a
+            function of it value by value.
+        comparison: (word, left, right) of truth values, which the network has no value for; then `name` is "".
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any = "float32"
+    samples: Mapping[str, np.ndarray] = field(default_factory=dict)
+    comparison: tuple[str, Any, Any] | None = None
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+class Builder:
+    """Sizes, values, constants and steps.
+
+    Attributes:
+        prime: the size of the batch while a model is traced.
+        steps, values, constants: of the network.
+    """
+
+    def __init__(self, prime: int) -> None:
+        self.prime = prime
+        self.steps: list[Step] = []
+        self.values: dict[str, Value] = {}
+        self.constants: dict[str, Constant] = {}
+
+    def batch_axes(self, shape: Sequence[int]) -> list[int]:
+        """The axes of a traced shape whose sizes follow the batch."""
+        return [axis for axis, size in enumerate(shape) if size and size % self.prime == 0]
+
+    def for_one(self, shape: Iterable[int]) -> tuple[int, ...]:
+        """A traced shape for a batch of one."""
+        return tuple(int(size // self.prime if size and size % self.prime == 0 else size) for size in shape)
+
+    def place(self) -> Place:
+        """Where the operation that is being read is in the user's model."""
+        raise NotImplementedError
+
+
+Fixed = TypeVar("Fixed")
+
+
+class ItemBuilder(Builder, Generic[Fixed]):
+    """Of a framework whose operations are read as functions of items: each is a `Moving`, or does not depend on the
+    input, which the framework represents as it likes (`Fixed`: with a `shape`, and the `number` that it holds
+    everywhere, or None).
+
+    What is written twice is computed once, and a function of one value is known by what it makes of numbers.
+    """
+
+    tolerance = TOLERANCE  # of functions' values
+
+    def __init__(self, prime: int) -> None:
+        super().__init__(prime)
+        self.items: dict[str, Moving] = {}
+        self.made_by: dict[str, Step] = {}
+        self._numbers = itertools.count(1)
+        self._made: dict[Any, Moving] = {}
+
+    # --- what a framework says ----------------------------------------------------------------------------------------
+
+    def operand(self, item: Any) -> str | float | None:
+        """How a step names what it reads."""
+        raise NotImplementedError
+
+    def then(self, item: Fixed, shape: Sequence[int], function: Callable[[Any], Any]) -> Fixed:
+        """What a function of its array makes of something fixed; it uses methods of NumPy's arrays only."""
+        raise NotImplementedError
+
+    def label(self, kind: str) -> str:
+        """The user's word for a step of this kind."""
+        return kind
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def batch_axis(self, shape: Sequence[int]) -> int:
+        """Where the batch is in a traced shape.
+
+        Raises:
+            Refused: nowhere, or in several places.
+        """
+        axes = self.batch_axes(shape)
+        if len(axes) != 1:
+            raise Refused(MIXES)
+        return axes[0]
+
+    def input(self, name: str, shape: Sequence[int], dtype: Any) -> Moving:
+        """A value that the network gets."""
+        return self._entered(name, tuple(shape), dtype, {})
+
+    def emit(
+        self,
+        kind: str,
+        operands: Sequence[Any],
+        shape: Sequence[int],
+        /,
+        dtype: Any = "float32",
+        samples: Mapping[str, np.ndarray] | None = None,
+        module: str = "",
+        label: str = "",
+        **attributes: Any,
+    ) -> Moving:
+        """One float step. shape: as traced."""
+        shape = tuple(int(size) for size in shape)
+        self.batch_axis(shape)
+        inputs = tuple(self.operand(each) for each in operands)
+        # Expressions, which may draw random numbers, are told apart.
+        same_step = (kind, inputs, shape, repr(sorted(attributes.items())))
+        if kind != "unsupported" and same_step in self._made:
+            return self._made[same_step]
+        output = f"v{next(self._numbers)}"
+        step = Step(kind, inputs, output, attributes, self.place(), module, label or self.label(kind))
+        self.steps.append(step)
+        self.made_by[output] = step
+        self._made[same_step] = self._entered(output, shape, dtype, samples or {})
+        return self._made[same_step]
+
+    def _entered(self, name: str, shape: tuple[int, ...], dtype: Any, samples: Mapping[str, np.ndarray]) -> Moving:
+        known = "float32" if "float" in str(dtype) else str(np.dtype(dtype))
+        self.values[name] = Value(name, self.for_one(shape), self.batch_axis(shape), known)
+        self.items[name] = Moving(name, shape, dtype, dict(list(samples.items())[-_ROOTS:]) | {name: POINTS})
+        return self.items[name]
+
+    def forget(self, count: int) -> None:
+        """Forgets all steps but the first ones."""
+        gone = {step.output for step in self.steps[count:]}
+        del self.steps[count:]
+        for name in gone:
+            del self.values[name], self.items[name], self.made_by[name]
+        self._made = {key: each for key, each in self._made.items() if each.name not in gone}
+
+    def unsupported(
+        self, label: str, read: Sequence[Moving], shapes: Sequence[Sequence[int]], reason: str
+    ) -> list[Moving]:
+        """Steps for an operation's results that the plan refuses, so that it lists all of a model's obstacles."""
+        results = []
+        for shape in shapes:
+            if len(self.batch_axes(shape)) != 1:
+                # There is no such value; anything that has a batch stands in for it.
+                reason = reason or MIXES
+                shape = (self.prime, *[size for size in shape if not size or size % self.prime])
+            attributes: dict[str, Any] = {"reason": reason} if reason else {}
+            results.append(self.emit("unsupported", read, shape, label=label, **attributes))
+        return results
+
+    # --- functions of one value ---------------------------------------------------------------------------------------
+
+    def sampled(self, operands: Sequence[Any], evaluate: Callable[..., np.ndarray]) -> dict[str, np.ndarray]:
+        """What an operation makes of numbers, as a function of earlier values; empty where it is not one.
+
+        Args:
+            operands: items and numbers.
+            evaluate: the operation, of vectors and numbers.
+        """
+        moving = [each for each in operands if isinstance(each, Moving)]
+        numbers = [
+            each if isinstance(each, Moving | int | float) else getattr(each, "number", None) for each in operands
+        ]
+        if any(each is None for each in numbers) or any(each.shape != moving[0].shape for each in moving):
+            return {}
+        found = {}
+        for root in moving[0].samples:
+            if all(root in each.samples for each in moving):
+                found[root] = evaluate(*(each.samples[root] if isinstance(each, Moving) else each for each in numbers))
+        return found
+
+    def recognized(
+        self, samples: Mapping[str, np.ndarray], operands: Sequence[Any], shape: tuple[int, ...]
+    ) -> Moving | None:
+        """What makes these samples: one of the operands, or a known function of what they came from; else None."""
+        for root, values in samples.items():
+            for each in operands:
+                if isinstance(each, Moving) and root in each.samples and each.shape == shape:
+                    earlier = each.samples[root]
+                    if earlier.dtype != bool and same(values, earlier, self.tolerance):
+                        return each
+        for root, values in samples.items():
+            known, origin = identify(values, self.tolerance), self.items[root]
+            if known is not None and origin.shape == shape:
+                kind, attributes = known
+                return self.emit(kind, [origin], shape, samples=samples, **attributes) if kind else origin
+        return None
+
+    # --- movement -----------------------------------------------------------------------------------------------------
+
+    def permute(self, item: Any, axes: Sequence[int]) -> Any:
+        axes = tuple(int(axis) for axis in axes)
+        if axes == tuple(range(len(axes))):
+            return item
+        shape = [item.shape[axis] for axis in axes]
+        if not isinstance(item, Moving):
+            return self.then(item, shape, lambda array: array.transpose(axes))
+        return self.emit("permute", [item], shape, item.dtype, axes=axes)
+
+    def reshape(self, item: Any, shape: Sequence[int]) -> Any:
+        """shape: as traced."""
+        shape = tuple(int(size) for size in shape)
+        sizes = self.for_one(shape)
+        if item.shape in (shape, sizes) if not isinstance(item, Moving) else item.shape == shape:
+            return item
+        if not isinstance(item, Moving):
+            return self.then(item, sizes, lambda array: array.reshape(sizes))
+        return self.emit("reshape", [item], shape, item.dtype, shape=sizes)
+
+    def cut(self, x: Moving, axis: int, start: int, stop: int, step: int = 1) -> Moving:
+        """Part of an axis."""
+        if (start, stop, step) == (0, x.shape[axis], 1):
+            return x
+        if axis == self.batch_axis(x.shape):
+            raise Refused("it takes examples out of the batch")
+        sizes = list(x.shape)
+        sizes[axis] = -(-(stop - start) // step)
+        return self.emit("slice", [x], sizes, x.dtype, axis=axis, start=int(start), stop=int(stop), step=int(step))
+
+    def flip(self, x: Moving, axes: Sequence[int]) -> Moving:
+        if self.batch_axis(x.shape) in axes:
+            raise Refused("it turns the batch round")
+        return self.emit("flip", [x], x.shape, x.dtype, axes=tuple(axes))
+
+    def join(self, items: Sequence[Any], axis: int) -> Any:
+        """Items one after another along an axis, a value of the network among them."""
+        if len(items) == 1:
+            return items[0]
+        shape = list(next((each for each in items if isinstance(each, Moving)), items[0]).shape)
+        shape[axis] = sum(each.shape[axis] for each in items)
+        return self.emit("concat", items, shape, axis=axis)
+
+    def stacked(self, items: Sequence[Any], axis: int) -> Any:
+        """Items along a new axis."""
+        return self.join([self.reshape(each, (*each.shape[:axis], 1, *each.shape[axis:])) for each in items], axis)
+
+    def group_norm(self, x: Moving, tensors: Sequence[Any], module: str, channel_axis: int, **attributes: Any) -> Any:
+        """With its channels in front, where the plan wants them; the permutations cost nothing by themselves."""
+        order = [0, channel_axis, *(axis for axis in range(1, x.rank) if axis != channel_axis)]
+        first = self.permute(x, order)
+        made = self.emit("group_norm", [first, *tensors], first.shape, module=module, channel_axis=1, **attributes)
+        return self.permute(made, [order.index(axis) for axis in range(x.rank)])

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What inputs and results are called, by their ways through the trees of a framework; and whose a file is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+# The files of this package are nobody's model.
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+
+
+def words_of(way: Iterable[Any]) -> list[str]:
+    """The keys, positions and attributes of a way through a tree (PyTorch's or JAX')."""
+    return [str(getattr(each, "key", getattr(each, "idx", getattr(each, "name", each)))) for each in way]
+
+
+def input_names(ways: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """By which rules know inputs."""
+    return ("input",) if len(ways) == 1 else tuple("_".join(words) for words in ways)
+
+
+def result_name(way: Iterable[Any]) -> str:
+    """ "logits", "output_0", or "output" of a single result."""
+    name = "_".join(words_of(way))
+    return f"output_{name}".rstrip("_") if not name or name[0].isdigit() else name

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recurrent layers, and layers for each time."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+
+from ..core.builder import Moving
+from ..core.expressions import Dropout
+from ..core.recurrent import ComposedCell, unrolled
+from ..core.refusals import Refused
+from .converter import Converter, layers
+from .items import Fixed
+from .known import path_of
+from .weights import linear
+
+
+@layers("RNN", "Bidirectional")
+def _recurrent(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The sequence or its last entry, as the layer says, and its states where it gives them."""
+    if len(args) > 1 or kwargs:
+        raise Refused(
+            f"called with {', '.join(sorted(kwargs) or ['a state'])}; it takes a sequence and starts from zero"
+        )
+    (x,) = args
+    if not isinstance(layer, keras.layers.Bidirectional):
+        sequence, *states = _run_of_time(c, layer, x)
+        if layer.return_sequences and layer.go_backwards:  # Keras gives it in the order in which it was made
+            sequence = c.emit("flip", [sequence], sequence.shape, axes=(1,))
+        first = sequence if layer.return_sequences else states[0]
+        return [first, *states] if layer.return_state else first
+    both = [_run_of_time(c, each, x) for each in (layer.forward_layer, layer.backward_layer)]
+    one, two = (made[0] if layer.return_sequences else made[1] for made in both)
+    states = [*both[0][1:], *both[1][1:]] if layer.return_state else []
+    if layer.merge_mode is None:
+        return [one, two, *states]
+    if layer.merge_mode == "concat":
+        merged = c.emit("concat", [one, two], (*one.shape[:-1], one.shape[-1] + two.shape[-1]), axis=one.rank - 1)
+    else:
+        merged = c.emit("mul" if layer.merge_mode == "mul" else "add", [one, two], one.shape)
+        if layer.merge_mode == "ave":
+            merged = c.emit("mul", [merged, 0.5], merged.shape)
+    return [merged, *states] if states else merged
+
+
+@layers("TimeDistributed")
+def _time_distributed(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """All times at once, as further examples; with batch norm inside time by time, each by statistics of its own."""
+    x, inner = args[0], layer.layer
+    if kwargs:
+        raise Refused(f"called with {', '.join(sorted(kwargs))}; it takes a sequence alone")
+    batch, times = x.shape[:2]
+    if not any(isinstance(each, keras.layers.BatchNormalization) for each in inner._flatten_layers()):
+        made = c.called(inner, c.reshape(x, (batch * times, *x.shape[2:])))
+        return c.reshape(made, (batch, times, *made.shape[1:]))
+    every = [c.called(inner, c.reshape(c.cut(x, 1, at, at + 1), (batch, *x.shape[2:]))) for at in range(times)]
+    rest = every[0].shape[1:]
+    return c.emit("concat", [c.reshape(each, (batch, 1, *rest)) for each in every], (batch, times, *rest), axis=1)
+
+
+_CELLS = {keras.layers.LSTMCell: "lstm", keras.layers.GRUCell: "gru", keras.layers.SimpleRNNCell: "rnn"}
+
+
+def _run_of_time(c: Converter, layer: Any, x: Moving) -> list[Any]:
+    """The sequence of results in the order of time, and the last states."""
+    cell: Any = getattr(layer, "cell", None)
+    if type(cell) not in _CELLS or not isinstance(layer, keras.layers.RNN) or x.rank != 3:
+        raise Refused(
+            "only LSTM, GRU and SimpleRNN over a sequence of vectors are unrolled; use one of them, or Conv1D over time"
+        )
+    if cell.recurrent_dropout:
+        raise Refused(f"with recurrent_dropout={cell.recurrent_dropout}; it is unrolled with recurrent_dropout=0.0")
+    if layer.stateful:
+        raise Refused("with stateful=True; the state starts from zero at every call, which is stateful=False")
+    if cell.dropout and c.training:
+        # One mask for all times.
+        x = c.emit("dropout", [x], x.shape, expression=Dropout(float(cell.dropout), (1,)))
+    kind = _CELLS[type(cell)]
+    # What a step of the network says: PyTorch's LSTM and GRU.
+    usual = cell.activation is keras.activations.tanh and kind != "rnn"
+    usual = usual and cell.recurrent_activation is keras.activations.sigmoid
+    if not (usual and getattr(cell, "reset_after", True)):
+        return _by_steps(c, layer, kind, x)
+    units = int(cell.units)
+    gates = 4 if kind == "lstm" else 3
+    kernel, back = (c.weight(each) for each in (cell.kernel, cell.recurrent_kernel))
+    weights = [c.then(each, each.shape[::-1], lambda array: array.transpose((1, 0))) for each in (kernel, back)]
+    if cell.use_bias:
+        bias = c.weight(cell.bias)
+        if kind == "lstm":
+            weights += [bias, Fixed(data=np.zeros(gates * units, np.float32), shape=(gates * units,))]
+        else:
+            weights += [c.then(bias, (gates * units,), lambda a, at=at: a[at]) for at in (0, 1)]
+    shape = (*x.shape[:2], units)
+    last = (1, x.shape[0], units)
+    results = [
+        c.emit(
+            kind,
+            [x, *weights],
+            last if output else shape,
+            module=path_of(layer),
+            layers=1,
+            bidirectional=False,
+            batch_first=True,
+            has_bias=bool(cell.use_bias),
+            backwards=bool(layer.go_backwards),
+            update_first=kind == "gru",
+            output=output,
+        )
+        for output in range(3 if kind == "lstm" else 2)
+    ]
+    return [results[0], *(c.reshape(each, (x.shape[0], units)) for each in results[1:])]
+
+
+def _by_steps(c: Converter, layer: Any, kind: str, x: Moving) -> list[Any]:
+    """As `_run_of_time`, from products, sums and functions: other activations, a reset before the product, no gates.
+
+    The first state is zero, so there is no product with it.
+    """
+    cell, (batch, count) = layer.cell, x.shape[:2]
+    units, path = int(cell.units), c.layer_path(cell.kernel)
+    back, bias = c.weight(cell.recurrent_kernel), c.optional(cell.bias)
+    back_bias: Fixed | None = None
+    if bias is not None and len(bias.shape) == 2:  # of the input, and of the product with the state
+        both, width = bias, bias.shape[1]
+        bias, back_bias = (c.then(both, (width,), lambda a, at=at: a[at]) for at in (0, 1))
+
+    def combined(kind: str, one: Any, other: Any) -> Moving:
+        moving = one if isinstance(one, Moving) else other
+        return c.emit(kind, [one, other], moving.shape)
+
+    def part(item: Any, first: int, many: int) -> Any:
+        start, stop = first * units, (first + many) * units
+        if isinstance(item, Fixed):
+            return c.then(item, (*item.shape[:-1], stop - start), lambda a: a[..., start:stop])
+        return c.cut(item, 1, start, stop)
+
+    def product(state: Moving, first: int, many: int) -> Moving:
+        return linear(c, state, *columns[first, many], path)
+
+    def gate(x: Moving) -> Any:
+        function, began = getattr(cell, "recurrent_activation", None), len(c.steps)
+        made = c.apply(function, x)
+        if x.shape[-1] == units or x.name in made.samples:
+            return made
+        # It is no function value by value: each gate by itself, as Keras has it.
+        c.forget(began)
+        return c.join([c.apply(function, part(x, at, 1)) for at in range(x.shape[-1] // units)], x.rank - 1)
+
+    def entry(at: int) -> Any:
+        return c.reshape(c.cut(products, 1, at, at + 1), (batch, products.shape[2]))
+
+    after = bool(getattr(cell, "reset_after", False))
+    uses = {"lstm": [(0, 4)], "gru": [(0, 3)] if after else [(0, 2), (2, 1)], "rnn": [(0, 1)]}
+    # Once for all times, which so have the same weights.
+    columns = {use: (part(back, *use), None if back_bias is None else part(back_bias, *use)) for use in uses[kind]}
+    products = linear(c, x, c.weight(cell.kernel), bias, path)
+    parts = ComposedCell(
+        combined,
+        part,
+        product,
+        partial(c.apply, cell.activation),
+        gate,
+        after,
+        update_first=True,
+        bias=back_bias,
+    )
+    states, state, memory = unrolled(kind, parts, entry, count, layer.go_backwards)
+    sequence = c.join([c.reshape(each, (batch, 1, units)) for each in states], 1)
+    return [sequence, *(each for each in (state, memory) if each is not None)]

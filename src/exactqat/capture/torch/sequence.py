@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention and recurrences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from ..core.recurrent import CELLS, ComposedCell, unrolled
+from ..core.refusals import Refused
+from .contents import Content, Meta
+from .converter import Converter, handles, require_fixed
+from .schema import base_name
+
+aten = torch.ops.aten
+
+
+@handles("scaled_dot_product_attention")
+def _attention(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    for operand in (a.query, a.key, a.value):
+        c.keep_batch(operand, [len(operand.shape) - 2, len(operand.shape) - 1])
+    if a.dropout_p and not c.noise_is_training:
+        raise Refused.argument("dropout_p", a.dropout_p, "in evaluation too; 0 is allowed there")
+    query, key, value, mask = a.query, a.key, a.value, a.attn_mask
+    if getattr(a, "enable_gqa", False) and key.shape[-3] != query.shape[-3]:
+        count = query.shape[-3] // key.shape[-3]
+        key = c.call(aten.repeat_interleave.self_int, key, count, -3)
+        value = c.call(aten.repeat_interleave.self_int, value, count, -3)
+    if mask is not None and mask.meta.dtype == torch.bool:
+        require_fixed(mask, "mask")
+        nothing = c.call(aten.zeros.default, list(mask.shape), dtype=query.meta.dtype)
+        mask = c.call(aten.masked_fill.Scalar, nothing, c.call(aten.logical_not.default, mask), -math.inf)
+    scale = a.scale if a.scale is not None else 1 / math.sqrt(a.query.shape[-1])
+    operands = [query, key, value, mask]
+    roles = ("", "", "", "mask")
+    return c.emit("attention", operands, meta, roles, causal=bool(a.is_causal), scale=scale, dropout=a.dropout_p)
+
+
+def _batch_elsewhere(a: SimpleNamespace, x: Content) -> Refused:
+    allowed = (
+        f"which reads the batch from axis {0 if a.batch_first else 1} of three; it must be there (x has {len(x.shape)})"
+    )
+    return Refused.argument("batch_first", bool(a.batch_first), allowed)
+
+
+@handles("lstm.input", "gru.input")
+def _recurrent(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
+    kind = base_name(c.applied)
+    x = a.input
+    if len(x.shape) != 3 or c.batch_axis(x) not in (None, 0 if a.batch_first else 1):
+        raise _batch_elsewhere(a, x)
+    states = a.hx if isinstance(a.hx, (list, tuple)) else [a.hx]
+    if any(state.is_value or c.data(state).any() for state in states):
+        raise Refused("its initial state is not zero")
+    directions = 2 if a.bidirectional else 1
+    if len(a.params) != a.num_layers * directions * (4 if a.has_biases else 2):
+        raise Refused.argument(
+            "proj_size", a.params[4].shape[0] if a.has_biases else a.params[2].shape[0], "0 is allowed"
+        )
+    operands = [x, *a.params]
+    return [
+        c.emit(
+            kind,
+            operands,
+            one,
+            layers=a.num_layers,
+            bidirectional=a.bidirectional,
+            batch_first=a.batch_first,
+            has_bias=a.has_biases,
+            output=index,
+            dropout=a.dropout if a.train else 0.0,
+        )
+        for index, one in enumerate(meta)
+    ]
+
+
+def _cell(c: Converter, weights: Sequence[Content | None], function: Any = aten.tanh.default) -> ComposedCell:
+    """weights: of the input, of the state, and perhaps their biases."""
+    back, bias = weights[1], weights[3] if len(weights) > 3 else None
+    assert back is not None
+    units = back.shape[1]
+    combining = {"add": aten.add.Tensor, "sub": aten.sub.Tensor, "mul": aten.mul.Tensor}
+
+    def part(x: Content, first: int, count: int) -> Content:
+        axis = len(x.shape) - 1
+        made: Content = c.call(aten.slice.Tensor, x, axis, first * units, (first + count) * units, 1)
+        return made
+
+    return ComposedCell(
+        lambda word, one, other: c.call(combining[word], one, other),
+        part,
+        lambda state, first, count: c.call(aten.linear.default, state, back, bias),
+        partial(c.call, function),
+        partial(c.call, aten.sigmoid.default),
+    )
+
+
+def _given(c: Converter, x: Content, weights: Sequence[Content | None]) -> Content:
+    """What the input adds to all gates."""
+    made: Content = c.call(aten.linear.default, x, weights[0], weights[2] if len(weights) > 2 else None)
+    return made
+
+
+@handles("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
+def _recurrent_cell(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
+    name, weights = base_name(c.applied), [a.w_ih, a.w_hh, a.b_ih, a.b_hh]
+    state, memory = a.hx if name == "lstm_cell" else (a.hx, None)
+    function = aten.relu.default if "relu" in name else aten.tanh.default
+    cell = _cell(c, weights, function)
+    made = CELLS[name.partition("_")[0]](cell, _given(c, a.input, weights), state, memory)
+    return list(made) if name == "lstm_cell" else made[0]
+
+
+@handles("rnn_tanh.input", "rnn_relu.input")
+def _rnn(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
+    """Unrolled: no kind says a plain recurrence."""
+    if a.dropout and a.train and a.num_layers > 1:
+        raise Refused.argument("dropout", a.dropout, "0 is allowed for nn.RNN (LSTM and GRU take any)")
+    if len(a.input.shape) != 3 or c.batch_axis(a.input) not in (None, 0 if a.batch_first else 1):
+        raise _batch_elsewhere(a, a.input)
+    function = aten.tanh.default if "tanh" in base_name(c.applied) else aten.relu.default
+    axis, count = int(a.batch_first), 4 if a.has_biases else 2
+    steps = c.call(aten.unbind.int, a.input, axis)
+    states = c.call(aten.unbind.int, a.hx, 0)
+    last: list[Content] = []
+    for _ in range(a.num_layers):
+        directions = []
+        for backwards in (False, True)[: 2 if a.bidirectional else 1]:
+            number = len(last)
+            weights = a.params[number * count : (number + 1) * count]
+
+            def entry(at: int, steps: Any = steps, weights: Any = weights) -> Content:
+                return _given(c, steps[at], weights)
+
+            cell = _cell(c, weights, function)
+            made, state, _ = unrolled("rnn", cell, entry, len(steps), backwards, states[number])
+            last.append(state)
+            directions.append(made)
+        steps = (
+            directions[0]
+            if len(directions) == 1
+            else [c.call(aten.cat.default, list(both), 1) for both in zip(*directions, strict=True)]
+        )
+    return [c.call(aten.stack.default, steps, axis), c.call(aten.stack.default, last, 0)]
