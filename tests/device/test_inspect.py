@@ -20,8 +20,11 @@ from exactqat.device import Refusal
 @pytest.mark.parametrize("name", READ)
 def test_files_of_others_run_as_simulated(name: str) -> None:
     found = inspect(FILES / f"{name}.tflite", examples=2)
-    ran = [device for device in found.devices if device.profile in profiles_here()]
-    assert ran and all(not device.not_run and device.values and not device.differing for device in ran)
+    here = [device for device in found.devices if device.profile in profiles_here()]
+    # TFLite-Micro and LiteRT's reference kernels lack the TILE of this version.
+    assert all("Didn't find op for builtin opcode 'TILE'" in device.not_run for device in here if device.not_run)
+    ran = [device for device in here if not device.not_run]
+    assert ran and all(device.values and not device.differing for device in ran)
     assert found.equal and json.loads(found.as_json())["equal"]
     assert max(map(len, found.text(80).splitlines())) <= 80
 

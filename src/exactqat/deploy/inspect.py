@@ -199,7 +199,8 @@ def inspect(
     say("measuring the arena")
     arena, no_arena = arena_of(content, seconds)
     with tempfile.TemporaryDirectory() as folder:
-        np.savez(Path(folder) / "codes.npz", **{str(at): codes[name] for at, name in enumerate(graph.inputs)})
+        given: dict[str, Any] = {str(at): codes[name] for at, name in enumerate(graph.inputs)}
+        np.savez(Path(folder) / "codes.npz", **given)
         reasons = {}
         for profile in wanted:
             say(f"running {PROFILES[profile].title}")
@@ -299,7 +300,7 @@ def _codes(file: TfliteFile, data: Any, examples: int) -> dict[str, np.ndarray]:
     real, codes = {}, {}
     for port in graph.signature.inputs:
         array, dtype = arrays[port.name], graph.tensors[port.tensor].dtype
-        if array.dtype.kind == "f":
+        if np.issubdtype(array.dtype, np.floating):
             real[port.name] = array
         elif array.dtype == np.uint8 and ends[port.tensor].dtype == "uint8":
             codes[port.tensor] = (array.astype(np.int16) - 128).astype(np.int8)
@@ -398,7 +399,7 @@ def _run(
         for example in range(len(codes[graph.inputs[0]])):
             batch = {end.name: _to_file(codes[end.tensor][example : example + 1], end, graph) for end in inputs}
             found = whole.run(batch)
-            arrays = {f"t{at}": found[name] for at, name in enumerate(computed)}
+            arrays: dict[str, Any] = {f"t{at}": found[name] for at, name in enumerate(computed)}
             found = plain.run(batch)
             arrays |= {f"o{at}": _from_file(found[end.name], end, graph) for at, end in enumerate(outputs)}
             np.savez(into / f"{example}.npz", **arrays)
@@ -542,6 +543,14 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[object]], texts: int) 
     return [lines[0], "─" * max(map(len, lines)), *lines[1:]]
 
 
+def _layer_rows(found: Inspection, length: int) -> list[tuple[object, ...]]:
+    return [
+        (number, name_in_short(layer.result, length), layer.kind, "x".join(map(str, layer.shape)),
+         "–" if layer.weight_bits is None else layer.weight_bits, f"{layer.multiply_accumulates:,}")
+        for number, layer in enumerate(found.layers)
+    ]  # fmt: skip
+
+
 def _text(found: Inspection, width: int) -> str:
     wrapped = functools.partial(textwrap.wrap, width=width, subsequent_indent="  ", break_long_words=True)
     lines = [*wrapped(f"{found.name} ({printable(found.description) or 'no description'})")]
@@ -557,13 +566,14 @@ def _text(found: Inspection, width: int) -> str:
         f"{found.multiply_accumulates:,} multiply-adds; {found.flash_bytes:,} bytes of flash, "
         f"{found.weight_bytes:,} of them weights; {arena}"
     )
-    rows = [
-        (number, name_in_short(layer.result), layer.kind, "x".join(map(str, layer.shape)),
-         "–" if layer.weight_bits is None else layer.weight_bits, f"{layer.multiply_accumulates:,}")
-        for number, layer in enumerate(found.layers)
-    ]  # fmt: skip
-    lines += ["", *_table(("", "result", "operator", "shape", "bits", "multiply-adds"), rows, 4), ""]
-    rows = []
+    header = ("", "result", "operator", "shape", "bits", "multiply-adds")
+    table = _table(header, _layer_rows(found, NAME), 4)
+    # Names give way to what else there is.
+    excess = max(map(len, table)) - width
+    if excess > 0:
+        table = _table(header, _layer_rows(found, max(NAME - excess, 8)), 4)
+    lines += ["", *table, ""]
+    rows: list[tuple[str, ...]] = []
     for device in found.devices:
         ran = not device.not_run and not device.not_simulated
         claimed = "yes" if ran and all(each.exact for each in device.operators) else "not all" if ran else "–"
@@ -585,14 +595,12 @@ def _text(found: Inspection, width: int) -> str:
     lines.append("")
     if found.disagreements:
         lines += wrapped("Devices that compute different codes from the same inputs:")
-        rows = [
-            (" / ".join(each.profiles), name_in_short(each.layer, 24), each.kind.split(":")[0],
-             f"{each.differing:,} of {each.values:,}", f"{each.outputs_differing:,} of {each.output_values:,}")
-            for each in found.disagreements
-        ]  # fmt: skip
-        for pair, layer, kind, there, ends in rows:
-            lines += wrapped(f"{pair}: from {kind} {layer!r} on ({there} codes); {ends} codes of the outputs")
-    else:
+    for each in found.disagreements:
+        lines += wrapped(
+            f"{' / '.join(each.profiles)}: from {each.kind} {name_in_short(each.layer, 24)!r} on "
+            f"({each.differing:,} of {each.values:,} codes); {each.outputs_differing:,} of {each.output_values:,} codes of the outputs"
+        )
+    if not found.disagreements:
         lines += wrapped("All devices compute the same codes from these inputs.")
     lines += wrapped(_verdict(found))
     return "\n".join(lines)

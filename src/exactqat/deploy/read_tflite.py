@@ -226,9 +226,8 @@ class _Reader:
                 self.check_end(side, end)
         self.problems.refuse()
         graph = self.graph(operators, inputs, outputs)
-        names = {index: tensor.name for index, tensor in enumerate(self.tensors)}
         computed = {*graph.inputs, *graph.results()}
-        positions = {name: index for index, name in names.items() if name in computed}
+        positions = {tensor.name: at for at, tensor in enumerate(self.tensors) if tensor.name in computed}
         words = dict(Counter(word for word, _ in self.steps))
         return TfliteFile(graph, inputs, outputs, positions, words, self.text(model.Description()))
 
@@ -544,12 +543,12 @@ class _Reader:
     # --- the whole ------------------------------------------------------------------------------------------------
 
     def graph(self, operators: Sequence[Operator], inputs: Sequence[FileEnd], outputs: Sequence[FileEnd]) -> Graph:
-        ends = [tuple(end.tensor for end in side) for side in (inputs, outputs)]
+        takes, returns = (tuple(end.tensor for end in side) for side in (inputs, outputs))
         needed = {name for operator in operators for name in (*operator.inputs, *operator.outputs)}
-        needed.update(*ends)
+        needed.update(takes, returns)
         tensors = {name: self.used[name] for name in self.used if name in needed}
         signature, metadata = self.read_signature(inputs, outputs), self.read_metadata()
-        graph = Graph(tensors, tuple(operators), *ends, ports=signature, metadata=metadata)
+        graph = Graph(tensors, tuple(operators), takes, returns, ports=signature, metadata=metadata)
         try:
             graph.validate()
         except ValueError as error:
