@@ -598,7 +598,8 @@ def _text(found: Inspection, width: int) -> str:
     for each in found.disagreements:
         lines += wrapped(
             f"{' / '.join(each.profiles)}: from {each.kind} {name_in_short(each.layer, 24)!r} on "
-            f"({each.differing:,} of {each.values:,} codes); {each.outputs_differing:,} of {each.output_values:,} codes of the outputs"
+            f"({each.differing:,} of {each.values:,} codes); {each.outputs_differing:,} of {each.output_values:,} "
+            "codes of the outputs"
         )
     if not found.disagreements:
         lines += wrapped("All devices compute the same codes from these inputs.")
