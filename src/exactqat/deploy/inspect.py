@@ -208,7 +208,8 @@ def inspect(
         say("simulating all devices")
         ran = tuple(profile for profile in wanted if not reasons[profile])
         counts = _compare_in_a_child(graph, folder, ran, seconds)
-    missing = {name: "its runtime is not on this machine" for name in PROFILES if name not in wanted}
+    here, absent = profiles_here(), "its runtime is not on this machine"
+    missing = {name: "it was not asked for" if name in here else absent for name in PROFILES if name not in wanted}
     found = [
         DeviceFindings(
             name,
