@@ -106,6 +106,7 @@ $(VENV)-release/.installed: pyproject.toml
 
 goldens: $(VENV)-tensorflow/.installed
 	$(VENV)-tensorflow/bin/python tests/campaigns/record_goldens.py
+	$(VENV)-tensorflow/bin/python tests/campaigns/record_files.py
 
 oracle: $(VENV)/.installed $(VENV)-tensorflow/.installed
 	$(BIN)/python tests/campaigns/oracle.py --tensorflow $(VENV)-tensorflow/bin/python $(ARGS)

@@ -17,6 +17,7 @@ from exactqat.device import ACTIVATIONS, OPERATORS, Tensor
 from exactqat.device.activation import FUNCTIONS
 from exactqat.device.operator import in_int16 as kinds_in_int16
 from exactqat.device.tensor import CODE_RANGES
+from exactqat.device.weighted import FULL_RANGE
 
 Random = np.random.Generator
 Case = Callable[[Random, Builder], str]
@@ -444,6 +445,44 @@ def random_resize_bilinear(rng: Random, builder: Builder) -> str:
     return random_resize(rng, builder, "RESIZE_BILINEAR")
 
 
+def random_lookup(rng: Random, builder: Builder) -> str:
+    return random_unary(rng, builder, "LOOKUP", codes=rng.integers(-128, 128, 256))
+
+
+def random_expand_dims(rng: Random, builder: Builder) -> str:
+    rank = len(builder.tensor(random_tensor(rng, builder)).shape)
+    return builder.expand_dims("x", int(rng.integers(1, rank + 1)), name="y")
+
+
+def random_squeeze(rng: Random, builder: Builder) -> str:
+    shape = [1, *(int(size) for size in rng.integers(1, 7, rng.integers(1, 4)))]
+    for _ in range(int(rng.integers(1, 3))):
+        shape.insert(int(rng.integers(1, len(shape) + 1)), 1)
+    builder.input("x", shape, random_quantization(rng))
+    ones = [axis for axis, size in enumerate(shape) if axis and size == 1]
+    count = int(rng.integers(1, len(ones) + 1))
+    return builder.squeeze("x", sorted(int(axis) for axis in rng.choice(ones, count, replace=False)), name="y")
+
+
+def random_pack(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_tensor(rng, builder))
+    builder.input("z", tensor.shape, tensor.quantization)
+    operands = [str(name) for name in rng.choice(["x", "z"], rng.integers(1, 5))]
+    return builder.pack(["x", *operands], int(rng.integers(1, len(tensor.shape) + 1)), name="y")
+
+
+def random_tile(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder)).shape
+    return builder.tile("x", [1, *(int(times) for times in rng.integers(1, 4, len(shape) - 1))], name="y")
+
+
+def random_slice(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder)).shape
+    begin = [int(rng.integers(size)) for size in shape[1:]]
+    sizes = [int(rng.choice([-1, rng.integers(1, size - at + 1)])) for at, size in zip(begin, shape[1:], strict=True)]
+    return builder.slice("x", [0, *begin], [-1, *sizes], name="y")
+
+
 CASES: dict[str, Case] = {
     "CONV_2D": random_conv_2d,
     "DEPTHWISE_CONV_2D": random_depthwise_conv_2d,
@@ -490,6 +529,12 @@ CASES: dict[str, Case] = {
     "L2_NORMALIZATION": random_l2_normalization,
     "RESIZE_NEAREST_NEIGHBOR": random_resize_nearest_neighbor,
     "RESIZE_BILINEAR": random_resize_bilinear,
+    "LOOKUP": random_lookup,
+    "EXPAND_DIMS": random_expand_dims,
+    "SQUEEZE": random_squeeze,
+    "PACK": random_pack,
+    "TILE": random_tile,
+    "SLICE": random_slice,
 }
 
 
@@ -525,6 +570,26 @@ def in_int16(rng: Random, graph: Graph) -> Graph:
     return result
 
 
+def with_full_range(rng: Random, graph: Graph) -> Graph:
+    """The same network with weights down to -128, as many as half of them."""
+    tensors = dict(graph.tensors)
+    (operator,) = graph.operators
+    filter = tensors[operator.inputs[1]]
+    assert filter.data is not None
+    codes = np.where(rng.random(filter.shape) < rng.choice([0.02, 0.5]), -128, filter.data).astype(np.int8)
+    codes.reshape(-1)[0] = -128
+    tensors[filter.name] = replace(filter, data=codes)
+    result = replace(graph, tensors=tensors)
+    result.validate()
+    return result
+
+
+def random_lookup_wide(rng: Random, builder: Builder) -> str:
+    builder.input("x", (1, 256, 256), per_tensor(random_scale(rng), 0, "int16"))
+    codes = rng.integers(-(2**15), 2**15, 2**16)
+    return builder.lookup("x", per_tensor(random_scale(rng), 0, "int16"), name="y", codes=codes)
+
+
 def random_quantize_wide(rng: Random, builder: Builder) -> str:
     """Between int8 and int16, either way, or within int16."""
     source, target = [("int8", "int16"), ("int16", "int8"), ("int16", "int16")][rng.integers(3)]
@@ -538,15 +603,22 @@ def random_quantize_wide(rng: Random, builder: Builder) -> str:
 
 
 # Those whose int16 form has cases of its own; others' are made of their int8 form.
-WIDE_CASES: dict[str, Case] = {"QUANTIZE": random_quantize_wide}
-# Under these names `EXACT` and `MEASURED` know operators: the kind, or the kind and the dtype.
-NAMES = (*OPERATORS, *(f"{kind}:int16" for kind in kinds_in_int16()))
+WIDE_CASES: dict[str, Case] = {"QUANTIZE": random_quantize_wide, "LOOKUP": random_lookup_wide}
+FULL_RANGE_KINDS = [kind for kind, operator in OPERATORS.items() if len(operator.weights) == 2]
+# Under these names `EXACT` and `MEASURED` know operators: the kind, or the kind and the dtype or the weights' range.
+NAMES = (
+    *OPERATORS,
+    *(f"{kind}:int16" for kind in kinds_in_int16()),
+    *(f"{kind}:{FULL_RANGE}" for kind in FULL_RANGE_KINDS),
+)
 
 
 def random_graph(rng: Random, name: str) -> Graph:
     """A graph of the operator of that name."""
     kind, _, dtype = name.partition(":")
     builder = Builder()
+    if dtype == FULL_RANGE:
+        return with_full_range(rng, builder.graph([CASES[kind](rng, builder)]))
     if not dtype or kind in WIDE_CASES:
         return builder.graph([(WIDE_CASES if dtype else CASES)[kind](rng, builder)])
     return in_int16(rng, builder.graph([CASES[kind](rng, builder)]))

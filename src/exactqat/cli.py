@@ -525,6 +525,35 @@ def _application() -> Any:
         if not equal:
             raise IntegersDiffer
 
+    @application.command("inspect")
+    def inspect_file(
+        file: Annotated[Path, typer.Argument(metavar="FILE", help="A quantized .tflite file, whoever wrote it.")],
+        data: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="X.npz",
+                help="Inputs by name, each with the batch first: real numbers, or codes; by default random codes.",
+            ),
+        ] = None,
+        examples: Annotated[int, typer.Option(min=1, help="How many examples are run, at most.")] = 8,
+        device: Annotated[
+            list[str] | None,
+            typer.Option(help="Device to run it on; several times for several. By default all that this machine has."),
+        ] = None,
+        seed: Annotated[int, typer.Option(min=0, help="Seed of the random codes.")] = 0,
+        as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    ) -> None:
+        """Say what is in a quantized .tflite file, run it on every runtime of this machine beside the simulation, and
+        say which devices compute different codes, from which layer on.
+
+        Exit status 1 if an integer differs where equality is claimed; 2 if the file cannot be read, with every reason.
+        """
+        equal = True
+        with _failures(errors):
+            equal = _inspect(file, data, examples, device, seed, as_json)
+        if not equal:
+            raise IntegersDiffer
+
     @application.command()
     def check(
         model: Annotated[
@@ -1030,6 +1059,22 @@ def _verify(directory: Path, quiet: bool, model: str | None = None, device: str 
     if not_run and not any(each.differing for each in found.values()):
         raise RuntimeError(f"the files were not run: {not_run[0]}")
     return not any(each.differing for each in found.values())
+
+
+def _inspect(
+    file: Path, data: Path | None, examples: int, devices: Sequence[str] | None, seed: int, as_json: bool
+) -> bool:
+    """Prints what is in a file and how devices compute it, and says whether what is claimed to be equal is."""
+    from .deploy.inspect import inspect as inspect_file
+    from .deploy.inspect import read_arrays
+
+    console, errors = _console(), _console(stderr=True)
+    arrays = None if data is None else read_arrays(data)
+    with _status(errors, "reading") as status:
+        found = inspect_file(file, arrays, examples, devices or None, seed, progress=status.update)
+    # A program may read it: nothing is wrapped or styled.
+    console.print(found.as_json() if as_json else found.text(min(_columns(), 100)), soft_wrap=True)
+    return found.equal
 
 
 def _model_option(model: str | None) -> str:

@@ -20,6 +20,7 @@ from sweep import graphs, sweep
 
 from exactqat.deploy import EXACT, MEASURED, Builder, per_tensor, profiles_here, simulate, verify, write_tflite
 from exactqat.device import OPERATORS, PROFILES
+from exactqat.device.weighted import Weighted
 
 SWEEP = 40 * int(os.environ.get("EXACTQAT_SWEEP", "1"))
 HERE = profiles_here()
@@ -27,7 +28,9 @@ HERE = profiles_here()
 
 def test_every_operator_has_its_cases_and_its_counts() -> None:
     assert set(CASES) == set(OPERATORS)
-    assert set(NAMES) == set(OPERATORS) | {f"{kind}:int16" for kind in OPERATORS if "int16" in OPERATORS[kind].dtypes}
+    wide = {f"{kind}:int16" for kind in OPERATORS if "int16" in OPERATORS[kind].dtypes}
+    full_range = {f"{kind}:full_range" for kind in OPERATORS if isinstance(OPERATORS[kind], Weighted)}
+    assert set(NAMES) == set(OPERATORS) | wide | full_range
     for kind in NAMES:
         for profile in ("xnnpack-x86", "reference"):
             assert MEASURED[kind, profile][0] >= 1000, f"{kind} was hardly compared under {profile}"

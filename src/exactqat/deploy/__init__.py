@@ -11,9 +11,11 @@ from .c_array import c_array, write_c_array
 from .footprint import Footprint, NpuFootprint, footprint, npu_footprint
 from .graph import Builder, Graph, Operator, Quantization, Tensor, per_tensor, place_codes
 
-# The function stands in front of the module it comes from, which Python puts here only while it loads it.
+# These functions stand in front of the modules they come from, which Python puts here only while it loads them.
+from .inspect import Inspection, inspect
 from .lower import lower
 from .onnx import verify_onnx, write_onnx
+from .read_tflite import read_tflite
 from .signature import Port, Signature, input_codes, output_values
 from .simulate import EXACT, MEASURED, PROFILES, Compiled, compile, dequantize, quantize, simulate, unclaimed
 from .tflite import write_tflite
@@ -28,6 +30,7 @@ __all__ = [
     "Compiled",
     "Footprint",
     "Graph",
+    "Inspection",
     "NpuFootprint",
     "Operator",
     "Port",
@@ -41,6 +44,7 @@ __all__ = [
     "device_codes",
     "footprint",
     "input_codes",
+    "inspect",
     "layer_values",
     "lower",
     "npu_footprint",
@@ -49,6 +53,7 @@ __all__ = [
     "place_codes",
     "profiles_here",
     "quantize",
+    "read_tflite",
     "simulate",
     "unclaimed",
     "verify",

@@ -82,7 +82,7 @@ def footprint(graph: Graph, content: bytes | None = None) -> Footprint:
     """
     require_graph(graph)
     content = tflite_bytes(graph) if content is None else content
-    arena, why_not = _arena(content)
+    arena, why_not = arena_of(content)
     work = sum(graph.multiply_accumulates(operator) for operator in graph.operators)
     kinds = dict(Counter(operator.kind for operator in graph.operators))
     return Footprint(len(content), arena, work, kinds, why_not, file_parts(content))
@@ -142,7 +142,11 @@ print(low + step)
 """
 
 
-def _arena(content: bytes) -> tuple[int | None, str]:
+def arena_of(content: bytes, seconds: float | None = None) -> tuple[int | None, str]:
+    """The smallest arena in which TFLite-Micro runs a file; or None, and why it was not measured.
+
+    seconds: after which each of the two processes that measure it is ended; None: never.
+    """
     if importlib.util.find_spec("tflite_micro") is None:
         return None, f"TFLite-Micro is not installed: {MICRO}"
     with tempfile.TemporaryDirectory() as folder:
@@ -151,13 +155,16 @@ def _arena(content: bytes) -> tuple[int | None, str]:
 
         def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
             command = [sys.executable, "-P", "-c", script, str(path), *arguments]
-            return subprocess.run(command, capture_output=True, text=True, errors="replace")
+            return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds)
 
-        result = run(_USED)
-        used = re.search(r"Arena allocation total (\d+) bytes", result.stderr)
-        if result.returncode or used is None:
-            return None, _refusal(result)
-        result = run(_SMALLEST, used[1])
+        try:
+            result = run(_USED)
+            used = re.search(r"Arena allocation total (\d+) bytes", result.stderr)
+            if result.returncode or used is None:
+                return None, _refusal(result)
+            result = run(_SMALLEST, used[1])
+        except subprocess.TimeoutExpired:
+            return None, f"TFLite-Micro takes longer than {seconds:g} seconds"
         return (None, _refusal(result)) if result.returncode else (int(result.stdout), "")
 
 

@@ -63,6 +63,7 @@ class Graph:
     Attributes:
         trained_for: the profile whose integers training computed, if the graph was lowered from a trained network.
         ports: the `signature` of a graph lowered from a model: the user's names and axes.
+        metadata: what the file that it was read from holds beside the network, by name; written again.
     """
 
     tensors: Mapping[str, Tensor]
@@ -71,6 +72,7 @@ class Graph:
     outputs: tuple[str, ...]
     trained_for: str = ""
     ports: Signature | None = None
+    metadata: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def signature(self) -> Signature:
@@ -102,7 +104,7 @@ class Graph:
         ready = set(self.inputs) | {name for name, tensor in self.tensors.items() if tensor.data is not None}
         for index, operator in enumerate(self.operators):
             where = f"operator {index} ({operator.kind} -> {', '.join(operator.outputs)})"
-            _check_operator(operator, self.tensors, ready, where)
+            check_operator(operator, self.tensors, ready, where)
             ready.update(operator.outputs)
         for name in self.outputs:
             if name not in ready:
@@ -422,7 +424,11 @@ def _check_tensor(tensor: Tensor) -> None:
     _need(where, tensor.data.shape == tensor.shape, f"data has shape {tensor.data.shape}, not {tensor.shape}")
 
 
-def _check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: set[str], where: str) -> None:
+def check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: set[str], where: str) -> None:
+    """Raises Refusal, which begins with `where`, if the device cannot run an operator on these tensors.
+
+    ready: names of the constants and of what is computed before it.
+    """
     kind = operator.kind
     _need(where, kind in OPERATORS, f"unknown operator kind {kind!r}; known: {', '.join(OPERATORS)}")
     declaration = OPERATORS[kind]

@@ -152,7 +152,7 @@ class _Writer:
             buffers=self.buffers,
             operatorCodes=[self.operator_code(*code) for code in self.codes],
             signatureDefs=[self.signature()],
-            metadata=[self.metadata()],
+            metadata=[self.metadata(), *self.kept_metadata()],
         )
         builder = import_deploy("flatbuffers").Builder(1 << 16)
         builder.Finish(model.Pack(builder), IDENTIFIER)
@@ -171,6 +171,14 @@ class _Writer:
         """The whole signature, axes included; see `read_signature`."""
         content = np.frombuffer(self.graph.signature.as_json().encode(), np.uint8)
         return self.schema.MetadataT(name=METADATA, buffer=self.add_buffer(content))
+
+    def kept_metadata(self) -> list[Any]:
+        """What the file that the graph was read from held."""
+        kept = ((name, content) for name, content in self.graph.metadata.items() if name != METADATA)
+        return [
+            self.schema.MetadataT(name=name, buffer=self.add_buffer(np.frombuffer(content, np.uint8)))
+            for name, content in kept
+        ]
 
     def add_tensor(self, tensor: Tensor) -> int:
         schema = self.schema

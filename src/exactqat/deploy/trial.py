@@ -39,15 +39,21 @@ class RuntimeRefusal(RuntimeError):
     damaged."""
 
 
-def try_in_a_child(function: Callable[..., Any], *arguments: Any) -> str:
+def try_in_a_child(function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> str:
     """Calls a function of a module in another process. Its result or exception is ignored, but the error reports what
     it wrote to standard error.
 
+    seconds: after which the process is ended; None: never.
+
     Raises:
-        RuntimeRefusal: the process died.
+        RuntimeRefusal: the process died, or was ended.
     """
     given = pickle.dumps(sys.path) + pickle.dumps((function, arguments))
-    child = subprocess.run([sys.executable, "-P", "-c", _PROGRAM], input=given, capture_output=True)
+    command = [sys.executable, "-P", "-c", _PROGRAM]
+    try:
+        child = subprocess.run(command, input=given, capture_output=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise RuntimeRefusal(f"it takes longer than {seconds:g} seconds") from None
     said = child.stderr.decode(errors="replace").strip()
     if child.returncode < 0:
         name = signal.Signals(-child.returncode).name

@@ -499,13 +499,16 @@ def _run(
 
 
 def open_runtime(
-    content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str | Profile
+    content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str | Profile, in_order: bool = False
 ) -> _LiteRT | _Micro | _Emulated:
-    """The profile's runtime on a model: its method `run` takes and returns codes by tensor name."""
+    """The profile's runtime on a model: its method `run` takes and returns codes by tensor name.
+
+    in_order: inputs and outputs are names for all of the file's, in its order, whatever it calls them.
+    """
     wanted = profile_named(profile)
     if wanted.emulated and not wanted.runs_on(platform.machine()):
-        return _Emulated(content, inputs, outputs)
-    return RUNTIMES[wanted.runtime](content, inputs, outputs, wanted)
+        return _Emulated(content, inputs, outputs, in_order)
+    return RUNTIMES[wanted.runtime](content, inputs, outputs, wanted, in_order)
 
 
 class _LiteRT:
@@ -513,15 +516,22 @@ class _LiteRT:
 
     module = "ai_edge_litert"
 
-    def __init__(self, content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: Profile) -> None:
+    def __init__(
+        self,
+        content: bytes,
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        profile: Profile,
+        in_order: bool = False,
+    ) -> None:
         runtime = self.interpreters()
         resolvers = runtime.OpResolverType
         resolver = resolvers.AUTO if profile.optimized else resolvers.BUILTIN_REF
         self.interpreter: Any = runtime.Interpreter(
             model_content=content, experimental_op_resolver_type=resolver, num_threads=1
         )
-        self.inputs = _indices(self.interpreter.get_input_details(), inputs)
-        self.outputs = _indices(self.interpreter.get_output_details(), outputs)
+        self.inputs = _indices(self.interpreter.get_input_details(), inputs, in_order)
+        self.outputs = _indices(self.interpreter.get_output_details(), outputs, in_order)
         self.batch = 0
 
     @staticmethod
@@ -551,10 +561,12 @@ class _LiteRT:
 class _Emulated:
     """LiteRT on an emulated processor, addressed by tensor names."""
 
-    def __init__(self, content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
+    def __init__(
+        self, content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], in_order: bool = False
+    ) -> None:
         self.interpreter = EmulatedInterpreter(content)
-        self.inputs = _indices(self.interpreter.inputs, inputs)
-        self.outputs = _indices(self.interpreter.outputs, outputs)
+        self.inputs = _indices(self.interpreter.inputs, inputs, in_order)
+        self.outputs = _indices(self.interpreter.outputs, outputs, in_order)
 
     def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         given = {index: np.ascontiguousarray(batch[name]) for name, index in self.inputs.items()}
@@ -572,13 +584,20 @@ class _Micro:
 
     module = "tflite_micro"
 
-    def __init__(self, content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: Profile) -> None:
+    def __init__(
+        self,
+        content: bytes,
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        profile: Profile,
+        in_order: bool = False,
+    ) -> None:
         runtime = self.interpreters()
         schema = import_deploy("ai_edge_litert.schema_py_generated")
         subgraph = schema.ModelT.InitFromPackedBuf(content).subgraphs[0]
-        names = [tensor.name.decode() for tensor in subgraph.tensors]
-        self.inputs = _positions([names[index] for index in subgraph.inputs], inputs)
-        self.outputs = _positions([names[index] for index in subgraph.outputs], outputs)
+        names = [(tensor.name or b"").decode("utf-8", "replace") for tensor in subgraph.tensors]
+        self.inputs = _positions([names[index] for index in subgraph.inputs], inputs, in_order)
+        self.outputs = _positions([names[index] for index in subgraph.outputs], outputs, in_order)
         try:
             self.interpreter: Any = runtime.Interpreter.from_bytes(content, arena_size=_arena(subgraph))
         except RuntimeError as error:
@@ -623,11 +642,13 @@ def _arena(subgraph: Any) -> int:
     return int(sum(sizes)) + 1024 * len(sizes) + (1 << 20)
 
 
-def _positions(present: list[str], names: tuple[str, ...]) -> dict[str, int]:
-    return _indices([{"name": name, "index": position} for position, name in enumerate(present)], names)
+def _positions(present: list[str], names: tuple[str, ...], in_order: bool) -> dict[str, int]:
+    return _indices([{"name": name, "index": position} for position, name in enumerate(present)], names, in_order)
 
 
-def _indices(details: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, int]:
+def _indices(details: list[dict[str, Any]], names: tuple[str, ...], in_order: bool) -> dict[str, int]:
+    if in_order:
+        return {name: int(detail["index"]) for name, detail in zip(names, details, strict=True)}
     found = {detail["name"]: int(detail["index"]) for detail in details}
     missing = [name for name in names if name not in found]
     if missing:
@@ -655,14 +676,21 @@ def _with_outputs(content: bytes, names: tuple[str, ...]) -> bytes:
         positions = {name.decode(): position for position, name in found if name is not None}
         missing = [name for name in names if name not in positions]
         if not missing:
-            field = subgraph._tab.Offset(_OUTPUTS)
-            if not field:
-                raise ValueError("it has no outputs")
-            place = subgraph._tab.Pos + field
-            start = -(-len(content) // 4) * 4
-            changed = bytearray(content.ljust(start, b"\0"))
-            struct.pack_into("<I", changed, place, start - place)
-            return bytes(changed) + struct.pack(f"<{1 + len(names)}I", len(names), *map(positions.__getitem__, names))
+            return with_outputs_at(content, [positions[name] for name in names])
     except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
         raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
     raise ValueError(f"the file has no tensors {missing}; was it written from another graph?")
+
+
+def with_outputs_at(content: bytes, positions: Sequence[int]) -> bytes:
+    """The same model with the tensors of these numbers as its outputs."""
+    schema = import_deploy("ai_edge_litert.schema_py_generated")
+    table = schema.Model.GetRootAs(content, 0).Subgraphs(0)._tab
+    field = table.Offset(_OUTPUTS)
+    if not field:
+        raise ValueError("it has no outputs")
+    place = table.Pos + field
+    start = -(-len(content) // 4) * 4
+    changed = bytearray(content.ljust(start, b"\0"))
+    struct.pack_into("<I", changed, place, start - place)
+    return bytes(changed) + struct.pack(f"<{1 + len(positions)}I", len(positions), *positions)

@@ -10,6 +10,7 @@ from . import (
     normalization,
     pooling,
     quantize,
+    rearrangement,
     reduction,
     resize,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "pooling",
     "profile_named",
     "quantize",
+    "rearrangement",
     "reduction",
     "resize",
 ]

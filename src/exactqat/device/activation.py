@@ -28,10 +28,12 @@ from .operator import (
     REQUIRED,
     Attributes,
     DeviceOperator,
+    FileOperator,
     FileStep,
     Refusal,
     ScaleLimits,
     Shape,
+    are_steps,
     need,
     register,
 )
@@ -275,6 +277,9 @@ class Gelu(OfTheLibrary):
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"approximate": bool(attributes["approximate"])}
 
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"approximate": read.option("approximate")}
+
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         words = {"approximate": "tanh" if operator.attributes["approximate"] else "none"}
         computed = writer.node("Gelu", writer.operands(operator), f"{output.name}/computed", **words)
@@ -353,6 +358,47 @@ class Table(Unary):
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         source = writer.graph.tensors[operator.inputs[0]]
         onnx_lookup(writer, operator, output, self.table(source, output, operator.attributes, REFERENCE))
+
+
+@register
+class Lookup(Unary):
+    """A table that a file holds, whatever function it was made of: the results of all codes, the lowest one's first."""
+
+    kind = "LOOKUP"
+    purpose = "files: what a table of one was made of is not in it"
+    dtypes = ("int8", "int16")
+    attributes = {"codes": REQUIRED}
+    other_forms = (("CAST", "ADD", "GATHER"),)
+
+    def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
+        lowest, highest = code_range(output)
+        codes = np.asarray(attributes["codes"])
+        fits = codes.shape == (highest - lowest + 1,) and codes.min() >= lowest and codes.max() <= highest
+        need(bool(fits), f"codes must be {highest - lowest + 1} integers in {lowest}..{highest}")
+
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
+        return np.asarray(attributes["codes"])
+
+    def wide_results(
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        return np.asarray(attributes["codes"])[codes - INT16_MIN]
+
+    def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
+        return looked_up(np.asarray(attributes["codes"], output.dtype), output)
+
+    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
+        cast, _, gather = steps
+        source, output, table = cast.operand(0), gather.output, gather.operand(0)
+        if source.dtype not in self.dtypes or source.dtype != output.dtype or table.data is None:
+            return None
+        if table.dtype != output.dtype or not table.quantization.equals(output.quantization):
+            return None
+        written = looked_up(table.data, output)
+        return ((source,), {"codes": tuple(table.data.tolist())}) if are_steps(steps, written) else None
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        onnx_lookup(writer, operator, output, np.asarray(operator.attributes["codes"], output.dtype))
 
 
 # --- pieces of straight lines ----------------------------------------------------------------------------------------
@@ -456,6 +502,9 @@ class LeakyRelu(Unary):
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"alpha": float(attributes["alpha"])}
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"alpha": read.option("alpha")}
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         slope = {"alpha": float(operator.attributes["alpha"])}

@@ -12,7 +12,7 @@ import numpy as np
 from .. import raw_ops
 from .arithmetic import Arrays, Tensors, activate, same_padding, window_shape, windows_of, zero_point_of
 from .blocks import repeated, rows_of_block, scratch, share
-from .operator import REQUIRED, Attributes, Shape, need, register
+from .operator import REQUIRED, Attributes, FileOperator, Shape, need, register
 from .profile import Profile
 from .tensor import Tensor
 from .weighted import Requantization, Weighted, filter_reach
@@ -35,6 +35,10 @@ class Convolution(Weighted):
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {**window_options(attributes), "fusedActivationFunction": activation_option(attributes)}
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        dilations = (read.option("dilationHFactor"), read.option("dilationWFactor"))
+        return {**read_window(read), "dilations": dilations, "activation": read.activation()}
 
     def convolve_in_onnx(self, writer: Any, operator: Any, output: Tensor, weights: list[str], groups: int) -> None:
         filter_size = writer.graph.tensors[operator.inputs[1]].shape[1:3]
@@ -301,6 +305,10 @@ class TransposeConv(Weighted):
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return (("output_shape", list(output.shape)),)
 
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        size = read.integers(3)
+        return {**read_window(read), "output_size": size[1:3], "activation": read.activation()}
+
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         outputs, height, width, inputs = writer.graph.tensors[operator.inputs[1]].shape
         filter, bias = self.onnx_weights(writer, operator, (3, 0, 1, 2), (inputs, outputs, height, width), 1)
@@ -341,6 +349,11 @@ def window_options(attributes: Attributes) -> dict[str, Any]:
     if "dilations" in attributes:
         options["dilationHFactor"], options["dilationWFactor"] = attributes["dilations"]
     return options
+
+
+def read_window(read: FileOperator) -> dict[str, Any]:
+    """Strides and padding from an options table."""
+    return {"strides": (read.option("strideH"), read.option("strideW")), "padding": read.word("padding", "Padding")}
 
 
 def onnx_window(input_shape: Shape, filter_size: Sequence[int], attributes: Attributes) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import Attributes, DeviceOperator, ScaleLimits, Shape, need, register
+from .operator import Attributes, DeviceOperator, FileOperator, ScaleLimits, Shape, Unreadable, need, register
 from .profile import REFERENCE, Profile
 from .tensor import Tensor
 
@@ -79,6 +79,9 @@ class FusedBinary(Binary):
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"fusedActivationFunction": ("ActivationFunctionType", attributes["activation"])}
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"activation": read.activation()}
 
 
 @register
@@ -150,6 +153,11 @@ class Add(FusedBinary):
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         # The schema's default asks for kernels that take powers of two only.
         return {**super().tflite_options(inputs, output, attributes), "potScaleInt16": output.dtype != "int16"}
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        if read.output.dtype == "int16" and read.option("potScaleInt16"):
+            raise Unreadable("int16 on grids of powers of two is not supported")
+        return super().read_attributes(read)
 
 
 @register

@@ -23,7 +23,7 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import Attributes, DeviceOperator, ScaleLimits, Shape, need, register
+from .operator import Attributes, DeviceOperator, FileOperator, ScaleLimits, Shape, Unreadable, need, register
 from .profile import Profile
 from .tensor import Tensor
 from .weighted import Weighted, real_multiplier
@@ -74,6 +74,12 @@ class FullyConnected(Weighted):
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         options = {"fusedActivationFunction": ("ActivationFunctionType", attributes["activation"])}
         return {**options, "keepNumDims": True} if len(output.shape) > 2 else options
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        layout = read.word("weightsFormat", "FullyConnectedOptionsWeightsFormat")
+        if layout != "DEFAULT":
+            raise Unreadable(f"weights in the format {layout} are not supported")
+        return {"activation": read.activation()}
 
     def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
         sums: np.ndarray = x @ filter.T
@@ -177,6 +183,9 @@ class BatchMatrixMultiply(DeviceOperator):
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"adjX": bool(attributes["adj_x"]), "adjY": bool(attributes["adj_y"])}
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"adj_x": read.option("adjX"), "adj_y": read.option("adjY")}
 
     def wide_integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile

@@ -10,7 +10,19 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .arithmetic import Arrays, Tensors, scale_of, zero_point_of
-from .operator import REQUIRED, Attributes, DeviceOperator, FileStep, Shape, need, register
+from .operator import (
+    REQUIRED,
+    Attributes,
+    DeviceOperator,
+    FileOperator,
+    FileStep,
+    Refusal,
+    Shape,
+    Unreadable,
+    are_steps,
+    need,
+    register,
+)
 from .profile import Profile
 from .tensor import INDICES, Quantization, Tensor, code_range
 
@@ -53,6 +65,9 @@ class Pad(Movement):
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return (("paddings", attributes["paddings"]),)
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"paddings": read.pairs(1)}
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         amounts = onnx_paddings(writer, operator, output)
@@ -131,6 +146,10 @@ class Concatenation(Movement):
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"axis": attributes["axis"]}
 
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        read.need_no_activation()
+        return {"axis": read.axis(read.option("axis"))}
+
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         axis = writer.axis(operator.attributes["axis"], len(output.shape))
         computed = writer.node("Concat", writer.operands(operator), f"{output.name}/computed", axis=axis)
@@ -172,12 +191,25 @@ class Reshape(Movement):
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return (("new_shape", [-1, *output.shape[1:]]),)
 
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        given = len(read.inputs) > 1 and read.inputs[1] is not None
+        return {"new_shape": whole_shape(read.integers(1) if given else read.option("newShape"), read.operand(0).shape)}
+
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         # The graph's order of elements is that of channels last.
         name = output.name
         codes = writer.codes_in_graph_order(operator.inputs[0], f"{name}/channels_last")
         shape = writer.constant(f"{name}/shape", np.array([-1, *output.shape[1:]], np.int64))
         writer.codes_to_result(output, writer.node("Reshape", [codes, shape], f"{name}/reshaped"))
+
+
+def whole_shape(sizes: Sequence[int] | None, shape: Shape) -> Shape:
+    """The sizes, with what is left of the shape's elements in place of a -1."""
+    if sizes is None or list(sizes).count(-1) > 1:
+        raise Unreadable(f"the new shape must be known, got {sizes}")
+    others = math.prod(size for size in sizes if size != -1)
+    left = math.prod(shape) // others if others > 0 else 0
+    return tuple(left if size == -1 else int(size) for size in sizes)
 
 
 @register
@@ -211,6 +243,9 @@ class Transpose(Movement):
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return (("permutation", list(attributes["permutation"])),)
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"permutation": read.axes(1)}
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         order = writer.order(len(output.shape))
@@ -272,6 +307,25 @@ class StridedSlice(Movement):
         end = [size if end is None else end for size, end in sizes]
         return ("begin", list(attributes["begin"])), ("end", end), ("strides", list(attributes["steps"]))
 
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        for name in ("ellipsisMask", "newAxisMask", "shrinkAxisMask", "offset"):
+            if read.option(name):
+                raise Unreadable(f"{name} is not supported")
+        shape, columns = read.operand(0).shape, [read.integers(position) for position in (1, 2, 3)]
+        if any(len(column) != len(shape) for column in columns):
+            raise Unreadable(f"begin, end and strides must have one entry for each axis of {shape}")
+        masks = read.option("beginMask") or 0, read.option("endMask") or 0
+        rows = []
+        for axis, (size, begin, end, step) in enumerate(zip(shape, *columns, strict=True)):
+            if step < 1:
+                raise Unreadable(f"strides must be positive, got {step}")
+            places = (None if mask >> axis & 1 else place for mask, place in zip(masks, (begin, end), strict=True))
+            first, last = places
+            first, last, step = slice(first, last, step).indices(size)
+            whole = axis == 0 and (first, last, step) == (0, size, 1)
+            rows.append((first, None if whole else last, step))
+        return dict(zip(("begin", "end", "steps"), zip(*rows, strict=True), strict=True))
+
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         attributes, source = operator.attributes, writer.graph.tensors[operator.inputs[0]]
         ends = [size if end is None else end for size, end in zip(source.shape, attributes["end"], strict=True)]
@@ -321,6 +375,15 @@ class PadV2(Movement):
         code = np.array([self.code(output, attributes)], output.dtype)
         return ("paddings", attributes["paddings"]), Tensor("value", (1,), output.dtype, output.quantization, code)
 
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        value, grid = read.operand(2), read.output.quantization
+        (code,) = read.integers(2)
+        if not value.quantization.equals(grid) or value.dtype != read.output.dtype:
+            raise Unreadable("the constant around the tensor must be on the tensor's grid")
+        lowest, _ = code_range(read.output)
+        real = None if code == lowest else float(np.float32(code - zero_point_of(read.output)) * grid.scale[0])
+        return {"paddings": read.pairs(1), "value": real}
+
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         amounts = onnx_paddings(writer, operator, output)
         real = np.float32(self.code(output, operator.attributes) - zero_point_of(output)) * scale_of(output)
@@ -363,6 +426,9 @@ class MirrorPad(Movement):
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"mode": ("MirrorPadMode", attributes["mode"])}
 
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"paddings": read.pairs(1), "mode": read.word("mode", "MirrorPadMode")}
+
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return (("paddings", attributes["paddings"]),)
 
@@ -401,9 +467,26 @@ class Blocks(Movement):
 
     attributes = {"block_size": REQUIRED}
     spatial = True
+    other_forms = (("RESHAPE", "TRANSPOSE", "RESHAPE"),)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"blockSize": attributes["block_size"]}
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"block_size": read.option("blockSize")}
+
+    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
+        source, output = steps[0].operand(0), steps[-1].output
+        if source.dtype != "int16" or len(source.shape) != 4 or len(output.shape) != 4:
+            return None
+        small, large = sorted((source.shape, output.shape), key=lambda shape: shape[1])
+        attributes = {"block_size": large[1] // small[1]}
+        try:
+            fits = self.checked_shape([source.shape], attributes) == output.shape
+        except Refusal:
+            return None
+        written = self.tflite_steps([source], output, attributes)
+        return ((source,), attributes) if fits and are_steps(steps, written) else None
 
     def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
         if output.dtype == "int8":
@@ -528,6 +611,11 @@ class Gather(Movement):
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return (("indices", list(attributes["indices"])),)
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        if read.option("batchDims") or len(read.operand(1).shape) != 1:
+            raise Unreadable("indices must be one row, the same for all examples")
+        return {"axis": read.axis(read.option("axis")), "indices": read.integers(1)}
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         places = writer.constant(f"{output.name}/places", np.array(operator.attributes["indices"], np.int64))

@@ -21,7 +21,7 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import Attributes, DeviceOperator, Refusal, ScaleLimits, need, register
+from .operator import Attributes, DeviceOperator, FileOperator, Refusal, ScaleLimits, need, register
 from .profile import Profile
 from .tensor import INT8_MAX, INT8_MIN, Tensor
 
@@ -134,6 +134,9 @@ class Softmax(Row):
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"beta": float(attributes["beta"])}
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"beta": read.option("beta")}
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         (real,) = writer.operands(operator)

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .attribute import REQUIRED
+from .file_forms import FileOperator, Unreadable
 from .profile import Profile
 from .tensor import INDICES, Quantization, Tensor
 
@@ -139,6 +140,7 @@ class DeviceOperator:
         purpose: what it is declared for, where no plan makes it of a step; else "".
         order: positions in the file's list of operands, where it is not that of the graph's operands followed by
             `tflite_operands`.
+        other_forms: kinds of the file's operators, in order, where the file says it in several.
     """
 
     kind: ClassVar[str]
@@ -168,6 +170,7 @@ class DeviceOperator:
     any_batch: ClassVar[bool] = True
     purpose: ClassVar[str] = ""
     order: ClassVar[tuple[int, ...] | None] = None
+    other_forms: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
@@ -356,9 +359,50 @@ class DeviceOperator:
         version = (is_wide(inputs, output) and self.wide_version) or self.version
         return (FileStep(self.kind, tuple(operands), version, self.options, fields),)
 
+    def read_operands(self, read: FileOperator) -> tuple[Tensor, ...]:
+        """The operands of the graph's operator, from a file's: the inverse of `tflite_steps`, for operators that the
+        file says in one.
+
+        Raises:
+            Unreadable: the file says what the declaration has no words for.
+        """
+        count = len(read.inputs) if self.operands[1] is None else self.operands[1]
+        return tuple(read.operand(position) for position in range(count))
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        """Likewise its attributes: the inverse of `tflite_options` and `tflite_operands`."""
+        return {}
+
+    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
+        """Likewise both, from operators of the file as `other_forms` lists them; None if they mean something else."""
+        return None
+
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         """Adds its nodes in QDQ form (see `deploy.onnx`)."""
         raise Refusal(f"{self.kind} has no form in ONNX here")
+
+
+def are_steps(steps: Sequence[FileOperator], written: Sequence[FileStep]) -> bool:
+    """Whether operators of a file are what `tflite_steps` writes: where each reads from, its constants, and the shape
+    and dtype of its result."""
+    made: dict[str, str] = {}
+    for step, expected in zip(steps, written, strict=True):
+        shape = steps[-1].output.shape if expected.shape is None else expected.shape
+        if step.output.shape != shape or (expected.dtype and step.output.dtype != expected.dtype):
+            return False
+        for position, operand in enumerate(expected.operands):
+            found = step.inputs[position] if position < len(step.inputs) else None
+            if found is None:
+                return False
+            if isinstance(operand, str) and made.get(operand) != found.name:
+                return False
+            if isinstance(operand, Tensor):
+                if operand.data is None or found.name not in step.known:
+                    return False
+                if not np.array_equal(step.known[found.name], operand.data):
+                    return False
+        made[expected.name] = step.output.name
+    return True
 
 
 # Attributes that mean the same wherever they stand: words, and pairs of positive integers for height and width.
@@ -402,6 +446,7 @@ __all__ = [
     "REQUIRED",
     "Attributes",
     "DeviceOperator",
+    "FileOperator",
     "FileStep",
     "Layout",
     "Quantization",
@@ -409,6 +454,8 @@ __all__ = [
     "ScaleLimits",
     "Shape",
     "Tensor",
+    "Unreadable",
+    "are_steps",
     "in_int16",
     "is_wide",
     "need",

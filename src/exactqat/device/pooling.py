@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from .arithmetic import Arrays, Tensors, finish, same_padding, window_shape, windows, zero_point_of
-from .convolution import onnx_window, window_options
-from .operator import REQUIRED, Attributes, DeviceOperator, Shape, need, register
+from .convolution import onnx_window, read_window, window_options
+from .operator import REQUIRED, Attributes, DeviceOperator, FileOperator, Shape, need, register
 from .profile import Profile
 from .tensor import INT16_MIN, Tensor
 
@@ -36,6 +36,10 @@ class Pool(DeviceOperator):
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         height, width = attributes["filter_size"]
         return {**window_options(attributes), "filterHeight": height, "filterWidth": width}
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        read.need_no_activation()
+        return {**read_window(read), "filter_size": (read.option("filterHeight"), read.option("filterWidth"))}
 
 
 def spatial_axes(x: Any, attributes: Attributes) -> list[int]:

@@ -20,7 +20,7 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import REQUIRED, Attributes, DeviceOperator, Shape, need, register
+from .operator import REQUIRED, Attributes, DeviceOperator, FileOperator, Shape, Unreadable, need, register
 from .profile import REFERENCE, Profile
 from .tensor import INDICES, INT8_MAX, INT8_MIN, Tensor
 
@@ -48,6 +48,9 @@ class Reduction(DeviceOperator):
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"keepDims": bool(attributes["keep_dims"])}
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"axes": read.axes(1), "keep_dims": read.option("keepDims")}
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return (("axes", list(attributes["axes"])),)
@@ -238,6 +241,12 @@ class ArgMax(DeviceOperator):
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"outputType": ("TensorType", str(attributes["output_type"]).upper())}
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        axes = read.axes(1)
+        if len(axes) != 1:
+            raise Unreadable(f"one axis is supported, got {axes}")
+        return {"axis": axes[0], "output_type": read.word("outputType", "TensorType").lower()}
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return (("axis", np.array(attributes["axis"], np.int32)),)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .arithmetic import Arrays, Tensors
-from .operator import REQUIRED, Attributes, DeviceOperator, Refusal, Shape, need, register
+from .operator import REQUIRED, Attributes, DeviceOperator, FileOperator, Refusal, Shape, need, register
 from .profile import REFERENCE, X86, Profile
 from .tensor import Tensor
 
@@ -52,6 +52,10 @@ class Resize(DeviceOperator):
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return (("size", list(attributes["size"])),)
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        words = {"align_corners": read.option("alignCorners"), "half_pixel_centers": read.option("halfPixelCenters")}
+        return {"size": read.integers(1), **words}
 
     @staticmethod
     def onnx_resize(writer: Any, operator: Any, output: Tensor, **attributes: Any) -> None:

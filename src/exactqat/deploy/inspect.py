@@ -1,0 +1,624 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is in a quantized .tflite file, and whether the devices agree about it.
+
+The file runs, as it is, on every runtime of this machine, with the result of every operator as an output. Each operator
+is simulated from the operands that the device had, which finds the one that differs instead of all that follow it. The
+simulations of all devices, also of those that this machine lacks, are then compared with each other: from which layer
+on they differ, and in how many codes.
+
+Runtimes trust what they read, and so do kernels: both run in other processes, with limits of memory and time.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tempfile
+import textwrap
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..device import PROFILES, Profile
+from ..device.tensor import CODE_RANGES, dequantize
+from ..display import printable, shortened
+from .footprint import arena_of
+from .graph import Graph
+from .read_tflite import FileEnd, TfliteFile, read_content
+from .signature import input_codes
+from .simulate import EXACT, check_inputs, simulate, simulate_operator
+from .trial import RuntimeRefusal, try_in_a_child
+from .verify import Comparison, Tally, open_runtime, profile_here, profiles_here, with_outputs_at
+
+# Of examples, where no data are given.
+EXAMPLES = 8
+SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One operator: its result, kind, shape and dtype, the bits of its weights, and its multiply-accumulates for one
+    example."""
+
+    result: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    weight_bits: int | None
+    multiply_accumulates: int
+
+
+@dataclass(frozen=True)
+class DeviceFindings:
+    """What one device made of the file.
+
+    Attributes:
+        profile, title: the device.
+        not_run: why its runtime did not run the file here; "": it did.
+        operators: each result of the runtime beside its simulation from the device's own operands.
+        outputs: the unchanged file's results beside the simulation of the whole network.
+        not_simulated: why there is no simulation; "": there is.
+    """
+
+    profile: str
+    title: str
+    not_run: str = ""
+    operators: tuple[Comparison, ...] = ()
+    outputs: tuple[Comparison, ...] = ()
+    not_simulated: str = ""
+
+    @property
+    def values(self) -> int:
+        """Number of integers compared."""
+        return sum(each.values for each in (*self.operators, *self.outputs))
+
+    @property
+    def differing(self) -> int:
+        """Number of integers that differ between the runtime and its simulation."""
+        return sum(each.differing for each in (*self.operators, *self.outputs))
+
+    @property
+    def differing_as_claimed(self) -> int:
+        """Likewise, of those that are claimed to be equal."""
+        return sum(each.differing for each in (*self.operators, *self.outputs) if each.exact)
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Two devices that compute different codes.
+
+    Attributes:
+        profiles: the two.
+        layer, kind: the first operator whose results differ.
+        values, differing: codes of its result, and how many of them differ.
+        output_values, outputs_differing: likewise of the network's outputs.
+        largest: by how much the outputs differ at most.
+    """
+
+    profiles: tuple[str, str]
+    layer: str
+    kind: str
+    values: int
+    differing: int
+    output_values: int
+    outputs_differing: int
+    largest: int
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` found.
+
+    Attributes:
+        name, description: of the file.
+        flash_bytes: its size; weight_bytes: of its constants.
+        arena_bytes: the smallest arena in which TFLite-Micro runs it; None if `no_arena` says why not.
+        inputs, outputs: its ends in words.
+        words: number of its operators by name, those included that no graph has.
+        layers: the network's operators.
+        examples: how many examples were run.
+        devices: what each device made of it.
+        disagreements: pairs of devices whose simulations differ.
+    """
+
+    name: str
+    description: str
+    flash_bytes: int
+    weight_bytes: int
+    arena_bytes: int | None
+    no_arena: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    words: Mapping[str, int]
+    layers: tuple[Layer, ...]
+    examples: int
+    devices: tuple[DeviceFindings, ...]
+    disagreements: tuple[Disagreement, ...]
+
+    @property
+    def multiply_accumulates(self) -> int:
+        """Of one example."""
+        return sum(layer.multiply_accumulates for layer in self.layers)
+
+    @property
+    def equal(self) -> bool:
+        """Whether every integer that is claimed to be equal is, on every runtime that ran the file."""
+        return not any(device.differing_as_claimed for device in self.devices)
+
+    def as_json(self) -> str:
+        """All of it."""
+        totals = {"multiply_accumulates": self.multiply_accumulates, "equal": self.equal}
+        return json.dumps({**asdict(self), **totals}, indent=2)
+
+    def text(self, width: int = 80) -> str:
+        """All of it for a terminal of that many columns."""
+        return _text(self, width)
+
+
+def inspect(
+    path: str | os.PathLike[str],
+    data: Any = None,
+    examples: int = EXAMPLES,
+    devices: Sequence[str | Profile] | None = None,
+    seed: int = 0,
+    seconds: float = SECONDS,
+    progress: Callable[[str], None] | None = None,
+) -> Inspection:
+    """Says what is in a quantized .tflite file, whoever wrote it, and compares the devices on it, integer for integer.
+
+    Args:
+        data: inputs to run: an array for a network with one input, a mapping by the inputs' names (`Graph.signature`,
+            or the file's tensors), or a sequence in their order, each with the batch first. Real numbers are quantized;
+            integers are codes. None: random codes.
+        examples: how many random examples, or how many of `data` at most.
+        devices: whose runtimes run the file; by default all of `profiles_here`.
+        seed: of the random codes.
+        seconds: after which a process that runs a device, or simulates all of them, is ended.
+        progress: called with what is done next.
+
+    Raises:
+        OSError: the file cannot be read.
+        Refusal: the file is damaged, or holds what cannot be computed exactly; the message lists all of it.
+        ValueError: the data or another argument does not fit.
+    """
+    if examples < 1:
+        raise ValueError(f"examples must be 1 or more, got {examples}")
+    say = progress or (lambda text: None)
+    path = Path(path)
+    content = path.read_bytes()
+    file = read_content(content, path.name)
+    graph = file.graph
+    wanted = profiles_here() if devices is None else tuple(dict.fromkeys(map(profile_here, devices)))
+    codes = _random_codes(graph, examples, seed) if data is None else _codes(file, data, examples)
+    say("measuring the arena")
+    arena, no_arena = arena_of(content, seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        given: dict[str, Any] = {str(at): codes[name] for at, name in enumerate(graph.inputs)}
+        np.savez(Path(folder) / "codes.npz", **given)
+        reasons = {}
+        for profile in wanted:
+            say(f"running {PROFILES[profile].title}")
+            reasons[profile] = _run_in_a_child(content, file, profile, folder, seconds)
+        say("simulating all devices")
+        ran = tuple(profile for profile in wanted if not reasons[profile])
+        counts = _compare_in_a_child(graph, folder, ran, seconds)
+    here, absent = profiles_here(), "its runtime is not on this machine"
+    missing = {name: "it was not asked for" if name in here else absent for name in PROFILES if name not in wanted}
+    found = [
+        DeviceFindings(
+            name,
+            PROFILES[name].title,
+            {**missing, **reasons}[name],
+            tuple(Comparison(*row) for row in counts["operators"].get(name, ())),
+            tuple(Comparison(*row) for row in counts["outputs"].get(name, ())),
+            counts["refused"].get(name, ""),
+        )
+        for name in PROFILES
+    ]
+    pairs = [Disagreement(tuple(row.pop("profiles")), **row) for row in counts["disagreements"]]
+    return Inspection(
+        path.name,
+        file.description,
+        len(content),
+        sum(tensor.data.nbytes for tensor in graph.tensors.values() if tensor.data is not None),
+        arena,
+        no_arena,
+        tuple(_described(graph, end) for end in file.inputs),
+        tuple(_described(graph, end) for end in file.outputs),
+        file.words,
+        tuple(_layers(graph)),
+        len(next(iter(codes.values()))),
+        tuple(found),
+        tuple(pairs),
+    )
+
+
+def _described(graph: Graph, end: FileEnd) -> str:
+    tensor = graph.tensors[end.tensor]
+    sizes: list[object] = ["N" if end.any_batch else tensor.shape[0], *tensor.shape[1:]]
+    grid = tensor.quantization
+    stored = f" as {tensor.dtype}" if end.dtype != tensor.dtype else ""
+    scale = f", scale {float(grid.scale[0]):.6g}, zero point {int(grid.zero_point[0])}"
+    on_a_grid = scale if tensor.dtype in CODE_RANGES else ""
+    return f"{shortened(end.name)} {end.dtype}{stored} [{', '.join(map(str, sizes))}]{on_a_grid}"
+
+
+def _layers(graph: Graph) -> list[Layer]:
+    found = []
+    for operator in graph.operators:
+        output = graph.tensors[operator.outputs[0]]
+        constants = [graph.tensors[name].data for name in operator.inputs]
+        largest = [
+            int(np.abs(data.astype(np.int64)).max()) for data in constants if data is not None and data.dtype == np.int8
+        ]
+        bits = max((each.bit_length() + 1 for each in largest), default=None)
+        # -128 is a code of eight bits.
+        bits = None if bits is None else min(bits, 8)
+        work = graph.multiply_accumulates(operator)
+        found.append(Layer(output.name, operator.kind, output.shape, output.dtype, bits, work))
+    return found
+
+
+# --- inputs ----------------------------------------------------------------------------------------------------------
+
+
+def _random_codes(graph: Graph, examples: int, seed: int) -> dict[str, np.ndarray]:
+    """Every other example stays near the zero points, where little saturates."""
+    rng, codes = np.random.default_rng(seed), {}
+    limits = {port.tensor: port.limits for port in graph.signature.inputs}
+    for name in graph.inputs:
+        tensor = graph.tensors[name]
+        lowest, highest = limits[name] or CODE_RANGES[tensor.dtype]
+        values = rng.integers(lowest, highest + 1, (examples, *tensor.shape[1:]))
+        values[1::2] = values[1::2] // 8 + tensor.quantization.zero_point[0]
+        codes[name] = np.clip(values, lowest, highest).astype(tensor.dtype)
+    return codes
+
+
+def _codes(file: TfliteFile, data: Any, examples: int) -> dict[str, np.ndarray]:
+    """The graph's codes for the user's arrays."""
+    graph = file.graph
+    names = [port.name for port in graph.signature.inputs]
+    if not isinstance(data, Mapping):
+        given = list(data) if isinstance(data, tuple | list) else [data]
+        if len(given) != len(names):
+            raise ValueError(f"the file has the inputs {names}, got {len(given)} arrays")
+        data = dict(zip(names, given, strict=True))
+    # The file's own names do too.
+    aliases = {
+        end.name: port.name for end in file.inputs for port in graph.signature.inputs if port.tensor == end.tensor
+    }
+    arrays = {aliases.get(str(name), str(name)): np.asarray(array)[:examples] for name, array in data.items()}
+    if set(arrays) != set(names):
+        raise ValueError(f"the file's inputs are {names}, got {sorted(arrays)}")
+    ends = {end.tensor: end for end in file.inputs}
+    real, codes = {}, {}
+    for port in graph.signature.inputs:
+        array, dtype = arrays[port.name], graph.tensors[port.tensor].dtype
+        if np.issubdtype(array.dtype, np.floating):
+            real[port.name] = array
+        elif array.dtype == np.uint8 and ends[port.tensor].dtype == "uint8":
+            codes[port.tensor] = (array.astype(np.int16) - 128).astype(np.int8)
+        elif array.dtype == dtype:
+            codes[port.tensor] = array
+        else:
+            allowed = "uint8 codes" if ends[port.tensor].dtype == "uint8" else f"{dtype} codes"
+            raise ValueError(f"input {port.name!r} must be real numbers or {allowed}, got {array.dtype}")
+    if real and codes:
+        raise ValueError("inputs must be all real numbers or all codes")
+    found = input_codes(graph, real) if real else check_inputs(graph, codes)
+    if not len(next(iter(found.values()))):
+        raise ValueError("data contains no examples")
+    return found
+
+
+def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray] | np.ndarray:
+    """The arrays of an .npz file by name, or the array of an .npy file, for `inspect`.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = np.load(file, allow_pickle=False)
+            return content if isinstance(content, np.ndarray) else {name: content[name] for name in content.files}
+    except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+        raise ValueError(f"{shortened(Path(path).name)} is not an .npz or .npy file of arrays ({error})") from None
+
+
+# --- the runtimes, in processes of their own ------------------------------------------------------------------------
+
+
+def _to_file(codes: np.ndarray, end: FileEnd, graph: Graph) -> np.ndarray:
+    """What the file takes for codes: on a grid's points, every rounding gives the code again."""
+    if end.dtype == "float32":
+        return dequantize(codes, graph.tensors[end.tensor].quantization)
+    return (codes.astype(np.int16) + 128).astype(np.uint8) if end.dtype == "uint8" else codes
+
+
+def _from_file(array: np.ndarray, end: FileEnd, graph: Graph) -> np.ndarray:
+    """Codes for what the file returns; what is between two codes is none."""
+    tensor = graph.tensors[end.tensor]
+    if end.dtype == "float32":
+        grid = tensor.quantization
+        codes = np.rint(array.astype(np.float64) / float(grid.scale[0])) + int(grid.zero_point[0])
+        ends = CODE_RANGES[tensor.dtype]
+        codes = np.clip(np.nan_to_num(codes, nan=ends[0]), *ends).astype(tensor.dtype)
+        if not np.array_equal(dequantize(codes, grid), array):
+            raise RuntimeRefusal(f"output {end.name!r} is not on its grid")
+        return codes
+    return (array.astype(np.int16) - 128).astype(np.int8) if end.dtype == "uint8" else array
+
+
+def _run_in_a_child(content: bytes, file: TfliteFile, profile: str, folder: str, seconds: float) -> str:
+    """Runs the file and writes what the device computed into the folder; returns why it did not, or ""."""
+    arguments = content, file.graph, file.inputs, file.outputs, dict(file.positions), profile, folder
+    try:
+        said = try_in_a_child(_run, *arguments, seconds=seconds)
+    except RuntimeRefusal as error:
+        return _on_one_line(error)
+    folder_of = Path(folder) / profile
+    if (folder_of / "done").exists():
+        return ""
+    reason = folder_of / "reason"
+    lines = [line for line in said.splitlines() if line.strip()]
+    return _on_one_line(reason.read_text("utf-8", "replace") if reason.exists() else (lines or ["no reason given"])[-1])
+
+
+def _on_one_line(text: object) -> str:
+    return shortened(" ".join(str(text).split()), 300)
+
+
+def _run(
+    content: bytes,
+    graph: Graph,
+    inputs: Sequence[FileEnd],
+    outputs: Sequence[FileEnd],
+    positions: Mapping[str, int],
+    profile: str,
+    folder: str,
+) -> None:
+    """Runs one example after the other, as files fix their batch."""
+    into = Path(folder) / profile
+    into.mkdir()
+    try:
+        with np.load(Path(folder) / "codes.npz") as archive:
+            codes = {name: archive[str(at)] for at, name in enumerate(graph.inputs)}
+        given, results = (tuple(end.name for end in side) for side in (inputs, outputs))
+        # An input that is the file's own is not computed.
+        own = {end.tensor for end in inputs if end.tensor == end.name}
+        computed = tuple(name for name in (*graph.inputs, *graph.results()) if name not in own)
+        opened = with_outputs_at(content, [positions[name] for name in computed])
+        plain = open_runtime(content, given, results, profile, True)
+        whole = open_runtime(opened, given, computed, profile, True)
+        for example in range(len(codes[graph.inputs[0]])):
+            batch = {end.name: _to_file(codes[end.tensor][example : example + 1], end, graph) for end in inputs}
+            found = whole.run(batch)
+            arrays: dict[str, Any] = {f"t{at}": found[name] for at, name in enumerate(computed)}
+            found = plain.run(batch)
+            arrays |= {f"o{at}": _from_file(found[end.name], end, graph) for at, end in enumerate(outputs)}
+            np.savez(into / f"{example}.npz", **arrays)
+        (into / "names").write_text(json.dumps(computed), "utf-8")
+        (into / "ends").write_text(json.dumps([end.tensor for end in outputs]), "utf-8")
+        (into / "done").write_text("", "utf-8")
+    except (RuntimeError, ValueError, ImportError) as error:
+        (into / "reason").write_text(str(error), "utf-8", "replace")
+
+
+# --- the simulations, in a process of their own ---------------------------------------------------------------------
+
+
+def _compare_in_a_child(graph: Graph, folder: str, ran: Sequence[str], seconds: float) -> dict[str, Any]:
+    try:
+        said = try_in_a_child(_compare, graph, folder, tuple(ran), seconds=seconds)
+    except RuntimeRefusal as error:
+        raise RuntimeError(f"the file could not be simulated: {_on_one_line(error)}") from None
+    counts = Path(folder) / "counts.json"
+    if not counts.exists():
+        lines = [line for line in said.splitlines() if line.strip()]
+        raise RuntimeError(f"the file could not be simulated: {_on_one_line((lines or ['no reason given'])[-1])}")
+    found: dict[str, Any] = json.loads(counts.read_text())
+    return found
+
+
+def _compare(graph: Graph, folder: str, ran: Sequence[str]) -> None:
+    """Counts, example by example, what `Inspection` holds."""
+    with np.load(Path(folder) / "codes.npz") as archive:
+        codes = {name: archive[str(at)] for at, name in enumerate(graph.inputs)}
+    results = tuple(graph.results())
+    kinds = {operator.outputs[0]: graph.measured_as(operator) for operator in graph.operators}
+    operators = {profile: {name: Tally() for name in results} for profile in ran}
+    outputs = {profile: {name: Tally() for name in graph.outputs} for profile in ran}
+    pairs = {pair: {name: Tally() for name in results} for pair in combinations(PROFILES, 2)}
+    refused: dict[str, str] = {}
+    for example in range(len(codes[graph.inputs[0]])):
+        batch = {name: array[example : example + 1] for name, array in codes.items()}
+        simulated: dict[str, dict[str, np.ndarray]] = {}
+        for profile in PROFILES:
+            try:
+                simulated[profile] = simulate(graph, batch, profile, results)
+            except ValueError as error:
+                refused[profile] = str(error)
+        for first, second in pairs:
+            if first in simulated and second in simulated:
+                for name, tally in pairs[first, second].items():
+                    tally.add(simulated[first][name], simulated[second][name])
+        for profile in ran:
+            if profile in simulated:
+                _count(graph, Path(folder) / profile, example, batch, simulated[profile], operators[profile],
+                       outputs[profile], profile)  # fmt: skip
+    content = {
+        "operators": {
+            profile: [_row(tally, name, kinds[name], [kinds[name]], profile) for name, tally in tallies.items()]
+            for profile, tallies in operators.items()
+        },
+        "outputs": {
+            profile: [
+                _row(tally, name, "whole file", tuple(kinds.values()), profile) for name, tally in tallies.items()
+            ]
+            for profile, tallies in outputs.items()
+        },
+        "refused": refused,
+        "disagreements": [
+            each for pair, tallies in pairs.items() if (each := _disagreement(graph, pair, tallies, kinds))
+        ],
+    }
+    (Path(folder) / "counts.json").write_text(json.dumps(content))
+
+
+def _row(tally: Tally, name: str, kind: str, all_of: Sequence[str], profile: str) -> tuple[Any, ...]:
+    exact = all((each, profile) in EXACT for each in all_of)
+    return name, kind, tally.values, tally.differing, tally.largest, exact
+
+
+def _count(
+    graph: Graph,
+    folder: Path,
+    example: int,
+    batch: Mapping[str, np.ndarray],
+    simulated: Mapping[str, np.ndarray],
+    operators: Mapping[str, Tally],
+    outputs: Mapping[str, Tally],
+    profile: str,
+) -> None:
+    """One example's codes on one device, beside its simulation."""
+    computed, ends = (json.loads((folder / part).read_text("utf-8")) for part in ("names", "ends"))
+    with np.load(folder / f"{example}.npz") as archive:
+        device = {**batch, **{name: archive[f"t{at}"] for at, name in enumerate(computed)}}
+        found = {name: archive[f"o{at}"] for at, name in enumerate(ends)}
+    for operator in graph.operators:
+        name = operator.outputs[0]
+        operators[name].add(device[name], simulate_operator(graph, operator, device, profile))
+    for name, tally in outputs.items():
+        tally.add(found[name], simulated[name] if name in simulated else batch[name])
+
+
+def _disagreement(
+    graph: Graph, pair: tuple[str, str], tallies: Mapping[str, Tally], kinds: Mapping[str, str]
+) -> dict[str, Any] | None:
+    first = next((name for name, tally in tallies.items() if tally.differing), None)
+    if first is None:
+        return None
+    ends = [tallies[name] for name in graph.outputs if name in tallies]
+    return {
+        "profiles": pair,
+        "layer": first,
+        "kind": kinds[first],
+        "values": tallies[first].values,
+        "differing": tallies[first].differing,
+        "output_values": sum(each.values for each in ends),
+        "outputs_differing": sum(each.differing for each in ends),
+        "largest": max((each.largest for each in ends), default=0),
+    }
+
+
+# --- in words --------------------------------------------------------------------------------------------------------
+
+# Columns of a name in a table.
+NAME = 28
+
+
+def name_in_short(name: str, length: int = NAME) -> str:
+    """TensorFlow's names list all that was joined, and paths: the end of the first one says most."""
+    first = printable(name).split(";")[0].replace("\n", " ")
+    return first if len(first) <= length else f"…{first[1 - length :]}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[object]], texts: int) -> list[str]:
+    """Columns as wide as they have to be; the first `texts` hold text."""
+    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = []
+    for row in cells:
+        parts = [
+            cell.ljust(width) if column < texts else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(parts).rstrip())
+    return [lines[0], "─" * max(map(len, lines)), *lines[1:]]
+
+
+def _layer_rows(found: Inspection, length: int) -> list[tuple[object, ...]]:
+    return [
+        (number, name_in_short(layer.result, length), layer.kind, "x".join(map(str, layer.shape)),
+         "–" if layer.weight_bits is None else layer.weight_bits, f"{layer.multiply_accumulates:,}")
+        for number, layer in enumerate(found.layers)
+    ]  # fmt: skip
+
+
+def _text(found: Inspection, width: int) -> str:
+    wrapped = functools.partial(textwrap.wrap, width=width, subsequent_indent="  ", break_long_words=True)
+    lines = [*wrapped(f"{found.name} ({printable(found.description) or 'no description'})")]
+    for side, ends in (("takes", found.inputs), ("returns", found.outputs)):
+        for end in ends:
+            lines += wrapped(f"{side} {end}")
+    words = ", ".join(f"{count} {printable(word)}" for word, count in sorted(found.words.items()))
+    lines += wrapped(f"operators: {words}")
+    arena = (
+        f"{found.arena_bytes:,} bytes of arena (TFLite-Micro)" if found.arena_bytes else f"no arena: {found.no_arena}"
+    )
+    lines += wrapped(
+        f"{found.multiply_accumulates:,} multiply-adds; {found.flash_bytes:,} bytes of flash, "
+        f"{found.weight_bytes:,} of them weights; {arena}"
+    )
+    header = ("", "result", "operator", "shape", "bits", "multiply-adds")
+    table = _table(header, _layer_rows(found, NAME), 4)
+    # Names give way to what else there is.
+    excess = max(map(len, table)) - width
+    if excess > 0:
+        table = _table(header, _layer_rows(found, max(NAME - excess, 8)), 4)
+    lines += ["", *table, ""]
+    rows: list[tuple[str, ...]] = []
+    for device in found.devices:
+        ran = not device.not_run and not device.not_simulated
+        claimed = "yes" if ran and all(each.exact for each in device.operators) else "not all" if ran else "–"
+        rows.append((device.profile, f"{device.values:,}" if ran else "not run",
+                     f"{device.differing:,}" if ran else "–", claimed))  # fmt: skip
+    lines += [*wrapped(f"Integers of the runtimes beside the simulation, {found.examples} examples:")]
+    lines += _table(("device", "compared", "differ", "equality is claimed"), rows, 1)
+    for device in found.devices:
+        reason = device.not_run or device.not_simulated
+        if reason:
+            lines += wrapped(f"{device.profile} was not run: {reason}")
+        for row in (*device.operators, *device.outputs):
+            if row.differing:
+                claim = "" if row.exact else "; equality is not claimed"
+                lines += wrapped(
+                    f"{device.profile}: {row.kind} {name_in_short(row.name)!r} differs in {row.differing:,} of "
+                    f"{row.values:,} codes, by {row.largest_difference} at most{claim}"
+                )
+    lines.append("")
+    if found.disagreements:
+        lines += wrapped("Devices that compute different codes from the same inputs:")
+    for each in found.disagreements:
+        lines += wrapped(
+            f"{' / '.join(each.profiles)}: from {each.kind} {name_in_short(each.layer, 24)!r} on "
+            f"({each.differing:,} of {each.values:,} codes); {each.outputs_differing:,} of {each.output_values:,} "
+            "codes of the outputs"
+        )
+    if not found.disagreements:
+        lines += wrapped("All devices compute the same codes from these inputs.")
+    lines += wrapped(_verdict(found))
+    return "\n".join(lines)
+
+
+def _verdict(found: Inspection) -> str:
+    ran = [device for device in found.devices if device.values]
+    if not ran:
+        return "The file was run on no device."
+    total, names = sum(device.values for device in ran), ", ".join(device.profile for device in ran)
+    if not found.equal:
+        return f"The file does not run as simulated where that is claimed ({names})."
+    unclaimed = sum(device.differing for device in ran)
+    rest = f"; where it is not claimed, {unclaimed:,} differ" if unclaimed else ""
+    counted = f"{total:,} integers compared, none differs where equality is claimed{rest}"
+    return f"The file runs as simulated on {names}: {counted}."
+
+
+__all__ = ["DeviceFindings", "Disagreement", "Inspection", "Layer", "inspect", "name_in_short", "read_arrays"]

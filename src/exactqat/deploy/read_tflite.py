@@ -1,0 +1,599 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a quantized .tflite file, whoever wrote it, as a Graph.
+
+Each declaration in `exactqat.device` reads what it writes; nothing here knows an operator. What a graph has no words
+for (operators in float, several subgraphs, ...) is refused in one sentence that lists all of it with its place.
+
+A file is data from anywhere: every list is counted before it is read, and the same bytes cannot be read again and
+again, so a damaged or hostile file costs no more memory and time than its size allows.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..device import OPERATORS
+from ..device.file_forms import (
+    MOST_SHAPE_NUMBERS,
+    OFF_A_GRID,
+    ONTO_A_GRID,
+    SHAPE_ARITHMETIC,
+    SHAPE_OF,
+    FileOperator,
+    Unreadable,
+)
+from ..device.operator import Refusal
+from ..device.tensor import CODE_RANGES, INDICES, Quantization, Tensor
+from ..display import listed, shortened
+from .graph import Graph, Operator, check_operator
+from .signature import METADATA, Port, Signature
+from .tflite import IDENTIFIER, import_deploy
+
+# Of values in a tensor, and of its axes.
+MOST_VALUES, MOST_AXES = 2**31 - 1, 8
+# A file may read its own bytes this often; those that runtimes take read most of them once.
+MOST_READS = 8
+# Likewise its constants, by all operators together.
+MOST_LOOKS = 64
+# What a graph's tensors may be of.
+DTYPES = (*CODE_RANGES, "int32", "int64")
+
+
+@dataclass(frozen=True)
+class FileEnd:
+    """An input or output of a file, and the graph's tensor that holds its codes.
+
+    Attributes:
+        name, shape, dtype: of the file's tensor; dtype "float32" or "uint8" where the file brings it onto the grid.
+        tensor: of the graph.
+        any_batch: whether the file leaves the batch open.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    tensor: str
+    any_batch: bool
+
+
+@dataclass(frozen=True)
+class TfliteFile:
+    """A file as it was read.
+
+    Attributes:
+        graph: the network; its inputs and outputs are codes, whatever the file's are.
+        inputs, outputs: the file's, in its order.
+        positions: of the graph's computed tensors in the file.
+        words: the number of the file's operators by name, those included that the graph does not have.
+        description: as its writer put it.
+    """
+
+    graph: Graph
+    inputs: tuple[FileEnd, ...]
+    outputs: tuple[FileEnd, ...]
+    positions: Mapping[str, int]
+    words: Mapping[str, int]
+    description: str
+
+
+def read_tflite(path: str | os.PathLike[str]) -> Graph:
+    """Reads a quantized .tflite file, whoever wrote it.
+
+    Inputs and outputs of the graph are codes: where the file takes or returns real numbers (QUANTIZE and DEQUANTIZE at
+    its ends) or uint8, the graph begins and ends on the grid beside them. Batches are of one example, as in all graphs.
+    What the file computes from shapes alone is computed here. Names of inputs and outputs are those of the file's
+    signature, if it has one (`Graph.signature`); other metadata are kept (`Graph.metadata`).
+
+    Raises:
+        OSError: the file cannot be read.
+        Refusal: the file is damaged, or holds what cannot be computed exactly; the message lists all of it.
+    """
+    path = Path(path)
+    return read_content(path.read_bytes(), path.name).graph
+
+
+def read_content(content: bytes, name: str = "the file") -> TfliteFile:
+    """As `read_tflite`, from a file's content; `name` is what messages call it."""
+    try:
+        # A damaged file's scales may have no quotient; the checks see that.
+        with np.errstate(all="ignore"):
+            return _Reader(content).read()
+    except (Refusal, ImportError) as error:
+        if isinstance(error, ImportError):
+            raise
+        raise Refusal(f"{shortened(name)} cannot be read: {error}") from None
+    except Exception as error:  # noqa: BLE001 - the schema's classes trust all that they read
+        detail = shortened(str(error) or type(error).__name__, 120)
+        raise Refusal(f"{shortened(name)} cannot be read: it is damaged ({detail})") from None
+
+
+@dataclass
+class _Problems:
+    """What cannot be read: reasons, and the places of each."""
+
+    places: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, reason: str, place: str) -> None:
+        self.places.setdefault(reason, []).append(place)
+
+    def refuse(self) -> None:
+        if not self.places:
+            return
+        parts = [f"{reason} (at {listed(places, 4)})" for reason, places in self.places.items()]
+        what = "one thing in it is" if len(parts) == 1 else f"{len(parts)} things in it are"
+        raise Refusal(f"{what} not supported: {'; '.join(parts)}")
+
+
+def names_of(tensors: Sequence[Tensor]) -> set[str]:
+    """Names of tensors."""
+    return {tensor.name for tensor in tensors}
+
+
+class _Reader:
+    """One file."""
+
+    def __init__(self, content: bytes) -> None:
+        if len(content) < 8 or content[4:8] != IDENTIFIER:
+            raise Refusal("it is not a .tflite file, which has TFL3 in bytes 4 to 7")
+        self.schema: Any = import_deploy("ai_edge_litert.schema_py_generated")
+        self.content = content
+        self.left = MOST_READS * len(content) + 4096
+        self.looks = MOST_LOOKS * len(content) + (64 << 20)
+        self.model = self.schema.Model.GetRootAs(content, 0)
+        self.problems = _Problems()
+        self.words: dict[str, dict[int, str]] = {}
+
+    # --- safe access ----------------------------------------------------------------------------------------------
+
+    def counted(self, length: int, size: int) -> int:
+        """The length of a list whose elements take `size` bytes each, once it is known to fit."""
+        if length * size > len(self.content):
+            raise Refusal(f"it is damaged: a list of {length:,} does not fit into {len(self.content):,} bytes")
+        self.left -= length * size
+        if self.left < 0:
+            raise Refusal("it is damaged: it refers to the same bytes from too many places")
+        return length
+
+    def entries(self, table: Any, name: str) -> list[Any]:
+        """The tables of a list."""
+        length = self.counted(getattr(table, f"{name}Length")(), 4)
+        return [getattr(table, name)(at) for at in range(length)]
+
+    def numbers(self, table: Any, name: str) -> np.ndarray:
+        """The numbers of a list, without a copy; empty if it is left out."""
+        length = getattr(table, f"{name}Length")()
+        if not length:
+            return np.zeros(0, np.int32)
+        found = np.asarray(getattr(table, f"{name}AsNumpy")())
+        self.counted(length, found.dtype.itemsize)
+        return found
+
+    def text(self, value: bytes | None) -> str:
+        self.counted(len(value or b""), 1)
+        return (value or b"").decode("utf-8", "replace")
+
+    def word(self, enumeration: str, code: int) -> str:
+        """The name of an enumeration's value."""
+        if enumeration not in self.words:
+            values = vars(getattr(self.schema, enumeration)).items()
+            self.words[enumeration] = {value: name for name, value in values if isinstance(value, int)}
+        return self.words[enumeration].get(int(code), f"number {int(code)}")
+
+    def buffer(self, at: int) -> np.ndarray | None:
+        """The bytes of a buffer; None for those without content."""
+        if not 0 <= at < self.model.BuffersLength():
+            raise Refusal(f"it is damaged: buffer {at} does not exist")
+        buffer = self.model.Buffers(at)
+        if buffer.Offset() > 1:
+            raise Refusal("its constants lie outside of the model, which is not supported")
+        length = buffer.DataLength()
+        if not length:
+            return None
+        # Buffers may be shared, and are not copied.
+        if length > len(self.content):
+            raise Refusal(f"it is damaged: a buffer of {length:,} bytes does not fit into {len(self.content):,}")
+        return np.asarray(buffer.DataAsNumpy())
+
+    # --- parts ----------------------------------------------------------------------------------------------------
+
+    def read(self) -> TfliteFile:
+        model = self.model
+        subgraphs = self.entries(model, "Subgraphs")
+        if len(subgraphs) != 1:
+            names = [self.text(each.Name()) or f"number {at}" for at, each in enumerate(subgraphs)]
+            what = f"{len(subgraphs)} subgraphs ({listed(names)})" if subgraphs else "no subgraph"
+            raise Refusal(f"it has {what}; exactly one is supported, without control flow")
+        self.subgraph = subgraphs[0]
+        self.codes = self.entries(model, "OperatorCodes")
+        self.tensors = self.read_tensors()
+        ends = [[self.at(index) for index in self.numbers(self.subgraph, side)] for side in ("Inputs", "Outputs")]
+        self.steps = [self.read_step(entry) for entry in self.entries(self.subgraph, "Operators")]
+        self.readers = Counter(tensor.name for _, step in self.steps for tensor in step.inputs if tensor is not None)
+        self.readers.update(tensor.name for tensor in ends[1])
+        inputs, outputs, ending = self.find_ends(*ends)
+        operators = self.read_operators(ending)
+        for side, found in (("input", inputs), ("output", outputs)):
+            for end in found:
+                self.check_end(side, end)
+        self.problems.refuse()
+        graph = self.graph(operators, inputs, outputs)
+        computed = {*graph.inputs, *graph.results()}
+        positions = {tensor.name: at for at, tensor in enumerate(self.tensors) if tensor.name in computed}
+        words = dict(Counter(word for word, _ in self.steps))
+        return TfliteFile(graph, inputs, outputs, positions, words, self.text(model.Description()))
+
+    def at(self, index: int) -> Tensor:
+        if not 0 <= index < len(self.tensors):
+            raise Refusal(f"it is damaged: tensor {index} does not exist")
+        return self.tensors[index]
+
+    def read_tensors(self) -> list[Tensor]:
+        """All tensors, by distinct names."""
+        found: list[Tensor] = []
+        taken: set[str] = set()
+        self.open_batch: set[str] = set()
+        self.unknown_shape: set[str] = set()
+        self.variables: set[str] = set()
+        self.known: dict[str, np.ndarray] = {}
+        for index, entry in enumerate(self.entries(self.subgraph, "Tensors")):
+            name = self.text(entry.Name()) or f"tensor_{index}"
+            name = name if name not in taken else f"{name}#{index}"
+            taken.add(name)
+            shape = tuple(int(size) for size in self.numbers(entry, "Shape"))
+            values = math.prod(shape)
+            if len(shape) > MOST_AXES or min(shape, default=1) < 0 or values > MOST_VALUES:
+                given = f"tensor {shortened(name)!r} has the shape {list(shape[:MOST_AXES])}"
+                raise Refusal(f"{given}; runtimes take at most {MOST_AXES} axes and {MOST_VALUES:,} values")
+            signature = [int(size) for size in self.numbers(entry, "ShapeSignature")]
+            if signature[:1] == [-1]:
+                self.open_batch.add(name)
+            if -1 in signature:
+                self.unknown_shape.add(name)
+            if entry.IsVariable():
+                self.variables.add(name)
+            if entry.Sparsity() is not None:
+                self.problems.add("sparse weights", name)
+            dtype = self.word("TensorType", entry.Type()).lower()
+            data = self.data(entry, name, dtype, shape)
+            grid = self.quantization(entry, name, dtype, data is not None)
+            if data is not None:
+                self.known[name] = data
+            if data is not None and not shape:
+                shape, data = (1,), data.reshape(1)
+            found.append(Tensor(name, shape, dtype, grid, data))
+        return found
+
+    def data(self, entry: Any, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray | None:
+        """A constant, as it lies in the file."""
+        content = self.buffer(entry.Buffer()) if entry.Buffer() else None
+        if content is None or dtype not in DTYPES:
+            return None
+        kind = np.dtype(dtype).newbyteorder("<")
+        if content.nbytes != math.prod(shape) * kind.itemsize:
+            raise Refusal(f"it is damaged: constant {shortened(name)!r} of {dtype} and shape {list(shape)} has "
+                          f"{content.nbytes:,} bytes")  # fmt: skip
+        return np.asarray(np.frombuffer(content, kind).reshape(shape).astype(dtype, copy=False))
+
+    def quantization(self, entry: Any, name: str, dtype: str, constant: bool) -> Quantization:
+        """A tensor's grid; `INDICES` for what has none."""
+        found = entry.Quantization()
+        scale = self.numbers(found, "Scale") if found is not None else np.zeros(0)
+        zero_point = self.numbers(found, "ZeroPoint") if found is not None else np.zeros(0)
+        if dtype not in (*DTYPES, "uint8") or not scale.size:
+            if dtype in CODE_RANGES:
+                self.problems.add(f"{dtype} without a scale", name)
+            return INDICES
+        if found.DetailsType():
+            self.problems.add("a quantization that is not affine", name)
+        dimension = found.QuantizedDimension()
+        axis = dimension if constant and (scale.size > 1 or dimension) else None
+        zero_point = zero_point if zero_point.size else np.zeros(1, np.int64)
+        if zero_point.size not in (1, scale.size):
+            zero_point = np.zeros(1, np.int64)
+            self.problems.add("another number of zero points than of scales", name)
+        try:
+            return Quantization(scale, zero_point, axis, dtype if dtype in CODE_RANGES else "int8")
+        except ValueError as error:
+            self.problems.add(str(error), name)
+            return INDICES
+
+    def read_step(self, entry: Any) -> tuple[str, FileOperator]:
+        """An operator's name, and what the file says of it."""
+        index = entry.OpcodeIndex()
+        if not 0 <= index < len(self.codes):
+            raise Refusal(f"it is damaged: operator code {index} does not exist")
+        code = self.codes[index]
+        # The deprecated byte is all that old files have, and stops at 127.
+        word = self.word("BuiltinOperator", max(code.BuiltinCode(), code.DeprecatedBuiltinCode()))
+        if code.CustomCode():
+            word = f"the custom operator {shortened(self.text(code.CustomCode()))}"
+        given = [int(at) for at in self.numbers(entry, "Inputs")]
+        inputs = [None if at == -1 else self.at(at) for at in given]
+        outputs = [self.at(int(at)) for at in self.numbers(entry, "Outputs")]
+        if not outputs:
+            raise Refusal(f"it is damaged: {word} has no result")
+        if len(outputs) > 1:
+            self.problems.add(f"{word} with {len(outputs)} results", outputs[0].name)
+        option, meaning = self.options(entry)
+        declaration = OPERATORS.get(word)
+        if declaration is not None and declaration.order is not None:
+            # In the order of the declaration, those that are left out at the end included.
+            inputs += [None] * (len(declaration.order) - len(inputs))
+            places = {position: tensor for position, tensor in zip(declaration.order, inputs, strict=False)}
+            inputs = [places[position] for position in sorted(places)]
+        return word, FileOperator(tuple(inputs), outputs[0], option, meaning, self.known)
+
+    def options(self, entry: Any) -> tuple[Callable[[str], Any], Callable[[str, str], str]]:
+        """How an operator's options are read: fields, and names of enumerations' values."""
+        kind, table = entry.BuiltinOptionsType(), entry.BuiltinOptions()
+        name = self.word("BuiltinOptions", kind)
+        maker = getattr(self.schema, name, None) if kind else None
+        options = None
+        if maker is not None and table is not None:
+            options = maker()
+            options.Init(table.Bytes, table.Pos)
+
+        def option(field: str) -> Any:
+            # Fields that are left out have the schema's default, which a table without any has too.
+            if options is None:
+                return None
+            known = f"{field[0].upper()}{field[1:]}"
+            if hasattr(options, f"{known}AsNumpy"):
+                values = self.numbers(options, known)
+                return [int(value) for value in values] if values.size else None
+            return getattr(options, known)() if hasattr(options, known) else None
+
+        def meaning(field: str, enumeration: str) -> str:
+            value = option(field)
+            return self.word(enumeration, 0 if value is None else value)
+
+        return option, meaning
+
+    # --- ends -----------------------------------------------------------------------------------------------------
+
+    def find_ends(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> tuple[tuple[FileEnd, ...], tuple[FileEnd, ...], set[int]]:
+        """The file's ends, and the numbers of the operators that only bring them onto a grid or off it."""
+        passed: set[int] = set()
+        beyond: dict[str, str] = {}
+        sides = [(names_of(inputs), ONTO_A_GRID), (names_of(outputs), OFF_A_GRID)]
+        for number, (word, step) in enumerate(self.steps):
+            source = step.inputs[0] if step.inputs else None
+            if source is None:
+                continue
+            pairs = ((source, step.output), (step.output, source))
+            for (names, words), (outer, inner) in zip(sides, pairs, strict=True):
+                at_an_end = outer.name in names and word in words and outer.name not in beyond
+                # What else reads an input would have no input.
+                alone = outer is not source or self.readers[outer.name] == 1
+                if at_an_end and alone and outer.data is None and self.only_names(outer, inner):
+                    passed.add(number)
+                    beyond[outer.name] = inner.name
+        ends = []
+        for side in (inputs, outputs):
+            ends.append(
+                tuple(
+                    FileEnd(each.name, each.shape, each.dtype, beyond.get(each.name, each.name),
+                            each.name in self.open_batch)
+                    for each in side
+                )
+            )  # fmt: skip
+        return ends[0], ends[1], passed
+
+    @staticmethod
+    def only_names(outer: Tensor, inner: Tensor) -> bool:
+        """Whether the codes of `inner` are those of `outer` under another name: real numbers, or uint8 128 above."""
+        if inner.dtype not in CODE_RANGES or outer.shape != inner.shape:
+            return False
+        if outer.dtype == "float32":
+            return True
+        same = np.array_equal(outer.quantization.scale, inner.quantization.scale)
+        shifted = np.array_equal(outer.quantization.zero_point, inner.quantization.zero_point + 128)
+        return outer.dtype == "uint8" and inner.dtype == "int8" and same and shifted
+
+    def check_end(self, side: str, end: FileEnd) -> None:
+        tensor = self.used[end.tensor]
+        if tensor.dtype not in DTYPES:
+            self.problems.add(f"an {side} in {tensor.dtype}", end.name)
+        elif side == "input" and tensor.dtype not in CODE_RANGES:
+            self.problems.add(f"an input in {tensor.dtype}, which is no quantized type", end.name)
+        if not tensor.shape:
+            self.problems.add(f"an {side} without axes", end.name)
+        elif side == "input" and tensor.shape[0] != 1:
+            self.problems.add(f"a fixed batch of {tensor.shape[0]}, where graphs take one example", end.name)
+
+    # --- operators ------------------------------------------------------------------------------------------------
+
+    def read_operators(self, passed: set[int]) -> list[Operator]:
+        """The graph's operators; what is wrong with the file's becomes a problem."""
+        made: list[Operator] = []
+        self.used: dict[str, Tensor] = {tensor.name: tensor for tensor in self.tensors}
+        self.of_the_file = set(map(id, self.tensors))
+        number = 0
+        while number < len(self.steps):
+            word, step = self.steps[number]
+            if number in passed:
+                number += 1
+                continue
+            if self.is_shape_arithmetic(word, step):
+                number += 1
+                continue
+            length, found = 1, None
+            try:
+                length, found = self.read_operator(number)
+                made.append(found)
+            except (Unreadable, Refusal) as error:
+                self.problems.add(str(error), step.output.name)
+            number += length
+        return made
+
+    def is_shape_arithmetic(self, word: str, step: FileOperator) -> bool:
+        """Whether the operator computes with shapes alone; its result is then known."""
+        if word not in SHAPE_ARITHMETIC or step.output.dtype not in ("int32", "int64"):
+            return False
+        operands = []
+        for position, tensor in enumerate(step.inputs):
+            if tensor is None:
+                return False
+            if word == SHAPE_OF and position == 0:
+                operands.append(np.array(self.used[tensor.name].shape, np.int64))
+            elif tensor.name in self.known and tensor.dtype in ("int32", "int64"):
+                operands.append(self.known[tensor.name].astype(np.int64))
+            else:
+                return False
+        if sum(operand.size for operand in operands) > MOST_SHAPE_NUMBERS:
+            return False
+        try:
+            self.known[step.output.name] = np.asarray(SHAPE_ARITHMETIC[word](operands, step.option))
+        except (ValueError, IndexError, TypeError, Unreadable):
+            return False
+        return True
+
+    def read_operator(self, number: int) -> tuple[int, Operator]:
+        """How many of the file's operators make the graph's next one, and that one.
+
+        Raises:
+            Unreadable, Refusal: it cannot be read.
+        """
+        for declaration in OPERATORS.values():
+            for form in declaration.other_forms:
+                steps = self.chain(number, form)
+                found = declaration.read_steps(steps) if steps else None
+                if found is not None:
+                    return len(form), self.checked(declaration.kind, *found, steps[-1].output)
+        word, step = self.steps[number]
+        for tensor in (*step.inputs, step.output):
+            if tensor is not None and tensor.dtype not in DTYPES:
+                raise Unreadable(f"{word} in {tensor.dtype}")
+            if tensor is not None and tensor.name in self.variables:
+                raise Unreadable(f"{word} with a state that lasts between calls")
+        if word not in OPERATORS:
+            raise Unreadable(word if " " in word else f"the operator {word}")
+        declaration = OPERATORS[word]
+        computed = any(
+            tensor is not None and tensor.data is None and tensor.name in self.known for tensor in step.inputs
+        )
+        if computed and not declaration.moves_codes:
+            # What only moves codes gives the same ones on all kernels.
+            raise Unreadable(f"{word} with a shape that the file computes from its batch, which delegates leave to "
+                             "kernels that round otherwise (convert the model with a fixed batch)")  # fmt: skip
+        step = replace(step, inputs=tuple(tensor and self.used.get(tensor.name, tensor) for tensor in step.inputs))
+        try:
+            operands, attributes = declaration.read_operands(step), declaration.read_attributes(step)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Unreadable(f"{word}: {error}") from None
+        defaults = {name: declaration.attributes[name] for name, value in attributes.items() if value is None}
+        return 1, self.checked(word, operands, {**attributes, **defaults}, step.output)
+
+    def chain(self, number: int, form: Sequence[str]) -> list[FileOperator]:
+        """The next operators, if their names are these and each reads the one before, which nothing else does."""
+        steps = self.steps[number : number + len(form)]
+        if tuple(word for word, _ in steps) != tuple(form):
+            return []
+        for (_, before), (_, after) in zip(steps, steps[1:], strict=False):
+            reads = any(tensor is before.output for tensor in after.inputs)
+            if not reads or self.readers[before.output.name] != 1:
+                return []
+        return [step for _, step in steps]
+
+    def checked(self, word: str, operands: Sequence[Tensor], attributes: Mapping[str, Any], output: Tensor) -> Operator:
+        """The graph's operator, once its declaration takes it."""
+        declaration = OPERATORS[word]
+        operands = [self.named_apart(tensor) for tensor in operands]
+        tensors = {tensor.name: self.used.get(tensor.name, tensor) for tensor in operands}
+        # Checks look at every value of a constant, which many operators may share.
+        self.looks -= sum(tensor.data.nbytes for tensor in operands if tensor.data is not None)
+        if self.looks < 0:
+            raise Refusal("it is damaged: too many operators share its constants")
+        if output.name in self.unknown_shape:
+            # Where the writer left sizes open, what it put in their place need not be one example's.
+            shapes = [tensors[tensor.name].shape for tensor in operands]
+            try:
+                output = replace(output, shape=declaration.checked_shape(shapes, attributes))
+            except Refusal as error:
+                raise Unreadable(f"{word}: {error}") from None
+        tensors[output.name] = output
+        operator = Operator(word, tuple(tensor.name for tensor in operands), (output.name,), attributes)
+        try:
+            check_operator(operator, tensors, {tensor.name for tensor in operands}, word)
+        except (ValueError, TypeError, OverflowError, IndexError) as error:
+            raise Unreadable(str(error)) from None
+        self.used[output.name] = output
+        self.used.update((tensor.name, tensor) for tensor in operands if tensor.name not in self.used)
+        return operator
+
+    def named_apart(self, tensor: Tensor) -> Tensor:
+        """The tensor, which if the file lacks it may not have the name of one that the file has."""
+        taken = self.used.get(tensor.name)
+        if taken is None or taken is tensor or id(tensor) in self.of_the_file:
+            return tensor
+        name = next(each for number in count(2) if (each := f"{tensor.name}#{number}") not in self.used)
+        return replace(tensor, name=name)
+
+    # --- the whole ------------------------------------------------------------------------------------------------
+
+    def graph(self, operators: Sequence[Operator], inputs: Sequence[FileEnd], outputs: Sequence[FileEnd]) -> Graph:
+        takes, returns = (tuple(end.tensor for end in side) for side in (inputs, outputs))
+        needed = {name for operator in operators for name in (*operator.inputs, *operator.outputs)}
+        needed.update(takes, returns)
+        tensors = {name: self.used[name] for name in self.used if name in needed}
+        signature, metadata = self.read_signature(inputs, outputs), self.read_metadata()
+        graph = Graph(tensors, tuple(operators), takes, returns, ports=signature, metadata=metadata)
+        try:
+            graph.validate()
+        except ValueError as error:
+            if signature is None:
+                raise Refusal(str(error)) from None
+            # The file's words for its ends may be of no use where its network is sound.
+            graph = replace(graph, ports=None)
+            try:
+                graph.validate()
+            except ValueError as other:
+                raise Refusal(str(other)) from None
+        return graph
+
+    def read_metadata(self) -> dict[str, bytes]:
+        """All but what this package writes itself."""
+        found: dict[str, bytes] = {}
+        for entry in self.entries(self.model, "Metadata"):
+            name, content = self.text(entry.Name()), self.buffer(entry.Buffer())
+            if name and name not in found:
+                self.counted(0 if content is None else content.nbytes, 1)
+                found[name] = b"" if content is None else content.tobytes()
+        return found
+
+    def read_signature(self, inputs: Sequence[FileEnd], outputs: Sequence[FileEnd]) -> Signature | None:
+        """The names of the file's ends: ours with axes, or those of its first signature."""
+        own = self.read_metadata().get(METADATA)
+        if own is not None:
+            try:
+                return Signature.from_json(own)
+            except ValueError:
+                return None
+        signatures = self.entries(self.model, "SignatureDefs")
+        if not signatures:
+            return None
+        sides = []
+        for name, ends in (("Inputs", inputs), ("Outputs", outputs)):
+            tensors = {end.name: end.tensor for end in ends}
+            ports = []
+            for entry in self.entries(signatures[0], name):
+                tensor = tensors.get(self.at(entry.TensorIndex()).name)
+                if tensor is None:
+                    return None
+                ports.append(Port(self.text(entry.Name()), tensor, tuple(range(len(self.used[tensor].shape)))))
+            sides.append(tuple(ports))
+        return Signature(*sides)
+
+
+__all__ = ["FileEnd", "TfliteFile", "read_content", "read_tflite"]

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a .tflite file says of an operator, as declarations read it, and the operators that only files have.
+
+Files hold more than a network's arithmetic: operators that bring real numbers or unsigned codes onto a grid at a
+network's ends, and others that compute shapes. Neither rounds anything, so a graph has none of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .tensor import Tensor
+
+# Of TensorFlow Lite: what brings an input onto a grid, and what takes an output off it.
+ONTO_A_GRID = ("QUANTIZE",)
+OFF_A_GRID = ("QUANTIZE", "DEQUANTIZE")
+
+
+class Unreadable(ValueError):
+    """A file says something of an operator that its declaration has no words for."""
+
+
+@dataclass(frozen=True)
+class FileOperator:
+    """One operator of a .tflite file.
+
+    Attributes:
+        inputs: its operands in the order of the declaration; None: left out.
+        output: its result.
+        option: a field of its options table by name; None where the file does not have it.
+        word: likewise, the name of an enumeration's value: ``word("padding", "Padding")``.
+        known: values of what is computed from shapes alone, and of constants, by tensor name.
+    """
+
+    inputs: tuple[Tensor | None, ...]
+    output: Tensor
+    option: Callable[[str], Any]
+    word: Callable[[str, str], str]
+    known: Mapping[str, np.ndarray]
+
+    def operand(self, position: int) -> Tensor:
+        """An operand that has to be there."""
+        tensor = self.inputs[position] if position < len(self.inputs) else None
+        if tensor is None:
+            raise Unreadable(f"operand {position} is missing")
+        return tensor
+
+    def values(self, position: int) -> np.ndarray:
+        """The integers of an operand that has to be a constant."""
+        tensor = self.operand(position)
+        if tensor.name not in self.known:
+            raise Unreadable(f"operand {position} must be a constant")
+        return self.known[tensor.name]
+
+    def integers(self, position: int) -> tuple[int, ...]:
+        """Likewise, as a row."""
+        return tuple(int(value) for value in self.values(position).reshape(-1))
+
+    def axes(self, position: int) -> tuple[int, ...]:
+        """Likewise, as axes of the first operand, none of them negative."""
+        return tuple(self.axis(axis) for axis in self.integers(position))
+
+    def axis(self, axis: int, rank: int | None = None) -> int:
+        """An axis of the first operand, counted from the front."""
+        rank = len(self.operand(0).shape) if rank is None else rank
+        if not -rank <= axis < rank:
+            raise Unreadable(f"axis must be in {-rank}..{rank - 1}, got {axis}")
+        return axis % rank
+
+    def pairs(self, position: int) -> tuple[tuple[int, int], ...]:
+        """Likewise, as pairs."""
+        values = self.integers(position)
+        if len(values) % 2:
+            raise Unreadable(f"operand {position} must be pairs of integers, got {len(values)} integers")
+        return tuple(zip(values[::2], values[1::2], strict=True))
+
+    def activation(self) -> str:
+        """The fused activation."""
+        return self.word("fusedActivationFunction", "ActivationFunctionType")
+
+    def need_no_activation(self) -> None:
+        """For operators whose declaration has none."""
+        word = self.activation()
+        if word != "NONE":
+            raise Unreadable(f"a fused {word} is not supported here")
+
+
+def _slice(operands: Sequence[np.ndarray], option: Callable[[str], Any]) -> np.ndarray:
+    x, begin, end, steps = operands
+    if any(option(name) for name in ("ellipsisMask", "newAxisMask")) or x.ndim != 1 or begin.size != 1:
+        raise Unreadable("only plain slices of shapes are supported")
+    first = None if option("beginMask") else int(begin.item())
+    last = None if option("endMask") else int(end.item())
+    if option("shrinkAxisMask"):
+        return np.asarray(x[int(begin.item())])
+    return x[slice(first, last, int(steps.item()))]
+
+
+Arithmetic = Callable[[Sequence[np.ndarray], Callable[[str], Any]], np.ndarray]
+# What the file computes from shapes: operands and options -> the result. SHAPE itself takes the shape as its operand.
+SHAPE_ARITHMETIC: dict[str, Arithmetic] = {
+    "SHAPE": lambda operands, option: operands[0],
+    "STRIDED_SLICE": _slice,
+    "PACK": lambda operands, option: np.stack(operands, int(option("axis") or 0)),
+    "CONCATENATION": lambda operands, option: np.concatenate(operands, int(option("axis") or 0)),
+    "GATHER": lambda operands, option: operands[0].take(operands[1], int(option("axis") or 0)),
+    "REDUCE_PROD": lambda operands, option: np.asarray(math.prod(map(int, operands[0].reshape(-1)))),
+    "MUL": lambda operands, option: operands[0] * operands[1],
+    "CAST": lambda operands, option: operands[0],
+    "RESHAPE": lambda operands, option: operands[0].reshape(operands[1]),
+    "SQUEEZE": lambda operands, option: operands[0].squeeze(),
+}
+# The one of them that begins.
+SHAPE_OF = "SHAPE"
+# Of more numbers, it is not a shape.
+MOST_SHAPE_NUMBERS = 1 << 10
+
+__all__ = [
+    "MOST_SHAPE_NUMBERS",
+    "OFF_A_GRID",
+    "ONTO_A_GRID",
+    "SHAPE_ARITHMETIC",
+    "SHAPE_OF",
+    "FileOperator",
+    "Unreadable",
+]

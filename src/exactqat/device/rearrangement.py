@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators of others' files that rearrange codes; plans make RESHAPE, STRIDED_SLICE and CONCATENATION of these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .arithmetic import Arrays, Tensors
+from .movement import Movement, Reshape
+from .operator import REQUIRED, Attributes, FileOperator, Shape, Unreadable, need, register
+from .profile import Profile
+from .tensor import Tensor
+
+PURPOSE = "files: a plan makes {} of such steps"
+
+
+class Reshaped(Movement):
+    """The same codes in the same order under another shape."""
+
+    moves_axes = True
+    purpose = PURPOSE.format("a RESHAPE")
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        (x,) = operands
+        return primitives.reshape(x, (-1, *self.shape([tuple(map(int, x.shape))], attributes)[1:]))
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        return codes[0].reshape(codes[0].shape[0], *output.shape[1:])
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        Reshape().onnx(writer, operator, output)
+
+
+@register
+class ExpandDims(Reshaped):
+    """A new axis of size 1 at `axis` of the result."""
+
+    kind = "EXPAND_DIMS"
+    attributes = {"axis": REQUIRED}
+    options = "ExpandDimsOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,), axis = shapes, attributes["axis"]
+        need(1 <= axis <= len(first), f"axis must be in 1..{len(first)}, got {axis}")
+        return (*first[:axis], 1, *first[axis:])
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("axis", np.array(attributes["axis"], np.int32)),)
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        (axis,) = read.integers(1)
+        return {"axis": read.axis(axis, len(read.operand(0).shape) + 1)}
+
+
+@register
+class Squeeze(Reshaped):
+    """Without `axes`, whose size is 1."""
+
+    kind = "SQUEEZE"
+    attributes = {"axes": REQUIRED}
+    options = "SqueezeOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,), axes = shapes, attributes["axes"]
+        fits = len(set(axes)) == len(axes) > 0 and all(1 <= axis < len(first) and first[axis] == 1 for axis in axes)
+        need(fits, f"axes must be different ones of size 1 of {first}, not the batch's, got {axes}")
+        return tuple(size for axis, size in enumerate(first) if axis not in axes)
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"squeezeDims": list(attributes["axes"])}
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        axes = read.option("squeezeDims")
+        if not axes:
+            raise Unreadable("the axes must be named, as the batch's would be removed too")
+        return {"axes": tuple(read.axis(axis) for axis in axes)}
+
+
+@register
+class Pack(Movement):
+    """Tensors of one shape side by side along a new axis."""
+
+    kind = "PACK"
+    attributes = {"axis": REQUIRED}
+    operands = (1, None)
+    moves_axes = True
+    version = 2
+    options = "PackOptions"
+    purpose = PURPOSE.format("RESHAPE and CONCATENATION")
+
+    def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
+        """inputs: names, all on one grid."""
+        inputs, axis = (*arguments, *attributes.values())
+        return str(builder.operator(self.kind, inputs, None, name=name, axis=axis))
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        first, axis = shapes[0], attributes["axis"]
+        need(len(set(shapes)) == 1, f"operands must have one shape, got {list(shapes)}")
+        need(1 <= axis <= len(first), f"axis must be in 1..{len(first)}, got {axis}")
+        return (*first[:axis], len(shapes), *first[axis:])
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        axis = attributes["axis"]
+        sizes = [(-1, *map(int, x.shape[1:axis]), 1, *map(int, x.shape[axis:])) for x in operands]
+        parts = [primitives.reshape(x, shape) for x, shape in zip(operands, sizes, strict=True)]
+        return primitives.concatenate(parts, axis)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        return np.stack(codes, attributes["axis"])
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"axis": attributes["axis"], "valuesCount": len(inputs)}
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"axis": read.axis(read.option("axis"), len(read.operand(0).shape) + 1)}
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        name, parts = output.name, []
+        axis = writer.constant(f"{name}/axis", np.array([operator.attributes["axis"]], np.int64))
+        for position, source in enumerate(operator.inputs):
+            codes = writer.codes_in_graph_order(source, f"{name}/operand_{position}")
+            parts.append(writer.node("Unsqueeze", [codes, axis], f"{name}/part_{position}"))
+        joined = writer.node("Concat", parts, f"{name}/joined", axis=operator.attributes["axis"])
+        writer.codes_to_result(output, joined)
+
+
+@register
+class Tile(Movement):
+    """The tensor `multiples` times along each axis, once along the batch."""
+
+    kind = "TILE"
+    attributes = {"multiples": REQUIRED}
+    version = 2
+    options = "TileOptions"
+    purpose = PURPOSE.format("CONCATENATION")
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,), multiples = shapes, attributes["multiples"]
+        fits = len(multiples) == len(first) and multiples[0] == 1 and min(multiples) >= 1
+        need(fits, f"multiples must have one entry of 1 or more for each axis of {first}, 1 first, got {multiples}")
+        return tuple(size * times for size, times in zip(first, multiples, strict=True))
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        (x,) = operands
+        for axis, times in enumerate(attributes["multiples"]):
+            if times > 1:
+                x = primitives.concatenate([x] * times, axis)
+        return x
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        return np.tile(codes[0], attributes["multiples"])
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("multiples", list(attributes["multiples"])),)
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"multiples": read.integers(1)}
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        codes = writer.codes_in_graph_order(operator.inputs[0], f"{output.name}/channels_last")
+        times = writer.constant(f"{output.name}/times", np.array(operator.attributes["multiples"], np.int64))
+        writer.codes_to_result(output, writer.node("Tile", [codes, times], f"{output.name}/tiled"))
+
+
+@register
+class Slice(Movement):
+    """`size` values from `begin` on along each axis; -1: all that follow. The batch stays whole: 0, -1."""
+
+    kind = "SLICE"
+    attributes = {"begin": REQUIRED, "size": REQUIRED}
+    most_axes = 5
+    version = 2
+    wide_version = 4
+    options = "SliceOptions"
+    purpose = PURPOSE.format("a STRIDED_SLICE")
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,), columns = shapes, [tuple(attributes[name]) for name in ("begin", "size")]
+        fits = all(len(column) == len(first) for column in columns) and next(zip(*columns, strict=True)) == (0, -1)
+        need(fits, f"begin and size must have one entry for each axis of {first}, 0 and -1 first, got {columns}")
+        result = []
+        for axis, (whole, begin, size) in enumerate(zip(first, *columns, strict=True)):
+            size = whole - begin if size == -1 else size
+            fits = 0 <= begin < begin + size <= whole
+            need(fits, f"a slice of {size} from {begin} on must lie in axis {axis} of {whole}")
+            result.append(size)
+        return tuple(result)
+
+    def slices(self, shape: Shape, attributes: Attributes) -> tuple[slice, ...]:
+        """Python's slices, the batch whole."""
+        sizes = self.shape([shape], attributes)
+        ends = [slice(begin, begin + size) for begin, size in zip(attributes["begin"], sizes, strict=True)]
+        return (slice(None), *ends[1:])
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        (x,) = operands
+        for axis, part in enumerate(self.slices(tuple(map(int, x.shape)), attributes)):
+            if axis:
+                x = primitives.slice(x, axis, part.start, part.stop, 1)
+        return x
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        return codes[0][self.slices(inputs[0].shape, attributes)].copy()
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return ("begin", list(attributes["begin"])), ("size", list(attributes["size"]))
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        begin, size, shape = read.integers(1), read.integers(2), read.operand(0).shape
+        if not begin or not size:
+            raise Unreadable("begin and size are empty")
+        whole = begin[0] == 0 and size[0] in (-1, shape[0])
+        return {"begin": begin, "size": (-1 if whole else size[0], *size[1:])}
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        source = writer.graph.tensors[operator.inputs[0]]
+        parts = self.slices(source.shape, operator.attributes)[1:]
+        values = {
+            "starts": [part.start for part in parts],
+            "ends": [part.stop for part in parts],
+            "axes": [writer.axis(axis, len(output.shape)) for axis in range(1, len(output.shape))],
+        }
+        constants = [writer.constant(f"{output.name}/{name}", np.array(value)) for name, value in values.items()]
+        operands = [*writer.operands(operator), *constants]
+        writer.result(operator, output, writer.node("Slice", operands, f"{output.name}/computed"))

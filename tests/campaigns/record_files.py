@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records .tflite files that TensorFlow's converter writes, for tests of `deploy.read_tflite` and `deploy.inspect`.
+
+    python tests/campaigns/record_files.py                 # the small ones of tests/goldens/files
+    python tests/campaigns/record_files.py --all FOLDER    # all models in all ways, keras.applications among them
+
+Needs TensorFlow, like record_goldens.py. The models are untrained; what counts is what the converter makes of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+FOLDER = Path(__file__).resolve().parents[1] / "goldens" / "files"
+Model = keras.Model
+# (model, way) of the files in tests/goldens/files.
+GOLDENS = (
+    ("convolutions", "int8"),
+    ("convolutions", "float_ends"),
+    ("convolutions", "uint8"),
+    ("convolutions", "int16"),
+    ("convolutions", "per_tensor"),
+    ("convolutions", "dynamic_range"),
+    ("convolutions", "fixed_batch"),
+    ("branches", "int8"),
+    ("sequence", "int8"),
+    ("enlarged", "int8"),
+    ("enlarged", "fixed_batch"),
+    ("two_ends", "int8"),
+    ("float_island", "int8"),
+    ("pieces", "int8"),
+    ("loop", "int8"),
+)
+WAYS = ("int8", "float_ends", "uint8", "int16", "per_tensor", "dynamic_range", "float_fallback", "fixed_batch")
+
+
+class Pieces(layers.Layer):  # type: ignore[misc]
+    """Splits, stacks, slices."""
+
+    def call(self, x: Any) -> Any:
+        first, second = tf.split(x, 2, axis=-1)
+        stacked = tf.unstack(tf.stack([first, second], 1), axis=1)
+        return tf.concat([stacked[0] - stacked[1], x[:, 1:3, :4], tf.abs(second)], 1)
+
+
+class Loop(layers.Layer):  # type: ignore[misc]
+    """A loop, which becomes subgraphs."""
+
+    def call(self, x: Any) -> Any:
+        free = [tf.TensorShape([]), tf.TensorShape([None, *x.shape[1:]])]
+        start = [tf.constant(0), x]
+        return tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, tf.tanh(y)), start, shape_invariants=free)[1]
+
+
+def chain(shape: tuple[int, ...], *parts: Any) -> Model:
+    x = start = keras.Input(shape)
+    for part in parts:
+        x = part(x)
+    return Model(start, x)
+
+
+def branches() -> Model:
+    start = keras.Input((8, 8, 4))
+    plain, wide = layers.Conv2D(8, 1)(start), layers.Conv2D(8, 3, padding="same", activation="relu")(start)
+    x = layers.ReLU()(layers.Add()([plain, wide]))
+    x = layers.ZeroPadding2D(1)(layers.Concatenate()([x, plain]))
+    x = layers.Conv2D(6, 3, strides=2)(x)
+    return Model(start, layers.Dense(4, activation="tanh")(layers.Flatten()(layers.Multiply()([x, x]))))
+
+
+def two_ends() -> Model:
+    first, second = keras.Input((6, 6, 4), name="first"), keras.Input((6, 6, 4), name="second")
+    x = layers.Maximum()([layers.Subtract()([layers.Conv2D(4, 1)(first), second]), first])
+    x = layers.Permute((2, 1, 3))(layers.Average()([x, second]))
+    return Model([first, second], [layers.Conv2D(2, 1)(x), layers.GlobalAveragePooling2D()(x)])
+
+
+def attention() -> Model:
+    start = keras.Input((10, 8))
+    x = layers.LayerNormalization()(start)
+    x = layers.Add()([start, layers.MultiHeadAttention(2, 4)(x, x)])
+    return Model(start, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
+
+
+MODELS: dict[str, Callable[[], Model]] = {
+    "convolutions": lambda: chain(
+        (10, 10, 3),
+        layers.Conv2D(8, 3, activation="relu"),
+        layers.DepthwiseConv2D(3, padding="same", depth_multiplier=2, use_bias=False),
+        layers.BatchNormalization(),
+        layers.ReLU(6.0),
+        layers.MaxPooling2D(2),
+        layers.GlobalAveragePooling2D(),
+        layers.Dense(5, activation="softmax"),
+    ),
+    "pooled": lambda: chain(
+        (12, 12, 2),
+        layers.Conv2D(4, 3),
+        layers.BatchNormalization(),
+        layers.ReLU(),
+        layers.AveragePooling2D(2),
+        layers.Flatten(),
+        layers.Dense(10, activation="relu"),
+        layers.Dense(3),
+    ),
+    "separable": lambda: chain(
+        (16, 16, 4),
+        layers.SeparableConv2D(12, 3, strides=2),
+        layers.GlobalMaxPooling2D(),
+        layers.Dense(4, activation="sigmoid"),
+    ),
+    "branches": branches,
+    "sequence": lambda: chain(
+        (20, 3),
+        layers.Conv1D(6, 5, activation="relu"),
+        layers.MaxPooling1D(),
+        layers.Conv1D(6, 3, padding="causal"),
+        layers.GlobalAveragePooling1D(),
+        layers.Dense(2),
+    ),
+    "enlarged": lambda: chain(
+        (5, 5, 3),
+        layers.Conv2D(4, 3, padding="same"),
+        layers.UpSampling2D(),
+        layers.Conv2DTranspose(4, 3, strides=2, padding="same"),
+        layers.LeakyReLU(negative_slope=0.2),
+        layers.Conv2D(1, 1),
+    ),
+    "bilinear": lambda: chain(
+        (8, 8, 3),
+        layers.Conv2D(4, 3, padding="same"),
+        layers.UpSampling2D(interpolation="bilinear"),
+        layers.PReLU(shared_axes=[1, 2]),
+        layers.Cropping2D(2),
+    ),
+    "two_ends": two_ends,
+    "gates": lambda: chain(
+        (12, 12, 3),
+        layers.Conv2D(8, 3),
+        layers.Activation("hard_silu"),
+        layers.Conv2D(8, 3, activation="hard_sigmoid"),
+        layers.GlobalAveragePooling2D(keepdims=True),
+        layers.Reshape((8,)),
+        layers.Dense(16, activation="gelu"),
+        layers.Dense(16, activation="swish"),
+        layers.Dense(2),
+    ),
+    "dilated": lambda: chain((12, 12, 3), layers.Conv2D(8, 3, dilation_rate=2), layers.GlobalAveragePooling2D()),
+    "grouped": lambda: chain(
+        (8, 8, 8),
+        layers.Conv2D(16, 3, groups=4, use_bias=False),
+        layers.BatchNormalization(),
+        layers.Flatten(),
+        layers.Dense(3, use_bias=False),
+    ),
+    "attention": attention,
+    "float_island": lambda: chain((12,), layers.Dense(8, activation="elu"), layers.Dense(3)),
+    "functions": lambda: chain(
+        (16,),
+        layers.Dense(8, activation="softplus"),
+        layers.Dense(8, activation="exponential"),
+        layers.Dense(8, activation="selu"),
+        layers.UnitNormalization(),
+        layers.Dense(2),
+    ),
+    "pieces": lambda: chain((6, 8), layers.Dense(8), Pieces(), layers.Dense(3)),
+    "recurrent": lambda: chain((4, 3), layers.LSTM(4, unroll=True), layers.Dense(2)),
+    "loop": lambda: chain((3,), layers.Dense(3), Loop(), layers.Dense(2)),
+    "largest": lambda: chain((16,), layers.Dense(8), layers.Lambda(lambda x: tf.argmax(x, -1))),
+}
+APPLICATIONS: dict[str, dict[str, Any]] = {
+    "MobileNet": {"alpha": 0.25},
+    "MobileNetV2": {"alpha": 0.35},
+    "MobileNetV3Small": {},
+    "MobileNetV3Large": {"minimalistic": True},
+    "EfficientNetB0": {},
+    "EfficientNetV2B0": {},
+    "NASNetMobile": {},
+    "DenseNet121": {},
+    "ResNet50": {},
+    "ResNet50V2": {},
+    "InceptionV3": {},
+    "Xception": {},
+    "VGG11": {},
+    "VGG16": {},
+    "ConvNeXtTiny": {},
+}
+
+
+def spread(model: Model) -> Model:
+    """Biases and statistics of batch normalization that are not all 0 and 1."""
+    rng = np.random.default_rng(1)
+    values = []
+    for variable, value in zip(model.weights, model.get_weights(), strict=True):
+        if value.dtype.kind == "f":
+            noise = rng.normal(0, 0.05, value.shape)
+            value = (np.abs(value + noise) if "variance" in variable.path else value + noise).astype(value.dtype)
+        values.append(value)
+    model.set_weights(values)
+    return model
+
+
+def converted(model: Model, way: str) -> bytes:
+    """The file."""
+    rng = np.random.default_rng(0)
+    shapes = [tuple(each.shape[1:]) for each in model.inputs]
+
+    def data() -> Iterator[list[np.ndarray]]:
+        for _ in range(16):
+            yield [rng.normal(size=(1, *shape)).astype(np.float32) for shape in shapes]
+
+    if way == "fixed_batch":
+        fixed = [keras.Input(batch_shape=(1, *shape)) for shape in shapes]
+        model = Model(fixed, model(fixed if len(fixed) > 1 else fixed[0]))
+    converter = tf.lite.TFLiteConverter.from_keras_model(model)
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    if way != "dynamic_range":
+        converter.representative_dataset = data
+    sets = tf.lite.OpsSet
+    if way == "int16":
+        converter.target_spec.supported_ops = [sets.EXPERIMENTAL_TFLITE_BUILTINS_ACTIVATIONS_INT16_WEIGHTS_INT8]
+    elif way not in ("dynamic_range", "float_fallback"):
+        converter.target_spec.supported_ops = [sets.TFLITE_BUILTINS_INT8]
+    ends = {"int8": tf.int8, "per_tensor": tf.int8, "fixed_batch": tf.int8, "uint8": tf.uint8, "int16": tf.int16}
+    if way in ends:
+        converter.inference_input_type = converter.inference_output_type = ends[way]
+    converter._experimental_disable_per_channel = way == "per_tensor"
+    return bytes(converter.convert())
+
+
+def made(name: str) -> Model:
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    return spread(MODELS[name]())
+
+
+def record_all(folder: Path) -> None:
+    """Every model in every way; what the converter refuses is printed."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def write(name: str, way: str, model: Model) -> None:
+        try:
+            content = converted(model, way)
+        except Exception as error:  # noqa: BLE001 - the converter's own
+            print(f"{name}.{way}: the converter refuses it: {' '.join(str(error).split())[:160]}", flush=True)
+            return
+        (folder / f"{name}.{way}.tflite").write_bytes(content)
+        print(f"{name}.{way}: {len(content):,} bytes", flush=True)
+
+    for name in MODELS:
+        for way in WAYS:
+            write(name, way, made(name))
+    for name, arguments in APPLICATIONS.items():
+        maker = getattr(keras.applications, name, None)
+        if maker is None:
+            continue
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        model = maker(input_shape=(96, 96, 3), weights=None, classes=10, **arguments)
+        for way in ("int8", "float_ends"):
+            write(name, way, model)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", type=Path, metavar="FOLDER")
+    arguments = parser.parse_args()
+    if arguments.all is not None:
+        record_all(arguments.all)
+        return 0
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, way in GOLDENS:
+        content = converted(made(name), way)
+        (FOLDER / f"{name}.{way}.tflite").write_bytes(content)
+        print(f"{name}.{way}: {len(content):,} bytes", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

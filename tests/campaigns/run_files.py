@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inspects every .tflite file of some folders: files, integers, differing, by runtime, and what is refused and why.
+
+    python tests/campaigns/run_files.py FOLDER ... [--examples 4]
+
+`python tests/campaigns/record_files.py --all FOLDER` makes such files with TensorFlow's converter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import _tests_folder  # noqa: F401
+
+from exactqat.deploy.inspect import inspect
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--examples", type=int, default=4)
+    arguments = parser.parse_args()
+    ran: dict[str, Counter[str]] = {}
+    reasons: Counter[str] = Counter()
+    read = refused = 0
+    paths = sorted(path for folder in arguments.folders for path in folder.glob("*.tflite"))
+    for path in paths:
+        start = time.perf_counter()
+        try:
+            found = inspect(path, examples=arguments.examples)
+        except (ValueError, RuntimeError) as error:
+            refused += 1
+            reasons.update(
+                re.sub(r"\(at .*?\)", "", part).strip() for part in str(error).split(": ", 2)[-1].split("; ")
+            )
+            print(f"{path.name}: refused: {error}", flush=True)
+            continue
+        read += 1
+        words = []
+        for device in found.devices:
+            counts = ran.setdefault(device.profile, Counter())
+            counts["files"] += bool(device.values)
+            counts["not run"] += not device.values
+            counts["compared"] += device.values
+            counts["differing"] += device.differing
+            counts["differing as claimed"] += device.differing_as_claimed
+            words.append(f"{device.profile} {device.differing:,} of {device.values:,}")
+        print(f"{path.name}: {'; '.join(words)} ({time.perf_counter() - start:.1f} s)", flush=True)
+        for device in found.devices:
+            if device.not_run and "not on this machine" not in device.not_run:
+                print(f"    {device.profile}: {device.not_run}", flush=True)
+            for row in (*device.operators, *device.outputs):
+                if row.differing:
+                    print(f"    {device.profile}: {row}", flush=True)
+    print(f"{len(paths)} files, {read} read, {refused} refused")
+    for profile, counts in ran.items():
+        print(f"{profile}: {dict(counts)}")
+    for reason, count in reasons.most_common():
+        print(f"refused {count:3}: {reason}")
+    return int(any(counts["differing as claimed"] for counts in ran.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

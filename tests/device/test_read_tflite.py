@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files read as graphs: our own, equal and byte-stable; others', which TensorFlow's converter wrote; damaged ones."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+
+from device_cases import NAMES, random_codes, random_graph
+from fuzz_files import cases, read
+
+from exactqat.deploy import PROFILES, Builder, Graph, per_tensor, read_tflite, simulate, write_tflite
+from exactqat.deploy.read_tflite import read_content
+from exactqat.deploy.tflite import tflite_bytes
+from exactqat.device import Refusal
+
+schema: Any = importlib.import_module("ai_edge_litert.schema_py_generated")
+flatbuffers: Any = importlib.import_module("flatbuffers")
+
+FILES = Path(__file__).parents[1] / "goldens" / "files"
+READ = ("convolutions.int8", "convolutions.float_ends", "convolutions.uint8", "convolutions.int16",
+        "convolutions.per_tensor", "convolutions.fixed_batch", "branches.int8", "sequence.int8", "two_ends.int8",
+        "enlarged.fixed_batch")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_round_trip(kind: str) -> None:
+    rng = np.random.default_rng(5)
+    for number in range(4):
+        graph = random_graph(rng, kind)
+        content = tflite_bytes(graph)
+        again = read_content(content).graph
+        assert tflite_bytes(again) == content
+        if number:
+            continue
+        codes = random_codes(rng, graph)
+        for profile in PROFILES:
+            try:
+                expected = simulate(graph, codes, profile)
+            except Refusal:  # codes at which a runtime dies
+                continue
+            for name, found in simulate(again, codes, profile).items():
+                np.testing.assert_array_equal(found, expected[name])
+
+
+def small_graph() -> Graph:
+    rng = np.random.default_rng(0)
+    builder = Builder()
+    builder.input("x", (1, 6, 6, 3), per_tensor(0.02, 3))
+    filter, bias = rng.integers(-127, 128, (4, 3, 3, 3)), rng.integers(-90, 90, 4)
+    builder.conv_2d("x", filter, [0.01] * 4, bias, per_tensor(0.05, -128), name="first", activation="RELU")
+    builder.mean("first", per_tensor(0.04, -3), name="mean")
+    return builder.graph(
+        [builder.fully_connected("mean", np.ones((2, 4)), [0.1], [3, -4], per_tensor(0.1, 0), name="y")]
+    )
+
+
+def changed(content: bytes, change: Any) -> bytes:
+    """The file with something else in it."""
+    model = schema.ModelT.InitFromPackedBuf(content)
+    change(model)
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+def test_our_file_keeps_its_signature(tmp_path: Path) -> None:
+    graph = small_graph()
+    again = read_tflite(write_tflite(graph, tmp_path / "model.tflite", "a description"))
+    assert again.signature == graph.signature
+    assert list(again.tensors) == list(graph.tensors)
+    assert (
+        write_tflite(again, tmp_path / "again.tflite", "a description").read_bytes()
+        == (tmp_path / "model.tflite").read_bytes()
+    )
+
+
+@pytest.mark.parametrize("name", READ)
+def test_files_of_others_are_read(name: str) -> None:
+    content = (FILES / f"{name}.tflite").read_bytes()
+    file = read_content(content)
+    file.graph.validate()
+    assert "min_runtime_version" in file.graph.metadata
+    # Written by us and read again, the integers stay.
+    again = read_content(tflite_bytes(file.graph)).graph
+    assert again.metadata == {**file.graph.metadata, "exactqat": again.metadata["exactqat"]}
+    rng = np.random.default_rng(0)
+    codes = random_codes(rng, file.graph)
+    for profile in PROFILES:
+        found, expected = simulate(again, codes, profile), simulate(file.graph, codes, profile)
+        assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+def test_ends_off_the_grid() -> None:
+    real, unsigned, codes = (read_content((FILES / f"convolutions.{way}.tflite").read_bytes())
+                             for way in ("float_ends", "uint8", "int8"))  # fmt: skip
+    assert real.inputs[0].dtype == "float32" and unsigned.inputs[0].dtype == "uint8" and codes.inputs[0].dtype == "int8"
+    assert real.inputs[0].any_batch and real.inputs[0].tensor != real.inputs[0].name
+    assert len(real.graph.operators) == len(unsigned.graph.operators) == len(codes.graph.operators)
+    assert sum(real.words.values()) == len(real.graph.operators) + 2
+
+
+def test_what_a_signature_calls_its_ends() -> None:
+    graph = read_content((FILES / "two_ends.int8.tflite").read_bytes()).graph
+    assert sorted(port.name for port in graph.signature.inputs) == ["first", "second"]
+    assert [port.name for port in graph.signature.outputs] == ["output_0", "output_1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("convolutions.dynamic_range", ("CONV_2D in float32", "FULLY_CONNECTED in float32", "an input in float32")),
+        ("float_island.int8", ("ELU in float32", "DEQUANTIZE in float32", "QUANTIZE in float32")),
+        ("pieces.int8", ("SPLIT with 2 results", "UNPACK with 2 results")),
+        ("loop.int8", ("subgraphs", "exactly one is supported")),
+        ("enlarged.int8", ("TRANSPOSE_CONV with a shape that the file computes", "a fixed batch")),
+    ],
+)
+def test_what_cannot_be_read_is_listed(name: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(Refusal) as refused:
+        read_tflite(FILES / f"{name}.tflite")
+    text = str(refused.value)
+    assert text.startswith(f"{name}.tflite cannot be read: ") and "\n" not in text
+    for word in words:
+        assert word in text
+
+
+def test_what_others_write_and_we_do_not() -> None:
+    graph = small_graph()
+    content = tflite_bytes(graph)
+    codes = np.random.default_rng(1).integers(-128, 128, (3, 6, 6, 3)).astype(np.int8)
+    expected = simulate(graph, codes)["y"]
+
+    def no_bias(model: Any) -> None:
+        operator = model.subgraphs[0].operators[2]
+        operator.inputs = [*operator.inputs[:2], -1]
+
+    def bias_elsewhere(model: Any) -> None:
+        names = [tensor.name.decode() for tensor in model.subgraphs[0].tensors]
+        grid = model.subgraphs[0].tensors[names.index("first/bias")].quantization
+        grid.scale = grid.scale * np.float32(1 + 2**-20)
+
+    def fixed_and_nameless(model: Any) -> None:
+        for tensor in model.subgraphs[0].tensors:
+            tensor.shapeSignature = None
+            tensor.name = b"the same"
+        model.signatureDefs = model.metadata = model.description = None
+
+    def unused(model: Any) -> None:
+        model.buffers += [schema.BufferT(), schema.BufferT(data=np.zeros(7, np.uint8))]
+        model.subgraphs[0].tensors.append(schema.TensorT(name="unused", shape=[3], buffer=len(model.buffers) - 2))
+
+    def negative_axis(model: Any) -> None:
+        names = [tensor.name.decode() for tensor in model.subgraphs[0].tensors]
+        at = model.subgraphs[0].tensors[names.index("mean/axes")].buffer
+        model.buffers[at].data = np.frombuffer(np.array([-3, -2], np.int32).tobytes(), np.uint8)
+
+    def weights(model: Any) -> None:
+        names = [tensor.name.decode() for tensor in model.subgraphs[0].tensors]
+        at = model.subgraphs[0].tensors[names.index("first/filter")].buffer
+        model.buffers[at].data = np.array([128, *model.buffers[at].data[1:]], np.uint8)
+
+    for change in (bias_elsewhere, fixed_and_nameless, unused, negative_axis):
+        read = read_content(changed(content, change)).graph
+        np.testing.assert_array_equal(next(iter(simulate(read, codes).values())), expected, err_msg=change.__name__)
+    read = read_content(changed(content, no_bias)).graph
+    assert not read.tensors[read.operators[2].inputs[2]].data.any()
+    read = read_content(changed(content, weights)).graph
+    assert read.measured_as(read.operators[0]) == "CONV_2D:full_range"
+
+
+def test_features_that_are_refused() -> None:
+    content = tflite_bytes(small_graph())
+
+    def custom(model: Any) -> None:
+        model.operatorCodes[0] = schema.OperatorCodeT(builtinCode=32, deprecatedBuiltinCode=32, customCode="TheirOwn")
+
+    def batch(model: Any) -> None:
+        for tensor in model.subgraphs[0].tensors:
+            if tensor.shapeSignature is not None:
+                tensor.shapeSignature, tensor.shape = None, [4, *tensor.shape[1:]]
+
+    def no_scale(model: Any) -> None:
+        model.subgraphs[0].tensors[0].quantization = None
+
+    def int4(model: Any) -> None:
+        names = [tensor.name.decode() for tensor in model.subgraphs[0].tensors]
+        model.subgraphs[0].tensors[names.index("first/filter")].type = schema.TensorType.INT4
+
+    def activation(model: Any) -> None:
+        model.subgraphs[0].operators[0].builtinOptions.fusedActivationFunction = 2
+
+    for change, message in (
+        (custom, r"the custom operator TheirOwn \(at first\)"),
+        (batch, r"a fixed batch of 4, where graphs take one example \(at x\)"),
+        (no_scale, r"int8 without a scale \(at x\)"),
+        (int4, r"CONV_2D in int4 \(at first\)"),
+        (activation, r"activation must be one of NONE, RELU, RELU6, got 'RELU_N1_TO_1' \(at first\)"),
+    ):
+        with pytest.raises(Refusal, match=message):
+            read_content(changed(content, change))
+    for damaged, message in (
+        (b"", "not a .tflite file"),
+        (b"PK\3\4 and more", "not a .tflite file"),
+        (content[:200], "damaged"),
+    ):
+        with pytest.raises(Refusal, match=re.escape(message)):
+            read_content(damaged)
+
+
+def test_damaged_files_are_refused_in_a_sentence() -> None:
+    outcomes = [read(content) for content in cases(7, 300)]
+    assert set(outcomes) == {"read", "refused"}
+    assert outcomes.count("refused") > 150
