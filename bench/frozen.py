@@ -29,7 +29,7 @@ INTEGERS, REAL = "the device's integers", "real numbers"
 
 def frozen(given: step.Task, profile: str) -> qat.PreparedModel:
     """A network in its frozen phase."""
-    model = qat.prepare(given.model, given.images, profile=profile).to(given.images.device)
+    model = qat.prepare(given.model, given.images, device=profile).to(given.images.device)
     qat.calibrate(model, [given.images])
     qat.freeze(model)
     return model.train()

@@ -293,6 +293,6 @@ def test_former_names_are_refused_with_the_new_one(former: str, now: str) -> Non
 
 def test_profiles_of_python_say_what_a_former_name_is_called() -> None:
     with pytest.raises(
-        ValueError, match="profile must be one of xnnpack-x86, .*got 'arm64'; it is called 'xnnpack-arm64'"
+        ValueError, match="device must be one of xnnpack-x86, .*got 'arm64'; it is called 'xnnpack-arm64'"
     ):
         simulate(small_graph(), np.zeros((1, 6, 6, 2), np.int8), "arm64")

@@ -64,7 +64,7 @@ def test_a_fifth_device_is_trained_for(npu: Profile, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(40, 64), torch.nn.SiLU(), torch.nn.Linear(64, 10))
     x = torch.rand(32, 40)
-    prepared = qat.prepare(model, x, profile="npu")
+    prepared = qat.prepare(model, x, device="npu")
     qat.calibrate(prepared, [x])
     qat.freeze(prepared)
     prepared.train()(x).square().mean().backward()
@@ -102,7 +102,7 @@ def test_a_runtime_proves_it(tmp_path: Path) -> None:
 
 def test_names_and_refusals(npu: Profile) -> None:
     assert profile_named("xnnpack").name == "xnnpack-x86" and profile_named(npu) is npu
-    known = "profile must be one of xnnpack-x86, xnnpack-arm64, reference, micro, npu, xnnpack, got"
+    known = "device must be one of xnnpack-x86, xnnpack-arm64, reference, micro, npu, xnnpack, got"
     with pytest.raises(ValueError, match=f"^{known} 'x86'; it is called 'xnnpack-x86' now$"):
         profile_named("x86")
     with pytest.raises(ValueError, match=f"^{known} None$"):

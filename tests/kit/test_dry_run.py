@@ -29,7 +29,7 @@ def test_what_is_explained_is_what_is_lowered() -> None:
     found = qat.explain(model, torch.zeros(1, 3, 16, 16), device="micro")
     assert found and found.device == "micro" and not found.refusal
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    prepared = qat.prepare(model, x, profile="micro")
+    prepared = qat.prepare(model, x, device="micro")
     qat.calibrate(prepared, [x])
     qat.freeze(prepared)
     graph = deploy.lower(prepared)

@@ -86,24 +86,24 @@ MISTAKES: dict[str, list[Row]] = {
         ("freeze a float model", lambda m: qat.freeze(m), "Sequential.*not prepared.*qat.prepare"),
         ("lower a float model", deploy.lower, "qat.prepare.*Sequential"),
         ("prepare a function", lambda m: qat.prepare(lambda x: x, IMAGES), "torch.nn.Module.*function.*qat.jax"),
-        ("prepare a class", lambda m: qat.prepare(nn.Linear, IMAGES), "Linear, a class.*instance"),
+        ("prepare a class", lambda m: qat.prepare(nn.Linear, IMAGES), "the class Linear: give an instance"),
         ("prepare swapped", lambda m: qat.prepare(IMAGES, m), "torch.nn.Module, got Tensor"),
         (
             "prepare with a shape",
             lambda m: qat.prepare(m, (1, 3, 8, 8)),
-            r"example_input.*got tuple.*torch.zeros\(shape\)",
+            r"example .*got tuple.*torch.zeros\(shape\)",
             ValueError,
         ),
         (
             "prepare with an array",
             lambda m: qat.prepare(m, IMAGES.numpy()),
-            "example_input.*got ndarray.*from_numpy",
+            "example .*got ndarray.*from_numpy",
             ValueError,
         ),
         (
             "prepare with a loader",
             lambda m: qat.prepare(m, DataLoader([1])),
-            r"example_input.*got DataLoader.*next\(iter\(loader\)\)",
+            r"example .*got DataLoader.*next\(iter\(loader\)\)",
             ValueError,
         ),
         (
@@ -467,8 +467,8 @@ def test_keras_answers_alike() -> None:
             (lambda: qat.keras.prepare(model, "*"), "list of Rule"),
             (lambda: qat.keras.calibrate(made[1], 3), "iterable"),
             (lambda: qat.keras.calibrate(made[1], x), "give .it"),
-            (lambda: qat.prepare(model, torch.zeros(1, 3)), "models of Keras are for exactqat.qat.keras"),
-            (lambda: qat.freeze(made[1]), "models of Keras are for exactqat.qat.keras"),
+            (lambda: qat.torch.prepare(model, torch.zeros(1, 3)), "models of Keras are for exactqat.qat.keras"),
+            (lambda: qat.torch.freeze(made[1]), "models of Keras are for exactqat.qat.keras"),
         ):
             with pytest.raises(TypeError, match=words):
                 act()
@@ -490,7 +490,7 @@ sys.meta_path.insert(0, Missing())
 """
 
 
-@pytest.mark.parametrize("name", ["prepare", "calibrate", "PreparedModel", "distributed"])
+@pytest.mark.parametrize("name", ["torch", "PreparedModel", "distributed"])
 def test_without_pytorch_there_is_a_hint(name: str) -> None:
     done = run(WITHOUT.format(missing=["torch"]) + f"from exactqat.qat import {name}")
     assert done.returncode != 0

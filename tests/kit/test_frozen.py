@@ -161,7 +161,7 @@ def test_sums_that_float32_does_not_hold(profile: str) -> None:
             return self.second(self.first(x)[:, :, None]).flatten(1)
 
     batch = torch.rand(16, 3000)
-    prepared = frozen(Wide(), batch, steps=1, profile=profile)
+    prepared = frozen(Wide(), batch, steps=1, device=profile)
     first = prepared.step("first")
     codes = torch.from_numpy(prepared.numbers().weights["first"].codes).float()
     found = frozen_torch._parts(first, codes, torch.zeros(12), -255, 0)
@@ -202,14 +202,14 @@ def test_roundings_have_the_declarations_bits() -> None:
 def test_the_profile_decides() -> None:
     """Where profiles part, so does the frozen network; the training before does not."""
     model, batch = nn.Sequential(nn.Linear(8, 64), nn.SiLU(), nn.Linear(64, 64)), torch.randn(256, 8)
-    first, second = (frozen(copy.deepcopy(model), batch, steps=0, profile=name) for name in ("xnnpack-x86", "micro"))
+    first, second = (frozen(copy.deepcopy(model), batch, steps=0, device=name) for name in ("xnnpack-x86", "micro"))
     second.load_state_dict({**first.state_dict(), "_extra_state": {"format": 2, "frozen": True}})
     assert (first.profile, second.profile) == ("xnnpack-x86", "micro")
     assert not torch.equal(first(batch), second(batch))
     first.profile = "micro"
     assert torch.equal(first(batch), second(batch))
-    with pytest.raises(ValueError, match="profile must be one of xnnpack-x86, .*, got 'arm'"):
-        qat.prepare(model, batch, profile="arm")
+    with pytest.raises(ValueError, match="device must be one of xnnpack-x86, .*, got 'arm'"):
+        qat.prepare(model, batch, device="arm")
     first.profile = None  # frozen, and in real numbers with fake quantization
     assert torch.equal(first(batch), composed(second)(batch)) and not torch.equal(first(batch), second(batch))
 
@@ -383,7 +383,7 @@ def test_ranges_that_are_loaded_later_count() -> None:
 
 def test_copies_files_and_states() -> None:
     model, batch = small()
-    prepared = frozen(copy.deepcopy(model), batch, profile="reference")
+    prepared = frozen(copy.deepcopy(model), batch, device="reference")
     expected = prepared(batch)
     for other in (copy.deepcopy(prepared), pickle.loads(pickle.dumps(prepared))):
         assert other.profile == "reference" and torch.equal(other(batch), expected)

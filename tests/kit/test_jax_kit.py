@@ -388,7 +388,7 @@ np.testing.assert_allclose(together[0], alone[0], rtol=1e-2)
 def test_a_frozen_network_without_a_profile_is_fake_quantization() -> None:
     x = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
     for profile, asks in (("reference", True), (None, False)):
-        prepared = prepare(lambda p, x: jax.nn.relu(x @ p["w"]), {"w": np.ones((6, 3), "f")}, x, profile=profile)
+        prepared = prepare(lambda p, x: jax.nn.relu(x @ p["w"]), {"w": np.ones((6, 3), "f")}, x, device=profile)
         params, state = prepared.calibrate(*prepared.init(), [x])
         _, frozen = prepared.freeze(params, state)
         for phase, expected in ((state, False), (frozen, asks)):

@@ -174,7 +174,7 @@ def test_unsettled_statistics_are_named(framework: str, monkeypatch: pytest.Monk
 def test_without_a_profile_a_frozen_network_stays_fake_quantization() -> None:
     x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
     network = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
-    model = qat.prepare(network, x, profile=None).eval()
+    model = qat.prepare(network, x, device=None).eval()
     qat.calibrate(model, [x])
     before = model(x)
     qat.freeze(model)
@@ -183,7 +183,7 @@ def test_without_a_profile_a_frozen_network_stays_fake_quantization() -> None:
     assert not model._device.ready()
     model.profile = "reference"
     assert model._device.ready()
-    model.load_state_dict(qat.prepare(network, x, profile=None).state_dict())
+    model.load_state_dict(qat.prepare(network, x, device=None).state_dict())
     assert model.profile is None
 
 

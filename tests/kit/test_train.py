@@ -625,7 +625,7 @@ def test_a_dead_branch_of_few_bits_goes_through(
     # The branch: what the sum reads beside the features.
     rules = [qat.Rule(total.operands[1], activation_bits=bits, ranges=ranges), qat.Rule(ranges=ranges)]
     for profile in ("xnnpack-x86", "xnnpack-arm64", "reference", "micro"):
-        prepared = qat.prepare(found, images, rules, profile=profile)
+        prepared = qat.prepare(found, images, rules, device=profile)
         assert {prepared.plan.grids[prepared.plan.stored(name).grid].bits for name in total.operands} == {bits, 8}
         qat.calibrate(prepared, [images])
         qat.freeze(prepared)

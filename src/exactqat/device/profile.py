@@ -117,7 +117,7 @@ def profile_named(profile: str | Profile) -> Profile:
         if found is not None:
             return found
     now = f"; it is called {formerly(profile)!r} now" if formerly(profile) else ""
-    raise ValueError(f"profile must be one of {', '.join(known_names())}, got {profile!r}{now}")
+    raise ValueError(f"device must be one of {', '.join(known_names())}, got {profile!r}{now}")
 
 
 X86 = declare(

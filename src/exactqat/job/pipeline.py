@@ -713,7 +713,7 @@ def _quantized_network(
     rules = make_rules(bits, method.ranges, dataset.value_range, results.last_layer)
     # That the captured network is the user's was checked before anything was trained.
     model = qat.prepare(
-        results.float_model, example, rules, profile=settings.device, check=False, keep_final_activation=False
+        results.float_model, example, rules, device=settings.device, check=False, keep_final_activation=False
     )
     title, name = f"{precision.upper()} {method.title}", f"{precision}-{method.name}"
     trained_on = settings.from_job is not None and method.trained

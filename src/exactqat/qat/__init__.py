@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantization-aware training: `prepare` a plain PyTorch model by rules, train, `freeze`, train on, deploy.
+"""Quantization-aware training: `prepare` a model by rules, `calibrate`, train, `freeze`, train on, deploy.
 
-`exactqat.qat.jax` is the same for JAX and Flax.
+`prepare` takes models of PyTorch, Keras and JAX; `qat.torch`, `qat.keras` and `qat.jax` are the kits by name.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from ..train.core.freezing import UnsettledStatisticsWarning
     from ..train.torch.layers import QuantizedInput, QuantizedLayer, WeightedLayer
     from ..train.torch.modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
-    from ..train.torch.prepared import PreparedModel, calibrate, freeze, prepare
+    from ..train.torch.prepared import PreparedModel
     from ..train.torch.ranges import ActivationRange, WeightRange
     from .dry_run import Explanation, explain
+    from .surface import calibrate, freeze, prepare
 
 # Where the names are, loaded when first asked for: rules, networks and plans need no PyTorch.
 _ROOMS = {
@@ -33,10 +34,11 @@ _ROOMS = {
     "..planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
     "..capture.proof": ("NotComparedWarning",),
     "..train.torch.ranges": ("ActivationRange", "WeightRange"),
-    "..train.torch.prepared": ("PreparedModel", "calibrate", "freeze", "prepare"),
+    ".surface": ("calibrate", "freeze", "prepare"),
+    "..train.torch.prepared": ("PreparedModel",),
 }
 # Modules, whole: `qat.jax.prepare`.
-_MODULES = ("distributed", "jax", "keras", "tfmot")
+_MODULES = ("distributed", "jax", "keras", "tfmot", "torch")
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [

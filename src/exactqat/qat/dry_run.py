@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import html
-import inspect
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from ..deploy import Footprint, Graph, footprint, lower, unclaimed
 from ..device import DEFAULT_PROFILE, profile_named
 from ..planning import UnsupportedOperator
 from ..planning.rules import Rule
-from ..train.core.frameworks import framework_of
+from ..train.core.frameworks import kit_of
 
 HEADER = ("operator", "result", "shape", "parameters", "multiply-accumulates")
 
@@ -128,15 +127,10 @@ def explain(
         ValueError: there is no such device, or a rule cannot be used.
     """
     device = profile_named(device).name
-    framework = framework_of(model) or ("jax" if callable(model) and not inspect.isclass(model) else None)
-    if framework not in _FROZEN:
-        given = f"the class {model.__name__}" if inspect.isclass(model) else type(model).__name__
-        raise TypeError(
-            f"model must be a torch.nn.Module, a keras.Model, a Flax module or a function for JAX, got {given}"
-        )
+    framework, _ = kit_of(model)
     options: dict[str, Any] = {
         "rules": rules,
-        "profile": device,
+        "device": device,
         "keep_final_activation": keep_final_activation,
         "check": check,
     }

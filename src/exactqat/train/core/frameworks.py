@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose a model is, by where its class comes from: for messages, without importing any framework."""
+"""Whose a model is, by where its class comes from, without importing any framework."""
 
 from __future__ import annotations
 
 import inspect
+from importlib import import_module
 from typing import Any
 
 _PACKAGES = {"torch": "torch", "keras": "keras", "flax": "jax", "jax": "jax", "jaxlib": "jax", "equinox": "jax"}
-_KITS = {"torch": "exactqat.qat", "keras": "exactqat.qat.keras", "jax": "exactqat.qat.jax"}
+_KITS = {"torch": "exactqat.qat.torch", "keras": "exactqat.qat.keras", "jax": "exactqat.qat.jax"}
 
 
 def framework_of(value: Any) -> str | None:
@@ -19,6 +20,23 @@ def framework_of(value: Any) -> str | None:
         if (found := _PACKAGES.get(module.partition(".")[0])) is not None:
             return found
     return None
+
+
+def kit_of(model: Any) -> tuple[str, Any]:
+    """The framework of a model, prepared or not, and the module of its `prepare`.
+
+    Raises:
+        TypeError: it is a model of none.
+    """
+    framework = framework_of(model)
+    if framework is None and callable(model) and not inspect.isclass(model):
+        framework = "jax"  # a function
+    if framework is None:
+        given = f"the class {model.__name__}: give an instance" if inspect.isclass(model) else type(model).__name__
+        raise TypeError(
+            f"model must be a torch.nn.Module, a keras.Model, a Flax module or a function for JAX, got {given}"
+        )
+    return framework, import_module(f"exactqat.train.{framework}.prepared")
 
 
 def elsewhere(value: Any, here: str) -> str:

@@ -240,7 +240,7 @@ class Prepared:
     def freeze(self, params: Params, state: State) -> tuple[Params, State]:
         """Starts the last phase of training: statistics and ranges are fixed, biases are on the int32 grid.
 
-        From here on the network computes the device's integers, in training and in evaluation (of the `profile` given
+        From here on the network computes the device's integers, in training and in evaluation (of the `device` given
         to `prepare`); weights, gamma, beta and biases may still be trained.
 
         Warns (`exactqat.qat.UnsettledStatisticsWarning`) of batch norms whose running statistics have seen too few
@@ -367,8 +367,8 @@ def prepare(
     *given: Any,
     example: Any = None,
     rules: Iterable[Rule] = (Rule(),),
+    device: str | None = DEFAULT_PROFILE,
     deployable: bool = True,
-    profile: str | None = DEFAULT_PROFILE,
     keep_final_activation: bool | None = None,
     check: bool = True,
 ) -> Prepared:
@@ -389,7 +389,7 @@ def prepare(
         rules: settings by the paths of layers, which are those of their parameters; see `Rule`. The first match
             decides. The input is called ``"input"``.
         deployable: refuse rules that the device cannot run.
-        profile: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are made
+        device: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are made
             on the host, by a callback for each layer. None: it stays fake quantization, which rounds sums otherwise (up
             to some percent of a deep network's codes) and needs no callback, on an accelerator for instance or for
             `jax.export`.
@@ -447,7 +447,7 @@ def prepare(
     for sentence in planned.unused_rules:
         warnings.warn(sentence, UnusedRuleWarning, stacklevel=2)
     warn_of_logits(planned, keep_final_activation)
-    functional = Functional(planned, primitives_jax, profile)
+    functional = Functional(planned, primitives_jax, device)
     if not (is_nnx or is_linen):
         # Only now it is known which of its leaves are statistics.
         known = _function_model(model, named["variables"], frozenset(functional.statistics))
@@ -537,6 +537,11 @@ _FLAGS = {
 def _is_linen(model: Any) -> bool:
     linen = sys.modules.get("flax.linen")
     return linen is not None and isinstance(model, linen.Module)
+
+
+def takes_variables(model: Any) -> bool:
+    """Whether its parameters are outside of it: a function, or a Linen module."""
+    return not _is_nnx(model)
 
 
 def _is_nnx(model: Any) -> bool:

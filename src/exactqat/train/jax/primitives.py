@@ -90,7 +90,7 @@ def on_host(
     if max(map(mesh_size, (like, *first, *second))) > 1:
         warnings.warn(
             "on several devices a frozen network stays fake quantization, which rounds sums otherwise than the target, "
-            "in up to some percent of a deep network's codes; evaluate on one device, or say profile=None in prepare",
+            "in up to some percent of a deep network's codes; evaluate on one device, or say device=None in prepare",
             stacklevel=2,
         )
         return like

@@ -531,8 +531,9 @@ def prepare(
     model: Any,
     rules: Iterable[Rule] = (Rule(),),
     example: Any = None,
+    *,
+    device: str | None = DEFAULT_PROFILE,
     deployable: bool = True,
-    profile: str | None = DEFAULT_PROFILE,
     keep_final_activation: bool | None = None,
     check: bool = True,
 ) -> PreparedModel:
@@ -545,7 +546,7 @@ def prepare(
         rules: settings by layers' paths; see `Rule`. The first match decides. The input is called ``"input"``.
         example: a batch, nested as the model takes it, where the model does not know the sizes of its inputs.
         deployable: refuse rules that the device cannot run.
-        profile: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are made
+        device: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are made
             on the host, layer by layer. None: it stays fake quantization, which rounds sums otherwise (up to some
             percent of a deep network's codes) and needs nothing from the host.
         keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax that is the model's last step is a part
@@ -578,7 +579,7 @@ def prepare(
             list(rules),
             shapes,
             deployable,
-            profile=profile,
+            profile=device,
             keep_final_activation=keep_final_activation,
             name=f"{model.name}_prepared",
         )

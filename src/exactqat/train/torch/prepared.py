@@ -603,7 +603,7 @@ def _prepared(model: Any) -> PreparedModel:
         return model
     if isinstance(model, nn.Module):
         inside = next((path for path, each in model.named_modules() if isinstance(each, PreparedModel)), None)
-        what = "which was not prepared: model = exactqat.qat.prepare(model, example_input)"
+        what = "which was not prepared: model = exactqat.qat.prepare(model, example)"
         what = what if inside is None else f"give the prepared model within it, model.{inside}"
         raise TypeError(f"model must come from exactqat.qat.prepare, got {type(model).__name__}, {what}")
     given = f"{type(model).__name__}{elsewhere(model, 'torch')}"
@@ -740,24 +740,25 @@ def _undisturbed() -> Iterator[None]:
 
 def prepare(
     model: nn.Module,
-    example_input: Any,
+    example: Any,
     rules: Iterable[Rule] = (Rule(),),
+    *,
+    device: str | None = DEFAULT_PROFILE,
     deployable: bool = True,
-    profile: str | None = DEFAULT_PROFILE,
-    check: bool = True,
     keep_final_activation: bool | None = None,
+    check: bool = True,
 ) -> PreparedModel:
     """A copy of `model` that trains under the device's arithmetic, in float32.
 
     Args:
         model: any module that computes the same sequence of operations for every input; see `capture_torch`. It is not
             changed; its parameters and buffers are taken over, with ``requires_grad`` and the training mode.
-        example_input: a batch as the model gets it: a tensor, or a tuple of positional or a dictionary of keyword
+        example: a batch as the model gets it: a tensor, or a tuple of positional or a dictionary of keyword
             arguments. Its values do not matter, nor does the number of examples.
         rules: settings by module path; see `Rule`. The first match decides. The input is called ``"input"``, several
             ones by the names of the arguments.
         deployable: refuse rules that the device cannot run. Turn it off to study other settings in training only.
-        profile: the arithmetic that the frozen model computes by, a name of `deploy.PROFILES`: ``"xnnpack-x86"``,
+        device: whose arithmetic the frozen model computes, a name of `deploy.PROFILES`: ``"xnnpack-x86"``,
             ``"xnnpack-arm64"``, ``"reference"`` or ``"micro"``. None: it stays fake quantization, which rounds sums
             otherwise (up to some percent of a deep network's codes).
         check: run the model beside the prepared one, quantization and randomness off, and compare results, gradients
@@ -771,11 +772,11 @@ def prepare(
     Raises:
         UnsupportedOperator: lists every operator the device cannot run, with its place and what to do; or the network
             that would be trained is not the model, with what differs first and by how much.
-        ValueError: no rule matches a layer, a rule cannot be deployed, there is no such profile, or the model is
+        ValueError: no rule matches a layer, a rule cannot be deployed, there is no such device, or the model is
             prepared already.
         TypeError: the model is no module, or a scripted one, or the rules are no rules.
     """
-    profile = None if profile is None else profile_named(profile).name
+    device = None if device is None else profile_named(device).name
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}{elsewhere(model, 'torch')}")
     rules = checked_rules(rules)
@@ -783,11 +784,11 @@ def prepare(
         raise TypeError("model is a torch.jit.ScriptModule, or holds one: give the torch.nn.Module that it was made of")
     if any(isinstance(module, PreparedModel) for module in model.modules()):
         raise ValueError("model is prepared already, or holds a model that is: give the one that prepare was given")
-    args, kwargs = loading.arguments(example_input)
+    args, kwargs = loading.arguments(example)
     if not any(isinstance(given, Tensor) for given in tree_leaves((args, kwargs))):
         raise ValueError(
-            "example_input must be a tensor, or a tuple or dictionary of the model's arguments with a tensor among "
-            f"them, got {type(example_input).__name__}; such as next(iter(loader))[0], torch.from_numpy(array) or "
+            "example must be a tensor, or a tuple or dictionary of the model's arguments with a tensor among "
+            f"them, got {type(example).__name__}; such as next(iter(loader))[0], torch.from_numpy(array) or "
             "torch.zeros(shape)"
         )
     try:
@@ -801,7 +802,7 @@ def prepare(
     warn_of_logits(planned, keep_final_activation)
     tensors = dict(model.named_parameters(remove_duplicate=False))
     with _undisturbed():
-        prepared = PreparedModel(planned, tensors | dict(model.named_buffers(remove_duplicate=False)), profile)
+        prepared = PreparedModel(planned, tensors | dict(model.named_buffers(remove_duplicate=False)), device)
     prepared.train(model.training)
     if check:
         from .proof import compare_with_original

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantization-aware training for PyTorch: `prepare` a module, `calibrate`, train, `freeze`, train on, deploy."""
+
+from ..train.torch.prepared import PreparedModel, calibrate, freeze, prepare
+
+__all__ = ["PreparedModel", "calibrate", "freeze", "prepare"]
