@@ -708,6 +708,8 @@ OF_THE_BATCH = {
     "one more": lambda m, x: m.last(m.first(x) * (x.shape[0] + 1)),
     "larger": lambda m, x: m.last(m.first(x) * 2 if x.shape[0] > 100 else m.first(x)),
     "even": lambda m, x: m.last(m.first(x).relu() if x.shape[0] % 2 == 0 else m.first(x)),
+    "sevens": lambda m, x: m.last(m.first(x) * 2 if x.shape[0] % 7 == 0 else m.first(x)),
+    "a multiple of 32": lambda m, x: m.last(m.first(x).relu() if len(x) % 32 == 0 else m.first(x)),
     "another layer": lambda m, x: m.last(m.first(x) if x.shape[0] > 64 else x),
     "range": lambda m, x: m.last(m.first(x) * torch.arange(x.shape[0])[:, None]),
     "full": lambda m, x: m.last(m.first(x) * torch.full((x.shape[0], 1), x.shape[0])),
@@ -1066,3 +1068,9 @@ def test_copies_of_buffers_may_be_written_into() -> None:
         return m.last((x @ weight) * table)
 
     assert_same(Model(forward), rows(8))
+
+
+def test_a_compiled_model_does_not_depend_on_the_number_of_examples() -> None:
+    """torch.compile notes sizes in guards and calls other functions after a while: it is read as it was written."""
+    model = torch.compile(Model(lambda m, x: m.last(m.first(x))))
+    assert prepared_quietly(model, rows(8)).proof.trials

@@ -271,7 +271,11 @@ def draft_of(
     draft = read(converter, paths, Tree(signature, leaves, spec), args, kwargs, copied)
     # What the other draft calls has been looked at.
     same = known is not None and batch.alike(few, known.run)
-    depends = "" if same else batch.dependence({batch.FEW: few, prime: recorded(prime)})
+    depends = ""
+    if not same:
+        runs = {batch.FEW: few, prime: recorded(prime)}
+        # What only holds for multiples of a number shows where the batch is one.
+        depends = batch.dependence(runs) or batch.dependence({**runs, batch.MULTIPLE: recorded(batch.MULTIPLE)})
     if depends:
         raise CaptureError(f"the model cannot be captured: {depends}")
     if few is not None and few.draws:
