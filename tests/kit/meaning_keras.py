@@ -25,6 +25,7 @@ from fuzz_meaning_keras import (
     DroppingScale,
     EvaluatedNorm,
     Even,
+    Fifth,
     HalfConvolution,
     Large,
     Mixed,
@@ -43,6 +44,7 @@ from fuzz_meaning_keras import (
     SoftmaxWeight,
     StoppedWeight,
     SummedWeight,
+    ThirtySecond,
     patched,
 )
 from keras import layers
@@ -97,6 +99,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a branch on a large batch": (lambda: around(Large()), "size of the batch", ""),
     "a branch on an even batch": (lambda: around(Even()), "size of the batch", "batch"),
     "a branch on a batch of sevens": (lambda: around(Seventh()), "size of the batch", ""),
+    "a branch on a batch of fives": (lambda: around(Fifth()), "size of the batch", ""),
+    "a branch on a batch of 32": (lambda: around(ThirtySecond()), "size of the batch", ""),
     "a branch on a small batch": (lambda: around(Small()), "the captured network is not the model", ""),
     "a branch of training": (lambda: around(Branching()), "something else in training", "training"),
     "noise and more": (lambda: around(NoisyScale()), "in training, it draws random numbers", ""),
@@ -175,6 +179,27 @@ def test_steps_of_its_own_are_not_left_out_without_a_word() -> None:
     prepared.compile("sgd", "mse")
     assert np.isfinite(prepared.evaluate(X, np.zeros((8, 2), np.float32), verbose=0))
     with pytest.raises(NotImplementedError, match="OwnStep has its own train_step"):
+        prepared.fit(X, np.zeros((8, 2), np.float32), verbose=0)
+
+
+class OwnFunction(keras.Model):
+    def make_train_function(self, force: bool = False) -> Any:
+        return super().make_train_function(force)
+
+
+class OwnFit(keras.Model):
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        return super().fit(*args, **kwargs)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(OwnFunction, "make_train_function"), (OwnFit, "fit")])
+def test_a_loop_of_its_own_is_not_left_out_without_a_word(kind: Any, name: str) -> None:
+    given = keras.Input((6,))
+    with pytest.warns(UserWarning, match=f"has its own {name}"):
+        prepared = qat.keras.prepare(kind(given, layers.Dense(2)(given)))
+    qat.keras.calibrate(prepared, [X])
+    prepared.compile("sgd", "mse")
+    with pytest.raises(NotImplementedError, match=f"has its own {name}"):
         prepared.fit(X, np.zeros((8, 2), np.float32), verbose=0)
 
 

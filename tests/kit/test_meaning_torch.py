@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -708,6 +709,8 @@ OF_THE_BATCH = {
     "one more": lambda m, x: m.last(m.first(x) * (x.shape[0] + 1)),
     "larger": lambda m, x: m.last(m.first(x) * 2 if x.shape[0] > 100 else m.first(x)),
     "even": lambda m, x: m.last(m.first(x).relu() if x.shape[0] % 2 == 0 else m.first(x)),
+    "sevens": lambda m, x: m.last(m.first(x) * 2 if x.shape[0] % 7 == 0 else m.first(x)),
+    "a multiple of 32": lambda m, x: m.last(m.first(x).relu() if len(x) % 32 == 0 else m.first(x)),
     "another layer": lambda m, x: m.last(m.first(x) if x.shape[0] > 64 else x),
     "range": lambda m, x: m.last(m.first(x) * torch.arange(x.shape[0])[:, None]),
     "full": lambda m, x: m.last(m.first(x) * torch.full((x.shape[0], 1), x.shape[0])),
@@ -1066,3 +1069,30 @@ def test_copies_of_buffers_may_be_written_into() -> None:
         return m.last((x @ weight) * table)
 
     assert_same(Model(forward), rows(8))
+
+
+def test_a_compiled_model_does_not_depend_on_the_number_of_examples() -> None:
+    """torch.compile notes sizes in guards and calls other functions after a while: it is read as it was written."""
+    model = torch.compile(Model(lambda m, x: m.last(m.first(x))))
+    assert prepared_quietly(model, rows(8)).proof.trials
+
+
+def test_hooks_that_need_gradients_are_compared() -> None:
+    """Forward may ask for gradients of what it computes, which raises where there are none: that is no training."""
+
+    def forward(m, x):
+        y = m.first(x)
+        y.retain_grad()
+        y.register_hook(lambda gradient: gradient * 2)
+        return m.last(y)
+
+    proof = prepared_quietly(Model(forward), rows(8)).proof
+    assert {trial.training for trial in proof.trials} == {True, False}
+    assert len(proof.not_run) == 1
+
+
+@pytest.mark.parametrize("held", [threading.Lock(), [(number for number in range(3))]])
+def test_what_cannot_be_copied_is_named(held: object) -> None:
+    model = Model(lambda m, x: m.last(m.first(x)))
+    model.first.held = held
+    refused(model, rows(8), match=f"the model cannot be copied.*first.held, of {type(held).__name__}: TypeError")

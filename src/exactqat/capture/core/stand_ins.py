@@ -13,6 +13,10 @@ from collections.abc import Iterable, Sequence
 PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 2003, 2011, 2017, 2027, 3001, 3011, 3019, 3023, 4001, 4003)
 # Small, and with many divisors: what holds for these and for the primes holds for all.
 DIVISIBLE = (84, 90, 60, 72, 96, 66, 78, 54, 70, 42)
+# A multiple of 2 to 8, 10, 12, 16, 32 and 64: what asks whether these divide the batch answers otherwise for a prime.
+MULTIPLE = 6720
+# Multiples of 2 to 6, 8, 10, 12, 16, 32 and 64, or many of these, where constants have the batch's size in memory.
+MULTIPLES = (960, 480, 1440, 1920)
 
 
 def fitting(stand_ins: Sequence[int], numbers: Iterable[float]) -> list[int]:

@@ -27,7 +27,7 @@ from ..core.builder import Moving
 from ..core.naming import input_names, result_name, words_of
 from ..core.refusals import CaptureError
 from ..core.safeguards import SAFEGUARDS
-from ..core.stand_ins import PRIMES, fitting
+from ..core.stand_ins import MULTIPLE, PRIMES, fitting
 
 # Their handlers enter themselves into the converter's table.
 from . import elementwise, movement, reduction, weights  # noqa: F401
@@ -231,18 +231,17 @@ def _traced_twice(trace: Callable[[int], tuple[Any, Any]], numbers: Sequence[int
     numbers: sizes that do not follow the batch, as far as they are known before.
     """
     free = fitting(PRIMES, numbers)
-    even = 2 * free[-1]
     second = None
-    for prime in free[:-1]:
+    for prime in free:
         jaxpr, results = trace(prime)
-        second = trace(even)[0] if second is None else second
-        sizes = Sizes(jaxpr, second, (prime, even))
+        second = trace(MULTIPLE)[0] if second is None else second
+        sizes = Sizes(jaxpr, second, (prime, MULTIPLE))
         if not any(number % prime == 0 for number in sizes.own):
             break
     if sizes.differs and SAFEGUARDS.batch:
         raise CaptureError(
             f"{place_of(sizes.different)}: from here on the model computes otherwise for {prime} examples than for "
-            f"{even}; a network computes each example alike, in batches of any size"
+            f"{MULTIPLE}; a network computes each example alike, in batches of any size"
         )
     return prime, jaxpr, results, sizes
 

@@ -23,7 +23,7 @@ from ..core.builder import free_name
 from ..core.comparison import first_difference
 from ..core.refusals import CaptureError, Refused
 from ..core.safeguards import SAFEGUARDS
-from ..core.stand_ins import DIVISIBLE, PRIMES, fitting
+from ..core.stand_ins import DIVISIBLE, MULTIPLES, PRIMES, fitting
 
 # Their handlers enter themselves into the converter's tables.
 from . import elementwise, movement, noise, normalization, reduction, refused, sequence, weights  # noqa: F401
@@ -68,9 +68,9 @@ def capture(model: Any, shapes: Any, names: Mapping[int, str], losses: list[str]
     large, small = fitting(PRIMES, known), fitting(DIVISIBLE, known)
     if not SAFEGUARDS.batch:
         return _captured(model, shapes, names, losses, large[0])
-    sizes = {"large": large, "small": small or large[2:]}
+    sizes = {"large": large, "small": small or large[2:], "multiple": fitting(MULTIPLES, known)}
     made: dict[str, Network | CaptureError] = {}
-    words = ["large", "small"]
+    words = list(sizes)
     for attempt in range(3):
         for word in words:
             if attempt >= len(sizes[word]):
@@ -80,12 +80,13 @@ def capture(model: Any, shapes: Any, names: Mapping[int, str], losses: list[str]
                 made[word] = _captured(model, shapes, names, kept, sizes[word][attempt])
             except CaptureError as error:
                 made[word] = error
-        first, second = made["large"], made["small"]
-        if isinstance(first, CaptureError) and isinstance(second, CaptureError):
+        first, *others = made.values()
+        if all(isinstance(each, CaptureError) for each in made.values()) and isinstance(first, CaptureError):
             raise first
         place = None
-        if isinstance(first, Network) and isinstance(second, Network):
-            place = _difference(first, second)
+        networks = [each for each in others if isinstance(each, Network)]
+        if isinstance(first, Network) and len(networks) == len(others):
+            place = next((found for each in networks if (found := _difference(first, each)) is not None), None)
             if place is None:
                 return first
         # A size of the model's own may happen to be a multiple of a stand-in: then something is refused.

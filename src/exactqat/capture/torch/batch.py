@@ -9,6 +9,7 @@ others. And where forward changes attributes, it runs again: what it calls then 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 import warnings
@@ -24,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ...planning.network import Place
-from ..core.stand_ins import PRIMES, fitting
+from ..core.stand_ins import MULTIPLE, PRIMES, fitting
 from .steps import NOT_USERS
 
 # Another number of examples, even where the primes are odd. One, which broadcasts, is the self-check's.
@@ -141,7 +142,7 @@ def _run(make: Callable[[], nn.Module], given: Callable[[], Arguments], mode: An
                 random.seed(0)
                 np.random.seed(0)
                 recorder = _Recorder(paths, left)
-                with mode:
+                with mode, _eager():
                     args, kwargs = given()
                     with recorder:
                         model(*args, **kwargs)
@@ -161,6 +162,12 @@ def _run(make: Callable[[], nn.Module], given: Callable[[], Arguments], mode: An
     finally:
         random.setstate(python)
         np.random.set_state(numbers)
+
+
+def _eager() -> Any:
+    """Runs what torch.compile has made as it was written: what is compiled once calls something else next time."""
+    compiler = sys.modules.get("torch._dynamo")
+    return contextlib.nullcontext() if compiler is None else torch.compiler.set_stance("force_eager")
 
 
 def _random_state() -> Any:
@@ -283,4 +290,4 @@ def _follows(values: Sequence[Any], counts: Sequence[int]) -> bool:
     )
 
 
-__all__ = ["FEW", "PRIMES", "Arguments", "Call", "Run", "alike", "dependence", "recorded", "stand_in"]
+__all__ = ["FEW", "MULTIPLE", "PRIMES", "Arguments", "Call", "Run", "alike", "dependence", "recorded", "stand_in"]

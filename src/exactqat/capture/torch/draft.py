@@ -271,7 +271,11 @@ def draft_of(
     draft = read(converter, paths, Tree(signature, leaves, spec), args, kwargs, copied)
     # What the other draft calls has been looked at.
     same = known is not None and batch.alike(few, known.run)
-    depends = "" if same else batch.dependence({batch.FEW: few, prime: recorded(prime)})
+    depends = ""
+    if not same:
+        runs = {batch.FEW: few, prime: recorded(prime)}
+        # What only holds for multiples of a number shows where the batch is one.
+        depends = batch.dependence(runs) or batch.dependence({**runs, batch.MULTIPLE: recorded(batch.MULTIPLE)})
     if depends:
         raise CaptureError(f"the model cannot be captured: {depends}")
     if few is not None and few.draws:
@@ -295,9 +299,29 @@ def copied_with(model: nn.Module, training: Mapping[str, bool]) -> nn.Module:
         for value in vars(module).values():
             if isinstance(value, torch.Tensor) and value.grad_fn is not None:
                 memo[id(value)] = value
-    copied = copy.deepcopy(model, memo)
+    shared = dict(memo)
+    try:
+        copied = copy.deepcopy(model, memo)
+    except Exception as error:
+        raise CaptureError(
+            f"the model cannot be copied, so as to leave it as it is: {_holder(model, shared)}{type(error).__name__}: "
+            f"{error}; keep such a thing outside of the model, or give its class a __deepcopy__"
+        ) from error
     for path, module in copied.named_modules(remove_duplicate=False):
         module.training = training[path]
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is None:
             module.momentum = CUMULATIVE
     return copied
+
+
+def _holder(model: nn.Module, shared: Mapping[int, Any]) -> str:
+    """The attribute that cannot be copied, as the beginning of a sentence; empty if it is none of Python's own."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                continue
+            try:
+                copy.deepcopy(value, dict(shared))
+            except Exception:  # noqa: BLE001 - whatever the value raises
+                return f"{'.'.join(filter(None, (path, name)))}, of {type(value).__name__}: "
+    return ""

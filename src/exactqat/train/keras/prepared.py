@@ -288,7 +288,7 @@ class PreparedModel(keras.Model):
         return state
 
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_steps("train_step", "compute_loss", "compute_metrics")
+        self._refuse_steps("train_step", "compute_loss", "compute_metrics", "make_train_function", "fit")
         return super().train_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -725,7 +725,7 @@ def _shapes(model: Any) -> Any:
 
 
 # How a model trains, evaluates and predicts; a class may have its own.
-_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
+_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "make_train_function", "fit")
 
 
 def _own_steps(model: Any) -> list[str]:

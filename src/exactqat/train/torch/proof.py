@@ -133,7 +133,8 @@ class _Sides:
             evidence.state = {name: _array(tensor) for name, tensor in model.named_buffers() if name in self.buffers}
             if trial.training:
                 model.eval()
-                with torch.no_grad(), _Settled():
+                # With gradients, as hooks in forward raise without; evaluation alone is another trial.
+                with torch.set_grad_enabled(trial.gradients), _Settled():
                     args, kwargs, _ = self._inputs(trial.afterwards, nudge)
                     after = _tensors(model(*args, **kwargs))
                 evidence.results |= {f"{name} (evaluated after a step)": _array(each) for name, each in after.items()}
