@@ -109,3 +109,13 @@ def test_settings_have_the_same_names_and_defaults() -> None:
         order = [name for name in own if name in SETTINGS]
         assert order == [name for name in everywhere if name in SETTINGS]
         assert all(own[name].kind is inspect.Parameter.KEYWORD_ONLY for name in SETTINGS[1:])
+
+
+def test_warnings_name_the_users_line() -> None:
+    """They pass through the surface and the kit, and the line in there helps nobody."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Softmax(-1))
+    for prepare in (qat.prepare, qat.torch.prepare):
+        with pytest.warns(qat.FinalActivationWarning) as caught:
+            prepare(model, torch.from_numpy(X), [qat.Rule("nothing"), qat.Rule()])
+        ours = [each for each in caught if issubclass(each.category, UserWarning)]
+        assert len(ours) >= 2 and {each.filename for each in ours} == {__file__}

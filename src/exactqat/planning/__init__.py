@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from ..display import shortened
 from . import activations, elementwise, movement, normalization, pooling, reduction, sequence, weights
+from .callers import users_line
 from .network import Network
 from .planner import HANDLERS, Planner
 from .plans import Plan, PlanStep
@@ -46,7 +47,7 @@ class FinalActivationWarning(UserWarning):
     """A last softmax, sigmoid or argmax stays outside of the file, which returns what it is computed from (logits)."""
 
 
-def warn_of_logits(plan: Plan, keep_final_activation: bool | None, stacklevel: int = 3) -> None:
+def warn_of_logits(plan: Plan, keep_final_activation: bool | None) -> None:
     """Emits a FinalActivationWarning if a plan leaves a last step out and nobody has chosen that (None)."""
     found = [(result.name, plan.stored(path)) for result in plan.results for path in result.outside]
     if not found or keep_final_activation is not None:
@@ -57,7 +58,7 @@ def warn_of_logits(plan: Plan, keep_final_activation: bool | None, stacklevel: i
         "they are computed from (logits). keep_final_activation=True makes it a part of the file; False says that this "
         "is meant",
         FinalActivationWarning,
-        stacklevel=stacklevel,
+        stacklevel=users_line(),
     )
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
+from .callers import users_line
+
 # How a range comes about; see `Rule`.
 RangePolicy = Literal["ema", "last_batch", "percentile", "min_max", "learned", "fixed"]
 RANGE_POLICIES = get_args(RangePolicy)
@@ -174,4 +176,4 @@ class RuleBook:
     def warn_unused(self) -> None:
         """Emits an UnusedRuleWarning for every rule that has no effect."""
         for sentence in self.unused():
-            warnings.warn(sentence, UnusedRuleWarning, stacklevel=3)
+            warnings.warn(sentence, UnusedRuleWarning, stacklevel=users_line())

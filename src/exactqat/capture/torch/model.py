@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...planning.callers import users_line
 from ...planning.network import Constant, Network, Step
 from ..core.comparison import first_difference
 from ..core.refusals import CaptureError, Refused
@@ -91,7 +92,9 @@ def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, 
     except CaptureError as error:
         if not wanted or drafted is None:
             raise
-        warnings.warn(f"the network is that of training: in evaluation it cannot be captured: {error}", stacklevel=2)
+        warnings.warn(
+            f"the network is that of training: in evaluation it cannot be captured: {error}", stacklevel=users_line()
+        )
         return _warned(drafted, training)
     difference = None if drafted is None else _difference(drafted.network, evaluation.network)
     if drafted is not None and difference is None:
@@ -105,7 +108,7 @@ def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, 
         warnings.warn(
             f"training computes something else than evaluation ({difference}); the network is that of evaluation. "
             "Call model.eval() before to say that this is meant",
-            stacklevel=2,
+            stacklevel=users_line(),
         )
     # The results of evaluation, with the noise of training as far as it changes nothing else.
     noisy = set() if drafted is None else _noise_modules(model, drafted)
@@ -264,10 +267,10 @@ def _warned(draft: Draft, flags: Mapping[str, bool]) -> Network:
         warnings.warn(
             f"the model's forward changes {', '.join(left)}, which nothing in the captured network reads; there it "
             "stays as it is",
-            stacklevel=3,
+            stacklevel=users_line(),
         )
     for sentence in draft.notes:
-        warnings.warn(sentence, stacklevel=4)
+        warnings.warn(sentence, stacklevel=users_line())
     return draft.network
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...display import shortened
+from ...planning.callers import users_line
 from ...planning.fitting import Ends, RangesMovedWarning, fitting_ranges, told
 from ...planning.plans import Plan, branch_range
 
@@ -41,7 +42,7 @@ class Settling(NamedTuple):
     variance: np.ndarray
 
 
-def warn_of_unsettled(norms: Iterable[Settling], stacklevel: int) -> None:
+def warn_of_unsettled(norms: Iterable[Settling]) -> None:
     """Warns of batch norms whose running statistics are still, to a large part, the 0 and 1 they began with.
 
     Not if no batch was trained since `prepare`: then ranges were measured with these very statistics.
@@ -62,7 +63,7 @@ def warn_of_unsettled(norms: Iterable[Settling], stacklevel: int) -> None:
         "statistics, so expect few codes to be used (low SQNR). Train more batches before freeze; if that is not "
         "possible, calibrate(..., restart=True) right before freeze makes the ranges fit",
         UnsettledStatisticsWarning,
-        stacklevel=stacklevel + 1,
+        stacklevel=users_line(),
     )
 
 
@@ -72,7 +73,6 @@ def move_ranges(
     seen: Collection[str],
     move: Callable[[str, Ends], None],
     wanted: Callable[[], Mapping[tuple[str, int], float]],
-    stacklevel: int,
 ) -> None:
     """Moves ranges that would leave a branch without codes (`branch_range`), or that the device's operators cannot take
     beside one another (`fitting_ranges`); warns of the latter (`RangesMovedWarning`).
@@ -100,4 +100,4 @@ def move_ranges(
         move(name, each)
     words = told(moved, known)
     if words:
-        warnings.warn(words, RangesMovedWarning, stacklevel=stacklevel + 1)
+        warnings.warn(words, RangesMovedWarning, stacklevel=users_line())

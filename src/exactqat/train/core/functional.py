@@ -152,9 +152,7 @@ class Functional:
         """Grids whose ranges training alone does not set."""
         return [name for name, grid in self.grids.items() if grid.rule.ranges in CALIBRATED]
 
-    def frozen_ranges(
-        self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any], stacklevel: int = 2
-    ) -> tuple[Tree, Tree]:
+    def frozen_ranges(self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any]) -> tuple[Tree, Tree]:
         """Ranges and learned ranges as freezing makes them, in NumPy where they change; see `move_ranges`.
 
         Warns, with the stack level of the caller's `warnings.warn`, of ranges that it moves and of batch norms whose
@@ -164,7 +162,7 @@ class Functional:
             ranges, learned: arrays that NumPy reads.
             tensors: the network's parameters and variables in NumPy.
         """
-        warn_of_unsettled(self._settling(ranges, tensors), stacklevel + 1)
+        warn_of_unsettled(self._settling(ranges, tensors))
         kept, trained = ({name: dict(ends) for name, ends in each.items()} for each in (ranges, learned))
 
         def at(name: str) -> tuple[float, float]:
@@ -177,7 +175,7 @@ class Functional:
 
         seen = {name for name, grid in self.grids.items() if grid.rule.ranges == "fixed" or kept[name]["batches"] > 0}
         ends = {name: at(name) for name in self.grids}
-        move_ranges(self.plan, ends, seen, move, lambda: self._wanted_scales(kept, trained, tensors), stacklevel + 1)
+        move_ranges(self.plan, ends, seen, move, lambda: self._wanted_scales(kept, trained, tensors))
         return kept, trained
 
     def _settling(self, ranges: Tree, tensors: Mapping[str, Any]) -> Iterator[Settling]:

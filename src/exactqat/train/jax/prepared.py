@@ -38,6 +38,7 @@ from ...capture.proof import NotComparedWarning, Proof
 from ...device import DEFAULT_PROFILE
 from ...display import table
 from ...planning import UnsupportedOperator, plan, warn_of_logits
+from ...planning.callers import users_line
 from ...planning.inputs import require_input
 from ...planning.plans import ROW_HEADER, require_data
 from ...planning.rules import Rule, UnusedRuleWarning, checked_rules
@@ -445,7 +446,7 @@ def prepare(
         raise UnsupportedOperator(str(error)) from error
     planned = plan(network, rules, deployable, keep_final_activation)
     for sentence in planned.unused_rules:
-        warnings.warn(sentence, UnusedRuleWarning, stacklevel=2)
+        warnings.warn(sentence, UnusedRuleWarning, stacklevel=users_line())
     warn_of_logits(planned, keep_final_activation)
     functional = Functional(planned, primitives_jax, device)
     if not (is_nnx or is_linen):
@@ -459,7 +460,7 @@ def prepare(
         if prepared.proof.refusal:
             raise UnsupportedOperator(prepared.proof.refusal)
         if prepared.proof.missing:
-            warnings.warn(prepared.proof.missing, NotComparedWarning, stacklevel=2)
+            warnings.warn(prepared.proof.missing, NotComparedWarning, stacklevel=users_line())
     return prepared
 
 

@@ -36,6 +36,7 @@ from ...capture.proof import NotComparedWarning, Proof
 from ...device import DEFAULT_PROFILE
 from ...display import listed, shortened, table
 from ...planning import UnsupportedOperator, plan, warn_of_logits
+from ...planning.callers import users_line
 from ...planning.inputs import require_input
 from ...planning.plans import ROW_HEADER, Numbers, Plan, PlanInput
 from ...planning.rules import Rule, UnusedRuleWarning, checked_rules
@@ -592,23 +593,23 @@ def prepare(
         if proof.refusal:
             raise UnsupportedOperator(proof.refusal)
         if proof.missing:
-            warnings.warn(proof.missing, NotComparedWarning, stacklevel=2)
+            warnings.warn(proof.missing, NotComparedWarning, stacklevel=users_line())
     if prepared.losses_left_out:
         warnings.warn(
             f"losses that layers add of their results are left out: {listed(prepared.losses_left_out)} (add_loss, "
             "activity_regularizer); regularizers and constraints of weights are kept",
             UserWarning,
-            stacklevel=2,
+            stacklevel=users_line(),
         )
     if prepared.steps_left_out:
         warnings.warn(
             f"{type(model).__name__} has its own {listed(prepared.steps_left_out)}, which the prepared model does not "
             "run: its fit and evaluate refuse; write the loop yourself, with prepared(x, training=True)",
             UserWarning,
-            stacklevel=2,
+            stacklevel=users_line(),
         )
     for sentence in prepared.unused_rules:
-        warnings.warn(sentence, UnusedRuleWarning, stacklevel=2)
+        warnings.warn(sentence, UnusedRuleWarning, stacklevel=users_line())
     warn_of_logits(prepared.plan, keep_final_activation)
     return prepared
 

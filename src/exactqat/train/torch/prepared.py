@@ -25,6 +25,7 @@ from ...capture.torch.model import CaptureError, capture
 from ...device import DEFAULT_PROFILE, OPERATORS, profile_named
 from ...display import shortened, table
 from ...planning import UnsupportedOperator, plan, warn_of_logits
+from ...planning.callers import users_line
 from ...planning.fitting import constant_limits
 from ...planning.inputs import require_input
 from ...planning.plans import BatchNorm, Derived, Numbers, Plan, PlanInput, PlanStep, refuse_batch
@@ -798,7 +799,7 @@ def prepare(
         raise UnsupportedOperator(str(error)) from error
     planned = plan(network, rules, deployable, keep_final_activation)
     for sentence in planned.unused_rules:
-        warnings.warn(sentence, UnusedRuleWarning, stacklevel=2)
+        warnings.warn(sentence, UnusedRuleWarning, stacklevel=users_line())
     warn_of_logits(planned, keep_final_activation)
     tensors = dict(model.named_parameters(remove_duplicate=False))
     with _undisturbed():
@@ -812,5 +813,5 @@ def prepare(
         if prepared.proof.refusal:
             raise UnsupportedOperator(prepared.proof.refusal)
         if prepared.proof.missing:
-            warnings.warn(prepared.proof.missing, NotComparedWarning, stacklevel=2)
+            warnings.warn(prepared.proof.missing, NotComparedWarning, stacklevel=users_line())
     return prepared

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where in the user's program a call came from."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+
+
+def users_line() -> int:
+    """The `stacklevel` by which a warning names the user's line, however many functions of this package lie between."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+__all__ = ["users_line"]
