@@ -203,6 +203,19 @@ def test_a_loop_of_its_own_is_not_left_out_without_a_word(kind: Any, name: str) 
         prepared.fit(X, np.zeros((8, 2), np.float32), verbose=0)
 
 
+class TrainingLoss(layers.Layer):
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.add_loss(keras.ops.mean(x))
+        return x
+
+
+def test_a_loss_of_training_alone_is_not_left_out_without_a_word() -> None:
+    with pytest.warns(UserWarning, match="left out: .*training_loss"):
+        prepared = qat.keras.prepare(around(layers.Dense(4), TrainingLoss(name="training_loss")))
+    assert len(prepared.losses_left_out) == 1
+
+
 def test_layers_made_trainable_after_prepare() -> None:
     base = around(layers.Dense(4))
     base.trainable = False

@@ -183,12 +183,21 @@ def _unchanged(model: Any, losses: list[str]) -> Iterator[None]:
         (layer, len(layer._inbound_nodes), len(layer._outbound_nodes), list(layer._losses), set(layer._loss_ids))
         for layer in layers_
     ]
+    adding = set[int]()
+    add_loss = keras.Layer.add_loss
+
+    def noted(layer: Any, loss: Any) -> None:
+        # Calls without variables of their own, such as those in training, leave no loss in the layer.
+        adding.add(id(layer))
+        add_loss(layer, loss)
+
+    keras.Layer.add_loss = noted
     try:
         yield
     finally:
+        keras.Layer.add_loss = add_loss
         for layer, inbound, outbound, own, ids in kept:
-            added = [each for each in layer._losses if not any(each is one for one in own)]
-            if added or getattr(layer, "activity_regularizer", None) is not None:
+            if id(layer) in adding or getattr(layer, "activity_regularizer", None) is not None:
                 losses.append(path_of(layer))
             layer._losses[:], layer._loss_ids = own, ids
             del layer._inbound_nodes[inbound:]
