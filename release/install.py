@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs the package with some of its extras into the Python that runs this: `python release/install.py job`.
 
-A wheel in dist/ that is newer than the sources is used as it is; otherwise one is built, with progress: compiling takes
-minutes. Versions of other packages are those of constraints.txt.
+A wheel that is newer than the sources, in dist/ or from an earlier run, is used as it is; otherwise one is built, with
+progress: compiling takes minutes. Versions of other packages are those of constraints.txt.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -24,13 +25,14 @@ SOURCES = (
     "src/**/*.h",
     "src/**/*.json",
 )
+BUILT = ROOT / "build" / "wheel"
 # Where nobody sees lines change, one comes this often, in seconds.
 EVERY = 15.0
 
 
 def main(extras: str) -> None:
     start = time.monotonic()
-    wheel = usable(ROOT / "dist") or built(ROOT / "build" / "wheel")
+    wheel = usable(ROOT / "dist", BUILT) or built(BUILT)
     say(f"Installing {wheel.name} and what its extras {extras} need")
     # The version may be that of an older installation.
     call("install", "--quiet", "--force-reinstall", "--no-deps", str(wheel))
@@ -38,10 +40,11 @@ def main(extras: str) -> None:
     say(f"Installed in {duration(time.monotonic() - start)}")
 
 
-def usable(folder: Path) -> Path | None:
-    """The newest wheel there that is newer than all sources and suits this Python."""
+def usable(*folders: Path) -> Path | None:
+    """The newest wheel in the folders that is newer than all sources and suits this Python."""
     newest = max(path.stat().st_mtime for pattern in SOURCES for path in ROOT.glob(pattern))
-    wheels = sorted(folder.glob("exactqat-*.whl"), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = [path for folder in folders for path in folder.glob("exactqat-*.whl")]
+    wheels = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
     for wheel in wheels:
         check = [*PIP, "install", "--quiet", "--dry-run", "--no-deps", "--no-index", str(wheel)]
         suits = wheel.stat().st_mtime > newest and subprocess.run(check, capture_output=True).returncode == 0
@@ -58,6 +61,7 @@ def built(folder: Path) -> Path:
         old.unlink()
     say("Building the kernels; the first build takes two to four minutes on two cores")
     command = [*PIP, "wheel", "-v", "--no-deps", "-w", str(folder), str(ROOT)]
+    began = time.time()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     assert process.stdout is not None
     start, shown, log = time.monotonic(), 0.0, []
@@ -73,6 +77,7 @@ def built(folder: Path) -> Path:
         sys.stderr.write("".join(log[-60:]))
         raise SystemExit("error: the build failed; it needs a C++20 compiler. Its last lines are above.")
     (wheel,) = folder.glob("*.whl")
+    os.utime(wheel, (began, began))  # a source that changed meanwhile is newer
     say(f"Built in {duration(time.monotonic() - start)}")
     return wheel
 

@@ -546,7 +546,8 @@ def _application() -> Any:
         """Say what is in a quantized .tflite file, run it on every runtime of this machine beside the simulation, and
         say which devices compute different codes, from which layer on.
 
-        Exit status 1 if an integer differs where equality is claimed; 2 if the file cannot be read, with every reason.
+        Exit status 1 if an integer differs where equality is claimed; 2 if the file cannot be read, with every reason,
+        or if nothing could be compared.
         """
         equal = True
         with _failures(errors):
@@ -1074,6 +1075,8 @@ def _inspect(
         found = inspect_file(file, arrays, examples, devices or None, seed, progress=status.update)
     # A program may read it: nothing is wrapped or styled.
     console.print(found.as_json() if as_json else found.text(min(_columns(), 100)), soft_wrap=True)
+    if not found.ran_on:
+        raise ValueError(f"{file} ran on no device, nothing was compared; the reasons are above")
     return found.equal
 
 

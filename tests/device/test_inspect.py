@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 
 from test_read_tflite import FILES, READ
 
+from exactqat import cli
 from exactqat.deploy import profiles_here
 from exactqat.deploy.inspect import inspect
 from exactqat.device import Refusal
@@ -48,3 +53,59 @@ def test_devices_that_disagree_are_named() -> None:
     assert ("xnnpack-x86", "reference") in pairs
     first = next(each for each in found.disagreements if each.profiles == ("xnnpack-x86", "reference"))
     assert first.layer in {layer.result for layer in found.layers} and first.differing > 0
+
+
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+    """Status, output and errors of `exactqat inspect`."""
+    monkeypatch.setattr(sys, "argv", ["exactqat", "inspect", *arguments])
+    status = 0
+    try:
+        cli.main()
+    except SystemExit as end:
+        status = int(end.code or 0)
+    output, errors = capsys.readouterr()
+    return status, " ".join(output.split()), " ".join(errors.split())
+
+
+def test_the_exit_status_says_what_was_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(FILES / "convolutions.int8.tflite")
+    few = ("--examples", "1", "--device", "reference")
+    status, output, _ = run(capsys, monkeypatch, path, *few)
+    assert status == 0 and "none differs where equality is claimed" in output
+    status, output, _ = run(capsys, monkeypatch, path, *few, "--json")
+    assert status == 0 and json.loads(output)["equal"]
+    for refused in ("convolutions.dynamic_range", "no_such_file"):
+        status, _, errors = run(capsys, monkeypatch, str(FILES / f"{refused}.tflite"), *few)
+        assert status == 2 and refused in errors and "Traceback" not in errors
+    # Its TILE is not known there: no integer is compared, which is not equality.
+    status, output, errors = run(
+        capsys, monkeypatch, str(FILES / "enlarged.fixed_batch.tflite"), "--examples", "1", "--device", "reference"
+    )
+    assert status == 2 and "nothing was compared" in output and "nothing was compared" in errors
+
+
+def test_a_difference_is_found(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runtime computes the file, the simulation a network with one other weight."""
+    module: Any = importlib.import_module("exactqat.deploy.inspect")
+    path = FILES / "convolutions.int8.tflite"
+
+    def changed(content: bytes, name: str) -> Any:
+        file = read_content(content, name)
+        operator = next(each for each in file.graph.operators if each.kind == "CONV_2D")
+        filter = file.graph.tensors[operator.inputs[1]]
+        data = filter.data.copy()
+        data.flat[0] = 100 if data.flat[0] < 0 else -100
+        tensors = {**file.graph.tensors, filter.name: replace(filter, data=data)}
+        return replace(file, graph=replace(file.graph, tensors=tensors))
+
+    read_content = module.read_content
+    monkeypatch.setattr(module, "read_content", changed)
+    found = inspect(path, examples=2, devices=["reference"])
+    (device,) = (each for each in found.devices if each.values)
+    wrong = [each.name for each in device.operators if each.differing]
+    first = next(layer.result for layer in found.layers if layer.kind == "CONV_2D")
+    assert not found.equal and wrong == [first] and device.differing_as_claimed > 0
+    status, output, _ = run(capsys, monkeypatch, str(path), "--examples", "1", "--device", "reference")
+    assert status == 1 and "does not run as simulated" in output

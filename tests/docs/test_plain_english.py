@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,10 +20,14 @@ CODE = re.compile(r"```.*?```|``[^`]*``|`[^`]*`", re.DOTALL)
 
 
 def texts_of_python(path: Path) -> Iterator[tuple[int, str]]:
-    """Docstrings and all other strings, which messages are made of, with their lines."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    """Comments, docstrings and all other strings, which messages are made of, with their lines."""
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
 
 
 def texts_of_notebook(path: Path) -> Iterator[tuple[int, str]]:

@@ -148,8 +148,14 @@ class Inspection:
 
     @property
     def equal(self) -> bool:
-        """Whether every integer that is claimed to be equal is, on every runtime that ran the file."""
-        return not any(device.differing_as_claimed for device in self.devices)
+        """Whether every integer that is claimed to be equal is, on every runtime that ran the file. False if none did:
+        nothing was compared."""
+        return self.ran_on != () and not any(device.differing_as_claimed for device in self.devices)
+
+    @property
+    def ran_on(self) -> tuple[str, ...]:
+        """Names of the devices whose integers were compared."""
+        return tuple(device.profile for device in self.devices if device.values)
 
     def as_json(self) -> str:
         """All of it."""
@@ -585,7 +591,7 @@ def _text(found: Inspection, width: int) -> str:
     for device in found.devices:
         reason = device.not_run or device.not_simulated
         if reason:
-            lines += wrapped(f"{device.profile} was not run: {reason}")
+            lines += wrapped(f"{device.profile} was not {'run' if device.not_run else 'simulated'}: {reason}")
         for row in (*device.operators, *device.outputs):
             if row.differing:
                 claim = "" if row.exact else "; equality is not claimed"
@@ -602,17 +608,18 @@ def _text(found: Inspection, width: int) -> str:
             f"({each.differing:,} of {each.values:,} codes); {each.outputs_differing:,} of {each.output_values:,} "
             "codes of the outputs"
         )
-    if not found.disagreements:
-        lines += wrapped("All devices compute the same codes from these inputs.")
+    simulated = [device.profile for device in found.devices if not device.not_simulated]
+    if not found.disagreements and len(simulated) > 1:
+        lines += wrapped(f"Simulated from these inputs, {', '.join(simulated)} compute the same codes.")
     lines += wrapped(_verdict(found))
     return "\n".join(lines)
 
 
 def _verdict(found: Inspection) -> str:
+    if not found.ran_on:
+        return "The file was run on no device: nothing was compared."
     ran = [device for device in found.devices if device.values]
-    if not ran:
-        return "The file was run on no device."
-    total, names = sum(device.values for device in ran), ", ".join(device.profile for device in ran)
+    total, names = sum(device.values for device in ran), ", ".join(found.ran_on)
     if not found.equal:
         return f"The file does not run as simulated where that is claimed ({names})."
     unclaimed = sum(device.differing for device in ran)

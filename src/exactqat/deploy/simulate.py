@@ -27,7 +27,7 @@ def _measured() -> dict[tuple[str, str], tuple[int, int, int]]:
 
 
 # (kind, profile) -> results compared with the runtime, how many differed, and by how much at most. Written by
-# `tests/campaigns/sweep.py --write`, never by hand. An operator on int16 activations stands there as "CONV_2D:int16".
+# `tests/campaigns/sweep.py --write`, never by hand. An operator on int16 activations is there as "CONV_2D:int16".
 MEASURED: dict[tuple[str, str], tuple[int, int, int]] = _measured()
 # (kind, profile) -> results compared without one difference. A pair that is not here is not claimed to be exact.
 EXACT: dict[tuple[str, str], int] = {pair: values for pair, (values, differing, _) in MEASURED.items() if not differing}

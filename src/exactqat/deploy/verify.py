@@ -656,7 +656,7 @@ def _indices(details: list[dict[str, Any]], names: tuple[str, ...], in_order: bo
     return {name: found[name] for name in names}
 
 
-# Where a table of type SubGraph says where its outputs are: in the third field, behind two numbers of two bytes.
+# Where a table of type SubGraph says where its outputs are: in the third field, after two numbers of two bytes.
 _OUTPUTS = 4 + 2 * 2
 
 

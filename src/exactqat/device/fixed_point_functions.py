@@ -13,7 +13,7 @@ import numpy as np
 
 from .arithmetic import rounding_shift
 
-ONE = 2**31 - 1  # the largest Q0.31, which stands for 1
+ONE = 2**31 - 1  # the largest Q0.31, which represents 1
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 
 Raw = Any

@@ -245,7 +245,7 @@ class DeviceOperator:
         """The result in real numbers, differentiable, before it is stored on its grid.
 
         `operands` are a framework's arrays in the user's order of axes, and so are the axes that `attributes` name;
-        `primitives` are that framework's functions (see qat/primitives.md of the docs): `primitives.maximum`, ...
+        `primitives` are that framework's functions (`train/<framework>/primitives.py`): `primitives.maximum`, ...
         """
         raise NotImplementedError(f"{self.kind} is not differentiated")
 
@@ -325,7 +325,7 @@ class DeviceOperator:
         """
         return context.lower_described(self, step)
 
-    # --- how it stands in files -------------------------------------------------------------------------------------
+    # --- how files hold it ------------------------------------------------------------------------------------------
 
     def tflite_options(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> dict[str, Any]:
         """Fields of the options table; enumerations by the name of their value, as ("Padding", "SAME")."""

@@ -13,7 +13,7 @@ from .arithmetic import rounding_shift
 from .fixed_point_functions import EXP_OF_POWERS, half_sum
 from .tensor import INT16_MAX, INT16_MIN
 
-ONE = INT16_MAX  # the largest Q0.15, which stands for 1
+ONE = INT16_MAX  # the largest Q0.15, which represents 1
 
 
 def logistic(x: np.ndarray) -> np.ndarray:

@@ -136,7 +136,7 @@ class Weighted(DeviceOperator):
         message = f"input scale * filter scale / output scale must be {limits} for every channel"
         need(fits, f"{message}, got {multiplier.min():g}..{multiplier.max():g}")
         bound = filter_reach(filter.data, axis, input) + np.abs(bias.data.astype(np.int64))
-        # Behind int16, kernels multiply 64-bit sums by 15 bits.
+        # With int16 activations, kernels multiply 64-bit sums by 15 bits.
         bits, word = (31, "int32") if input.dtype == "int8" else (47, "48-bit")
         fits = int(bound.max()) < 2**bits
         need(fits, f"the {word} accumulator can overflow; the bias or the filter is too large")

@@ -344,7 +344,7 @@ def curves(results: Results) -> list[str]:
             for number, (label, color, history) in enumerate(histories):
                 values = history.loss if what == "loss" else history.validation_accuracy
                 epochs = np.arange(1, len(values) + 1)
-                # A line of one epoch would not be seen, nor one behind another that is as wide.
+                # A line of one epoch would not be seen, nor one under another that is as wide.
                 marker, wider = "o" if len(values) == 1 else "", len(histories) - 1 - number
                 axes.plot(
                     epochs, values, color=color, label=label, linewidth=1.4 + 1.6 * wider, marker=marker,
@@ -490,7 +490,7 @@ def weights_on_grids(*outcomes: Outcome) -> list[str]:
         codes = np.moveaxis(layer.weight_quantizer.codes(weight), layer.weight_axis, 0).reshape(len(alive), -1)[alive]
         bits = layer.weight_quantizer.rule.weight_bits
         limit = 2 ** (bits - 1) - 1
-        # So many codes together that the bars can be told apart and that all have as many.
+        # So many codes together that the bars are distinguishable and all have as many.
         width = {6: 3, 8: 15}.get(bits, 1)
         edges = np.arange(-limit - 0.5, limit + 1, width).tolist()
         figure, axes = _figure()

@@ -109,7 +109,7 @@ def _parts(operators: Sequence[Operator], most: int) -> list[list[Operator]]:
         return [[operator] for operator in operators]
     paths = [operator.outputs[0].removesuffix("/unshifted").split(".") for operator in operators]
     for depth in range(max(map(len, paths)), 0, -1):
-        # An operator's last name is its own; what stands above it are modules.
+        # An operator's last name is its own; those above it are modules.
         keys = [tuple(path[: min(depth, max(len(path) - 1, 1))]) for path in paths]
         parts = [
             [operator for _, operator in pairs]

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 
 from .text import printable
 
-# The colors of pages and charts, and what stands for each on a dark screen.
+# The colors of pages and charts, and what replaces each on a dark screen.
 DARK = {
     "#1c2430": "#e8ebf0",  # ink
     "#5a6675": "#9aa7b6",  # what is said by the way
     "#e3e7ec": "#333c48",  # lines
-    "#f6f7f9": "#12161c",  # behind the page
+    "#f6f7f9": "#12161c",  # the page's background
     "#ffffff": "#1b2129",  # paper
     "#eef4fb": "#1d3049",  # what is delivered
     "#fff6e5": "#3b2f14",  # warnings

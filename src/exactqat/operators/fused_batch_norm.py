@@ -507,7 +507,7 @@ for _op in (fused_batch_norm_grad, fused_batch_norm_grad_v2, fused_batch_norm_gr
     _op.by_parts(partial(_gradient_by_parts, _op))
 
 
-# Batch norm, activation and fake quantization in one: what a layer of quantization-aware training does behind its
+# Batch norm, activation and fake quantization in one: what a layer of quantization-aware training does after its
 # convolution. Two operators, because ranges that follow the data are made between them.
 
 

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
 def users_line() -> int:

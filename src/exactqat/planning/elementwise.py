@@ -11,7 +11,7 @@ from .network import Constant, Step
 from .planner import Operand, Planner, Stored, handles
 from .refusals import Refused, word
 
-# Behind this, softmax gives less than half a step of its grid, whatever stands beside it.
+# Beyond this, softmax gives less than half a step of its grid, whatever the other scores are.
 SURELY_MASKED = -32.0
 
 
@@ -41,7 +41,7 @@ def _inverse(value: float | Coefficient) -> float | Coefficient:
     return value.inverse() if isinstance(value, Coefficient) else 1.0 / value
 
 
-# Kinds of steps that may be a line: (weight, bias) from the other operand, and whether that stands first.
+# Kinds of steps that may be a line: (weight, bias) from the other operand, and whether that is the first.
 _LINES: dict[str, Callable[[float | Coefficient, bool], Line | None]] = {
     "add": lambda other, first: (1.0, other),
     "sub": lambda other, first: (-1.0, other) if first else (1.0, -other),

@@ -22,7 +22,7 @@ from .plans import SMALLEST_WIDTH, Grid, Plan, PlanStep
 Ends = tuple[float, float]
 # Scales are rounded to float32 later on, their quotients are as well.
 _MARGIN = 1 + 2.0**-10
-# One change may ask for another one, of a layer before or behind.
+# One change may ask for another one, of a layer before or after.
 _ROUNDS = 64
 
 

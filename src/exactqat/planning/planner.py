@@ -154,7 +154,7 @@ class Planner:
         for step in self._live:
             for name in dict.fromkeys(each for each in step.inputs if isinstance(each, str)):
                 self._readers.setdefault(name, []).append(step)
-        # Operands are told apart by name, so no step is called as a constant is.
+        # Operands are identified by name, so no step is called as a constant is.
         self._taken: set[str] = set(network.constants)
         self._modules = {step.module for step in self._live if step.module}
         self.end = ""

@@ -20,7 +20,7 @@ from ..display import listed, shortened
 from .network import Constant, Network, Place, Step
 from .rules import Rule
 
-# A range that is narrower has no usable scale; [0, 1] stands in for it.
+# A range that is narrower has no usable scale; [0, 1] replaces it.
 SMALLEST_WIDTH = 2.0**-20
 # From the stand-in, sums on a narrower range could be too fine for the device, whose steps may differ by a factor below
 # 256: of two bits, the fewest there are, the stand-in's are thirds, and those of eight bits 255ths of the sum's range.

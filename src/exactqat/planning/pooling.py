@@ -107,7 +107,7 @@ def below_all(maker: Maker, x: Stored, paddings: Sequence[tuple[int, int]], part
     """Padding that is no maximum's."""
     if x.nonnegative or not maker.has("PADV2"):
         if not x.nonnegative:
-            # Behind a ReLU zeros change no maximum.
+            # After a ReLU zeros change no maximum.
             raise Refused(
                 f"{word(maker.step)} with padding on a tensor with negative values; the device supports this after "
                 "a ReLU, or with TensorFlow's SAME padding"

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
-
-from .callers import users_line
 
 # How a range comes about; see `Rule`.
 RangePolicy = Literal["ema", "last_batch", "percentile", "min_max", "learned", "fixed"]
@@ -172,8 +169,3 @@ class RuleBook:
                 )
                 sentences.append(f"rules[{position}] (match={rule.match!r}) has no effect: {why}")
         return sentences
-
-    def warn_unused(self) -> None:
-        """Emits an UnusedRuleWarning for every rule that has no effect."""
-        for sentence in self.unused():
-            warnings.warn(sentence, UnusedRuleWarning, stacklevel=users_line())

@@ -170,7 +170,7 @@ def quantized_batch_norm_training(
     activated, passes = _activated(y, activation)
     quantization = {"num_bits": num_bits, "narrow_range": narrow_range}
     outputs = fake_quant.fake_quant_with_min_max_vars(activated, min, max, **quantization)
-    outputs = xp.where(min > max, np.nan, outputs).astype(x.dtype)  # where nobody can be told
+    outputs = xp.where(min > max, np.nan, outputs).astype(x.dtype)  # where no error can be raised
     one = xp.ones_like(activated)
     states = fake_quant.fake_quant_with_min_max_vars_gradient_transpose(
         one, 2 * one, 3 * one, activated, min, max, **quantization

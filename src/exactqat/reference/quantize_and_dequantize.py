@@ -75,7 +75,7 @@ def quantize_and_dequantize(
     rounded = xp.floor(add(scaled, input.dtype.type(0.5))) if half_up else xp.rint(scaled)
     output = multiply(rounded, inverse)
     if range_given and check_range:
-        output = xp.where(valid[0], output, np.nan)  # where values are not known before, nobody can be told
+        output = xp.where(valid[0], output, np.nan)  # where values are not known before, no error can be raised
     return output.astype(input.dtype).reshape(input.shape)
 
 

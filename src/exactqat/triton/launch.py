@@ -23,7 +23,7 @@ class Launch(NamedTuple):
     grid: tuple[int]
     arrays: tuple[int, ...]  # the pointers, as indices into operands + results + scratch
     numbers: tuple[int, ...]
-    options: dict[str, Any]  # constexprs and what the compiler is told
+    options: dict[str, Any]  # constexprs and the compiler's options
 
 
 class Plan(NamedTuple):

@@ -48,7 +48,7 @@ def _half_to_even(v):
 
 @triton.jit
 def _quantized(values, scale, inverse, HALF_UP: tl.constexpr):
-    # A denormal product rounds to the zero that stands for it, and the last one is 0 or at least a normal step.
+    # A denormal product rounds to the zero that replaces it, and the last one is 0 or at least a normal step.
     scaled = values * scale
     rounded = tl.floor(scaled + 0.5) if HALF_UP else _half_to_even(scaled)
     return rounded * inverse

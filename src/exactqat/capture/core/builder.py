@@ -154,7 +154,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
         shape = tuple(int(size) for size in shape)
         self.batch_axis(shape)
         inputs = tuple(self.operand(each) for each in operands)
-        # Expressions, which may draw random numbers, are told apart.
+        # Expressions may draw random numbers, so each is a step of its own.
         same_step = (kind, inputs, shape, repr(sorted(attributes.items())))
         if kind != "unsupported" and same_step in self._made:
             return self._made[same_step]
@@ -186,7 +186,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
         results = []
         for shape in shapes:
             if len(self.batch_axes(shape)) != 1:
-                # There is no such value; anything that has a batch stands in for it.
+                # There is no such value; anything that has a batch replaces it.
                 reason = reason or MIXES
                 shape = (self.prime, *[size for size in shape if not size or size % self.prime])
             attributes: dict[str, Any] = {"reason": reason} if reason else {}

@@ -148,7 +148,7 @@ def batch_norm(
 
 # --- Flax -------------------------------------------------------------------------------------------------------------
 
-# By the name of the layer's class: (layer, x, get, flag) -> the result, or None where it is to be traced as it stands.
+# By the name of the layer's class: (layer, x, get, flag) -> the result, or None where it is to be traced as it is.
 # `get` gives a parameter or a statistic by its name, or None; `flag` what the call, or else the layer, says of a name.
 _LAYERS: dict[str, Callable[[Any, Any, Callable[[str], Any], Callable[[str], Any]], Any]] = {}
 

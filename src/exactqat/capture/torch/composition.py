@@ -20,7 +20,7 @@ from ..core.refusals import Refused
 from .contents import Content, Meta
 
 COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne")
-# Where what was told at `POINTS` is looked at again, so that no corner between them is overlooked.
+# Where what was recognized at `POINTS` is compared again, so that no corner between them is overlooked.
 _FAR = np.geomspace(1e-7, 1e7, 3001)
 _DENSE = np.concatenate([np.linspace(-8, 8, 4099), _FAR, -_FAR, [0.0]])
 _NEAR = np.array([-1e-2, -1e-4, -1e-6, 0, 1e-6, 1e-4, 1e-2])

@@ -35,7 +35,7 @@ from .steps import StepBuilder
 aten = torch.ops.aten
 
 
-# A momentum that no user gives: stands for None, whose export would need the counter's value.
+# A momentum that no user gives: it means None, whose export would need the counter's value.
 CUMULATIVE = -0.123456789
 
 HANDLERS: dict[str, Callable[..., Any]] = {}

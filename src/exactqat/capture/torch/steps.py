@@ -105,7 +105,7 @@ class StepBuilder(Builder):
         if self.batch_axis(tensor) in set(axes):
             raise Refused(MIXES)
 
-    # --- where the current step stands --------------------------------------------------------------------------------
+    # --- where the current step is ------------------------------------------------------------------------------------
 
     def stack(self) -> list[tuple[str, str, str]]:
         """(call, path, class) of the modules around the current node, outermost first."""

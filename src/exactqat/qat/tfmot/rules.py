@@ -23,7 +23,7 @@ class Scheme:
             weight_bits=weight_bits,
             activation_bits=activation_bits,
             per_channel=not disable_per_axis,
-            # Only then has a weight with batch norm behind it one scale on the device.
+            # Only then has a weight with batch norm after it one scale on the device.
             fold_batch_norm=bool(disable_per_axis),
             ema_decay=DECAY,
         )

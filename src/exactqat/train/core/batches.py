@@ -55,7 +55,7 @@ def checked(batches: Any, is_array: bool) -> Iterator[Any]:
     return iter(batches)
 
 
-# Behind what is wrong with a batch of a calibration.
+# Follows what is wrong with a batch of a calibration.
 ALONE = (
     "a batch holds the model's arguments alone (targets are left out by themselves where the model takes one): "
     "calibrate(model, (x for x, _ in loader)), or ((a, b) for a, b, *_ in loader) where it takes two"

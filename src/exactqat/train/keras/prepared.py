@@ -95,7 +95,7 @@ class PreparedModel(keras.Model):
         **rest: Any,
     ) -> None:
         """What `prepare` calls; Keras does when it loads one."""
-        # Whatever the policy that the float model was made under: the device's arithmetic is told in float32.
+        # Whatever the policy that the float model was made under: the device's arithmetic is stated in float32.
         super().__init__(dtype="float32", **rest)
         # A frozen network calls back to the host, which TensorFlow's XLA cannot.
         if profile is not None and keras.backend.backend() == "tensorflow":

@@ -109,7 +109,7 @@ class SharedConstant(nn.Module):
 
 
 class Integers(Protocol):
-    """What computes a frozen network as the device does: `frozen_torch.Device`."""
+    """What computes a frozen network as the device does: `frozen.Device`."""
 
     def ready(self) -> bool:
         """Whether it computes what is asked for just now."""

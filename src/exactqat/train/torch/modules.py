@@ -273,7 +273,7 @@ class DepthwiseConv2d(Conv2d):
 
     def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if torch.compiler.is_exporting():
-            # `capture_torch` reads what is computed; by which operator does not matter there.
+            # Capturing reads what is computed; by which operator does not matter there.
             return super().convolve(features, weight, bias)
         features, weight, bias = as_in_autocast(features, weight, bias)
         height, width = weight.shape[2:]

@@ -752,7 +752,7 @@ def prepare(
     """A copy of `model` that trains under the device's arithmetic, in float32.
 
     Args:
-        model: any module that computes the same sequence of operations for every input; see `capture_torch`. It is not
+        model: any module that computes the same sequence of operations for every input; see `capture`. It is not
             changed; its parameters and buffers are taken over, with ``requires_grad`` and the training mode.
         example: a batch as the model gets it: a tensor, or a tuple of positional or a dictionary of keyword
             arguments. Its values do not matter, nor does the number of examples.

@@ -135,7 +135,7 @@ class ActivationRange(nn.Module):
     def _ends(self, activation: Tensor) -> tuple[Tensor, Tensor]:
         """Where the values of a tensor begin and end, rank 0; under "percentile" without those beyond it."""
         if self.policy != "percentile":
-            # Behind a ReLU there is nothing below zero to look for.
+            # After a ReLU there is nothing below zero to look for.
             low = activation.new_zeros(()) if self.nonnegative else activation.amin()
             return low, activation.amax()
         values = activation.flatten()
