@@ -1020,7 +1020,7 @@ def _verify(directory: Path, quiet: bool, model: str | None = None, device: str 
         _verify_npu(directory, choice, model)
         return True
     if choice:
-        from .deploy import emulation
+        from .deploy.runtimes import emulation
 
         os.environ["EXACTQAT_ARM64_CPU"] = emulation.cpu_named(choice)
 

@@ -26,7 +26,6 @@ from exactqat.deploy import (
     Builder,
     Graph,
     c_array,
-    emulation,
     footprint,
     npu_footprint,
     per_tensor,
@@ -37,8 +36,9 @@ from exactqat.deploy import (
     write_c_array,
     write_tflite,
 )
-from exactqat.deploy.tflite import tflite_bytes
-from exactqat.deploy.trial import RuntimeRefusal
+from exactqat.deploy.formats.tflite import tflite_bytes
+from exactqat.deploy.runtimes import emulation
+from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.device import OPERATORS, PROFILES
 
 needs_micro = pytest.mark.skipif("micro" not in profiles_here(), reason="needs exactqat[micro]")

@@ -12,7 +12,7 @@ import pytest
 
 from exactqat import deploy
 from exactqat.deploy import Builder, Graph, per_tensor, simulate, unclaimed, verify, write_tflite
-from exactqat.deploy.verify import profile_here
+from exactqat.deploy.runtimes import profile_here
 from exactqat.device import PROFILES, Profile, declare, profile, profile_named
 from exactqat.job.devices import device_named, device_to_verify
 

@@ -94,7 +94,7 @@ def test_another_device_is_not_what_was_trained(job: tuple[Path, pipeline.Result
 
 
 def deploy_runtime(content: bytes, graph: deploy.Graph, device: str) -> Any:
-    from exactqat.deploy.verify import open_runtime
+    from exactqat.deploy.runtimes import open_runtime
 
     return open_runtime(content, graph.inputs, graph.outputs, device)
 
@@ -168,7 +168,7 @@ def test_a_report_of_a_deployment_states_three_things(tmp_path: Path) -> None:
 def test_a_runtime_that_is_not_here_is_no_proof(
     job: tuple[Path, pipeline.Results], call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from exactqat.deploy import emulation
+    from exactqat.deploy.runtimes import emulation
 
     monkeypatch.setenv("EXACTQAT_ARM64", str(tmp_path / "nothing"))
     if "xnnpack-arm64" in profiles_here() or emulation.is_set_up():

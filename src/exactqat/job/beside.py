@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from .. import qat
+from ..deploy.comparison import Comparison, Report, Tally
 from ..deploy.graph import Graph
 from ..deploy.lower import lower_with_layouts
 from ..deploy.simulate import simulate
 from ..deploy.values import Lowered, device_codes
-from ..deploy.verify import Comparison, Report, Tally
 from .data import Split
 
 # Of whose values all layers are held at once.

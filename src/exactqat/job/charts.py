@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, Formatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from torch import Tensor
 
-from ..deploy.verify import Comparison
+from ..deploy.comparison import Comparison
 from ..qat import WeightedLayer
 from . import findings
 from .page import BAD, DARK, INK, LINE, NOTE, escape, variable

@@ -24,15 +24,17 @@ import torch
 from torch import Tensor, nn
 
 from .. import qat
-from ..deploy.c_array import MADE_BY, c_array, c_name
+from ..deploy.comparison import Comparison, Report
 from ..deploy.footprint import Footprint, NpuFootprint, footprint, npu_footprint
+from ..deploy.formats.c_array import MADE_BY, c_array, c_name
+from ..deploy.formats.onnx import onnx_bytes
+from ..deploy.formats.tflite import tflite_bytes, write_tflite
 from ..deploy.graph import Graph
 from ..deploy.lower import lower, lower_with_layouts
-from ..deploy.onnx import onnx_bytes
+from ..deploy.runtimes import profile_here, profiles_here
 from ..deploy.signature import input_codes as codes_of
-from ..deploy.tflite import tflite_bytes, write_tflite
 from ..deploy.values import layer_values
-from ..deploy.verify import Comparison, Report, profile_here, profiles_here, verify
+from ..deploy.verify import verify
 from ..device import DEFAULT_PROFILE, PROFILES, Refusal
 from ..device.profile import DEFAULT_KERNELS
 from ..train.torch.primitives import overruns_channels_last
