@@ -17,8 +17,8 @@ from matplotlib.axes import Axes
 
 import exactqat as eq
 from exactqat import deploy, qat
-from exactqat.job import charts
-from exactqat.job.page import BAD, DARK, NOTE, variable
+from exactqat.report import charts
+from exactqat.report.page import BAD, DARK, NOTE, variable
 
 PICTURES = Path(__file__).resolve().parent / "_static" / "pictures"
 SHOWN = {"accuracy": "Test accuracy of every network"}

@@ -123,8 +123,8 @@ def test_the_command_line_names_every_device(command: str) -> None:
     pytest.importorskip("typer")
     from typer.main import get_command
 
-    from exactqat import cli
+    from exactqat.cli import application
 
-    commands = get_command(cli._application()).commands  # type: ignore[attr-defined]
+    commands = get_command(application.application()).commands  # type: ignore[attr-defined]
     (option,) = (each for each in commands[command].params if each.name == "device")
     assert all(name in option.help for name in PROFILES)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..job.data import Dataset
 from ..qat import WeightedLayer
-from .data import Dataset
 from .luck import NOTE, Paired
 
 if TYPE_CHECKING:
-    from .pipeline import Outcome, Results
+    from ..job.pipeline import Outcome, Results
 
 # Standard deviations by which an accuracy exceeds that of a guess before it counts: one guess in a hundred gets there.
 BEYOND_LUCK = 2.33
