@@ -476,7 +476,8 @@ def test_status_1_means_nothing_else(
 def test_a_defect_keeps_its_traceback_and_has_status_2() -> None:
     code = (
         "import sys; sys.argv = ['exactqat', 'export', 'x']\nfrom exactqat import cli\n"
-        "def end(*given): raise AssertionError('a defect')\ncli._export = end\ncli.main()"
+        "from exactqat.cli import commands\ndef end(*given): raise AssertionError('a defect')\n"
+        "commands.export = end\ncli.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "Traceback" in done.stderr and "a defect" in done.stderr

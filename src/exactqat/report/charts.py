@@ -28,7 +28,7 @@ from .page import BAD, DARK, INK, LINE, NOTE, escape, variable
 from .text import shortened
 
 if TYPE_CHECKING:
-    from ..job.pipeline import Outcome, Results
+    from .results import Outcome, Results
 
 FLOAT_COLOR, PTQ_COLORS, QAT_COLORS = "#6b7280", ("#f2b77c", "#e08a3c"), ("#6fa8dc", "#1f5fa8")
 METHOD_COLORS = dict(

@@ -13,12 +13,12 @@ import numpy as np
 from torch import Tensor
 
 from ..deploy.simulate import PROFILES, unclaimed
-from ..job.pipeline import Outcome, Results
 from ..qat import WeightedLayer
 from . import charts, findings, layer_graph
 from .luck import Paired
 from .page import cards, escape, page, section, table, warnings
 from .page import charts as side_by_side
+from .results import Outcome, Results
 from .text import shortened
 
 # Beyond this many classes a table of mistakes replaces the matrix, which nobody could read.
