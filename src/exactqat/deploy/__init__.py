@@ -7,6 +7,8 @@ verification.
 Importing this package only requires NumPy; writing and running files requires `pip install 'exactqat[deploy]'`.
 """
 
+from ..device.operator import Refusal
+from ..planning.plans import MissingData
 from .comparison import Comparison, Report
 from .footprint import Footprint, NpuFootprint, footprint, npu_footprint
 from .formats.c_array import c_array, write_c_array
@@ -35,10 +37,12 @@ __all__ = [
     "Footprint",
     "Graph",
     "Inspection",
+    "MissingData",
     "NpuFootprint",
     "Operator",
     "Port",
     "Quantization",
+    "Refusal",
     "Report",
     "RuntimeRefusal",
     "Signature",
