@@ -141,7 +141,7 @@ def test_what_tflite_micro_lacks_is_named(tmp_path: Path) -> None:
     assert found.arena_bytes is None and "GELU" in found.why_not
     codes = np.zeros((2, 8), np.int8)
     with pytest.raises(RuntimeRefusal, match="TFLite-Micro rejects the file: .*GELU"):
-        verify(graph, write_tflite(graph, tmp_path / "model.tflite"), codes, profile="micro")
+        verify(graph, write_tflite(graph, tmp_path / "model.tflite"), codes, device="micro")
 
 
 def test_without_tflite_micro_the_arena_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

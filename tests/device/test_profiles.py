@@ -125,6 +125,6 @@ def test_the_command_line_names_every_device(command: str) -> None:
 
     from exactqat.cli import application
 
-    commands = get_command(application.application()).commands  # type: ignore[attr-defined]
+    commands = get_command(application.command_line()).commands  # type: ignore[attr-defined]
     (option,) = (each for each in commands[command].params if each.name == "device")
     assert all(name in option.help for name in PROFILES)

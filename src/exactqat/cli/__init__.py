@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import traceback
 
-from .application import INSTALL, IntegersDiffer, application, version
+from .application import INSTALL, IntegersDiffer, command_line, version
 from .terminal import open_streams, to_nobody
 
 
@@ -17,7 +17,7 @@ def main() -> None:
         print(version())
         return
     try:
-        application()()
+        command_line()()
     except IntegersDiffer:
         raise
     except SystemExit as error:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands and their options, for typer.
 
-Annotations are evaluated here: typer reads them inside `application`, where its import lives.
+Annotations are evaluated here: typer reads them inside `command_line`, where its import lives.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ def version() -> str:
     return f"exactqat {__version__}"
 
 
-def application() -> Any:
+def command_line() -> Any:
     import typer
 
     # Boxes need room, and cut sentences in pieces that no program downstream puts together again.

@@ -38,7 +38,7 @@ def verify(
     graph: Graph,
     path: str | os.PathLike[str],
     x: np.ndarray | Mapping[str, np.ndarray] | None = None,
-    profile: str | Profile = "xnnpack",
+    device: str | Profile = "xnnpack",
     batch_size: int = 8,
     float_values: Mapping[str, np.ndarray] | None = None,
     trained_values: Mapping[str, np.ndarray] | None = None,
@@ -55,13 +55,13 @@ def verify(
     the model's in evaluation, integer for integer; what the file leaves out, such as a last softmax, is left out of
     both. Without x, the codes of `data` are used for all other comparisons.
 
-    profile: one of `profiles_here`, or "xnnpack" for the runtime's default kernels on this processor. float_values and
+    device: one of `profiles_here`, or "xnnpack" for the runtime's default kernels on this processor. float_values and
     trained_values: what the float and the fake-quantized network compute for the same images, or for the first of them,
     by tensor name, channels last (`deploy.layer_values` returns both); the report then contains signal-to-noise ratios
     for these tensors, over these images. progress: called with the number of comparisons done and the total.
     trained_codes: what the trained network itself stores for x, or for the first of x, by tensor name
     (`deploy.device_codes` returns it), to be compared with this device. Without them, a graph that was trained for
-    another profile is compared with its simulation under that profile; for a graph trained for this one nothing more
+    another device is compared with its simulation on that one; for a graph trained for this one nothing more
     is compared.
 
     A file that differs from what `write_tflite` writes for the graph is run in another process first, because runtimes
@@ -69,7 +69,7 @@ def verify(
     runtime rejects the file or crashes on it, Refusal if it would crash the process at these codes. Needs
     `pip install 'exactqat[deploy]'`.
     """
-    target = profile_named(profile_here(profile))
+    target = profile_named(profile_here(device))
     profile = target.name
     if data is None and (x is None or model is not None):
         raise TypeError("verify needs x (codes) or data (arrays as the model takes them); with model it needs data")
@@ -110,11 +110,11 @@ def verify(
     training = {name: Tally() for name in trained_codes or () if name in operators}
     done, steps = 0, len(batches) * len(graph.operators)
     for batch, start in zip(batches, range(0, total, batch_size), strict=True):
-        device = {**batch, **opened.run(batch)}
+        stored = {**batch, **opened.run(batch)}
         agree = True
         for operator in graph.operators:
             name = operator.outputs[0]
-            agree &= operators[name].add(device[name], simulate_operator(graph, operator, device, profile))
+            agree &= operators[name].add(stored[name], simulate_operator(graph, operator, stored, profile))
             done += 1
             if progress is not None:
                 progress(done, steps)
@@ -124,12 +124,12 @@ def verify(
                 trained_noise, device_noise = noises[name]
                 signal = float_values[name][images]
                 quantization = graph.tensors[name].quantization
-                device_noise.add(signal, dequantize(device[name][: len(signal)], quantization))
+                device_noise.add(signal, dequantize(stored[name][: len(signal)], quantization))
                 if trained_values is not None and name in trained_values:
                     trained_noise.add(signal, trained_values[name][images])
         # Where every operator agrees from the device's operands, the whole simulation is what the device had.
         wanted = [*dict.fromkeys((*graph.outputs, *training))]
-        end_to_end = device if agree else simulate(graph, batch, profile, wanted)
+        end_to_end = stored if agree else simulate(graph, batch, profile, wanted)
         for name, codes in plain.run(batch).items():
             outputs[name].add(codes, end_to_end[name])
         for name, tally in training.items():
