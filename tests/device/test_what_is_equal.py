@@ -36,7 +36,7 @@ FORMER, NOW = "xnnpack-x86", "reference"
 def two_methods(patch: pytest.MonkeyPatch) -> None:
     """One way without training, one with it: they take a third of the time of four."""
     kept = ("ptq_min_max", "qat_ema")
-    patch.setattr(pipeline, "METHODS", tuple(method for method in METHODS if method.name in kept))
+    patch.setattr("exactqat.job.settings.METHODS", tuple(method for method in METHODS if method.name in kept))
 
 
 def settings(out: Path, **given: Any) -> Settings:

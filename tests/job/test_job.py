@@ -359,7 +359,7 @@ def test_help_on_benchmarks_needs_no_checkout(
     def missing(name: str) -> Path:
         raise ValueError("the benchmarks are not part of the installed package")
 
-    monkeypatch.setattr(cli, "_bench_script", missing)
+    monkeypatch.setattr("exactqat.cli.application._bench_script", missing)
     monkeypatch.setattr(sys, "argv", ["exactqat", "bench", "--help"])
     with pytest.raises(SystemExit) as end:
         cli.main()
@@ -743,6 +743,7 @@ def test_the_report_names_differences_as_what_they_are() -> None:
         training_values, training_differing = 2000, 9
         ran_as = "xnnpack-x86"
         predictions = (0, 10)
+        formerly = ""
 
     (ran, runs), (computes, trained), (there, device) = report.closing_sentences(Results())  # type: ignore[arg-type]
     assert not ran and "(LiteRT with XNNPACK on x86): 7 of them differ" in runs

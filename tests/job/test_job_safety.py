@@ -38,7 +38,7 @@ from deadly import deadly  # noqa: E402
 from exactqat import cli  # noqa: E402
 from exactqat.cli import terminal  # noqa: E402
 from exactqat.deploy.formats.tflite import write_tflite  # noqa: E402
-from exactqat.job import checkpoints, files, models, pipeline, processes, restored, training  # noqa: E402
+from exactqat.job import checkpoints, files, models, processes, restored, training  # noqa: E402
 from exactqat.job.progress import Progress  # noqa: E402
 from exactqat.job.settings import METHODS, Settings  # noqa: E402
 from exactqat.report import job_page as report  # noqa: E402
@@ -88,7 +88,7 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 def fewer_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """One network is quantized without training and one with it, for tests of what is around them."""
     kept = ("ptq_min_max", "qat_ema")
-    monkeypatch.setattr(pipeline, "METHODS", tuple(method for method in METHODS if method.name in kept))
+    monkeypatch.setattr("exactqat.job.settings.METHODS", tuple(method for method in METHODS if method.name in kept))
 
 
 def changed(folder: Path, **fields: Any) -> Path:
@@ -469,7 +469,7 @@ def test_status_1_means_nothing_else(
     def end(*given: Any) -> None:
         raise ending
 
-    monkeypatch.setattr(cli, "_export", end)
+    monkeypatch.setattr("exactqat.cli.commands.export", end)
     assert call("export", "job")[0] == 2
 
 

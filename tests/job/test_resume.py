@@ -37,6 +37,7 @@ pytest.importorskip("typer")
 from exactqat import qat  # noqa: E402
 from exactqat.cli import commands  # noqa: E402
 from exactqat.job import checkpoints, data, files, models, pipeline, restored, store, training  # noqa: E402
+from exactqat.job import settings as settings_of_jobs  # noqa: E402
 from exactqat.job.progress import Progress  # noqa: E402
 from exactqat.job.settings import METHODS, Settings  # noqa: E402
 
@@ -339,7 +340,7 @@ def test_a_job_is_not_replaced_by_accident_and_nothing_is_ever_deleted(dataset: 
     with pytest.raises(ValueError, match="an unfinished job: continue it with --resume, or move it aside .* --restart"):
         store.start(settings, dataset)
     assert contents(out) == before
-    assert store.start(settings, dataset, restart=True, progress=progress) is False
+    assert store.start(settings, dataset, restart=True, say=progress.say) is False
     assert not state.exists() and sorted(contents(out)) == ["job.json", "notes.tmp"]
     # Halves of files are worth nothing.
     assert sorted(contents(tmp_path / "job.1")) == ["job.json", "training/float.pt"]
@@ -492,5 +493,5 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true", help="one network with training and one without")
     arguments = parser.parse_args()
     if arguments.quick:
-        METHODS = tuple(method for method in METHODS if method.name in ("ptq_min_max", "qat_ema"))
+        settings_of_jobs.METHODS = tuple(each for each in METHODS if each.name in ("ptq_min_max", "qat_ema"))
     interrupt(arguments.moments, arguments.seed)

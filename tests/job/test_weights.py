@@ -239,7 +239,7 @@ def test_members_of_archives_that_are_forged(tmp_path: Path) -> None:
 def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, data.Dataset]:
     """Settings of a job with weights, of one network, and its data."""
     kept = ("ptq_min_max", "qat_ema")
-    monkeypatch.setattr(pipeline, "METHODS", tuple(method for method in METHODS if method.name in kept))
+    monkeypatch.setattr("exactqat.job.settings.METHODS", tuple(method for method in METHODS if method.name in kept))
     torch.set_num_threads(1)
     x, y = fuzz_jobs.patterns(30)
     np.savez(tmp_path / "data.npz", x=x, y=y)

@@ -32,7 +32,7 @@ from .models import builder, new_model
 from .processes import ALONE, Processes
 from .progress import Progress
 from .restored import describe_checkpoint, describe_network
-from .settings import METHODS, Settings
+from .settings import Settings
 from .store import float_state, read_job, start, stored_settings, unfinished
 from .weights import Fit, check, put
 
@@ -44,7 +44,7 @@ ELSEWHERE_IMAGES = 512
 
 def total_steps(settings: Settings, dataset: Dataset) -> int:
     """Training steps of the whole job, for the time left."""
-    trainings = sum(method.trained for method in METHODS)
+    trainings = sum(method.trained for method in settings.methods)
     epochs = settings.epochs_float + trainings * sum(map(settings.epochs_of, settings.precisions.values()))
     return training.steps_per_epoch(dataset.train, settings.batch_size) * epochs
 
@@ -159,7 +159,7 @@ def _run(
     results.fit = fit
     last = last_layer(results.float_model, dataset.train.images[:2])
     for precision in settings.precisions:
-        for method in METHODS:
+        for method in settings.methods:
             progress.begin(f"{precision.upper()} {method.title}")
             if method.trained or processes.writes:
                 results.outcomes.append(

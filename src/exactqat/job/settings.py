@@ -117,9 +117,14 @@ class Settings:
         return max(1, round(self.epochs_qat * share))
 
     @property
+    def methods(self) -> tuple[Method, ...]:
+        """How each precision is quantized, in this order."""
+        return METHODS
+
+    @property
     def trainings(self) -> list[str]:
         """Names of all quantization-aware trainings, in their order."""
-        return [f"{precision}-{method.name}" for precision in self.precisions for method in METHODS if method.trained]
+        return [f"{bits}-{method.name}" for bits in self.precisions for method in self.methods if method.trained]
 
     def stored(self) -> dict[str, Any]:
         """All of them but the directory, for job.json."""
