@@ -4,7 +4,7 @@
 python tests/campaigns/fuzz_meaning_jax.py --count 1000 --seed 0    prints what was kept, refused (why), differing, died
 
 Plain functions, Linen and NNX modules with custom gradients, stopped gradients, tied weights, statistics, branches on
-training and on the size of the batch. A model is either refused or trains as it is; `differing` and `died` must be 0.
+training and on the size of the batch (one size, a window, a table), small epsilons. A model is either refused or trains as it is; `differing` and `died` must be 0.
 """
 
 from __future__ import annotations
@@ -146,6 +146,31 @@ def random_step(rng: Any) -> Step:
         lambda p, x: x * 1009 / 2018,
         lambda p, x: qat.jax.dropout(x, 0.0),
     ]
+    small = float(10.0 ** -rng.integers(0, 5))
+    epsilons: list[Step] = [
+        lambda p, x: (x * small) * lax.rsqrt(jnp.mean(jnp.square(x * small), -1, keepdims=True) + 1e-6),
+        lambda p, x: (x * small) / (jnp.linalg.norm(x * small, axis=-1, keepdims=True) + 1e-7),
+        lambda p, x: jnp.log(jnp.maximum(x * small, 1e-6)) / 10,
+        lambda p, x: jnp.log(jax.nn.relu(x * small) + 1e-5) / 10,
+        lambda p, x: jnp.sqrt(jnp.square(x * small) + 1e-6),
+    ]
+    size = int(rng.choice(SIZES[1:]))
+    asks = [
+        lambda n: n == size,
+        lambda n: n in (size, 40),
+        lambda n: size - 2 < n < size + 3,
+        lambda n: {size: True}.get(n, False),
+        lambda n: n % size == 0,
+        lambda n: n > 40 or n == size,
+        lambda n: 0.5 * n == size / 2,
+        lambda n: np.sqrt(n) == np.sqrt(size),
+    ][rng.integers(8)]
+    asking: list[Step] = [
+        lambda p, x: x * 2 if asks(x.shape[0]) else x,
+        lambda p, x: x @ weight(p) if asks(len(x)) else x,
+        lambda p, x: x * (1.0 if asks(x.shape[0]) else 1.0),
+        lambda p, x: jax.jit(lambda y: activation(y) if asks(y.shape[0]) else y)(x),
+    ]
     rare: list[Step] = [
         lambda p, x: x / x.shape[0],
         lambda p, x: x * len(x) ** -0.5,
@@ -158,7 +183,8 @@ def random_step(rng: Any) -> Step:
         lambda p, x: x[::-1],
         lambda p, x: jnp.sort(x, -1),
     ]
-    steps = rare if rng.random() < 0.06 else usual
+    draw = rng.random()
+    steps = rare if draw < 0.05 else asking if draw < 0.1 else epsilons if draw < 0.2 else usual
     return steps[rng.integers(len(steps))]
 
 
@@ -443,7 +469,9 @@ def one(seed: int) -> tuple[str, str]:
             prepared = model.prepare(False)
         except qat.UnsupportedOperator as refusal:
             return "refused", reason(str(refusal))
-        error, where = worst_error(model, prepared, inputs)
+        # Operator by operator, each of which is compiled once for all models; a function is traced by `prepare`.
+        with jax.disable_jit():
+            error, where = worst_error(model, prepared, inputs)
         if error <= ROUNDING:
             return "kept", family.__name__
         try:

@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ MOST = 48
 # What libraries compare is for their own checks, or the same for all sizes.
 _LIBRARIES = ("torch", "jax", "jaxlib", "numpy", "keras", "tensorflow", "einops")
 
+# A variable of an enclosing function that has no value yet.
+_EMPTY = CellType()
 _Follows = Callable[[int], Any]
 
 
@@ -146,7 +148,7 @@ class Watch:
             numbers = _keys_near(frame) | _constants([frame.f_code])
             self._add(numbers or range(3, 65), place)
             return
-        numbers = _constants(_users_code(frame))
+        numbers = _constants(_users_code(frame)) | _whole(_near(frame))
         powers = {2**each for each in numbers if each <= 12} | {2**each for each in range(2, 13)}
         sizes = {*(n + step for n in numbers for step in (-1, 0, 1)), *(n * n for n in numbers), *powers}
         self._add((each for each in sizes if each <= EVERY), place)
@@ -168,10 +170,15 @@ class Watch:
         if frame is None or frame.f_code in self._read:
             return
         self._read.add(frame.f_code)
-        fractions = _leading_fractions(frame.f_code)
-        numbers = {abs(each) for each in _numbers_in(frame.f_code.co_consts)}
-        sizes = {round(each) for n in numbers for f in fractions for each in (n / f, n * f)}
-        self._add((each + step for each in sizes for step in (-1, 0, 1)), place_of(frame))
+        near = _near(frame)
+        called = [each for each in near if isinstance(each, FunctionType) and is_users(each.__code__.co_filename)]
+        fractions = {each for code in (frame.f_code, *(f.__code__ for f in called)) for each in _leading_fractions(code)}
+        if not fractions:
+            return
+        cells = [cell.cell_contents for function in called for cell in function.__closure__ or () if cell != _EMPTY]
+        numbers = _constants([frame.f_code, *(each.__code__ for each in called)]) | _whole([*near, *cells])
+        sizes = {round(each) for n in numbers for f in fractions for each in (n, n / f, n * f)}
+        self._add((each + step for each in sizes for step in (-1, 0, 1) if each < EVERY), place_of(frame))
 
     def _add(self, sizes: Iterable[int], place: str) -> None:
         for each in sizes:
@@ -249,14 +256,12 @@ def _numbers_in(value: Any) -> Iterator[int]:
 
 def _constants(codes: Iterable[CodeType]) -> set[int]:
     """Whole numbers in code that may be numbers of examples."""
-    found = {
-        number
+    return _whole(
+        instruction.argval
         for code in codes
         for instruction in dis.get_instructions(code)
         if instruction.opname in ("LOAD_CONST", "LOAD_SMALL_INT")
-        for number in _numbers_in(instruction.argval)
-    }
-    return {each for each in found if 2 < each <= EVERY}
+    )
 
 
 @functools.cache
@@ -270,11 +275,22 @@ def _leading_fractions(code: CodeType) -> tuple[float, ...]:
     return tuple(abs(each) for each in found if isinstance(each, float) and each and math.isfinite(each))
 
 
+def _near(frame: FrameType) -> list[Any]:
+    """What a function can reach by name: its variables, their attributes, and its module's."""
+    own = list(frame.f_locals.values())
+    attributes = [each for value in own for each in list(getattr(value, "__dict__", {}).values())[:256]]
+    return [*own, *attributes, *(frame.f_globals.get(name) for name in frame.f_code.co_names)]
+
+
+def _whole(values: Iterable[Any]) -> set[int]:
+    """Whole numbers that may be numbers of examples."""
+    found = (each for each in values if isinstance(each, int | float | tuple | list | frozenset))
+    return {n for value in found for n in _numbers_in(value) if 2 < n <= EVERY}
+
+
 def _keys_near(frame: FrameType) -> set[int]:
     """Whole numbers among the keys of dictionaries and sets that a function can reach by name."""
-    holders = [*frame.f_locals.values(), *(frame.f_globals.get(name) for name in frame.f_code.co_names)]
-    holders += [each for value in frame.f_locals.values() for each in getattr(value, "__dict__", {}).values()]
-    keys = [each for value in holders if isinstance(value, dict | set | frozenset) for each in list(value)[:256]]
+    keys = [each for value in _near(frame) if isinstance(value, dict | set | frozenset) for each in list(value)[:256]]
     return {number for key in keys for number in _numbers_in(key) if 2 < number <= LARGEST}
 
 
