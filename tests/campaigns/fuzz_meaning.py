@@ -6,7 +6,7 @@
     python tests/campaigns/fuzz_meaning.py --no-check        without `prepare`'s self-check: what capture lets through
 
 Every model is a chain of ordinary layers with one to three things in between that make trouble: custom gradients,
-hooks, sizes of the batch in numbers and branches, gradients that stop, tied weights, buffers of its own, branches of
+hooks, sizes of the batch in numbers and branches (also on one size or a few), small epsilons, gradients that stop, tied weights, buffers of its own, branches of
 training, checkpoints. Either `prepare` refuses it, or two steps of plain SGD and evaluations before and after them are
 the original's, with numbers of examples that the self-check does not use: 4, 7 and 128, and 1 in evaluation. Where
 `prepare` warns that it captured evaluation, evaluations alone are compared. Quantization and randomness are off on both
@@ -118,6 +118,20 @@ for name, function in {
     "large_batches": lambda x: x * 2 if x.shape[0] > 100 else x,
     "even_batches": lambda x: x * 2 if x.shape[0] % 2 == 0 else x,
     "one_example": lambda x: x if x.shape[0] > 1 else x + 1,
+    "one_size": lambda x: x * 2 if x.shape[0] == 128 else x,
+    "one_length": lambda x: x.relu() if len(x) == 7 else x,
+    "a_window_of_sizes": lambda x: x * 2 if 100 < x.size(0) < 200 else x,
+    "some_sizes": lambda x: x + 1 if x.shape[0] in (7, 64, 128) else x,
+    "sizes_in_a_table": lambda x: x * {7: 2.0, 128: 0.5}.get(x.shape[0], 1.0),
+    "sevens": lambda x: -x if x.shape[0] % 7 == 0 else x,
+    "half_a_size": lambda x: x * 2 if 0.5 * x.shape[0] == 64 else x,
+    "root_of_a_size": lambda x: x * 2 if math.sqrt(x.shape[0]) > 11 and x.shape[0] < 200 else x,
+    "numbers_in_all": lambda x: x * 2 if x.numel() == 128 * x.shape[1] else x,
+    "asked_without_effect": lambda x: x * (1.0 if len(x) in (7, 128) else 1.0),
+    "small_root": lambda x: (x * 1e-4) * torch.rsqrt((x * 1e-4).square().mean(1, keepdim=True) + 1e-6),
+    "small_norm": lambda x: (x * 1e-3) / ((x * 1e-3).norm(dim=1, keepdim=True) + 1e-5),
+    "small_logarithm": lambda x: torch.log((x * 1e-3).relu() + 1e-5) / 10,
+    "small_floor": lambda x: torch.log((x * 1e-3).clamp(min=1e-6)) / 10,
     "mean_of_the_batch": lambda x: x - x.mean(0, keepdim=True),
     "position_in_the_batch": lambda x: x + torch.arange(x.shape[0], device=x.device).unsqueeze(1),
     "filled_with_the_batch": lambda x: x + torch.full((x.shape[0], 1), float(len(x))),
@@ -649,6 +663,8 @@ def main() -> int:
             pieces.setdefault(name, collections.Counter())[word] += 1
         if word in ("differing", "died", "illegal"):
             print(seed, word, drawn(seed)[0], reason[:300], flush=True)
+        if seed % 20 == 19:
+            print(f"... {seed}: {dict(counts)}", flush=True)
     for name, found in sorted(pieces.items()):
         print(f"{name:28}", dict(found))
     print(f"{options.count} models: {dict(counts)}")

@@ -4,7 +4,7 @@
 python tests/campaigns/fuzz_meaning_jax.py --count 1000 --seed 0    prints what was kept, refused (why), differing, died
 
 Plain functions, Linen and NNX modules with custom gradients, stopped gradients, tied weights, statistics, branches on
-training and on the size of the batch. A model is either refused or trains as it is; `differing` and `died` must be 0.
+training and on the size of the batch (one size, a window, a table), small epsilons. A model is either refused or trains as it is; `differing` and `died` must be 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from meaning_jax import ROUNDING, SIZES, float_network, gradients
+from meaning_jax import QUICK, ROUNDING, SIZES, float_network, gradients
 
 from exactqat import qat
 from exactqat.qat.jax import Prepared, prepare
@@ -146,6 +146,31 @@ def random_step(rng: Any) -> Step:
         lambda p, x: x * 1009 / 2018,
         lambda p, x: qat.jax.dropout(x, 0.0),
     ]
+    small = float(10.0 ** -rng.integers(0, 5))
+    epsilons: list[Step] = [
+        lambda p, x: (x * small) * lax.rsqrt(jnp.mean(jnp.square(x * small), -1, keepdims=True) + 1e-6),
+        lambda p, x: (x * small) / (jnp.linalg.norm(x * small, axis=-1, keepdims=True) + 1e-7),
+        lambda p, x: jnp.log(jnp.maximum(x * small, 1e-6)) / 10,
+        lambda p, x: jnp.log(jax.nn.relu(x * small) + 1e-5) / 10,
+        lambda p, x: jnp.sqrt(jnp.square(x * small) + 1e-6),
+    ]
+    size = int(rng.choice(SIZES[1:]))
+    asks = [
+        lambda n: n == size,
+        lambda n: n in (size, 40),
+        lambda n: size - 2 < n < size + 3,
+        lambda n: {size: True}.get(n, False),
+        lambda n: n % size == 0,
+        lambda n: n > 40 or n == size,
+        lambda n: 0.5 * n == size / 2,
+        lambda n: np.sqrt(n) == np.sqrt(size),
+    ][rng.integers(8)]
+    asking: list[Step] = [
+        lambda p, x: x * 2 if asks(x.shape[0]) else x,
+        lambda p, x: x @ weight(p) if asks(len(x)) else x,
+        lambda p, x: x * (1.0 if asks(x.shape[0]) else 1.0),
+        lambda p, x: jax.jit(lambda y: activation(y) if asks(y.shape[0]) else y)(x),
+    ]
     rare: list[Step] = [
         lambda p, x: x / x.shape[0],
         lambda p, x: x * len(x) ** -0.5,
@@ -158,7 +183,8 @@ def random_step(rng: Any) -> Step:
         lambda p, x: x[::-1],
         lambda p, x: jnp.sort(x, -1),
     ]
-    steps = rare if rng.random() < 0.06 else usual
+    draw = rng.random()
+    steps = rare if draw < 0.05 else asking if draw < 0.1 else epsilons if draw < 0.2 else usual
     return steps[rng.integers(len(steps))]
 
 
@@ -386,13 +412,23 @@ def worst_error(model: Model, prepared: Prepared, inputs: Sequence[np.ndarray]) 
                     found["statistics"] = sorted_leaves(model.run(trained, model.statistics, there, True)[1])
                 return found
 
-            expected = everything(original, model.trained, batch)
-            found = everything(ours, model.trained, batch)
+            moves = training and bool(model.statistics)
+
+            def both(p: Any, b: Any, moves: bool = moves, network: Any = network) -> Any:
+                expected, found = everything(original, p, b), everything(ours, p, b)  # noqa: B023
+                if moves:
+                    expected["statistics"] = jax.tree.leaves(model.run(p, model.statistics, b, True)[1])
+                    after = network(p, *b)[1].variables
+                    found["statistics"] = [each for each in after.values() if is_real(each)]
+                return expected, found
+
+            # Compiled at once: operator by operator takes twice as long.
+            expected, found = jax.jit(both, compiler_options=QUICK)(model.trained, batch)
             moved: list[dict[str, Any]] = []
-            if training and model.statistics:
-                expected["statistics"] = sorted_leaves(model.run(model.trained, model.statistics, batch, True)[1])
-                after = network(model.trained, *batch)[1].variables
-                found["statistics"] = sorted_leaves({name: each for name, each in after.items() if is_real(each)})
+            if moves:
+                expected["statistics"], found["statistics"] = (
+                    sorted_leaves(each["statistics"]) for each in (expected, found)
+                )
             for kind, there in expected.items():
                 error = kind_error(there, found[kind])
                 if error <= ROUNDING:

@@ -309,6 +309,17 @@ Even = of("Even", lambda x: x * 2.0 if ops.shape(x)[0] % 2 == 0 else x)
 Seventh = of("Seventh", lambda x: x * 2.0 if ops.shape(x)[0] % 7 == 0 else x)
 Fifth = of("Fifth", lambda x: x * 2.0 if ops.shape(x)[0] % 5 == 0 else x)
 ThirtySecond = of("ThirtySecond", lambda x: x * 2.0 if ops.shape(x)[0] % 32 == 0 else x)
+OneSize = of("OneSize", lambda x: x * 2.0 if ops.shape(x)[0] == 130 else x)
+Window = of("Window", lambda x: x * 2.0 if 100 < x.shape[0] < 200 else x)
+InTable = of("InTable", lambda x: x * {7: 2.0, 130: 0.5}.get(x.shape[0], 1.0))
+HalfSize = of("HalfSize", lambda x: x * 2.0 if 0.5 * x.shape[0] == 65 else x)
+AskedInVain = of("AskedInVain", lambda x: x * (1.0 if ops.shape(x)[0] in (7, 130) else 1.0))
+SmallRoot = of(
+    "SmallRoot",
+    lambda x: (x * 1e-3) * ops.rsqrt(ops.mean(ops.square(x * 1e-3), -1, keepdims=True) + 1e-6),
+)
+SmallFloor = of("SmallFloor", lambda x: ops.log(ops.maximum(x * 1e-3, 1e-6)) / 10.0)
+SmallLogarithm = of("SmallLogarithm", lambda x: ops.log(ops.relu(x * 1e-3) + 1e-5) / 10.0)
 Centered = of("Centered", lambda x: x - ops.mean(x, 0, keepdims=True))
 Folded = of("Folded", lambda x: ops.reshape(ops.reshape(x, (-1, x.shape[-1])) * 2.0, (-1, *x.shape[1:])))
 Doubled = phased("Doubled", lambda x, training, seed: x * 2.0 if training else x)
@@ -357,6 +368,7 @@ PLAIN: dict[int, list[Piece]] = {
 _SIMPLE = {each.__name__: each for each in (
     Reversed, Signed, OwnRelu, Detached, StraightThrough, Damped, SignedWeight, SignedVariable, SoftmaxWeight,
     SquaredWeight, StoppedWeight, SummedWeight, RepeatedWeight, Divided, Root, Large, Small, Even, Seventh, Centered,
+    OneSize, Window, InTable, HalfSize, AskedInVain, SmallRoot, SmallFloor, SmallLogarithm,
     Folded, Doubled, Noisy, NoisyScale, Dropping, AlwaysDropping, DroppingScale, Ignoring, RunningMean, Counted,
     Branching, Observed, OtherMoments, ShiftedNorm, EvaluatedNorm, LeakyRectifier, InnerNorm, Frozen,
 )}  # fmt: skip
@@ -649,6 +661,8 @@ def main() -> int:
             reasons[kind_of(reason)] += 1
         if word not in ("kept", "refused") or kind_of(reason) == "by the self-check":
             print(seed, word, *drawn(seed)[1:3], " ".join(reason.split())[:300], flush=True)
+        if seed % 20 == 19:
+            print(f"... {seed}: {dict(counts)}", flush=True)
     for name, found in sorted(pieces.items()):
         print(f"{name:36}", dict(found))
     print(f"refused: {dict(reasons)}")

@@ -45,6 +45,7 @@ from fuzz_meaning_keras import (
     StoppedWeight,
     SummedWeight,
     ThirtySecond,
+    of,
     patched,
 )
 from keras import layers
@@ -83,6 +84,10 @@ KEPT: dict[str, Callable[[], Any]] = {
         Attended(layers.MultiHeadAttention(2, 3, dropout=0.5), two=True), shape=(5, 6)
     ),
     "a size that is the stand-in": lambda: around(layers.RepeatVector(1009), layers.Dense(2)),
+    "an epsilon under a root": lambda: around(
+        of("Root", lambda x: x * keras.ops.rsqrt(keras.ops.mean(keras.ops.square(x), -1, keepdims=True) + 1e-6))()
+    ),
+    "a floor under a logarithm": lambda: around(of("Floor", lambda x: keras.ops.log(keras.ops.maximum(x, 1e-6)))()),
     "an uneven pool": lambda: around(layers.AveragePooling2D(3, 2, padding="same"), shape=(6, 6, 2)),
 }
 
@@ -110,6 +115,46 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a record": (lambda: around(Observed()), "in training, it changes its weight 'own'", ""),
     "moments of its own": (lambda: around(layers.Dense(4), OtherMoments()), "OtherMoments", "changed_layers"),
 }
+
+
+BY_SIZE = {16: 2.0}
+# Which answer alike for all sizes that are always tried.
+ASKED: dict[str, Callable[[int], bool]] = {
+    "one size": lambda examples: examples == 16,
+    "a window": lambda examples: 10 < examples < 20,
+    "two sizes": lambda examples: examples in (5, 16),
+    "a dictionary": lambda examples: BY_SIZE.get(examples, 1.0) == 2,
+    "nines": lambda examples: examples % 9 == 0,
+    "more than 9000": lambda examples: examples > 9000,
+    "three at once": lambda examples: examples % 5 == 3 and examples > 20 and examples < 30,
+    "first a large one": lambda examples: examples <= 50 and examples == 19,
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_branch_on_some_sizes_of_batches_is_refused(name: str) -> None:
+    asks = ASKED[name]
+    model = around(of("Asking", lambda x: x * (2.0 if asks(keras.ops.shape(x)[0]) else 1.0))())
+    with pytest.raises(qat.UnsupportedOperator, match=r"the model asks at .*meaning_keras.py, line|4 examples"):
+        qat.keras.prepare(model)
+    qat.keras.prepare(around(of("Asking", lambda x: x * (1.0 if asks(x.shape[0]) else 1.0))()))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_branch_of_one_phase_on_one_size_is_refused(training: bool) -> None:
+    class Phase(layers.Layer):
+        def call(self, x: Any, training: bool = False) -> Any:
+            return x * 2 if training == wanted and x.shape[0] == 16 else x
+
+    wanted = training
+    with pytest.raises(qat.UnsupportedOperator, match="16 examples .about which the model asks"):
+        qat.keras.prepare(around(Phase()))
+
+
+def test_more_examples_than_can_be_run_are_refused() -> None:
+    model = around(of("Asking", lambda x: x * (2.0 if x.shape[0] > 900_000 else 1.0))(), shape=(4, 6))
+    with pytest.raises(qat.UnsupportedOperator, match="too many to compare"):
+        qat.keras.prepare(model)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -203,6 +203,58 @@ MULTIPLES = {
 }
 
 
+BY_SIZE = {16: 2.0}
+
+
+def strictly(size: int) -> int:
+    if type(size) is not int:
+        raise TypeError("a number, please")
+    return size
+
+
+# Which answer alike for all sizes that are always tried.
+ASKED = {
+    "one size": lambda x: x.shape[0] == 16,
+    "its length": lambda x: len(x) == 16,
+    "a shape": lambda x: x.shape == (16, 6),
+    "by jnp.shape": lambda x: jnp.shape(x)[0] == 16,
+    "by np.shape": lambda x: np.shape(x)[0] == 16,
+    "a window": lambda x: 10 < x.shape[0] < 20,
+    "two sizes": lambda x: x.shape[0] in (5, 16),
+    "a dictionary": lambda x: BY_SIZE.get(x.shape[0], 1.0) == 2,
+    "nines": lambda x: x.shape[0] % 9 == 0,
+    "more than 9000": lambda x: x.shape[0] > 9000,
+    "three at once": lambda x: x.shape[0] % 5 == 3 and x.shape[0] > 20 and x.shape[0] < 30,
+    "first a large one": lambda x: x.shape[0] <= 50 and x.shape[0] == 19,
+    "numbers in it": lambda x: x.size == 96,
+    "half of it": lambda x: 0.5 * x.shape[0] == 8,
+    "its root": lambda x: math.sqrt(x.shape[0]) == 4,
+    "nothing but plain numbers": lambda x: strictly(x.shape[0]) == 16,
+}
+WITHIN = {
+    "jit": jax.jit,
+    "remat": jax.checkpoint,
+}
+
+
+@pytest.mark.parametrize("name", list(ASKED))
+def test_a_branch_on_some_sizes_of_batches_is_refused(name: str) -> None:
+    asks = ASKED[name]
+    with pytest.raises(qat.UnsupportedOperator, match="number of examples") as refusal:
+        prepare(lambda p, x: x @ p["a"] * (2.0 if asks(x) else 1.0), PARAMS, X[:2], check=False)
+    assert "test_meaning_jax.py" in str(refusal.value)
+    kept = prepare(lambda p, x: x @ p["a"] * (1.0 if asks(x) else 1.0), PARAMS, X[:2])
+    assert kept.proof is not None and not kept.proof.refusal
+
+
+@pytest.mark.parametrize("name", list(WITHIN))
+def test_such_a_branch_within_a_function_of_jax_is_refused_each_time(name: str) -> None:
+    inner = WITHIN[name](lambda x: jnp.tanh(x) if x.shape[0] == 24 else x)
+    for _ in range(2):
+        with pytest.raises(qat.UnsupportedOperator, match="number of examples"):
+            prepare(lambda p, x: inner(x) @ p["a"], PARAMS, X[:2], check=False)
+
+
 @pytest.mark.parametrize("name", [*LEAKS, *MULTIPLES])
 def test_the_size_of_the_batch_is_no_number(name: str) -> None:
     with pytest.raises(qat.UnsupportedOperator, match="size of the batch|computes otherwise") as refusal:
@@ -217,6 +269,22 @@ def test_sizes_of_the_users_own_are_kept(name: str) -> None:
     assert difference(function, prepared, PARAMS, [X]) < ROUNDING
 
 
+# Each as far below the last digits of most values as epsilons are; a root, a quotient and a logarithm see them alone.
+EPSILONS = {
+    "under a root": lambda p, x: (y := x @ p["a"]) * lax.rsqrt(jnp.mean(jnp.square(y), -1, keepdims=True) + 1e-6),
+    "under a quotient": lambda p, x: (y := x @ p["a"]) / (jnp.linalg.norm(y, axis=-1, keepdims=True) + 1e-7),
+    "a floor": lambda p, x: jnp.log(jnp.maximum(x @ p["a"], 1e-6)),
+    "beside relu": lambda p, x: jnp.log(jax.nn.relu(x @ p["a"]) + 1e-6),
+}
+
+
+@pytest.mark.parametrize("name", list(EPSILONS))
+def test_an_epsilon_is_no_rounding(name: str) -> None:
+    prepared = prepare(EPSILONS[name], PARAMS, X[:2])
+    for scale in (1, 1e-2, 1e-4):
+        assert difference(EPSILONS[name], prepared, PARAMS, [np.float32(scale) * X]) <= ROUNDING, scale
+
+
 def test_a_length_that_looks_like_a_batch() -> None:
     params = {"w": RNG.standard_normal((3, 2, 4)).astype(np.float32)}
     x = RNG.standard_normal((8, 1009, 2)).astype(np.float32)
@@ -228,6 +296,22 @@ def test_a_length_that_looks_like_a_batch() -> None:
 
 
 # --- the self-check ---------------------------------------------------------------------------------------------------
+
+
+# What they read is refused; what reads them finds other axes than it expects.
+OVER_THE_BATCH = {
+    "roll": lambda p, x: jnp.roll(x @ p["a"], 1, 0) @ p["b"],
+    "halves": lambda p, x: jnp.concatenate([(y := x @ p["a"])[: len(x) // 2] * 2, y[len(x) // 2 :]]) @ p["b"],
+    "similarity": lambda p, x: jax.nn.softmax((y := x @ p["a"]) @ y.T) @ y,
+    "spacing": lambda p, x: x @ p["a"] + jnp.linspace(0, 1, len(x))[:, None],
+}
+
+
+@pytest.mark.parametrize("name", list(OVER_THE_BATCH))
+def test_what_goes_over_the_batch_is_refused_in_words(name: str) -> None:
+    with pytest.raises(qat.UnsupportedOperator, match="the batch") as refusal:
+        prepare(OVER_THE_BATCH[name], PARAMS, X[:2])
+    assert "test_meaning_jax.py" in str(refusal.value)
 
 
 def test_the_check_says_what_it_compared() -> None:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -726,6 +727,78 @@ def test_what_depends_on_the_number_of_examples_is_refused(name: str) -> None:
     text = refused(Model(OF_THE_BATCH[name]), rows(8), match="test_meaning_torch.py, line")
     assert "captured network is not the model" not in text
     assert any(words in text for words in ("size of the batch", "number of examples", "between the examples"))
+
+
+BY_SIZE = {16: 2.0}
+
+
+def strictly(size: int) -> int:
+    if type(size) is not int:
+        raise TypeError("a number, please")
+    return size
+
+
+# Which answer alike for all sizes that are always tried.
+ASKED = {
+    "one size": lambda x: x.shape[0] == 16,
+    "its length": lambda x: len(x) == 16,
+    "a shape": lambda x: x.shape == (16, 8),
+    "a window": lambda x: 10 < x.size(0) < 20,
+    "two sizes": lambda x: x.shape[0] in (4, 16),
+    "a set": lambda x: x.shape[0] in {16, 48},
+    "a dictionary": lambda x: BY_SIZE.get(x.shape[0], 1.0) == 2,
+    "nines": lambda x: x.shape[0] % 9 == 0,
+    "64": lambda x: 64 == len(x),
+    "more than 2000": lambda x: x.shape[0] > 2000,
+    "more than 9000": lambda x: x.shape[0] > 9000,
+    "three at once": lambda x: x.shape[0] % 5 == 3 and x.shape[0] > 20 and x.shape[0] < 30,
+    "first a large one": lambda x: x.shape[0] <= 50 and x.shape[0] == 19,
+    "numbers in it": lambda x: x.numel() == 128,
+    "of a view": lambda x: x.reshape(-1, 2).shape[0] == 64,
+    "half of it": lambda x: 0.5 * x.shape[0] == 8,
+    "half of it, otherwise": lambda x: x.shape[0] / 2 == 8.0,
+    "its root": lambda x: math.sqrt(x.shape[0]) == 4,
+    "a root of NumPy's": lambda x: np.sqrt(x.shape[0]) == 4,
+    "a text": lambda x: f"{x.shape[0]}" == "16",
+    "a plain number": lambda x: int(x.shape[0]) == 16,
+    "nothing but plain numbers": lambda x: strictly(x.shape[0]) == 16,
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_branch_on_some_sizes_of_batches_is_refused(name: str) -> None:
+    asks = ASKED[name]
+    text = refused(Model(lambda m, x: m.last(m.first(x) * (2.0 if asks(x) else 1.0))), rows(8), match="the batch")
+    assert "test_meaning_torch.py, line" in text
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_question_about_the_batch_without_effect_is_kept(name: str) -> None:
+    asks = ASKED[name]
+    assert_same(Model(lambda m, x: m.last(m.first(x) * (1.0 if asks(x) else 1.0))), rows(8))
+
+
+def test_a_size_for_which_the_model_raises_is_none_of_its_network() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        if len(x) == 16:
+            raise ValueError("not sixteen")
+        return m.last(m.first(x))
+
+    assert_same(Model(forward), rows(8))
+
+
+def test_nothing_is_run_once_more_where_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    once = batch.recorded
+
+    def counted(make: Any, given: Any, watched: Any = None) -> Any:
+        counts.append(given(torch.device("meta"))[0][0].shape[0])
+        return once(make, given, watched)
+
+    monkeypatch.setattr(batch, "recorded", counted)
+    prepared_quietly(Model(lambda m, x: m.last(m.first(x).reshape(x.shape[0], -1)) if len(x) > 0 else x), rows(8))
+    # In training: two, the stand-in and its multiple; evaluation calls the same.
+    assert len(counts) == 5
 
 
 @pytest.mark.parametrize("name", ["root", "half", "larger", "even", "slope"])

@@ -23,6 +23,8 @@ from typing import Protocol
 
 import numpy as np
 
+from .core.watched import Asked
+
 # Relative differences below it are float32's rounding in any network.
 FLOOR = 1e-4
 # By how much inputs and parameters move, relative, to see what rounding does.
@@ -35,6 +37,8 @@ DRAWS = 3
 UNDECIDED = 0.1
 # Numbers in a batch of inputs; more take time and show nothing more.
 _ENOUGH = 2**19
+# Where the model asks about a number of examples, so many numbers are tried.
+_LARGEST = 2**24
 # Beside the largest tensor of its kind, smaller values are zero but for rounding.
 NOTHING = 1e-6
 
@@ -50,6 +54,8 @@ class Trial:
             are cut off.
         gradients: whether they are compared, too.
         draw: which of the inputs.
+        asked: the place where the model asks about this number of examples; empty of the usual ones.
+        too_large: whether so many examples are too many to run.
     """
 
     training: bool
@@ -57,6 +63,8 @@ class Trial:
     scale: float = 1.0
     gradients: bool = True
     draw: int = 0
+    asked: str = ""
+    too_large: bool = False
 
     @property
     def afterwards(self) -> Trial:
@@ -66,7 +74,8 @@ class Trial:
     def __str__(self) -> str:
         mode = "training" if self.training else "evaluation"
         small = "" if self.scale == 1 else f", inputs {self.scale:g} times as large"
-        return f"{mode}, {self.examples} example{'s' * (self.examples != 1)}{small}"
+        asked = f" (about which the model asks at {self.asked})" if self.asked else ""
+        return f"{mode}, {self.examples} example{'s' * (self.examples != 1)}{asked}{small}"
 
 
 @dataclass
@@ -222,10 +231,29 @@ def usual_trials(examples: int, size: int = 1, training: bool = True) -> list[Tr
     return trials
 
 
+def asked_trials(asked: Iterable[Asked], size: int) -> list[Trial]:
+    """Numbers of examples about which the model asks, in training and in evaluation.
+
+    size: numbers in the inputs of one example.
+    """
+    return [
+        Trial(training, each.examples, gradients=False, asked=each.place, too_large=each.examples * size > _LARGEST)
+        for each in asked
+        for training in (True, False)
+    ]
+
+
 def prove(subject: Subject, trials: Iterable[Trial]) -> Proof:
     """Compares both sides in all trials; stops at the first difference."""
     proof, began = Proof(), time.perf_counter()
     for trial in trials:
+        if trial.too_large:
+            proof.refusal = (
+                f"{trial.asked}: the model asks whether a batch has {trial.examples} examples or how it compares with "
+                "that, and so many are too many to compare the captured network with the model; leave the question "
+                "out, or prepare(..., check=False) trains what it computes for fewer"
+            )
+            break
         try:
             found = _compared(subject, trial, proof)
             for draw in range(1, DRAWS):

@@ -186,6 +186,11 @@ class Planner:
                 self.problems.add(word(step), str(refused), step.place)
             self.doubtful.add(step.output)
             result = self._stand_in(step)
+        except (IndexError, TypeError, ValueError):
+            # What stands in for a refused result may have other axes than this step expects.
+            if not self.doubtful.intersection(each for each in step.inputs if isinstance(each, str)):
+                raise
+            result = self._stand_in(step)
         for name in (step.output, *self._absorbed):
             self.stored[name] = result
         if self.doubtful.intersection(each for each in step.inputs if isinstance(each, str)):

@@ -53,8 +53,16 @@ class Fixed:
 
     @property
     def values(self) -> np.ndarray | None:
-        """In NumPy, if it depends on no parameter."""
-        return None if self.sources else np.asarray(Expression(self.node)())
+        """In NumPy, if it depends on no parameter, and there are such for a batch of one."""
+        if self.sources:
+            return None
+        try:
+            return np.asarray(Expression(self.node)())
+        except (TypeError, ValueError):
+            # It can only be computed for the batch that was traced, which is refused where it is read.
+            if any(each.by_rows for each in nodes(self.node)):
+                return None
+            raise
 
     @property
     def number(self) -> float | None:

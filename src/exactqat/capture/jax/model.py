@@ -13,6 +13,7 @@ the same.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
@@ -28,6 +29,7 @@ from ..core.naming import input_names, result_name, words_of
 from ..core.refusals import CaptureError
 from ..core.safeguards import SAFEGUARDS
 from ..core.stand_ins import MULTIPLE, PRIMES, fitting
+from ..core.watched import Watch
 
 # Their handlers enter themselves into the converter's table.
 from . import elementwise, movement, reduction, weights  # noqa: F401
@@ -35,6 +37,7 @@ from .converter import Converter, place_of
 from .custom import Traces
 from .items import Fixed, Node
 from .layers import telling
+from .questions import watching
 from .sizes import Sizes
 from .tidy import Tidying
 
@@ -184,6 +187,7 @@ def capture(
         if misfit is None:
             raise
         raise CaptureError(misfit) from error
+    _refuse_other_sizes(trace, jaxpr, sizes, prime, numbers)
     fixed: Set[int] = frozenset()
     if in_training is not None:
         try:
@@ -193,6 +197,10 @@ def capture(
         except Exception:  # whatever the model raises: it has no training of its own, which the self-check says
             trained = jaxpr
         fixed = _refuse_training_branches(jaxpr, trained, prime)
+        if trained is not jaxpr:
+            # Their training may ask for a size of which evaluation does not.
+            known = Sizes(trained, trained, (prime, prime))
+            _refuse_other_sizes(lambda examples: trace(examples, in_training), trained, known, prime, numbers)
     given, inputs = parameters_given(), batches(prime)
     tree.results = jax.tree.structure(results)
     traces = Traces(jaxpr.jaxpr, lambda examples: trace(examples)[0].jaxpr)
@@ -203,7 +211,15 @@ def capture(
         for name, each in zip(names, given, strict=True)
     ]
     values = [c.input(f"argument_{at}", tuple(each.shape), each.dtype) for at, each in enumerate(inputs)]
-    items = c.run(*c.closed(jaxpr), [*parameters, *values])
+    try:
+        items = c.run(*c.closed(jaxpr), [*parameters, *values])
+    except (IndexError, TypeError, ValueError) as error:
+        # What stands in for something refused may have other axes than what reads it expects.
+        refused = next((step for step in c.steps if step.attributes.get("reason")), None)
+        if refused is None or isinstance(error, CaptureError):
+            raise
+        reason = f"{refused.label}: {refused.attributes['reason']}"
+        raise CaptureError(f"{refused.place}: {reason}") from error
     outputs = []
     for item in items:
         if isinstance(item, Moving) and item.comparison is not None:
@@ -244,6 +260,51 @@ def _traced_twice(trace: Callable[[int], tuple[Any, Any]], numbers: Sequence[int
             f"{MULTIPLE}; a network computes each example alike, in batches of any size"
         )
     return prime, jaxpr, results, sizes
+
+
+def _refuse_other_sizes(
+    trace: Callable[[int], tuple[Any, Any]], jaxpr: Any, sizes: Sizes, prime: int, own: Sequence[int]
+) -> None:
+    """Refuses a model that computes otherwise for a number of examples about which it asks.
+
+    Args:
+        jaxpr: for `prime` examples.
+        sizes: what is known to follow the batch in it, and is refused where it is read.
+        own: sizes of the model's own.
+    """
+    if not SAFEGUARDS.batch:
+        return
+    watch = Watch(own)
+
+    def watched(examples: int) -> Any:
+        """None where the model raises an error: there it computes nothing else."""
+        try:
+            with watching(watch, examples):
+                return trace(examples)[0]
+        except Exception as error:  # noqa: BLE001 - whatever the model raises
+            watch.read_code(error)
+        try:
+            return trace(examples)[0] if watch.handed_out else None
+        except Exception:  # noqa: BLE001 - as above
+            return None
+
+    # What JAX remembers of one that it has traced it does not call again.
+    watched(next(_UNUSED))
+    for asked in watch.to_try((prime, MULTIPLE)):
+        other = watched(asked.examples)
+        if other is None:
+            continue
+        found = Sizes(jaxpr, other, (prime, asked.examples))
+        if found.differs or found.leaking - sizes.leaking:
+            raise CaptureError(
+                f"{asked.place}: it asks for the number of examples, and {place_of(found.different)}, the model "
+                f"computes otherwise for {asked.examples} than for {prime}; a network computes each example alike, in "
+                "batches of any size"
+            )
+
+
+# Numbers of examples with which nothing was traced yet: primes beyond the stand-ins.
+_UNUSED = itertools.cycle(n for n in range(5003, 8000, 2) if all(n % d for d in range(3, 90, 2)))
 
 
 def _refuse_training_branches(evaluated: Any, trained: Any, examples: int) -> Set[int]:

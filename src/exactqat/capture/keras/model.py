@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import keras
@@ -24,12 +24,14 @@ from ..core.comparison import first_difference
 from ..core.refusals import CaptureError, Refused
 from ..core.safeguards import SAFEGUARDS
 from ..core.stand_ins import DIVISIBLE, MULTIPLES, PRIMES, fitting
+from ..core.watched import Watch
 
 # Their handlers enter themselves into the converter's tables.
 from . import elementwise, movement, noise, normalization, reduction, refused, sequence, weights  # noqa: F401
 from .converter import Converter
 from .items import InTraining, Item, first_line, same_constant
 from .known import is_seed, path_of
+from .questions import watching
 from .symbols import ChangesWeight, DrawsNumbers, with_symbols
 from .tree import Tree, flat_shapes, input_words, output_words, packed
 
@@ -70,14 +72,14 @@ def capture(model: Any, shapes: Any, names: Mapping[int, str], losses: list[str]
         return _captured(model, shapes, names, losses, large[0])
     sizes = {"large": large, "small": small or large[2:], "multiple": fitting(MULTIPLES, known)}
     made: dict[str, Network | CaptureError] = {}
-    words = list(sizes)
+    words, watch = list(sizes), Watch(known)
     for attempt in range(3):
         for word in words:
             if attempt >= len(sizes[word]):
                 continue
             try:
                 kept = losses if not made else None
-                made[word] = _captured(model, shapes, names, kept, sizes[word][attempt])
+                made[word] = _captured_watching(model, shapes, names, kept, sizes[word][attempt], watch)
             except CaptureError as error:
                 made[word] = error
         first, *others = made.values()
@@ -88,6 +90,11 @@ def capture(model: Any, shapes: Any, names: Mapping[int, str], losses: list[str]
         if isinstance(first, Network) and len(networks) == len(others):
             place = next((found for each in networks if (found := _difference(first, each)) is not None), None)
             if place is None:
+                for asked in watch.to_try(each for word in words for each in sizes[word]):
+                    first.input_tree.asked.append(asked)
+                    with suppress(CaptureError, Refused):
+                        # Its sizes may be the model's own: what counts is what is asked on the way.
+                        _captured_watching(model, shapes, names, None, asked.examples, watch)
                 return first
         # A size of the model's own may happen to be a multiple of a stand-in: then something is refused.
         words = [word for word, each in made.items() if isinstance(each, CaptureError) or _refuses(each)]
@@ -113,8 +120,28 @@ def _difference(one: Network, other: Network) -> Place | None:
     return None if found is None else Place(path="the model") if step is None else step.place
 
 
-def _captured(model: Any, shapes: Any, names: Mapping[int, str], losses: list[str] | None, prime: int) -> Network:
-    """The network, traced with `prime` examples."""
+def _captured_watching(
+    model: Any, shapes: Any, names: Mapping[int, str], losses: list[str] | None, examples: int, watch: Watch
+) -> Network:
+    """The network, with watched sizes where the model takes such."""
+    try:
+        return _captured(model, shapes, names, losses, examples, watch)
+    except CaptureError as error:
+        if not watch.handed_out:
+            raise
+        watch.read_code(error)
+        return _captured(model, shapes, names, losses, examples)
+
+
+def _captured(
+    model: Any,
+    shapes: Any,
+    names: Mapping[int, str],
+    losses: list[str] | None,
+    prime: int,
+    watch: Watch | None = None,
+) -> Network:
+    """The network, traced with `prime` examples. watch: of the sizes for which layers ask."""
     c = Converter(prime, names)
     flat = flat_shapes(shapes)
     paths = [f"argument_{at}" for at in range(len(flat))]
@@ -130,7 +157,8 @@ def _captured(model: Any, shapes: Any, names: Mapping[int, str], losses: list[st
 
     with _unchanged(model, losses if losses is not None else []), with_symbols(c.with_weights, own):
         try:
-            results = c.expand(model, [given], {})
+            with watching(watch, prime):
+                results = c.expand(model, [given], {})
         except Refused as refused:
             error = refused.__cause__
             if error is None or isinstance(error, ChangesWeight | DrawsNumbers):

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from ...planning.network import Place
 from ..core.stand_ins import MULTIPLE, PRIMES, fitting
+from ..core.watched import Watch, plain
 from .steps import NOT_USERS
 
 # Another number of examples, even where the primes are odd. One, which broadcasts, is the self-check's.
@@ -60,25 +61,32 @@ class Run:
 
 
 class _Recorder(TorchFunctionMode):
-    def __init__(self, paths: dict[int, str], left: Mapping[str, Sequence[Any]] | None = None) -> None:
-        """left: by attribute, tensors of which it is noted who reads them."""
+    def __init__(
+        self, paths: dict[int, str], left: Mapping[str, Sequence[Any]] | None = None, watch: Watch | None = None
+    ) -> None:
+        """left: by attribute, tensors of which it is noted who reads them. watch: of the sizes that forward asks for."""
         super().__init__()
-        self.paths = paths
+        self.paths, self.watch = paths, watch
         self.left = left or {}
         self.calls: list[Call] = []
         self.read: dict[str, Place] = {}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
+        for path, held in self.left.items():
+            if any(each is tensor for each in pytree.tree_leaves((args, kwargs)) for tensor in held):
+                self.read.setdefault(path, self._place())
+        if isinstance(result, int | torch.Size):
+            # What is asked computes nothing; what follows from the answer is called with it.
+            if self.watch is None:
+                return result
+            return torch.Size(self.watch.shape(result)) if isinstance(result, torch.Size) else self.watch.size(result)
         tensors = (each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor))
         sizes = tuple(size for each in tensors for size in each.shape)
         name = getattr(function, "__name__", str(function))
         # What an assertion would say often holds the sizes it was given, but nothing is computed with it.
         given = args[:1] if function is torch._assert else (args, kwargs or {})
         self.calls.append(Call(name, tuple(_plain(given)), sizes, self._place()))
-        for path, held in self.left.items():
-            if any(each is tensor for each in pytree.tree_leaves((args, kwargs)) for tensor in held):
-                self.read.setdefault(path, self.calls[-1].place)
         return result
 
     def _place(self) -> Place:
@@ -97,27 +105,34 @@ def _plain(value: Any) -> Iterator[Any]:
     """Numbers, words and Nones among arguments."""
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, slice):
-            yield from (leaf.start, leaf.stop, leaf.step)
+            yield from map(plain, (leaf.start, leaf.stop, leaf.step))
         elif leaf is None or isinstance(leaf, int | float | str):
-            yield leaf
+            yield plain(leaf)
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def recorded(make: Callable[[], nn.Module], given: Callable[[torch.device | None], Arguments]) -> Run | None:
+def recorded(
+    make: Callable[[], nn.Module],
+    given: Callable[[torch.device | None], Arguments],
+    watched: tuple[Watch, int] | None = None,
+) -> Run | None:
     """What a model calls; None where it does not run without values.
 
     Args:
         make: makes a copy of the model, which may be changed.
         given: makes the arguments, on their own device or on another one.
+        watched: writes down what forward asks about the number of examples, which is the second one.
     """
     # Meta tensors take a fraction of the time; but a model may bring tensors that are none.
     meta = torch.device("meta")
-    run = _run(lambda: make().to(meta), lambda: given(meta), meta)
-    if run is not None:
-        return run
-    return _run(lambda: _with_own_buffers(make()), lambda: given(None), FakeTensorMode(allow_non_fake_inputs=True))
+    run = _run(lambda: make().to(meta), lambda: given(meta), meta, watched)
+    if run is None:
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        run = _run(lambda: _with_own_buffers(make()), lambda: given(None), fake, watched)
+    # Some code wants sizes that are plain numbers.
+    return recorded(make, given) if run is None and watched is not None and watched[0].handed_out else run
 
 
 def _with_own_buffers(model: nn.Module) -> nn.Module:
@@ -127,7 +142,9 @@ def _with_own_buffers(model: nn.Module) -> nn.Module:
     return model
 
 
-def _run(make: Callable[[], nn.Module], given: Callable[[], Arguments], mode: Any) -> Run | None:
+def _run(
+    make: Callable[[], nn.Module], given: Callable[[], Arguments], mode: Any, watched: tuple[Watch, int] | None
+) -> Run | None:
     python, numbers = random.getstate(), np.random.get_state()
     try:
         with warnings.catch_warnings():
@@ -141,10 +158,12 @@ def _run(make: Callable[[], nn.Module], given: Callable[[], Arguments], mode: An
             def once(left: Mapping[str, Sequence[Any]] | None = None) -> _Recorder:
                 random.seed(0)
                 np.random.seed(0)
-                recorder = _Recorder(paths, left)
+                watch, examples = watched or (None, 0)
+                recorder = _Recorder(paths, left, watch)
                 with mode, _eager():
                     args, kwargs = given()
-                    with recorder:
+                    watching = contextlib.nullcontext() if watch is None else watch.of(examples, torch.Tensor)
+                    with recorder, watching:
                         model(*args, **kwargs)
                 return recorder
 
@@ -157,7 +176,9 @@ def _run(make: Callable[[], nn.Module], given: Callable[[], Arguments], mode: An
                 third = once(left), _attributes(model)
                 _judge(run, second, third)
             return run
-    except Exception:
+    except Exception as error:
+        if watched is not None:
+            watched[0].read_code(error)
         return None
     finally:
         random.setstate(python)

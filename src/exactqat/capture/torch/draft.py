@@ -21,6 +21,7 @@ from ...planning.network import Network, Place, Value
 from ..core.naming import input_names, result_name, words_of
 from ..core.progress import now_at
 from ..core.refusals import CaptureError, Refused
+from ..core.watched import Watch
 
 # Their handlers enter themselves into the converter's table.
 from . import batch, elementwise, layers, movement, reduction, sequence  # noqa: F401
@@ -241,8 +242,11 @@ def draft_of(
         made: batch.Arguments = pytree.tree_map_only(torch.Tensor, fake, (args, kwargs))
         return made
 
-    def recorded(count: int) -> batch.Run | None:
-        return batch.recorded(partial(copied_with, model, training), partial(given, count))
+    watch = Watch(taken)
+
+    def recorded(count: int, watching: bool = False) -> batch.Run | None:
+        make, watched = partial(copied_with, model, training), (watch, count) if watching else None
+        return batch.recorded(make, partial(given, count), watched)
 
     few = recorded(batch.FEW)
     prime = batch.stand_in(taken, few)
@@ -269,13 +273,15 @@ def draft_of(
         words_of(key) for key, leaf in pytree.tree_flatten_with_path(arguments)[0] if isinstance(leaf, torch.Tensor)
     ]
     draft = read(converter, paths, Tree(signature, leaves, spec), args, kwargs, copied)
+    runs = {batch.FEW: few, prime: recorded(prime, watching=True)}
+    depends = batch.dependence(runs)
     # What the other draft calls has been looked at.
-    same = known is not None and batch.alike(few, known.run)
-    depends = ""
-    if not same:
-        runs = {batch.FEW: few, prime: recorded(prime)}
+    if not depends and not (known is not None and batch.alike(few, known.run)):
         # What only holds for multiples of a number shows where the batch is one.
-        depends = batch.dependence(runs) or batch.dependence({**runs, batch.MULTIPLE: recorded(batch.MULTIPLE)})
+        depends = batch.dependence({**runs, batch.MULTIPLE: recorded(batch.MULTIPLE)})
+    for asked in watch.to_try(runs):
+        # Where the model raises an error for so many examples, it computes nothing else.
+        depends = depends or batch.dependence({**runs, asked.examples: recorded(asked.examples, watching=True)})
     if depends:
         raise CaptureError(f"the model cannot be captured: {depends}")
     if few is not None and few.draws:

@@ -17,7 +17,18 @@ import numpy as np
 from keras import ops, tree
 
 from ...capture.keras.model import first_line, is_seed, variable_names
-from ...capture.proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
+from ...capture.proof import (
+    CannotRun,
+    Evidence,
+    Proof,
+    Trial,
+    asked_trials,
+    cotangent,
+    example_rows,
+    nudged,
+    prove,
+    usual_trials,
+)
 from ..core.functional import Arrays, Mode
 
 if TYPE_CHECKING:
@@ -281,7 +292,10 @@ def compare_with_original(model: Any, prepared: PreparedModel, example: Any) -> 
     seeds = [each for each in (*model.variables, *prepared.variables) if is_seed(each)]
     before = [(each, ops.convert_to_numpy(each.value)) for each in seeds]
     try:
-        return prove(sides, usual_trials(sides.examples))
+        numbers = sum(each.size for each in sides.given) // sides.examples
+        return prove(
+            sides, [*usual_trials(sides.examples), *asked_trials(sides.network.input_tree.asked, numbers)]
+        )
     finally:
         for each, value in before:
             each.assign(value)
