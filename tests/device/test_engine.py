@@ -221,6 +221,17 @@ def test_a_run_begins_where_codes_are_given() -> None:
     assert not np.array_equal(changed, whole["y"])
 
 
+def test_what_to_keep_for_a_changed_layer() -> None:
+    codes = np.random.default_rng(0).integers(-128, 128, (5, 8, 8, 8)).astype(np.int8)
+    compiled, other = deploy.compile(chain()), chain(7)
+    assert compiled.frontier(["layer_2"]) == ("layer_1", "layer_0")  # layer_0 is added to what layer_2 gives
+    assert compiled.frontier(["layer_0"]) == ("x",)
+    kept = compiled.run({"x": codes}, compiled.frontier(["layer_2"]))
+    assert np.array_equal(deploy.compile(other).run(kept)["y"], deploy.simulate(other, codes)["y"])
+    with pytest.raises(ValueError, match="changed names 'x', which no operator"):
+        compiled.frontier(["x"])
+
+
 def test_operators_in_common_are_prepared_once() -> None:
     """A graph with another layer, whose other tensors are the same objects."""
     before, after = chain(), chain(7)
