@@ -17,7 +17,7 @@ from exactqat import cpu, deploy
 from exactqat.deploy import Builder, Graph, per_tensor
 from exactqat.device import OPERATORS, PROFILES, Refusal, profile_named
 from exactqat.device.tensor import CODE_RANGES
-from exactqat.engine import Compiled, by_declaration, forms
+from exactqat.engine import Compiled, by_declaration
 from exactqat.engine.arena import lifetimes, places
 
 COUNT = 3 * int(os.environ.get("EXACTQAT_SWEEP", "1"))

@@ -14,16 +14,64 @@
 #include "integer_rounding.h"
 #include "parallel.h"
 
+#if defined(_MSC_VER)
+#include <intrin.h>
+#endif
+
 namespace exactqat {
 namespace {
 
-constexpr int64_t kPiece = 16384;  // codes of a task
+constexpr int64_t kPiece = 16384;              // codes of a task
+constexpr int64_t kTogether = 64, kFew = 16;  // channels whose loops have a length that the compiler knows
 
 // --- one operand ----------------------------------------------------------------------------------------------------------------
 
 // The number of a code, from the lowest one on.
 inline size_t place_of(int8_t code) { return uint8_t(code) ^ 0x80u; }
 inline size_t place_of(int16_t code) { return uint16_t(code) ^ 0x8000u; }
+
+// Whole vectors of int8 codes, as many as there are instructions for; how many codes that were. table: by the bits of a code.
+#if defined(__AVX512F__)
+bool has_byte_permutations() {
+#if defined(_MSC_VER)  // see features.cpp
+  int seven[4];
+  __cpuidex(seven, 7, 0);
+  return (seven[2] >> 1 & 1) != 0;
+#else
+  return __builtin_cpu_supports("avx512vbmi");
+#endif
+}
+
+__attribute__((target("avx512vbmi"))) int64_t look_up_vectors(const int8_t* codes, const int8_t* table, int64_t count, int8_t* out) {
+  const __m512i low = _mm512_loadu_si512(table), next = _mm512_loadu_si512(table + 64);
+  const __m512i third = _mm512_loadu_si512(table + 128), last = _mm512_loadu_si512(table + 192);
+  int64_t k = 0;
+  for (; k + 64 <= count; k += 64) {
+    const __m512i at = _mm512_loadu_si512(codes + k);
+    const __m512i positive = _mm512_permutex2var_epi8(low, at, next), negative = _mm512_permutex2var_epi8(third, at, last);
+    _mm512_storeu_si512(out + k, _mm512_mask_blend_epi8(_mm512_movepi8_mask(at), positive, negative));
+  }
+  return k;
+}
+#else
+constexpr bool has_byte_permutations() { return false; }
+inline int64_t look_up_vectors(const int8_t*, const int8_t*, int64_t, int8_t*) { return 0; }
+#endif
+
+void look_up_bytes(const Call& call) {
+  const auto *codes = call.operands[0].as<int8_t>(), *results = call.operands[1].as<int8_t>();
+  auto* out = call.results[0].as<int8_t>();
+  int8_t table[256];  // by the bits of a code
+  std::memcpy(table, results + 128, 128);
+  std::memcpy(table + 128, results, 128);
+  const bool in_vectors = has_byte_permutations();
+  const int64_t size = call.operands[0].size();
+  parallel_for((size + kPiece - 1) / kPiece, in_vectors ? size / 8 : size, [&](int64_t task) {
+    const int64_t begin = task * kPiece, end = std::min(size, begin + kPiece);
+    int64_t k = begin + (in_vectors ? look_up_vectors(codes + begin, table, end - begin, out + begin) : 0);
+    for (; k < end; ++k) out[k] = table[uint8_t(codes[k])];
+  });
+}
 
 template <class From, class To>
 void look_up(const Call& call) {
@@ -41,7 +89,7 @@ void look_up(const Call& call) {
 void integer_table(const Call& call) {
   const bool from_wide = call.operands[0].dtype == DType::int16, to_wide = call.results[0].dtype == DType::int16;
   if (from_wide) return to_wide ? look_up<int16_t, int16_t>(call) : look_up<int16_t, int8_t>(call);
-  return to_wide ? look_up<int8_t, int16_t>(call) : look_up<int8_t, int8_t>(call);
+  return to_wide ? look_up<int8_t, int16_t>(call) : look_up_bytes(call);
 }
 
 // --- two operands ---------------------------------------------------------------------------------------------------------------
@@ -305,19 +353,32 @@ void pool(const Call& call) {
     for (int64_t place = 0; place < places; ++place) {
       const int64_t x0 = place * stride_x - left, x_begin = std::max<int64_t>(x0, 0), x_end = std::min(x0 + window_x, width);
       Code* to = out.as<Code>() + (task * places + place) * channels;
-      if (largest) std::fill_n(to, channels, std::numeric_limits<Code>::min());
-      else std::fill(total.begin(), total.end(), 0);
+      if (largest) {
+        const Code* codes = x.as<Code>() + (example * height * width) * channels;
+        const auto within = [&](int64_t first, int64_t count) __attribute__((always_inline)) {
+          Code best[kTogether];
+          std::fill_n(best, kTogether, std::numeric_limits<Code>::min());
+          for (int64_t y = y_begin; y < y_end; ++y) {
+            for (int64_t at = x_begin; at < x_end; ++at) {
+              const Code* from = codes + (y * width + at) * channels + first;
+              for (int64_t c = 0; c < count; ++c) best[c] = best[c] < from[c] ? from[c] : best[c];
+            }
+          }
+          std::copy_n(best, count, to + first);
+        };
+        int64_t first = 0;
+        for (; first + kTogether <= channels; first += kTogether) within(first, kTogether);
+        for (; first + kFew <= channels; first += kFew) within(first, kFew);
+        if (first < channels) within(first, channels - first);
+        continue;
+      }
+      std::fill(total.begin(), total.end(), 0);
       for (int64_t y = y_begin; y < y_end; ++y) {
         for (int64_t at = x_begin; at < x_end; ++at) {
           const Code* codes = x.as<Code>() + ((example * height + y) * width + at) * channels;
-          if (largest) {
-            for (int64_t c = 0; c < channels; ++c) to[c] = std::max(to[c], codes[c]);
-          } else {
-            for (int64_t c = 0; c < channels; ++c) total[size_t(c)] += codes[c];
-          }
+          for (int64_t c = 0; c < channels; ++c) total[size_t(c)] += codes[c];
         }
       }
-      if (largest) continue;
       // float64 has whole quotients exactly, and the others are too far from whole numbers to reach one.
       const auto count = double(std::max<int64_t>(1, (y_end - y_begin) * (x_end - x_begin)));
       const double half = std::floor(count / 2);
@@ -391,9 +452,9 @@ void reduce_extreme(const Call& call) {
     for (int64_t k = 1; k < reduced; ++k) {
       codes += inner;
       if (largest) {
-        for (int64_t c = 0; c < inner; ++c) out[c] = std::max(out[c], codes[c]);
+        for (int64_t c = 0; c < inner; ++c) out[c] = out[c] < codes[c] ? codes[c] : out[c];
       } else {
-        for (int64_t c = 0; c < inner; ++c) out[c] = std::min(out[c], codes[c]);
+        for (int64_t c = 0; c < inner; ++c) out[c] = codes[c] < out[c] ? codes[c] : out[c];
       }
     }
   });
@@ -572,17 +633,22 @@ void resize_bilinear(const Call& call) {
     for (int64_t place = 0; place < places; ++place, to += channels) {
       const int64_t before = right[place] * channels, after = right[places + place] * channels;
       const int32_t share = right[2 * places + place], rest = one - share;
-      for (int64_t c = 0; c < channels; ++c) {
-        const Total top = upper[before + c] * rest + upper[after + c] * share;
-        const Total bottom = lower[before + c] * rest + lower[after + c] * share;
-        const Total total = top * above + bottom * below;  // shares lie within -1..1
-        if (half_up) {
-          to[c] = Code((total + half) >> (2 * bits));
-        } else {
-          const Total magnitude = ((total < 0 ? -total : total) + half) >> (2 * bits);
-          to[c] = Code(total > 0 ? magnitude : -magnitude);
+      const auto between = [&](int64_t first, int64_t count) __attribute__((always_inline)) {
+        const Code *above_before = upper + before + first, *above_after = upper + after + first;
+        const Code *below_before = lower + before + first, *below_after = lower + after + first;
+        Code results[kFew];
+        for (int64_t c = 0; c < count; ++c) {
+          const Total top = above_before[c] * rest + above_after[c] * share;
+          const Total bottom = below_before[c] * rest + below_after[c] * share;
+          const Total total = top * above + bottom * below;  // shares lie within -1..1
+          const Total up = (total + half) >> (2 * bits), magnitude = ((total < 0 ? -total : total) + half) >> (2 * bits);
+          results[c] = Code(half_up ? up : total > 0 ? magnitude : -magnitude);
         }
-      }
+        std::copy_n(results, count, to + first);
+      };
+      int64_t first = 0;
+      for (; first + kFew <= channels; first += kFew) between(first, kFew);
+      if (first < channels) between(first, channels - first);
     }
   });
 }
@@ -607,31 +673,34 @@ void move(const Call& call) {
   const int64_t begin_from = numbers.integer("from"), begin_to = numbers.integer("to");
   const bool fills = numbers.integer("fills") != 0;
   const auto fill = Code(numbers.integer("fill"));
-  int64_t lines = 1;
-  for (size_t k = 0; k + 1 < axes; ++k) lines *= sizes[k];
-  const int64_t length = sizes[axes - 1];
-  const bool dense = from[axes - 1] == 1 && to[axes - 1] == 1;
+  // The last two axes are rows of codes.
+  const int64_t length = sizes[axes - 1], rows = axes > 1 ? sizes[axes - 2] : 1;
+  const int64_t row_from = axes > 1 ? from[axes - 2] : 0, row_to = axes > 1 ? to[axes - 2] : 0;
+  const int64_t code_from = from[axes - 1], code_to = to[axes - 1];
+  int64_t planes = batch;
+  for (size_t k = 0; k + 2 < axes; ++k) planes *= sizes[k];
   if (fills) {
     std::fill_n(out.as<Code>(), out.size(), fill);
   }
-  constexpr int64_t kTogether = 64;
-  const int64_t pieces = (lines + kTogether - 1) / kTogether;
-  parallel_for(batch * pieces, batch * lines * length, [&](int64_t task) {
-    const int64_t example = task / pieces, first = task % pieces * kTogether;
-    for (int64_t line = first; line < std::min(lines, first + kTogether); ++line) {
-      int64_t rest = line, read = example * example_from + begin_from, written = example * example_to + begin_to;
-      for (size_t k = axes - 1; k-- > 0;) {
-        const int64_t index = rest % sizes[k];
-        rest /= sizes[k];
-        read += index * from[k];
-        written += index * to[k];
-      }
-      const Code* codes = x.as<Code>() + read;
-      Code* result = out.as<Code>() + written;
-      if (dense) {
-        std::memcpy(result, codes, size_t(length) * sizeof(Code));
+  const int64_t together = std::max<int64_t>(1, kPiece / std::max<int64_t>(length, 1)), pieces = (rows + together - 1) / together;
+  parallel_for(planes * pieces, planes * rows * length, [&](int64_t task) {
+    const int64_t first = task % pieces * together, count = std::min(together, rows - first);
+    int64_t rest = task / pieces, read = begin_from + first * row_from, written = begin_to + first * row_to;
+    for (size_t k = axes > 1 ? axes - 2 : 0; k-- > 0;) {
+      const int64_t index = rest % sizes[k];
+      rest /= sizes[k];
+      read += index * from[k];
+      written += index * to[k];
+    }
+    const Code* codes = x.as<Code>() + rest * example_from + read;
+    Code* result = out.as<Code>() + rest * example_to + written;
+    for (int64_t row = 0; row < count; ++row, codes += row_from, result += row_to) {
+      if (code_from != 1 || code_to != 1) {
+        for (int64_t k = 0; k < length; ++k) result[k * code_to] = codes[k * code_from];
+      } else if (length == kFew) {
+        std::memcpy(result, codes, size_t(kFew) * sizeof(Code));
       } else {
-        for (int64_t k = 0; k < length; ++k) result[k * to[axes - 1]] = codes[k * from[axes - 1]];
+        std::memcpy(result, codes, size_t(length) * sizeof(Code));
       }
     }
   });

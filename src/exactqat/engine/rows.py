@@ -53,7 +53,7 @@ def batch_matmul(
         numbers["steps"] = STEPS["fixed_point"]
         pair = fixed_point(float(first * second) / float(result))
         factors = np.stack([np.full(columns, int(each), np.int32) for each in pair])
-    operands = (*matrices(inputs, output), factors)
+    operands: tuple[Part | np.ndarray, ...] = (*matrices(inputs, output), factors)
     return (KernelCall("integer_batch_matmul", operands, part(RESULT, output), numbers),)
 
 
