@@ -132,6 +132,10 @@ class Compiled:
                 plan(*addresses)
         return arrays[-1]
 
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of that name, as the graph has it."""
+        return self._tensors[name]
+
     def without_kernels(self) -> tuple[str, ...]:
         """Results of the operators that are computed by their declarations, which is slower."""
         return tuple(step.outputs[0] for number, step in enumerate(self._steps) if not self._form(number))
