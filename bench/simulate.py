@@ -132,8 +132,10 @@ def seconds(call: Callable[..., object], *arguments: object) -> float:
 
 
 def images(graph: deploy.Graph, count: int) -> dict[str, np.ndarray]:
-    shape = (count, *graph.tensors["x"].shape[1:])
-    return {"x": np.random.default_rng(1).integers(-128, 128, shape).astype(np.int8)}
+    source = graph.tensors["x"]
+    ends = np.iinfo(source.dtype)
+    codes = np.random.default_rng(1).integers(ends.min, ends.max + 1, (count, *source.shape[1:]))
+    return {"x": codes.astype(source.dtype)}
 
 
 def measured(graph: deploy.Graph, path: Path, profile: str, batch: int, turns: int) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from exactqat import qat  # noqa: E402
 from exactqat.deploy import PROFILES  # noqa: E402
 from exactqat.deploy.lower import lower  # noqa: E402
 from exactqat.device.arithmetic import fixed_point, multiply_fixed_point, round_half_away  # noqa: E402
+from exactqat.train.core.frozen import DeviceNetwork  # noqa: E402
 from exactqat.train.torch import frozen as frozen_torch  # noqa: E402
 from exactqat.train.torch.layers import WeightedLayer  # noqa: E402
 
@@ -105,6 +106,61 @@ def test_all_layers_have_the_devices_codes(name: str, bits: int) -> None:
     for profile in PROFILES:
         compared, differing, _ = frozen_differences(prepared, examples, profile)
         assert compared > 100 and not differing, profile
+
+
+@pytest.fixture
+def whole_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Profiles of the evaluations that were computed by the compiled graph."""
+    runs: list[str] = []
+    compute = DeviceNetwork.__call__
+
+    def counted(network: DeviceNetwork, *arguments: Any) -> Any:
+        results = compute(network, *arguments)
+        runs.append(network.profile)
+        return results
+
+    monkeypatch.setattr(DeviceNetwork, "__call__", counted)
+    return runs
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_an_evaluation_computes_the_whole_network_at_once(name: str, whole_runs: list[str]) -> None:
+    """From the second one with the same weights on, with the bits of the first one, layer by layer."""
+    model, examples = plain_networks.NETWORKS[name]()
+    prepared = frozen(model, examples)
+    for profile in PROFILES:
+        prepared.profile = profile
+        with torch.no_grad():
+            expected, found = leaves(prepared(*examples)), leaves(prepared(*examples))
+        assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True)), profile
+    assert whole_runs == list(PROFILES)
+
+
+def test_when_the_whole_network_is_not_computed_at_once(whole_runs: list[str]) -> None:
+    model, batch = small()
+    prepared = frozen(model, batch)
+    prepared(batch).sum().backward()
+    assert prepared(batch).requires_grad and not whole_runs
+    with torch.no_grad():
+        before = [prepared(batch) for _ in range(3)]
+        assert len(whole_runs) == 2 and torch.equal(before[0], before[2])
+        # Whatever changes a weight: nothing that was prepared for others is used.
+        weight = next(prepared.parameters())
+        weight.data.mul_(-1.0)
+        after = [prepared(batch) for _ in range(2)]
+        assert len(whole_runs) == 3 and torch.equal(*after) and not torch.equal(before[0], after[0])
+        seen: list[Any] = []
+        hook = prepared.step("0").register_forward_hook(lambda *arguments: seen.append(arguments))
+        assert torch.equal(prepared(batch), after[0]) and seen and len(whole_runs) == 3
+        hook.remove()
+        # What has no code is said layer by layer.
+        broken = batch.clone()
+        broken[2, 0, 0, 0] = torch.nan
+        missing = prepared(broken).isnan().any(1)
+        assert missing.tolist() == [False, False, True, False, False, False] and len(whole_runs) == 3
+        prepared.train()
+        assert torch.equal(prepared(batch), after[0]) and len(whole_runs) == 4  # no layer here makes noise
+    assert torch.equal(pickle.loads(pickle.dumps(prepared))(batch), after[0])
 
 
 @pytest.mark.parametrize("rules", [[qat.Rule(activation_bits=16)], [qat.Rule("0", activation_bits=16), EIGHT]])

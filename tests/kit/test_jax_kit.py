@@ -20,6 +20,7 @@ from jax_networks import NETWORKS, assert_exact, conv, norm, normalized, numbers
 import exactqat  # noqa: E402
 from exactqat import deploy, qat  # noqa: E402
 from exactqat.qat.jax import dropout, prepare  # noqa: E402
+from exactqat.train.core.functional import Mode  # noqa: E402
 
 LINEAR = weights(w=(8, 8))
 X = numbers(4, 6, 8)
@@ -353,6 +354,46 @@ def test_sharded_batches() -> None:
     sharded = jax.device_put(batch[0], jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch")))
     apply = jax.jit(lambda x: prepared.apply(params, state, x, train=True)[0])
     np.testing.assert_array_equal(apply(sharded), apply(batch[0]))
+
+
+@pytest.mark.parametrize("name", ["perceptron", "squeeze_and_excite", "attention", "mixture"])
+def test_an_evaluation_asks_the_host_once(name: str) -> None:
+    """For the whole network, with the bits that it gives step by step, and its gradients."""
+    prepared, batch = NETWORKS[name]()
+    params, state = prepared.calibrate(*prepared.init(), [batch])
+    params, state = prepared.freeze(params, state)
+
+    def total(params: Any, *batch: Any) -> Any:
+        return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(prepared.apply(params, state, *batch)[0]))
+
+    evaluate = jax.jit(lambda params, *batch: prepared.apply(params, state, *batch)[0])
+    stepwise: dict[str, Any] = {}
+    prepared._run(params, state, batch, {}, Mode(frozen=True), seen=stepwise)
+    expected = [np.asarray(stepwise[path]) for path in prepared.plan.outputs]
+    for run in (evaluate, lambda *given: prepared.apply(given[0], state, *given[1:])[0]):
+        found = jax.tree.leaves(run(params, *batch))
+        assert len(found) == len(expected)
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    text = evaluate.lower(params, *batch).compile().as_text()
+    assert len([line for line in text.splitlines() if "custom-call(" in line and "callback" in line]) == 1
+    gradients = jax.grad(total)(params, *batch)
+    assert any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(gradients))
+    compiled = jax.jit(jax.grad(total))(params, *batch)
+    for ours, theirs in zip(jax.tree.leaves(gradients), jax.tree.leaves(compiled), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_nan_in_an_evaluation() -> None:
+    prepared, batch = NETWORKS["perceptron"]()
+    params, state = prepared.calibrate(*prepared.init(), [batch])
+    params, state = prepared.freeze(params, state)
+    x = np.array(batch[0])
+    expected = np.asarray(jax.jit(prepared.apply)(params, state, x)[0])
+    x[1] = np.nan
+    found = np.asarray(jax.jit(prepared.apply)(params, state, x)[0])
+    assert np.isnan(found[1]).all()
+    np.testing.assert_array_equal(np.delete(found, 1, 0), np.delete(expected, 1, 0))
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Depthwise convolution of int8 codes: two taps at a time, as sums of two products of 16 bits, for some places of a line together.
+// Depthwise convolution of codes of 8 or 16 bits: two taps at a time, as sums of two products of 16 bits, for some places of a line together.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -26,7 +26,9 @@ inline Sums load_sums(const int32_t* p) { return {_mm512_loadu_si512(p), _mm512_
 inline __m512i load_channels(const int8_t* p) {
   return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-inline Sums add_two(Sums sums, const int8_t* first, const int8_t* second, Sums weights) {
+inline __m512i load_channels(const int16_t* p) { return _mm512_loadu_si512(p); }
+template <class Code>
+inline Sums add_two(Sums sums, const Code* first, const Code* second, Sums weights) {
   const __m512i a = load_channels(first), b = load_channels(second);
   const __m512i low = _mm512_unpacklo_epi16(a, b), high = _mm512_unpackhi_epi16(a, b);
   return {_mm512_add_epi32(sums.low, _mm512_madd_epi16(low, weights.low)),
@@ -53,7 +55,9 @@ inline Sums load_sums(const int32_t* p) {
 inline __m256i load_channels(const int8_t* p) {
   return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-inline Sums add_two(Sums sums, const int8_t* first, const int8_t* second, Sums weights) {
+inline __m256i load_channels(const int16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+template <class Code>
+inline Sums add_two(Sums sums, const Code* first, const Code* second, Sums weights) {
   const __m256i a = load_channels(first), b = load_channels(second);
   return {_mm256_add_epi32(sums.low, _mm256_madd_epi16(_mm256_unpacklo_epi16(a, b), weights.low)),
           _mm256_add_epi32(sums.high, _mm256_madd_epi16(_mm256_unpackhi_epi16(a, b), weights.high))};
@@ -77,7 +81,8 @@ inline Sums load_sums(const int32_t* p) {
   std::memcpy(sums.v, p, sizeof sums.v);
   return sums;
 }
-inline Sums add_two(Sums sums, const int8_t* first, const int8_t* second, const Sums& weights) {
+template <class Code>
+inline Sums add_two(Sums sums, const Code* first, const Code* second, const Sums& weights) {
   int16_t pairs[2 * kBlock];
   std::memcpy(pairs, weights.v, sizeof pairs);
   for (int64_t k = 0; k < kBlock; ++k)
@@ -99,8 +104,8 @@ constexpr int64_t channel_at(int64_t place) {
 }
 
 // codes: pointers of tap 0 for all places, of tap 1 for all places, and so on; channels from `offset` on.
-template <int Places>
-void sum_block(const int8_t* const* codes, int64_t offset, int64_t pairs, const uint8_t* packed, const int32_t* added,
+template <int Places, class Code>
+void sum_block(const Code* const* codes, int64_t offset, int64_t pairs, const uint8_t* packed, const int32_t* added,
                int32_t* sums) {
   Sums held[Places];
 #pragma GCC unroll 4
@@ -140,9 +145,12 @@ void integer_depthwise_pack(const Call& call) {
   }
 }
 
-// operands: codes int8 [batch, height, width, channels], packed weights, what is added to sums, factors (integer_rounding.h).
-// result: int8 [batch, lines, places, channels * multiplier].
-void integer_depthwise_conv_2d(const Call& call) {
+// operands: codes [batch, height, width, channels], int8 or int16, packed weights, what is added to sums, factors
+// (integer_rounding.h), and for int16 the bias, int64, of whole blocks of kColumns. result: codes [batch, lines, places,
+// channels * multiplier]. For int16 there are 2 * kWidePairs taps at most.
+template <class Code>
+void depthwise_conv_2d(const Call& call) {
+  constexpr bool kWide = sizeof(Code) == 2;
   const Array &x = call.operands[0], &out = call.results[0];
   const Numbers& numbers = call.numbers;
   const int64_t height = x.shape[1], width = x.shape[2], channels = x.shape[3];
@@ -152,17 +160,18 @@ void integer_depthwise_conv_2d(const Call& call) {
   const int64_t dilation_y = numbers.integer("dilation_y"), dilation_x = numbers.integer("dilation_x");
   const int64_t top = numbers.integer("top"), left = numbers.integer("left");
   const int64_t taps = window_y * window_x, pairs = (taps + 1) / 2;
-  const int8_t* const end = x.as<int8_t>() + x.size();
+  const Code* const end = x.as<Code>() + x.size();
   const Rounding rounding = rounding_of(call, call.operands[3]);
   const auto* packed = call.operands[1].as<uint8_t>();
   const auto* added = call.operands[2].as<int32_t>();
-  const std::vector<int8_t> beyond(size_t(channels + kColumns), int8_t(numbers.integer("fill")));
+  [[maybe_unused]] const int64_t* bias = kWide ? call.operands[4].as<int64_t>() : nullptr;
+  const std::vector<Code> beyond(size_t(channels + kColumns), Code(numbers.integer("fill")));
 
   parallel_for(x.shape[0] * lines, x.shape[0] * lines * places * outputs * (pairs + 1), [&](int64_t task) {
     const int64_t line = task % lines, example = task / lines;
-    const int8_t* codes = x.as<int8_t>() + example * height * width * channels;
-    int8_t* written = out.as<int8_t>() + task * places * outputs;
-    std::vector<const int8_t*> met(size_t(2 * pairs * kPlaces), beyond.data());
+    const Code* codes = x.as<Code>() + example * height * width * channels;
+    Code* written = out.as<Code>() + task * places * outputs;
+    std::vector<const Code*> met(size_t(2 * pairs * kPlaces), beyond.data());
     // Where the taps of several places lie, from the first one's on; the one too many has weights of 0.
     std::vector<int64_t> offsets(size_t(2 * pairs * kPlaces), 0);
     for (int64_t tap = 0; tap < taps; ++tap)
@@ -171,24 +180,24 @@ void integer_depthwise_conv_2d(const Call& call) {
             ((tap / window_x * dilation_y) * width + tap % window_x * dilation_x + p * stride_x) * channels;
     const int64_t y_first = line * stride_y - top, reach = (kPlaces - 1) * stride_x + (window_x - 1) * dilation_x;
     const bool lines_inside = y_first >= 0 && y_first + (window_y - 1) * dilation_y < height;
-    std::vector<int8_t> copied;
-    std::vector<const int8_t*> from_copies;
+    std::vector<Code> copied;
+    std::vector<const Code*> from_copies;
     alignas(64) int32_t sums[kPlaces * kBlock];
     for (int64_t place = 0; place < places;) {
       // The last ones together with some of those before, whose codes come out once more.
       if (places - place < kPlaces && places >= kPlaces) place = places - kPlaces;
       const int64_t together = places - place >= kPlaces ? kPlaces : 1;
-      const int8_t* last = nullptr;
+      const Code* last = nullptr;
       const int64_t x_first = place * stride_x - left;
       if (lines_inside && together == kPlaces && x_first >= 0 && x_first + reach < width) {
-        const int8_t* base = codes + (y_first * width + x_first) * channels;
+        const Code* base = codes + (y_first * width + x_first) * channels;
         for (int64_t k = 0; k < 2 * pairs * kPlaces; ++k) met[size_t(k)] = base + offsets[size_t(k)];
         last = met[size_t(taps * kPlaces - 1)];
       } else {
         for (int64_t i = 0; i < window_y; ++i) {
           const int64_t y = line * stride_y - top + i * dilation_y;
           for (int64_t j = 0; j < window_x; ++j) {
-            const int8_t** pointers = met.data() + (i * window_x + j) * together;
+            const Code** pointers = met.data() + (i * window_x + j) * together;
             for (int64_t p = 0; p < together; ++p) {
               const int64_t at = (place + p) * stride_x - left + j * dilation_x;
               const bool inside = y >= 0 && y < height && at >= 0 && at < width;
@@ -201,29 +210,45 @@ void integer_depthwise_conv_2d(const Call& call) {
       }
       for (int64_t first = 0; first < outputs; first += kBlock) {
         const int64_t count = std::min(kBlock, outputs - first);
-        const int8_t* const* pointers = met.data();
+        const Code* const* pointers = met.data();
         int64_t offset = first;
         // Where channels repeat, or whole blocks of them would be read from beyond the memory of codes.
         if (multiplier != 1 || (last != nullptr && last + first + kBlock > end)) {
-          copied.assign(size_t(2 * pairs * together * kBlock), int8_t(0));
+          copied.assign(size_t(2 * pairs * together * kBlock), Code(0));
           from_copies.resize(size_t(2 * pairs * together));
           for (int64_t k = 0; k < 2 * pairs * together; ++k) {
-            int8_t* to = copied.data() + k * kBlock;
+            Code* to = copied.data() + k * kBlock;
             for (int64_t c = 0; c < count; ++c) to[c] = met[k][(first + c) / multiplier];
             from_copies[k] = to;
           }
           pointers = from_copies.data();
           offset = 0;
         }
-        const auto sum = together == kPlaces ? sum_block<kPlaces> : sum_block<1>;
+        const auto sum = together == kPlaces ? sum_block<kPlaces, Code> : sum_block<1, Code>;
         sum(pointers, offset, pairs, packed + first / kBlock * pairs * 4 * kBlock, added + first, sums);
-        int8_t* to = written + place * outputs + first;
-        store_rows(rounding, sums, together, kBlock, first, count,
-                   [=](int64_t p) __attribute__((always_inline)) { return to + p * outputs; });
+        Code* to = written + place * outputs;
+        if constexpr (kWide) {
+          int16_t* rows[kPlaces];
+          int64_t totals[kPlaces * kBlock];
+          for (int64_t p = 0; p < together; ++p) {
+            rows[p] = to + p * outputs;
+            for (int64_t k = 0; k < kBlock; ++k) totals[p * kBlock + k] = sums[p * kBlock + k] + bias[first + k];
+          }
+          store_wide_rows(rounding, totals, together, kBlock, first, count, rows);
+        } else {
+          to += first;
+          store_rows(rounding, sums, together, kBlock, first, count,
+                     [=](int64_t p) __attribute__((always_inline)) { return to + p * outputs; });
+        }
       }
       place += together;
     }
   });
+}
+
+void integer_depthwise_conv_2d(const Call& call) {
+  if (call.results[0].dtype == DType::int16) depthwise_conv_2d<int16_t>(call);
+  else depthwise_conv_2d<int8_t>(call);
 }
 
 [[maybe_unused]] const bool entered = add_kernel("integer_depthwise_pack", integer_depthwise_pack) &&

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of int8 matrices with int32 sums, and what is one: convolutions, fully connected layers. Each task gathers some rows of
-// codes, multiplies them with weights that were packed once, and rounds the sums where they lie.
+// codes, multiplies them with weights that were packed once, and rounds the sums where they lie. Codes of 16 bits meet the same
+// weights of 8: their sums of 32 bits are added up in 64 before they could overflow.
 //
 // Weights lie in panels of sixteen columns, in the order in which this module's multiplication reads them: 64 bytes for each step
 // of depth, which is four codes where there are dot products of bytes, two codes of 16 bits elsewhere. Nothing else knows that
@@ -53,6 +54,7 @@ inline Lanes add_pairs(Lanes sums, Lanes row, Lanes weights) {
 }
 #define EXACTQAT_DOT_TARGET __attribute__((target("avx512vnni")))
 #define EXACTQAT_DOT(sums, row, weights) _mm512_dpbusd_epi32(sums, row, weights)
+#define EXACTQAT_DOT_OF_PAIRS(sums, row, weights) _mm512_dpwssd_epi32(sums, row, weights)
 
 #elif defined(__AVX2__)
 
@@ -190,6 +192,12 @@ EXACTQAT_TILE(sum_dots, EXACTQAT_DOT_TARGET, EXACTQAT_DOT)
 template <int Rows, int Panels>
 constexpr Tile sum_dots = nullptr;
 #endif
+#if defined(EXACTQAT_DOT_OF_PAIRS)
+EXACTQAT_TILE(sum_dots_of_pairs, EXACTQAT_DOT_TARGET, EXACTQAT_DOT_OF_PAIRS)
+#else
+template <int Rows, int Panels>
+constexpr Tile sum_dots_of_pairs = sum_pairs<Rows, Panels>;
+#endif
 
 // How many rows at a time keep all sums in registers: most, some, one.
 template <int Panels>
@@ -197,22 +205,29 @@ constexpr int kMostRows = kMostPanels == 1 ? 6 : Panels == 4 ? 6 : 12;
 template <int Panels>
 constexpr int kSomeRows = kMostPanels == 1 ? 2 : Panels == 4 ? 2 : 4;
 
-template <int Panels>
-struct Tiles {
-  Tile most, some, one;
-  explicit Tiles(bool dot)
-      : most(dot ? Tile(sum_dots<kMostRows<Panels>, Panels>) : sum_pairs<kMostRows<Panels>, Panels>),
-        some(dot ? Tile(sum_dots<kSomeRows<Panels>, Panels>) : sum_pairs<kSomeRows<Panels>, Panels>),
-        one(dot ? Tile(sum_dots<1, Panels>) : sum_pairs<1, Panels>) {}
-};
-
 bool uses_dot_products(const Numbers& numbers) { return numbers.integer("dot") != 0 && has_dot_products(); }
 
 // What a row takes in bytes.
 struct Form {
-  bool dot;
+  bool dot;             // four codes of 8 bits at a time, else two of 16
+  bool quick_pairs = false;  // for these too there is one instruction
   int64_t steps(int64_t depth) const { return (depth + (dot ? 3 : 1)) / (dot ? 4 : 2); }
   int64_t stride(int64_t depth) const { return 4 * steps(depth); }
+};
+
+// For codes of 16 bits.
+Form wide_form(const Numbers& numbers) { return {false, uses_dot_products(numbers)}; }
+
+template <int Rows, int Panels>
+Tile tile_of(Form form) {
+  return form.dot ? Tile(sum_dots<Rows, Panels>) : form.quick_pairs ? Tile(sum_dots_of_pairs<Rows, Panels>) : sum_pairs<Rows, Panels>;
+}
+
+template <int Panels>
+struct Tiles {
+  Tile most, some, one;
+  explicit Tiles(Form form)
+      : most(tile_of<kMostRows<Panels>, Panels>(form)), some(tile_of<kSomeRows<Panels>, Panels>(form)), one(tile_of<1, Panels>(form)) {}
 };
 
 constexpr int64_t kSlack = 128;  // bytes beyond the last gathered row that may be written
@@ -240,13 +255,20 @@ struct Row {
       at += 2 * count;
     }
   }
+  void put(const int16_t* codes, int64_t count, const int16_t*) {
+    std::memcpy(at, codes, size_t(2 * count));
+    at += 2 * count;
+  }
+  void fill(int16_t code, int64_t count) {
+    std::fill_n(reinterpret_cast<int16_t*>(at), count, code);
+    at += 2 * count;
+  }
   void fill(int8_t code, int64_t count) {
     if (form.dot) {
       std::memset(at, uint8_t(code) ^ kFlip, size_t(count));
       at += count;
     } else {
-      std::fill_n(reinterpret_cast<int16_t*>(at), count, int16_t(code));
-      at += 2 * count;
+      fill(int16_t(code), count);
     }
   }
 };
@@ -263,9 +285,10 @@ uint8_t* scratch(int64_t bytes) {
   return reinterpret_cast<uint8_t*>(whole(reinterpret_cast<intptr_t>(kept.get()), 64));
 }
 
-// Where sums go.
+// Where sums go, and what they begin with.
 struct Sink {
   Rounding rounding;
+  const int32_t* bias;
   int8_t* const* rows;
   const int32_t* added;  // to all sums of a row, if any
   int64_t columns;
@@ -281,10 +304,38 @@ struct Sink {
   }
 };
 
-template <int Panels>
-void multiply_panels(Form form, const uint8_t* rows, int64_t count, int64_t depth, const uint8_t* packed, const int32_t* bias,
-                     int64_t column, const Sink& sink) {
-  const Tiles<Panels> tiles(form.dot);
+// The same of 64 bits.
+struct WideSink {
+  Rounding rounding;
+  const int64_t* bias;
+  int16_t* const* rows;
+  int64_t columns;
+};
+
+// Sums of some rows and panels, of which `tile` makes 32 bits.
+template <int64_t kWidth>
+void add_up(Tile tile, const uint8_t* rows, int64_t stride, const uint8_t* packed, int64_t steps, int64_t column, const Sink& sink,
+            int64_t row, int64_t count, int32_t* sums) {
+  tile(rows, stride, packed, steps, sink.bias + column, sums);
+  sink.store(row, count, sums, kWidth, column);
+}
+template <int64_t kWidth>
+void add_up(Tile tile, const uint8_t* rows, int64_t stride, const uint8_t* packed, int64_t steps, int64_t column, const WideSink& sink,
+            int64_t row, int64_t count, int32_t* sums) {
+  constexpr int32_t kZeros[kWidth] = {};
+  alignas(64) int64_t totals[12 * kColumns];
+  for (int64_t r = 0; r < count; ++r) std::copy_n(sink.bias + column, kWidth, totals + r * kWidth);
+  for (int64_t step = 0; step < steps; step += kWidePairs) {
+    tile(rows + 4 * step, stride, packed + step * kWidth * 4, std::min(kWidePairs, steps - step), kZeros, sums);
+    for (int64_t k = 0; k < count * kWidth; ++k) totals[k] += sums[k];
+  }
+  store_wide_rows(sink.rounding, totals, count, kWidth, column, std::min(kWidth, sink.columns - column), sink.rows + row);
+}
+
+template <int Panels, class Sink>
+void multiply_panels(Form form, const uint8_t* rows, int64_t count, int64_t depth, const uint8_t* packed, int64_t column,
+                     const Sink& sink) {
+  const Tiles<Panels> tiles(form);
   constexpr int64_t kMost = kMostRows<Panels>, kSome = kSomeRows<Panels>, kWidth = Panels * kPanel;
   alignas(64) int32_t sums[kMost * kWidth];
   const int64_t steps = form.steps(depth), stride = form.stride(depth);
@@ -293,32 +344,32 @@ void multiply_panels(Form form, const uint8_t* rows, int64_t count, int64_t dept
     if (count - row < kMost && count >= kMost) row = count - kMost;
     const int64_t left = count - row, together = left >= kMost ? kMost : left >= kSome ? kSome : 1;
     const Tile tile = together == kMost ? tiles.most : together == kSome ? tiles.some : tiles.one;
-    tile(rows + row * stride, stride, packed, steps, bias, sums);
-    sink.store(row, together, sums, kWidth, column);
+    add_up<kWidth>(tile, rows + row * stride, stride, packed, steps, column, sink, row, together, sums);
     row += together;
   }
 }
 
 // Columns [first, last) of `count` gathered rows; `first` is a multiple of kColumns.
-void multiply(Form form, const uint8_t* rows, int64_t count, int64_t depth, const uint8_t* packed, const int32_t* bias,
-              int64_t first, int64_t last, const Sink& sink) {
+template <class Sink>
+void multiply(Form form, const uint8_t* rows, int64_t count, int64_t depth, const uint8_t* packed, int64_t first, int64_t last,
+              const Sink& sink) {
   const int64_t end = whole(last, kPanel), bytes = form.steps(depth) * 4;
   for (int64_t column = first; column < end;) {
     const int64_t left = (end - column) / kPanel;
     const uint8_t* panels = packed + column * bytes;
     if constexpr (kMostPanels == 4) {
       if (left >= 4) {
-        multiply_panels<4>(form, rows, count, depth, panels, bias + column, column, sink);
+        multiply_panels<4>(form, rows, count, depth, panels, column, sink);
         column += 4 * kPanel;
         continue;
       }
       if (left >= 2) {
-        multiply_panels<2>(form, rows, count, depth, panels, bias + column, column, sink);
+        multiply_panels<2>(form, rows, count, depth, panels, column, sink);
         column += 2 * kPanel;
         continue;
       }
     }
-    multiply_panels<1>(form, rows, count, depth, panels, bias + column, column, sink);
+    multiply_panels<1>(form, rows, count, depth, panels, column, sink);
     column += kPanel;
   }
 }
@@ -383,15 +434,17 @@ struct Image {
   int64_t height, width, channels;
 };
 
-// operands: codes int8 [batch, height, width, channels], packed weights, what is added to sums, factors (integer_rounding.h)
-// [groups, ...]. result: int8 [batch, height, width, outputs], of which every step_y-th line from first_y on, and of these every
+// operands: codes [batch, height, width, channels], int8 or int16, packed weights, what is added to sums, int32 or int64, factors
+// (integer_rounding.h) [groups, ...]. result: codes [batch, height, width, outputs], of which every step_y-th line from first_y on, and of these every
 // step_x-th place from first_x on, `lines` times `places`, is written.
 //
 // Place (i, j) meets lines i * stride_y - top + dilation_y * [0, window_y) of the image; beyond it there is code `fill`.
-void integer_conv_2d(const Call& call) {
+template <class Code>
+void conv_2d(const Call& call) {
+  constexpr bool kWide = sizeof(Code) == 2;
   const Array &x = call.operands[0], &out = call.results[0], &factors = call.operands[3];
   const Numbers& numbers = call.numbers;
-  const Form form{uses_dot_products(numbers)};
+  const Form form = kWide ? wide_form(numbers) : Form{uses_dot_products(numbers)};
   const int64_t groups = numbers.integer("groups");
   const Image image{x.shape[1], x.shape[2], x.shape[3]};
   const int64_t window_y = numbers.integer("window_y"), window_x = numbers.integer("window_x");
@@ -401,12 +454,12 @@ void integer_conv_2d(const Call& call) {
   const int64_t first_y = numbers.integer("first_y"), first_x = numbers.integer("first_x");
   const int64_t step_y = numbers.integer("step_y"), step_x = numbers.integer("step_x");
   const int64_t lines = numbers.integer("lines"), places = numbers.integer("places");
-  const auto fill = int8_t(numbers.integer("fill"));
+  const auto fill = Code(numbers.integer("fill"));
   const int64_t size = image.channels / groups, depth = window_y * window_x * size;
   const int64_t outputs = out.shape[3], columns = outputs / groups, rows = x.shape[0] * lines * places;
   const int64_t packed_bytes = call.operands[1].shape[1], padded = call.operands[2].shape[1];
   const int64_t factor_bytes = factors.size() / groups * size_of(factors.dtype);
-  const int8_t* const end = x.as<int8_t>() + x.size();
+  const Code* const end = x.as<Code>() + x.size();
   const Rounding rounding = rounding_of(call, factors);
 
   const int64_t stride = form.stride(depth), together = rows_of_task(rows, stride);
@@ -421,13 +474,13 @@ void integer_conv_2d(const Call& call) {
     const int64_t begin = block * together, count = std::min(together, rows - begin);
     const int64_t first = part * piece, last = std::min(columns, first + piece);
     if (first >= last) return;
-    uint8_t* gathered = scratch(count * int64_t(sizeof(int8_t*)) + 64 + count * stride + kSlack);
-    auto** written = reinterpret_cast<int8_t**>(gathered);
-    gathered += whole(count * int64_t(sizeof(int8_t*)), 64);
+    uint8_t* gathered = scratch(count * int64_t(sizeof(Code*)) + 64 + count * stride + kSlack);
+    auto** written = reinterpret_cast<Code**>(gathered);
+    gathered += whole(count * int64_t(sizeof(Code*)), 64);
     int64_t place = begin % places, line = begin / places % lines, example = begin / places / lines;
     for (int64_t r = 0; r < count; ++r) {
       Row row{form, gathered + r * stride};
-      const int8_t* codes = x.as<int8_t>() + example * image.height * image.width * image.channels + group * size;
+      const Code* codes = x.as<Code>() + example * image.height * image.width * image.channels + group * size;
       const int64_t x0 = place * stride_x - left;
       for (int64_t i = 0; i < window_y; ++i) {
         const int64_t y = line * stride_y - top + i * dilation_y;
@@ -435,7 +488,7 @@ void integer_conv_2d(const Call& call) {
           row.fill(fill, window_x * size);
           continue;
         }
-        const int8_t* from = codes + (y * image.width + x0) * image.channels;
+        const Code* from = codes + (y * image.width + x0) * image.channels;
         if (in_one && x0 >= 0 && x0 + window_x <= image.width) {
           row.put(from, window_x * size, end);
           continue;
@@ -447,7 +500,7 @@ void integer_conv_2d(const Call& call) {
         }
       }
       for (uint8_t* rest = row.at; rest < gathered + (r + 1) * stride; ++rest) *rest = 0;
-      written[r] = out.as<int8_t>() + group * columns +
+      written[r] = out.as<Code>() + group * columns +
                    ((example * out.shape[1] + first_y + line * step_y) * out.shape[2] + first_x + place * step_x) * outputs;
       if (++place == places) {
         place = 0;
@@ -456,8 +509,75 @@ void integer_conv_2d(const Call& call) {
     }
     Rounding own = rounding;
     own.factors = static_cast<const uint8_t*>(rounding.factors) + group * factor_bytes;
-    multiply(form, gathered, count, depth, call.operands[1].as<uint8_t>() + group * packed_bytes,
-             call.operands[2].as<int32_t>() + group * padded, first, last, {own, written, nullptr, columns});
+    const uint8_t* packed = call.operands[1].as<uint8_t>() + group * packed_bytes;
+    if constexpr (kWide) {
+      const WideSink sink{own, call.operands[2].as<int64_t>() + group * padded, written, columns};
+      multiply(form, gathered, count, depth, packed, first, last, sink);
+    } else {
+      const Sink sink{own, call.operands[2].as<int32_t>() + group * padded, written, nullptr, columns};
+      multiply(form, gathered, count, depth, packed, first, last, sink);
+    }
+  });
+}
+
+void integer_conv_2d(const Call& call) {
+  if (call.results[0].dtype == DType::int16) conv_2d<int16_t>(call);
+  else conv_2d<int8_t>(call);
+}
+
+// Which matrix of an operand the result's matrix `number` is made of, where leading axes broadcast.
+int64_t matrix_of(const Array& operand, const Array& out, int64_t number) {
+  int64_t index = 0, stride = 1;
+  for (size_t k = out.shape.size() - 2; k-- > 0;) {
+    if (operand.shape[k] != 1) index += number % out.shape[k] * stride;
+    stride *= operand.shape[k];
+    number /= out.shape[k];
+  }
+  return index;
+}
+
+// operands: int16 [..., rows, depth] and [..., depth, columns] of one rank, their last axes swapped where "adj_x" and "adj_y" say so,
+// leading axes broadcast. result: int16. Products have 30 bits: float64 adds fewer than 2^23 of them without rounding.
+void integer_batch_matmul_wide(const Call& call) {
+  const Array &x = call.operands[0], &y = call.operands[1], &out = call.results[0];
+  const Numbers& numbers = call.numbers;
+  const bool adj_x = numbers.integer("adj_x") != 0, adj_y = numbers.integer("adj_y") != 0;
+  const int64_t significand = numbers.integer("significand"), shift = numbers.integer("shift");
+  const int64_t lowest = numbers.integer("lowest"), highest = numbers.integer("highest");
+  const size_t rank = out.shape.size();
+  const int64_t rows = out.shape[rank - 2], columns = out.shape[rank - 1], depth = x.shape[adj_x ? rank - 2 : rank - 1];
+  constexpr int64_t kRows = 4, kTogether = 32;
+  int64_t matrices = 1;
+  for (size_t k = 0; k + 2 < rank; ++k) matrices *= out.shape[k];
+  const int64_t width = whole(columns, kTogether);
+  parallel_for(matrices, matrices * rows * columns * (depth / 4 + 1), [&](int64_t number) {
+    auto* second = reinterpret_cast<double*>(scratch((width + kRows) * depth * 8));
+    double* first = second + width * depth;
+    const int16_t* from = y.as<int16_t>() + matrix_of(y, out, number) * depth * columns;
+    for (int64_t k = 0; k < depth; ++k)
+      for (int64_t n = 0; n < width; ++n) second[k * width + n] = n < columns ? from[adj_y ? n * depth + k : k * columns + n] : 0;
+    from = x.as<int16_t>() + matrix_of(x, out, number) * rows * depth;
+    for (int64_t row = 0; row < rows; row += kRows) {
+      const int64_t count = std::min(kRows, rows - row);
+      for (int64_t k = 0; k < depth; ++k)
+        for (int64_t r = 0; r < kRows; ++r) {
+          const int64_t at = std::min(row + r, rows - 1);
+          first[k * kRows + r] = from[adj_x ? k * rows + at : at * depth + k];
+        }
+      for (int64_t column = 0; column < columns; column += kTogether) {
+        double sums[kRows][kTogether] = {};
+        for (int64_t k = 0; k < depth; ++k)
+          for (int64_t r = 0; r < kRows; ++r)
+            for (int64_t n = 0; n < kTogether; ++n) sums[r][n] += first[k * kRows + r] * second[k * width + column + n];
+        for (int64_t r = 0; r < count; ++r) {
+          int16_t* codes = out.as<int16_t>() + (number * rows + row + r) * columns + column;
+          for (int64_t n = 0; n < std::min(kTogether, columns - column); ++n) {
+            const int64_t steps = (int64_t(sums[r][n]) * significand + (int64_t(1) << (shift - 1))) >> shift;
+            codes[n] = int16_t(std::min(std::max(steps, lowest), highest));
+          }
+        }
+      }
+    }
   });
 }
 
@@ -474,16 +594,6 @@ void integer_batch_matmul(const Call& call) {
   const Rounding rounding = rounding_of(call, call.operands[2]);
   int64_t matrices = 1;
   for (size_t k = 0; k + 2 < rank; ++k) matrices *= out.shape[k];
-  // Which matrix of an operand result `number` is made of.
-  const auto matrix_of = [rank, &out](const Array& operand, int64_t number) {
-    int64_t index = 0, stride = 1;
-    for (size_t k = rank - 2; k-- > 0;) {
-      if (operand.shape[k] != 1) index += number % out.shape[k] * stride;
-      stride *= operand.shape[k];
-      number /= out.shape[k];
-    }
-    return index;
-  };
   const int8_t* const end = x.as<int8_t>() + x.size();
   const int64_t stride = form.stride(depth), panels = whole(columns, kPanel) * stride;
   parallel_for(matrices, matrices * rows * columns * (depth / 16 + 1), [&](int64_t number) {
@@ -495,7 +605,7 @@ void integer_batch_matmul(const Call& call) {
     uint8_t* packed = room + pointers + sums + biases;
     uint8_t* gathered = packed + whole(panels, 64);
 
-    const int8_t* second = y.as<int8_t>() + matrix_of(y, number) * depth * columns;
+    const int8_t* second = y.as<int8_t>() + matrix_of(y, out, number) * depth * columns;
     const int64_t down = adj_y ? 1 : columns, right = adj_y ? depth : 1;
     pack(form, depth, columns, [=](int64_t k, int64_t n) { return second[k * down + n * right]; }, packed);
     std::fill_n(bias, whole(columns, kColumns), 0);
@@ -504,7 +614,7 @@ void integer_batch_matmul(const Call& call) {
     const int64_t shift = zero_x + (form.dot ? kShift : 0);
     for (int64_t n = 0; n < columns; ++n) bias[n] = int32_t(depth * zero_x * zero_y - shift * bias[n]);
 
-    const int8_t* first = x.as<int8_t>() + matrix_of(x, number) * rows * depth;
+    const int8_t* first = x.as<int8_t>() + matrix_of(x, out, number) * rows * depth;
     std::vector<int8_t> turned(size_t(adj_x ? depth : 0));
     for (int64_t r = 0; r < rows; ++r) {
       const int8_t* codes = first + r * depth;
@@ -520,12 +630,13 @@ void integer_batch_matmul(const Call& call) {
       added[r] = -zero_y * total;
       written[r] = out.as<int8_t>() + (number * rows + r) * columns;
     }
-    multiply(form, gathered, rows, depth, packed, bias, 0, columns, {rounding, written, zero_y != 0 ? added : nullptr, columns});
+    multiply(form, gathered, rows, depth, packed, 0, columns, Sink{rounding, bias, written, zero_y != 0 ? added : nullptr, columns});
   });
 }
 
 [[maybe_unused]] const bool entered = add_kernel("integer_pack", integer_pack) && add_kernel("integer_conv_2d", integer_conv_2d) &&
-                                      add_kernel("integer_batch_matmul", integer_batch_matmul);
+                                      add_kernel("integer_batch_matmul", integer_batch_matmul) &&
+                                      add_kernel("integer_batch_matmul_wide", integer_batch_matmul_wide);
 
 }  // namespace
 }  // namespace exactqat

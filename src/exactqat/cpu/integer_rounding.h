@@ -18,11 +18,14 @@ constexpr int64_t kPanel = 16, kColumns = 64;
 constexpr int64_t whole(int64_t size, int64_t of) { return (size + of - 1) / of * of; }
 
 // How a sum becomes steps of the result, by the names of device.weighted.ROUNDINGS.
-enum class Steps : int64_t { float32, fixed_point, float64 };
+// `wide` is of sums of 64 bits; these know float64 as well.
+enum class Steps : int64_t { float32, fixed_point, float64, wide };
 
 struct Rounding {
   Steps steps;
-  const void* factors;  // float32 or float64 [columns]; of fixed_point int32 [2, columns]: significands in Q31, exponents
+  // float32 or float64 [columns]; of fixed_point int32 [2, columns]: significands in Q31, exponents; of wide int64 [2, columns]:
+  // significands of 15 bits, and how far products are shifted back, at least 1
+  const void* factors;
   int64_t columns;      // padded
   int32_t zero_point, lowest, highest;  // lowest and highest steps from the zero point
 };
@@ -38,7 +41,8 @@ inline Rounding rounding_of(const Call& call, const Array& factors) {
 // zero. A shift to the left wraps in the kernels.
 inline int32_t multiply_fixed_point(int32_t sum, int32_t significand, int32_t exponent) {
   const auto left = int32_t(uint32_t(sum) << std::max(exponent, 0));
-  const auto high = int32_t((int64_t(left) * significand + (int64_t(1) << 30)) >> 31);
+  // The 32 bits that are kept are those of an arithmetic shift, which not all instruction sets have for vectors of 64 bits.
+  const auto high = int32_t(uint64_t(int64_t(left) * significand + (int64_t(1) << 30)) >> 31);
   const int32_t shift = std::max(-exponent, 0);
   const auto mask = int32_t((uint32_t(1) << shift) - 1);
   return (high >> shift) + ((high & mask) > (mask >> 1) + (high < 0));
@@ -136,5 +140,38 @@ void store_rows(const Rounding& to, const int32_t* sums, int64_t rows, int64_t w
   else if (to.steps == Steps::fixed_point) store_rows<Steps::fixed_point>(to, sums, rows, width, column, count, out);
   else store_rows<Steps::float64>(to, sums, rows, width, column, count, out);
 }
+
+// The same for sums of 64 bits and codes of 16: device/arithmetic.py's multiply_wide.
+template <Steps kSteps>
+void store_wide_rows(const Rounding& to, const int64_t* sums, int64_t rows, int64_t width, int64_t column, int64_t count,
+                     int16_t* const* out) {
+  const auto lowest = int64_t(to.lowest), highest = int64_t(to.highest);
+  const auto* significands = static_cast<const int64_t*>(to.factors) + column;
+  const int64_t* shifts = significands + to.columns;
+  const auto* factors = static_cast<const double*>(to.factors) + column;
+  for (int64_t row = 0; row < rows; ++row, sums += width) {
+    int16_t* codes = out[row] + column;
+    for (int64_t k = 0; k < count; ++k) {
+      int64_t steps;
+      if constexpr (kSteps == Steps::wide) {
+        steps = (sums[k] * significands[k] + (int64_t(1) << (shifts[k] - 1))) >> shifts[k];
+      } else {
+        double real = double(sums[k]) * factors[k];
+        real += std::copysign(0.5, real);
+        steps = int64_t(std::min(std::max(real, double(lowest)), double(highest)));
+      }
+      codes[k] = int16_t(std::min(std::max(steps, lowest), highest) + to.zero_point);
+    }
+  }
+}
+
+inline void store_wide_rows(const Rounding& to, const int64_t* sums, int64_t rows, int64_t width, int64_t column, int64_t count,
+                            int16_t* const* out) {
+  if (to.steps == Steps::wide) store_wide_rows<Steps::wide>(to, sums, rows, width, column, count, out);
+  else store_wide_rows<Steps::float64>(to, sums, rows, width, column, count, out);
+}
+
+// Of two products of 16 with 8 bits, sums of so many fit into 32 bits.
+constexpr int64_t kWidePairs = 248;
 
 }  // namespace exactqat

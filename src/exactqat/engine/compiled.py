@@ -132,9 +132,30 @@ class Compiled:
                 plan(*addresses)
         return arrays[-1]
 
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of that name, as the graph has it."""
+        return self._tensors[name]
+
     def without_kernels(self) -> tuple[str, ...]:
         """Results of the operators that are computed by their declarations, which is slower."""
         return tuple(step.outputs[0] for number, step in enumerate(self._steps) if not self._form(number))
+
+    def frontier(self, changed: Sequence[str]) -> tuple[str, ...]:
+        """Activations that the operators of these results, and all that depend on them, read and do not compute: what
+        to keep of a run, for `run` to go on from once those operators are others.
+
+        Raises:
+            ValueError: no operator computes one of them.
+        """
+        for name in changed:
+            if name not in self._position:
+                raise ValueError(f"changed names {name!r}, which no operator of the graph computes")
+        dirty, read = set(changed), dict[str, None]()
+        for step in self._steps:
+            if dirty.intersection((*step.inputs, *step.outputs)):
+                dirty.update(step.outputs)
+                read |= dict.fromkeys(name for name in step.inputs if self._tensors[name].data is None)
+        return tuple(name for name in read if name not in dirty)
 
     def __repr__(self) -> str:
         return f"Compiled({len(self._steps):,} operators, {self.profile.name})"

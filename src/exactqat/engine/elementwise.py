@@ -10,21 +10,23 @@ import numpy as np
 from ..device import Tensor
 from ..device.arithmetic import (
     bounds,
-    centered,
     fixed_point,
     fused_multiply_add,
-    multiply_fixed_point,
     scale_of,
     zero_point_of,
 )
 from ..device.elementwise import Add
 from ..device.operator import Attributes, DeviceOperator
 from ..device.profile import REFERENCE, Profile
-from ..device.tensor import INT8_MAX, INT8_MIN
-from .forms import RESULT, Form, KernelCall, Part, Tensors, fallback_form, form_of, is_int8
+from ..device.tensor import CODE_RANGES, INT8_MAX, INT8_MIN
+from .forms import RESULT, Form, KernelCall, Part, Tensors, fallback_form, form_of, in_one_dtype, is_int8
 from .weighted import window_numbers
 
 CODES = np.arange(INT8_MIN, INT8_MAX + 1).astype(np.int8)
+# Kernels shift words of 32 bits to the left by a multiplier's exponent.
+LARGEST_EXPONENT = 31
+# Of a window of int16, whose sum has 32 bits.
+MOST_VALUES = 2**16
 
 Numbers = dict[str, int | float]
 
@@ -40,16 +42,21 @@ def clamp_numbers(output: Tensor, attributes: Attributes, profile: Profile) -> N
     return {"zero_point": zero_point_of(output), "lowest": int(lowest), "highest": int(highest)}
 
 
-def fixed_point_numbers(multiplier: float | np.floating) -> Numbers:
-    """A multiplier in Q31 and its exponent."""
+def fixed_point_numbers(multiplier: float | np.floating, name: str = "") -> Numbers:
+    """A multiplier in Q31 and its exponent, by the names of a kernel's numbers."""
     significand, exponent = fixed_point(multiplier)
-    return {"significand": int(significand), "exponent": int(exponent)}
+    return {f"{name}significand": int(significand), f"{name}exponent": int(exponent)}
 
 
-def pair(kernel: str, inputs: Tensors, output: Tensor, numbers: Numbers, *constants: np.ndarray) -> Form:
+def zero_points(inputs: Tensors) -> Numbers:
+    """Those of two operands."""
+    return {"first_zero_point": zero_point_of(inputs[0]), "second_zero_point": zero_point_of(inputs[1])}
+
+
+def pair(kernel: str, inputs: Tensors, output: Tensor, numbers: Numbers) -> Form:
     """One kernel of two operands that broadcast."""
-    operands = [part(position, tensor) for position, tensor in enumerate(inputs)]
-    return (KernelCall(kernel, (*operands, *constants), part(RESULT, output), numbers),)
+    operands = tuple(part(position, tensor) for position, tensor in enumerate(inputs))
+    return (KernelCall(kernel, operands, part(RESULT, output), numbers),)
 
 
 @fallback_form
@@ -58,7 +65,7 @@ def table(
 ) -> Form | None:
     """What the declaration makes of all codes."""
     by_value = declaration.pointwise and declaration.operands == (1, 1)
-    if not by_value or not is_int8(inputs, output) or inputs[0].data is not None:
+    if not by_value or inputs[0].data is not None or not {inputs[0].dtype, output.dtype} <= set(CODE_RANGES):
         return None
     return looked_up(declaration, inputs, output, attributes, profile)
 
@@ -76,8 +83,10 @@ def hard_swish(
 def looked_up(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form:
-    """A table of 256 results."""
-    results = np.ascontiguousarray(declaration.results([CODES], inputs, output, attributes, profile))
+    """A table of the results of all codes."""
+    lowest, highest = CODE_RANGES[inputs[0].dtype]
+    codes = np.arange(lowest, highest + 1).astype(inputs[0].dtype)
+    results = np.ascontiguousarray(declaration.results([codes], inputs, output, attributes, profile))
     return (KernelCall("integer_table", (part(0, inputs[0]), results), part(RESULT, output)),)
 
 
@@ -86,13 +95,13 @@ def looked_up(
 def add(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
-    """Both operands times a whole number each, or the value of each code."""
+    """Both operands times a whole number each, at once or rounded one after the other."""
     assert isinstance(declaration, Add)
-    if not is_int8(inputs, output):
+    if not in_one_dtype(inputs, output):
         return None
-    scales = [scale_of(tensor) for tensor in inputs]
+    wide, scales = output.dtype == "int16", [scale_of(tensor) for tensor in inputs]
     ratios = [float(scale / scale_of(output)) for scale in scales]
-    if profile.delegates and min(ratios) >= 2**-10:
+    if not wide and profile.delegates and min(ratios) >= 2**-10:
         shift = 21 - int(np.frexp(max(ratios))[1])
         multipliers = [int(np.rint(np.ldexp(ratio, shift))) for ratio in ratios]
         multipliers[1] *= declaration.sign
@@ -101,35 +110,50 @@ def add(
         return pair(
             "integer_add_shifted", inputs, output, {**numbers, "added": (1 << (shift - 1)) - shifts, "shift": shift}
         )
-    twice_larger = 2 * float(max(scales))
-    terms = [
-        multiply_fixed_point(centered(CODES, tensor) << 20, *fixed_point(float(scale) / twice_larger))
-        for tensor, scale in zip(inputs, scales, strict=True)
-    ]
-    terms[1] = declaration.sign * terms[1]
-    numbers = {
-        **clamp_numbers(output, attributes, REFERENCE),
-        **fixed_point_numbers(twice_larger / (2**20 * float(scale_of(output)))),
-    }
-    return pair("integer_add_terms", inputs, output, {**numbers, "squared": 0}, np.stack(terms).astype(np.int32))
+    left, twice_larger = 15 if wide else 20, 2 * float(max(scales))
+    last = twice_larger / (2**left * float(scale_of(output)))
+    numbers = clamp_numbers(output, attributes, profile if wide else REFERENCE)
+    in_vectors = wide and declaration.in_vectors and profile.optimized
+    kernel = "integer_add_vectors" if in_vectors else "integer_add_terms"
+    return pair(kernel, inputs, output, numbers | term_numbers(inputs, left, last, declaration.sign))
+
+
+def term_numbers(inputs: Tensors, left: int, last: float, sign: int = 1, squared: bool = False) -> Numbers:
+    """Of kernels that round both operands, and then their sum times `last`."""
+    scales = [float(scale_of(tensor)) for tensor in inputs]
+    numbers: Numbers = {"left": left, "sign": sign, "squared": int(squared), **zero_points(inputs)}
+    for name, scale in zip(("first_", "second_"), scales, strict=True):
+        numbers |= fixed_point_numbers(scale / (2 * max(scales)), name)
+    return numbers | fixed_point_numbers(last)
 
 
 @form_of("SQUARED_DIFFERENCE")
 def squared_difference(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
-    """By the value of each code."""
+    """Likewise, squared before it is rounded again."""
     if not is_int8(inputs, output):
         return None
-    scales = [float(scale_of(tensor)) for tensor in inputs]
-    twice_larger = 2 * max(scales)
-    terms = [
-        multiply_fixed_point(centered(CODES, tensor) << 7, *fixed_point(scale / twice_larger))
-        for tensor, scale in zip(inputs, scales, strict=True)
-    ]
-    multiplier = (twice_larger * twice_larger) / ((1 << 14) * float(scale_of(output)))
-    numbers = {**clamp_numbers(output, attributes, REFERENCE), **fixed_point_numbers(multiplier), "squared": 1}
-    return pair("integer_add_terms", inputs, output, numbers, np.stack(terms).astype(np.int32))
+    twice_larger = 2 * max(float(scale_of(tensor)) for tensor in inputs)
+    last = (twice_larger * twice_larger) / ((1 << 14) * float(scale_of(output)))
+    numbers = clamp_numbers(output, attributes, REFERENCE) | term_numbers(inputs, 7, last, squared=True)
+    return pair("integer_add_terms", inputs, output, numbers)
+
+
+@form_of("PRELU")
+def prelu(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form | None:
+    """Steps, or products with slopes, each rounded on their own."""
+    if not is_int8(inputs, output):
+        return None
+    positive = scale_of(inputs[0]) / scale_of(output)
+    negative = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
+    numbers: Numbers = {**fixed_point_numbers(positive, "positive_"), **fixed_point_numbers(negative, "negative_")}
+    if max(numbers["positive_exponent"], numbers["negative_exponent"]) > LARGEST_EXPONENT:
+        return None
+    numbers |= {"zero_point": zero_point_of(output), "lowest": INT8_MIN, "highest": INT8_MAX}
+    return pair("integer_prelu", inputs, output, numbers | zero_points(inputs))
 
 
 @form_of("MUL")
@@ -137,17 +161,16 @@ def multiply(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
     """Products of whole numbers, rounded as the device does."""
-    if not is_int8(inputs, output):
+    if not in_one_dtype(inputs, output):
         return None
     first, second, result = (scale_of(tensor) for tensor in (*inputs, output))
     factor = first * second / result
     numbers: Numbers = {
         **clamp_numbers(output, attributes, profile),
-        "first_zero_point": zero_point_of(inputs[0]),
-        "second_zero_point": zero_point_of(inputs[1]),
+        **zero_points(inputs),
         "factor": float(factor),
     }
-    if not profile.delegates:
+    if not profile.delegates or output.dtype == "int16":
         first, second, result = (profile.multiplier_dtype(scale_of(tensor)) for tensor in (*inputs, output))
         numbers |= {"steps": 1, **fixed_point_numbers(first * second / result)}
     elif profile.rounds_products_half_up:
@@ -164,7 +187,7 @@ def extreme(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
     """One of both codes."""
-    if not is_int8(inputs, output):
+    if not in_one_dtype(inputs, output):
         return None
     return pair("integer_extreme", inputs, output, {"largest": int(declaration.kind == "MAXIMUM")})
 
@@ -175,7 +198,7 @@ def pool(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
     """Over every window."""
-    if not is_int8(inputs, output):
+    if not in_one_dtype(inputs, output) or math.prod(attributes["filter_size"]) >= MOST_VALUES:
         return None
     numbers = window_numbers(attributes["filter_size"], inputs[0].shape, attributes)
     clamp = clamp_numbers(output, attributes, profile)
@@ -186,19 +209,26 @@ def pool(
     return (call,)
 
 
+def in_one_piece(shape: tuple[int, ...], axes: list[int]) -> tuple[int, int] | None:
+    """How many values lie along axes that follow each other, and after them; else None."""
+    axes = sorted(axes)
+    if axes != list(range(axes[0], axes[-1] + 1)):
+        return None
+    return math.prod(shape[axis] for axis in axes), math.prod(shape[axes[-1] + 1 :])
+
+
 @form_of("MEAN")
 @form_of("SUM")
 def reduction(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
     """Over axes that follow each other."""
-    shape, axes = inputs[0].shape, sorted(attributes["axes"])
-    mean = declaration.kind == "MEAN"
-    if not is_int8(inputs, output) or axes != list(range(axes[0], axes[-1] + 1)):
+    sizes, mean = in_one_piece(inputs[0].shape, attributes["axes"]), declaration.kind == "MEAN"
+    if not in_one_dtype(inputs, output) or sizes is None or (profile.sums_as_unsigned and not mean):
         return None
-    if profile.sums_as_unsigned and not mean:
-        return None
-    count, inner = math.prod(shape[axis] for axis in axes), math.prod(shape[axes[-1] + 1 :])
+    if output.dtype == "int16":
+        profile = REFERENCE
+    count, inner = sizes
     numbers: Numbers = clamp_numbers(output, attributes, profile)
     numbers |= {"significand": 0, "exponent": 0, "offset": 0, "factor": 0.0, "added": 0.0}
     ratio = scale_of(inputs[0]) / scale_of(output)
@@ -218,3 +248,29 @@ def reduction(
         numbers |= {"steps": 1, "significand": significand, "exponent": exponent}
         numbers["offset"] = zero_point_of(inputs[0]) * count
     return (KernelCall("integer_sum", (Part(0, (-1, count, inner)),), Part(RESULT, (-1, inner)), numbers),)
+
+
+@form_of("REDUCE_MAX")
+@form_of("REDUCE_MIN")
+def reduced_extreme(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form | None:
+    """Likewise, one of the codes."""
+    sizes = in_one_piece(inputs[0].shape, attributes["axes"])
+    if not in_one_dtype(inputs, output) or sizes is None:
+        return None
+    numbers: Numbers = {"largest": int(declaration.kind == "REDUCE_MAX")}
+    return (KernelCall("integer_reduce_extreme", (Part(0, (-1, *sizes)),), Part(RESULT, (-1, sizes[1])), numbers),)
+
+
+@form_of("ARG_MAX")
+@form_of("ARG_MIN")
+def place_of_extreme(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form | None:
+    """The index of one of the codes."""
+    sizes = in_one_piece(inputs[0].shape, [attributes["axis"]])
+    if inputs[0].dtype != "int8" or sizes is None:
+        return None
+    numbers: Numbers = {"largest": int(declaration.kind == "ARG_MAX")}
+    return (KernelCall("integer_place_of_extreme", (Part(0, (-1, *sizes)),), Part(RESULT, (-1, sizes[1])), numbers),)

@@ -20,6 +20,7 @@ from .. import cpu
 from ..device import Refusal, Tensor
 from ..device.operator import Attributes, DeviceOperator
 from ..device.profile import Profile
+from ..device.tensor import CODE_RANGES
 
 Tensors = Sequence[Tensor]
 
@@ -82,6 +83,11 @@ def is_int8(inputs: Tensors, output: Tensor) -> bool:
     return all(tensor.dtype == "int8" for tensor in (*inputs, output))
 
 
+def in_one_dtype(inputs: Tensors, output: Tensor) -> bool:
+    """Whether all operands and the result are int8, or all int16."""
+    return output.dtype in CODE_RANGES and all(tensor.dtype == output.dtype for tensor in inputs)
+
+
 def make(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form:
@@ -102,7 +108,7 @@ def make(
 @functools.cache
 def has_kernels(module: Any) -> bool:
     """Whether a module has the kernels: an editable installation may use one that was built before there were any."""
-    return "integer_pack" in module.kernels()
+    return "integer_rearrange" in module.kernels()
 
 
 def may_use_dot_products() -> int:
@@ -127,6 +133,7 @@ __all__ = [
     "Part",
     "fallback_form",
     "form_of",
+    "in_one_dtype",
     "is_int8",
     "make",
     "may_use_dot_products",

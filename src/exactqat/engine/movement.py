@@ -14,7 +14,7 @@ from ..device.movement import PadV2
 from ..device.operator import Attributes, DeviceOperator
 from ..device.profile import Profile
 from .elementwise import part
-from .forms import RESULT, Form, KernelCall, Part, Tensors, form_of, is_int8
+from .forms import RESULT, Form, KernelCall, Part, Tensors, form_of, in_one_dtype
 
 
 def strides_of(shape: Sequence[int]) -> list[int]:
@@ -40,17 +40,62 @@ def move(
 
 
 def serves(inputs: Tensors, output: Tensor) -> bool:
-    """int8 activations with the batch on an axis of its own, and others."""
+    """Activations with the batch on an axis of its own, and others."""
     own = all(tensor.shape[0] == 1 and len(tensor.shape) > 1 and tensor.data is None for tensor in (*inputs, output))
-    return own and is_int8(inputs, output)
+    return own and in_one_dtype(inputs, output)
+
+
+# Codes of an example that a plan of pieces may have, in its 32 bits.
+LARGEST_EXAMPLE = 2**31
+
+
+def rearranged(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form | None:
+    """Any movement: where each code comes from is what the declaration makes of numbers in their place."""
+    sizes = [math.prod(tensor.shape) for tensor in inputs]
+    first = np.cumsum([0, *sizes])
+    if not in_one_dtype(inputs, output) or max(first[-1], math.prod(output.shape)) >= LARGEST_EXAMPLE:
+        return None
+    numbered = [
+        np.arange(begin, begin + size).reshape(tensor.shape)
+        for begin, size, tensor in zip(first, sizes, inputs, strict=False)
+    ]
+    source = declaration.integers(numbered, inputs, output, attributes, profile).ravel()
+    operand = np.searchsorted(first, source, "right") - 1
+    # A piece goes on where the next code comes from the next place of the same operand.
+    begins = np.flatnonzero(np.r_[True, (np.diff(source) != 1) | (np.diff(operand) != 0)])
+    lengths = np.diff(np.r_[begins, source.size])
+    calls = []
+    for position in np.unique(operand):
+        own = operand[begins] == position
+        plan = np.stack([source[begins[own]] - first[position], begins[own], lengths[own]]).astype(np.int32)
+        given = Part(int(position), (-1, sizes[position]))
+        calls.append(KernelCall("integer_rearrange", (given, plan), Part(RESULT, (-1, source.size))))
+    return tuple(calls)
+
+
+for _kind in (
+    "DEPTH_TO_SPACE",
+    "GATHER",
+    "MIRROR_PAD",
+    "PACK",
+    "RESIZE_NEAREST_NEIGHBOR",
+    "SLICE",
+    "SPACE_TO_DEPTH",
+    "TILE",
+):
+    form_of(_kind)(rearranged)
 
 
 @form_of("RESHAPE")
+@form_of("EXPAND_DIMS")
+@form_of("SQUEEZE")
 def reshape(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
     """The same codes."""
-    if not is_int8(inputs, output):
+    if not in_one_dtype(inputs, output):
         return None
     return (KernelCall("integer_copy", (Part(0, (-1,)),), Part(RESULT, (-1,))),)
 
@@ -61,7 +106,7 @@ def transpose(
 ) -> Form | None:
     """Axes in another order."""
     if not serves(inputs, output):
-        return None
+        return rearranged(declaration, inputs, output, attributes, profile)
     strides = strides_of(inputs[0].shape)
     turned = [strides[axis] for axis in attributes["permutation"][1:]]
     return (move(0, inputs[0], output, output.shape[1:], turned, strides_of(output.shape)[1:]),)
@@ -73,7 +118,7 @@ def concatenation(
 ) -> Form | None:
     """Operands side by side."""
     if not serves(inputs, output):
-        return None
+        return rearranged(declaration, inputs, output, attributes, profile)
     axis, strides, calls, begin = attributes["axis"], strides_of(output.shape), [], 0
     for position, tensor in enumerate(inputs):
         own = strides_of(tensor.shape)
@@ -93,7 +138,7 @@ def strided_slice(
 ) -> Form | None:
     """Some entries of each axis."""
     if not serves(inputs, output):
-        return None
+        return rearranged(declaration, inputs, output, attributes, profile)
     strides = strides_of(inputs[0].shape)
     columns = [attributes[name] for name in ("begin", "end", "steps")]
     slices = [slice(*entry).indices(size) for *entry, size in zip(*columns, inputs[0].shape, strict=True)]

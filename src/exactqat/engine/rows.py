@@ -9,17 +9,23 @@ import numpy as np
 
 from ..device import Tensor
 from ..device import fixed_point_functions as fixed
-from ..device.arithmetic import fixed_point, rounding_shift, scale_of, zero_point_of
+from ..device.arithmetic import fixed_point, reduced, rounding_shift, scale_of, zero_point_of
+from ..device.interpolated import exponential, interpolation_table, one_over_one_plus
 from ..device.normalization import EXPONENT_BITS, SUM_BITS, scaled_exponents
 from ..device.operator import Attributes, DeviceOperator, Refusal
-from ..device.profile import Profile
+from ..device.profile import REFERENCE, Profile
 from ..device.resize import BUILT_IN_BITS, XNNPACK_BITS, ResizeBilinear
-from .elementwise import CODES, Numbers, clamp_numbers, part
-from .forms import RESULT, Form, KernelCall, Part, Tensors, form_of, is_int8, may_use_dot_products
+from ..device.tensor import INT16_MAX, INT16_MIN
+from .elementwise import CODES, LARGEST_EXPONENT, Numbers, clamp_numbers, fixed_point_numbers, part
+from .forms import RESULT, Form, KernelCall, Part, Tensors, form_of, in_one_dtype, is_int8, may_use_dot_products
 from .weighted import COLUMNS, STEPS, padded
 
+# Of int16, whose exponentials would otherwise add up to more than 32 bits.
+LONGEST_ROW = 2**16
 # Of a product of two activations, beyond which sums may not fit into 32 bits.
 DEEPEST = 2**31 // 255**2
+# Likewise of int16, whose sums are multiplied by 15 bits.
+DEEPEST_WIDE = 2**17
 
 
 @form_of("BATCH_MATMUL")
@@ -28,6 +34,8 @@ def batch_matmul(
 ) -> Form | None:
     """Products of matrices, the second of which is packed for each."""
     depth = inputs[0].shape[-2 if attributes["adj_x"] else -1]
+    if in_one_dtype(inputs, output) and output.dtype == "int16":
+        return wide_batch_matmul(inputs, output, attributes, profile) if depth < DEEPEST_WIDE else None
     if not is_int8(inputs, output) or depth > DEEPEST:
         return None
     columns = padded(output.shape[-1], COLUMNS)
@@ -45,12 +53,27 @@ def batch_matmul(
         numbers["steps"] = STEPS["fixed_point"]
         pair = fixed_point(float(first * second) / float(result))
         factors = np.stack([np.full(columns, int(each), np.int32) for each in pair])
-    rank = len(output.shape)
-    operands = []
+    operands: tuple[Part | np.ndarray, ...] = (*matrices(inputs, output), factors)
+    return (KernelCall("integer_batch_matmul", operands, part(RESULT, output), numbers),)
+
+
+def matrices(inputs: Tensors, output: Tensor) -> list[Part]:
+    """Both operands with as many axes as the result."""
+    rank, operands = len(output.shape), []
     for position, tensor in enumerate(inputs):
         shape = part(position, tensor).shape
         operands.append(Part(position, (*(1,) * (rank - len(shape)), *shape)))
-    return (KernelCall("integer_batch_matmul", (*operands, factors), part(RESULT, output), numbers),)
+    return operands
+
+
+def wide_batch_matmul(inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile) -> Form:
+    """Likewise of int16."""
+    first, second = (profile.multiplier_dtype(scale_of(tensor)) for tensor in inputs)
+    significand, exponent = fixed_point(float(first * second) / float(scale_of(output)))
+    numbers: Numbers = {**clamp_numbers(output, attributes, profile), "significand": int(reduced(significand))}
+    numbers |= {"shift": 15 - int(exponent), **{name: int(attributes[name]) for name in ("adj_x", "adj_y")}}
+    operands = tuple(matrices(inputs, output))
+    return (KernelCall("integer_batch_matmul_wide", operands, part(RESULT, output), numbers),)
 
 
 @form_of("SOFTMAX")
@@ -59,6 +82,8 @@ def softmax(
 ) -> Form | None:
     """Exponentials from a table, by how far a code lies below the largest one."""
     (source,) = inputs
+    if in_one_dtype(inputs, output) and output.dtype == "int16":
+        return wide_softmax(source, float(np.float32(attributes["beta"])), profile)
     # The reference kernel may end the process, which the declaration says with an error.
     if not is_int8(inputs, output) or declaration.may_end_the_process(inputs, attributes, profile):
         return None
@@ -76,14 +101,30 @@ def softmax(
     return (KernelCall("integer_softmax_fixed", (Part(0, rows), tables), Part(RESULT, rows)),)
 
 
+def wide_softmax(source: Tensor, beta: float, profile: Profile) -> Form | None:
+    """Between the entries of two tables, as `device.interpolated.softmax`."""
+    tables = [
+        interpolation_table(exponential, 10, INT16_MAX, profile.table_dtype),
+        interpolation_table(one_over_one_plus, 1, INT16_MIN, profile.table_dtype),
+    ]
+    numbers = fixed_point_numbers(float(scale_of(source)) * beta / (10.0 / 65535.0))
+    if numbers["exponent"] > LARGEST_EXPONENT or source.shape[-1] >= LONGEST_ROW:
+        return None
+    rows = (-1, source.shape[-1])
+    operands = (Part(0, rows), np.stack(tables).astype(np.int32))
+    return (KernelCall("integer_softmax_wide", operands, Part(RESULT, rows), numbers),)
+
+
 @form_of("RESIZE_BILINEAR")
 def resize_bilinear(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
     """Between the four values around a place."""
     assert isinstance(declaration, ResizeBilinear)
-    if not is_int8(inputs, output) or math.prod(output.shape) == 0:
+    if not in_one_dtype(inputs, output) or math.prod(output.shape) == 0:
         return None
+    if output.dtype == "int16":
+        profile = REFERENCE
     neighbors = declaration.neighbors if profile.delegates else declaration.built_in_neighbors
     try:
         axes = [

@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 
 from ..device import Tensor
-from ..device.arithmetic import bounds, fixed_point, same_padding, scale_of, zero_point_of
-from ..device.operator import Attributes, DeviceOperator, is_wide
+from ..device.arithmetic import bounds, fixed_point, reduced, same_padding, scale_of, zero_point_of
+from ..device.operator import Attributes, DeviceOperator
 from ..device.profile import Profile
 from ..device.weighted import Weighted, real_multiplier
-from .forms import RESULT, Form, KernelCall, Part, Tensors, form_of, may_use_dot_products, run
+from .forms import RESULT, Form, KernelCall, Part, Tensors, form_of, in_one_dtype, may_use_dot_products, run
 
 # Of integer_rounding.h: columns that are padded to, those of a panel, and the numbers of roundings.
 COLUMNS, PANEL = 64, 16
-STEPS = {"float32": 0, "fixed_point": 1, "float64": 2}
+STEPS = {"float32": 0, "fixed_point": 1, "float64": 2, "wide": 3}
+# Of a depthwise convolution of int16, whose sums have 32 bits.
+MOST_WIDE_TAPS = 2 * 248
 
 
 def padded(size: int, of: int) -> int:
@@ -24,15 +26,26 @@ def padded(size: int, of: int) -> int:
     return -(-size // of) * of
 
 
+def rounding(declaration: Weighted, output: Tensor, profile: Profile) -> str:
+    """A word of `device.weighted.ROUNDINGS`, or "wide": `arithmetic.multiply_wide`."""
+    if output.dtype == "int8":
+        return declaration.rounding(profile)
+    in_float64 = declaration.kind == "FULLY_CONNECTED" and profile.fully_connected_in_float64
+    return "float64" if in_float64 else "wide"
+
+
 def factors(rounding: str, inputs: Tensors, output: Tensor) -> np.ndarray:
-    """What sums are multiplied by, [channels], of fixed_point [2, channels]; see `device.weighted.ROUNDINGS`."""
+    """What sums are multiplied by, [channels], of fixed_point and wide [2, channels]."""
     if rounding == "float32":
         input_scale, filter_scale = (tensor.quantization.scale for tensor in inputs[:2])
         return np.broadcast_to(input_scale * filter_scale / scale_of(output), inputs[2].shape)
     multiplier = real_multiplier(inputs, output)
     if rounding == "float64":
         return multiplier
-    return np.stack(fixed_point(multiplier)).astype(np.int32)
+    significand, exponent = fixed_point(multiplier)
+    if rounding == "wide":
+        return np.stack([reduced(significand), 15 - exponent]).astype(np.int64)
+    return np.stack([significand, exponent]).astype(np.int32)
 
 
 def in_groups(values: np.ndarray, groups: int) -> np.ndarray:
@@ -47,8 +60,8 @@ def rounding_numbers(
 ) -> dict[str, int | float]:
     """How kernels store sums, by the names of integer_rounding.h."""
     lowest, highest = bounds(output, attributes, profile)
-    rounding = STEPS[declaration.rounding(profile)]
-    return {"steps": rounding, "zero_point": zero_point_of(output), "lowest": lowest, "highest": highest}
+    steps = STEPS[rounding(declaration, output, profile)]
+    return {"steps": steps, "zero_point": zero_point_of(output), "lowest": lowest, "highest": highest}
 
 
 def shifted_bias(filter: np.ndarray, bias: np.ndarray, zero_point: int) -> np.ndarray:
@@ -57,13 +70,21 @@ def shifted_bias(filter: np.ndarray, bias: np.ndarray, zero_point: int) -> np.nd
     return np.asarray((bias.astype(np.int64) - zero_point * sums).astype(np.int32))
 
 
-def packed(filter: np.ndarray, bias: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray]:
-    """Weights [channels, depth] and what is added to their sums [channels], as products take them."""
+def serves(inputs: Tensors, output: Tensor) -> bool:
+    """An activation and a result of one dtype, and constants."""
+    return in_one_dtype(inputs[:1], output) and inputs[1].data is not None and inputs[2].data is not None
+
+
+def packed(filter: np.ndarray, bias: np.ndarray, groups: int, dot: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weights [channels, depth] and what is added to their sums [channels], as products take them.
+
+    dot: whether codes are multiplied four at a time, where the processor can.
+    """
     columns, depth = len(filter) // groups, filter.shape[1]
     weights = np.empty((groups, padded(depth, 4) * padded(columns, PANEL) * 2), np.uint8)
     added = np.empty((groups, padded(columns, COLUMNS)), np.int32)
     operands = [filter.reshape(groups, columns, depth), bias.reshape(groups, columns)]
-    run("integer_pack", [np.ascontiguousarray(each) for each in operands], [weights, added], dot=may_use_dot_products())
+    run("integer_pack", [np.ascontiguousarray(each) for each in operands], [weights, added], dot=dot)
     return weights, added
 
 
@@ -95,11 +116,13 @@ def product(
 ) -> KernelCall:
     """A convolution: filter [channels, height, width, size], image and result [-1, height, width, channels]."""
     assert inputs[2].data is not None
-    zero_point = zero_point_of(inputs[0])
-    depth = int(np.prod(filter.shape[1:]))
-    weights, added = packed(
-        filter.reshape(len(filter), depth), shifted_bias(filter, inputs[2].data, zero_point), groups
-    )
+    zero_point, bias = zero_point_of(inputs[0]), inputs[2].data
+    codes = filter.reshape(len(filter), int(np.prod(filter.shape[1:])))
+    if output.dtype == "int16":
+        weights, _ = packed(codes, np.zeros(len(codes), np.int32), groups, dot=0)
+        added = in_groups(bias.astype(np.int64), groups)
+    else:
+        weights, added = packed(codes, shifted_bias(codes, bias, zero_point), groups, may_use_dot_products())
     places = {"first_y": 0, "first_x": 0, "step_y": 1, "step_x": 1, "lines": result[1], "places": result[2]}
     return KernelCall(
         "integer_conv_2d",
@@ -107,7 +130,7 @@ def product(
             Part(0, image),
             weights,
             added,
-            in_groups(factors(declaration.rounding(profile), inputs, output), groups),
+            in_groups(factors(rounding(declaration, output, profile), inputs, output), groups),
         ),
         Part(RESULT, result),
         {
@@ -127,7 +150,7 @@ def conv_2d(
 ) -> Form | None:
     """One product of gathered windows."""
     filter = inputs[1].data
-    if is_wide(inputs, output) or filter is None:
+    if not serves(inputs, output) or filter is None:
         return None
     image, result = (-1, *inputs[0].shape[1:]), (-1, *output.shape[1:])
     numbers = window_numbers(filter.shape[1:3], inputs[0].shape, attributes)
@@ -143,7 +166,7 @@ def fully_connected(
 ) -> Form | None:
     """The product itself."""
     filter = inputs[1].data
-    if is_wide(inputs, output) or filter is None:
+    if not serves(inputs, output) or filter is None:
         return None
     shapes = [(-1, 1, 1, size) for size in filter.shape[::-1]]
     numbers = window_numbers((1, 1), (1, 1, 1, 1), {})
@@ -160,7 +183,7 @@ def transpose_conv(
     Place y of the result and tap i meet line (y + cut - i) / stride, where that is a whole one.
     """
     filter = inputs[1].data
-    if is_wide(inputs, output) or filter is None:
+    if not serves(inputs, output) or filter is None:
         return None
     image, result = (-1, *inputs[0].shape[1:]), (-1, *output.shape[1:])
     phases: list[list[tuple[np.ndarray, dict[str, int | float]]]] = []
@@ -207,20 +230,23 @@ def depthwise_conv_2d(
     """A sum over taps for each channel."""
     assert isinstance(declaration, Weighted)
     filter, bias = inputs[1].data, inputs[2].data
-    if is_wide(inputs, output) or filter is None or bias is None:
+    if not serves(inputs, output) or filter is None or bias is None:
         return None
-    zero_point, channels = zero_point_of(inputs[0]), filter.shape[3]
+    wide, channels = output.dtype == "int16", filter.shape[3]
     taps = np.ascontiguousarray(filter.reshape(-1, channels))
+    if wide and len(taps) > MOST_WIDE_TAPS:
+        return None
     columns = padded(channels, COLUMNS)
     weights = np.empty(2 * padded(len(taps), 2) * columns, np.uint8)
     added = np.empty(columns, np.int32)
-    run(
-        "integer_depthwise_pack", [taps, shifted_bias(np.ascontiguousarray(taps.T), bias, zero_point)], [weights, added]
-    )
-    scales = in_groups(factors(declaration.rounding(profile), inputs, output), 1)[0]
+    zero_point = zero_point_of(inputs[0])
+    own = np.zeros(channels, np.int32) if wide else shifted_bias(np.ascontiguousarray(taps.T), bias, zero_point)
+    run("integer_depthwise_pack", [taps, own], [weights, added])
+    scales = in_groups(factors(rounding(declaration, output, profile), inputs, output), 1)[0]
+    constants = [weights, added, scales, *([in_groups(bias.astype(np.int64), 1)[0]] if wide else [])]
     call = KernelCall(
         "integer_depthwise_conv_2d",
-        (Part(0, (-1, *inputs[0].shape[1:])), weights, added, scales),
+        (Part(0, (-1, *inputs[0].shape[1:])), *constants),
         Part(RESULT, (-1, *output.shape[1:])),
         {
             **rounding_numbers(declaration, output, attributes, profile),

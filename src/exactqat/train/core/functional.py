@@ -36,7 +36,7 @@ from ...planning.plans import (
 from ...planning.rules import Rule
 from . import primitives_numpy
 from .freezing import Settling, move_ranges, warn_of_unsettled
-from .frozen import DeviceStep
+from .frozen import DeviceNetwork, DeviceStep
 from .primitives import FunctionalPrimitives, NumberPrimitives
 from .ranges import (
     CALIBRATED,
@@ -129,6 +129,7 @@ class Functional:
         profile = None if profile is None else profile_named(profile).name
         self.profile = profile if plan.has_a_device else None
         self._device_steps: dict[str, DeviceStep] = {}
+        self._device_network: DeviceNetwork | None = None
         self._nudged: tuple[bytes, dict[str, tuple[np.float32, int]]] | None = None
         self.grids = {name: _with_fixed_ends(grid) for name, grid in plan.grids.items()}
         self.grid_of = {each.path: each.grid for each in plan.inputs} | {step.path: step.grid for step in plan.steps}
@@ -362,6 +363,32 @@ class Functional:
         ends_of_weight = [learned[end] for end in _ENDS if end in learned]
         return [ends, *(arrays.tensors[name] for name in self._tensors_of([step])), *ends_of_weight]
 
+    def device_network(self, learned: Mapping[str, Any]) -> DeviceNetwork:
+        """What the device makes of a whole frozen network; its `trained` is what `network_source` gives."""
+        if self._device_network is None:
+            assert self.profile is not None
+            numbers = partial(self._numbers_of_network, self._ends_of_weights(learned))
+            self._device_network = DeviceNetwork(self.plan, self.profile, numbers)
+        return self._device_network
+
+    def network_source(self, arrays: Arrays, ends: Any) -> list[Any]:
+        """All that the integers of the network depend on, as a list of arrays. ends: what `ends_of` gives."""
+        ends_of_weights = [arrays.learned[name][end] for name, end in self._ends_of_weights(arrays.learned)]
+        return [ends, *(arrays.tensors[name] for name in self._tensors_of()), *ends_of_weights]
+
+    def _ends_of_weights(self, learned: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """What is learned of weights' ranges, in a fixed order."""
+        owners = dict.fromkeys(map(weights_of, self.weight_owner.values()))
+        return [(name, end) for name in owners if name in learned for end in _ENDS if end in learned[name]]
+
+    def _numbers_of_network(self, ends_of_weights: list[tuple[str, str]], source: Sequence[np.ndarray]) -> Numbers:
+        names = self._tensors_of()
+        arrays = self._with_ends(Arrays(dict(zip(names, source[1:], strict=False))), source[0])
+        for (name, end), value in zip(ends_of_weights, source[1 + len(names) :], strict=True):
+            arrays.learned.setdefault(name, {})[end] = value
+        run = Run(self, arrays, Mode(frozen=True), primitives=primitives_numpy)
+        return run.numbers_of(self.plan.steps, {name: run.nudged(name) for name in self.grids})
+
     def ends_of(self, arrays: Arrays) -> list[Any]:
         """Both ends of all grids' ranges, one after the other."""
         return [
@@ -372,11 +399,7 @@ class Functional:
 
     def _numbers_of_step(self, step: PlanStep, source: Sequence[np.ndarray]) -> Numbers:
         ends, names = source[0], self._tensors_of([step])
-        arrays = Arrays(dict(zip(names, source[1:], strict=False)))
-        for number, (name, grid) in enumerate(self.grids.items()):
-            for end, value in zip(_ENDS, ends[2 * number : 2 * number + 2], strict=True):
-                tree = arrays.learned if _is_learned(grid, end) else arrays.ranges
-                tree.setdefault(name, {})[end] = value
+        arrays = self._with_ends(Arrays(dict(zip(names, source[1:], strict=False))), ends)
         ends_of_weight = source[1 + len(names) :]
         if ends_of_weight:
             words = _ENDS[-len(ends_of_weight) :]
@@ -387,6 +410,14 @@ class Functional:
             known = (ends.tobytes(), {name: run.nudged(name) for name in self.grids})
             self._nudged = known
         return run.numbers_of([step], known[1])
+
+    def _with_ends(self, arrays: Arrays, ends: np.ndarray) -> Arrays:
+        """The arrays with both ends of all grids' ranges; the inverse of `ends_of`."""
+        for number, (name, grid) in enumerate(self.grids.items()):
+            for end, value in zip(_ENDS, ends[2 * number : 2 * number + 2], strict=True):
+                tree = arrays.learned if _is_learned(grid, end) else arrays.ranges
+                tree.setdefault(name, {})[end] = value
+        return arrays
 
     def stored_paths(self) -> list[str]:
         """Paths of the tensors that the device stores under these names."""
@@ -652,13 +683,42 @@ class Run:
         if as_device:
             p = self.primitives
             ends = p.stack([p.stop_gradient(end) for end in self.functional.ends_of(self.arrays)], 0)
-        for number, step in enumerate(self.plan.steps):
-            value = self.step(number, step, values)
-            values[step.path] = self._as_device(step, value, values, on_grid, ends) if as_device else value
+
+        def step_by_step() -> dict[str, Any]:
+            for number, step in enumerate(self.plan.steps):
+                value = self.step(number, step, values)
+                values[step.path] = self._as_device(step, value, values, on_grid, ends) if as_device else value
+            return values
+
+        whole = None
+        if as_device and seen is None and not self.mode.training:
+            whole = self._whole(dict(values), ends, step_by_step)
+        found = step_by_step() if whole is None else whole
         if seen is not None:
-            seen.update(values)
-        outputs = [values[path] for path in self.plan.outputs]
+            seen.update(found)
+        outputs = [found[path] for path in self.plan.outputs]
         return outputs, Arrays(self.tensors, self.learned, self.ranges)
+
+    def _whole(
+        self, inputs: dict[str, Any], ends: Any, step_by_step: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any] | None:
+        """What `step_by_step` gives for the network's outputs, by one call of the host; its gradients are those of
+        `step_by_step`, whose values are then computed too. None where a framework does not do that."""
+        network = self.functional.device_network(self.arrays.learned)
+        source = self.functional.network_source(self.arrays, ends)
+
+        def like() -> list[Any]:
+            values = step_by_step()
+            return [values[path] for path in network.wanted]
+
+        found = self.primitives.network_on_host(network, like, source, list(inputs.values()))
+        if found is None:
+            return None
+        values = {**inputs, **dict(zip(network.wanted, found, strict=True))}
+        for number, step in enumerate(self.plan.steps):
+            if step.path in network.after:
+                values[step.path] = self.step(number, step, values)
+        return values
 
     def _as_device(self, step: PlanStep, x: Any, values: Mapping[str, Any], on_grid: set[str], ends: Any) -> Any:
         """What the device makes of a step's operands, with the gradient of what is computed here.

@@ -191,3 +191,14 @@ class FunctionalPrimitives(Primitives, Protocol):
         /,
     ) -> Array:
         """What a function of two lists of NumPy arrays makes, with the gradient of `like`."""
+
+    def network_on_host(
+        self,
+        function: Callable[[list[Any], list[Any]], list[Any]],
+        like: Callable[[], Sequence[Array]],
+        first: Sequence[Array],
+        second: Sequence[Array],
+        /,
+    ) -> list[Array] | None:
+        """What a function of two lists of NumPy arrays makes, one array for each of `like()`, with its gradient; None
+        where that would cost more than `like()`."""

@@ -103,6 +103,33 @@ def on_host(
     return with_gradient_of(placed_like(made, like), like)
 
 
+def network_on_host(
+    function: Callable[[list[Any], list[Any]], list[Any]],
+    like: Callable[[], Sequence[Array]],
+    first: Sequence[Array],
+    second: Sequence[Array],
+) -> list[Array] | None:
+    """What a function of two lists of NumPy arrays makes: one array for each of `like()`, with its shape, its type and
+    its gradient. XLA drops what only gradients need where nobody asks for them, and outside of traced functions
+    nobody can. None where arrays are spread over several devices (see `on_host`).
+    """
+    leaves = [*first, *second]
+    if max(map(mesh_size, leaves)) > 1:
+        return None
+    given = jax.tree.map(lax.stop_gradient, (list(first), list(second)))
+
+    def called(*lists: Sequence[Any]) -> list[np.ndarray]:
+        return function(*([np.asarray(each) for each in arrays] for arrays in lists))
+
+    if not any(isinstance(each, jax.core.Tracer) for each in leaves):
+        place = next(iter(second[0].devices())) if isinstance(second[0], Array) else None
+        return [jax.device_put(each, place) for each in called(*given)]
+    likes = list(like())
+    shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in likes]
+    made = jax.pure_callback(called, shapes, *given, vmap_method="sequential")
+    return [with_gradient_of(placed_like(each, other), other) for each, other in zip(made, likes, strict=True)]
+
+
 # --- over axes --------------------------------------------------------------------------------------------------------
 
 

@@ -88,6 +88,33 @@ def on_host(
     return straight_through(made, like)
 
 
+def network_on_host(
+    function: Callable[[list[Any], list[Any]], list[Any]],
+    like: Callable[[], Sequence[Any]],
+    first: Sequence[Any],
+    second: Sequence[Any],
+) -> list[Any] | None:
+    """What a function of two lists of NumPy arrays makes: one tensor for each of `like()`, with its shape, its type and
+    its gradient, which is computed only where somebody asks for it. None where that cannot be known."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        from ..jax import primitives as primitives_jax
+
+        return primitives_jax.network_on_host(function, like, list(map(_value, first)), list(map(_value, second)))
+    if backend == "torch":
+        import torch
+
+        if not torch.is_grad_enabled():
+            lists = ([ops.convert_to_numpy(each) for each in arrays] for arrays in (first, second))
+            return [ops.convert_to_tensor(each) for each in function(*lists)]
+    return None
+
+
+def _value(x: Any) -> Any:
+    """What a variable holds."""
+    return x.value if isinstance(x, keras.Variable) else x
+
+
 # --- over axes --------------------------------------------------------------------------------------------------------
 
 

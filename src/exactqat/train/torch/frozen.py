@@ -30,6 +30,7 @@ from ...device import INT8_MAX, INT8_MIN, OPERATORS, Quantization, profile_named
 from ...device import Tensor as DeviceTensor
 from ...device.arithmetic import bounds, fixed_point, zero_point_of
 from ...planning.plans import Numbers, Plan, PlanStep
+from ..core.frozen import DeviceNetwork
 from . import primitives as primitives_torch
 from .layers import CustomGradient, Outside, QuantizedInput, QuantizedLayer, TrainingOnly, WeightedLayer
 from .modules import FakeQuantize
@@ -112,7 +113,7 @@ class Device:
         vars(self).update(state)
         self._forget()
 
-    _kept = ("_seen", "_grids", "_lowering", "_placements", "_results", "_lowered", "_tables")
+    _kept = ("_seen", "_grids", "_lowering", "_placements", "_results", "_lowered", "_tables", "_network")
 
     def _forget(self) -> None:
         self._seen: Tensor | None = None
@@ -122,6 +123,7 @@ class Device:
         self._results: dict[str, _Result] = {}
         self._lowered: dict[str, tuple[Any, LoweredStep]] = {}
         self._tables: dict[tuple[str, torch.device], tuple[Any, Tensor, Tensor | None]] = {}
+        self._network: DeviceNetwork | None = None
 
     def change_profile(self, profile: str | None) -> None:
         """Computes as other devices do from here on."""
@@ -191,6 +193,46 @@ class Device:
                 for name in finished:
                     del values[name]
             return {path: self._with_nan(path, real(value), broken) for path, value in values.items()}
+
+    @torch.compiler.disable
+    def run_whole(
+        self,
+        steps: Mapping[str, nn.Module],
+        inputs: Mapping[str, Tensor],
+        trained: Callable[[], Sequence[np.ndarray]],
+        numbers: Callable[[], Numbers],
+    ) -> dict[str, Tensor] | None:
+        """As `run`, by the compiled graph: several times as fast. None where something else than the results is asked
+        for (gradients, hooks, noise), or weights have changed since the last call, so that preparing the graph may not
+        pay.
+
+        Args:
+            trained: all that `numbers` are made of, in NumPy.
+        """
+        if torch.is_grad_enabled() or not all(is_plain(each) and each.device.type == "cpu" for each in inputs.values()):
+            return None
+        if any(_is_noisy(step) for step in steps.values()) or any(
+            _is_watched(module) for step in steps.values() for module in step.modules()
+        ):
+            return None
+        self.refresh()
+        if self._network is None:
+            self._network = DeviceNetwork(self.plan, cast(str, self.profile), lambda _: numbers())
+        network, arrays = self._network, trained()
+        if not network.knows(arrays):
+            return None
+        features = [cast(QuantizedInput, steps[path]).compose(each).numpy() for path, each in inputs.items()]
+        if any(np.isnan(feature).any() for feature in features):
+            return None
+        try:
+            found = network(arrays, features)
+        except ValueError:  # said by the steps themselves, if they cannot be computed either
+            return None
+        values: dict[str, Value] = dict(zip(network.wanted, map(torch.from_numpy, found), strict=True))
+        for path in network.after:
+            operands = cast(PlanStep, self.plan.stored(path)).operands
+            values[path] = self.step(path, steps[path], [values[name] for name in operands if name in values])
+        return {path: real(values[path]) for path in self.plan.outputs}
 
     # --- NaN, for which there is no code ----------------------------------------------------------------------------
 
@@ -538,6 +580,13 @@ class Device:
 def real(value: Value) -> Tensor:
     """Real numbers of a tensor on a grid or off all of them."""
     return value.real() if isinstance(value, OnGrid) else value
+
+
+def _is_noisy(module: nn.Module) -> bool:
+    """Whether training makes something else of a tensor that stays as it is on the device."""
+    return (
+        isinstance(module, TrainingOnly) and module.training and (module.expression is not None or module.dropout > 0)
+    )
 
 
 def _is_watched(module: nn.Module) -> bool:

@@ -144,7 +144,11 @@ class PreparedModel(Owner):
         if network.input_tree is not None and network.input_tree.updates_first:
             _update(updates)
         if self._frozen and self._device.ready():
-            values = self._device.run(self._steps, self._order, inputs, seen)
+            values = None
+            if seen is None:
+                values = self._device.run_whole(self._steps, inputs, self._trained, self.numbers)
+            if values is None:
+                values = self._device.run(self._steps, self._order, inputs, seen)
         else:
             values = self._composed(inputs, seen)
         if network.input_tree is not None and not network.input_tree.updates_first:
@@ -262,6 +266,12 @@ class PreparedModel(Owner):
                     end: array(each) for end, each in of_weight.range.named_parameters(recurse=False)
                 }
         return arrays
+
+    def _trained(self) -> list[np.ndarray]:
+        """All that `numbers` are made of."""
+        arrays = self._arrays()
+        ends = [*arrays.ranges.values(), *arrays.learned.values()]
+        return [*arrays.tensors.values(), *(each[end] for each in ends for end in each)]
 
     def _batches_seen(self) -> dict[str, int]:
         """By path, how many batches have moved the range of a tensor."""
