@@ -369,7 +369,9 @@ class PreparedModel(keras.Model):
 
     # --- for the device -----------------------------------------------------------------------------------------------
 
-    def _trained(self) -> TrainedNetwork:
+    def trained(self) -> TrainedNetwork:
+        """The network with its numbers in NumPy, as they are now."""
+
         def run(inputs: tuple[Any, ...], quantizing: bool) -> dict[str, np.ndarray]:
             seen: dict[str, Any] = {}
             self._run(inputs[0] if len(inputs) == 1 else inputs, Mode(frozen=self.frozen, quantizing=quantizing), seen)
@@ -388,20 +390,20 @@ class PreparedModel(keras.Model):
 
     def numbers(self) -> Numbers:
         """What training ends with, for `deploy.lower`."""
-        return self._trained().numbers()
+        return self.trained().numbers()
 
     def evaluated(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without last steps that the
         device's network leaves out. batch: as `predict` takes one."""
-        return self._trained().evaluated(batch)
+        return self.trained().evaluated(batch)
 
     def stored_codes(self, *inputs: Any) -> dict[str, np.ndarray]:
         """Codes of every tensor that the device stores, by layer path, in the user's order of axes."""
-        return self._trained().stored_codes(*inputs)
+        return self.trained().stored_codes(*inputs)
 
     def layer_values(self, *inputs: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """What the float and the fake-quantized network store, by layer path, in the user's order of axes."""
-        return self._trained().layer_values(*inputs)
+        return self.trained().layer_values(*inputs)
 
     # --- Keras --------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -32,7 +32,7 @@ from ...planning.plans import BatchNorm, Derived, Numbers, Plan, PlanInput, Plan
 from ...planning.rules import Rule, UnusedRuleWarning, checked_rules
 from ..core import batches as loading
 from ..core.frameworks import elsewhere
-from ..core.functional import Arrays, Functional, attributes_of, weights_of
+from ..core.functional import Arrays, Functional, TrainedNetwork, attributes_of, weights_of
 from ..core.weights import constant_rule, folds
 from .layers import (
     Computed,
@@ -239,6 +239,27 @@ class PreparedModel(Owner):
             ValueError: a range or a weight is not finite.
         """
         return self._core.numbers(self._arrays())
+
+    def trained(self) -> TrainedNetwork:
+        """The network with its numbers in NumPy, as they are now."""
+
+        def run(inputs: tuple[Any, ...], quantizing: bool) -> dict[str, np.ndarray]:
+            seen: dict[str, Tensor] = {}
+            was_training = self.training
+            self.eval()
+            try:
+                with torch.no_grad(), nullcontext() if quantizing else _without_quantization(self):
+                    self._run(tree_map_only(np.ndarray, torch.from_numpy, inputs), {}, seen)
+            finally:
+                self.train(was_training)
+            return {path: value.cpu().numpy() for path, value in seen.items()}
+
+        def called(batch: Any) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+            inputs, _ = self.evaluated(batch)
+            return inputs, run(tuple(inputs), True)
+
+        functional = Functional(self.plan, profile=self.profile)
+        return TrainedNetwork(functional, self._arrays(), self._frozen, run, called)
 
     def _numbers_of(self, step: PlanStep, grids: dict[str, tuple[np.float32, int]]) -> Numbers:
         return self._core.numbers_of(step, self._arrays([step]), grids)
