@@ -122,7 +122,10 @@ DEPLOYMENT = {
     "Memory and flash": ("footprint", "Footprint", "npu_footprint", "NpuFootprint"),
     "Graphs": ("Graph", "Operator", "Tensor", "Quantization", "per_tensor", "place_codes", "Builder"),
 }
-TUNING = {"Which layers cost accuracy": ("sensitivity", "Sensitivity", "PartSensitivity", "accuracy")}
+TUNING = {
+    "Which layers cost accuracy": ("sensitivity", "Sensitivity", "PartSensitivity", "accuracy"),
+    "The gate": ("gate", "Gate", "Verdict", "OnDevice"),
+}
 
 
 def module_page(title: str, module: ModuleType, tasks: dict[str, tuple[str, ...]]) -> str:
