@@ -125,6 +125,7 @@ DEPLOYMENT = {
 TUNING = {
     "Which layers cost accuracy": ("sensitivity", "Sensitivity", "PartSensitivity", "accuracy"),
     "The gate": ("gate", "Gate", "Verdict", "OnDevice"),
+    "Post-training quantization": ("search", "Search", "Trial", "Mark"),
 }
 
 

@@ -48,6 +48,8 @@ def test_jax_finds_what_pytorch_finds() -> None:
     found = numbers(tune.sensitivity((prepared, params, state), (INPUTS, CLASSES)))
     assert len(found) == 5
     alike(found, in_pytorch())
+    searched = tune.search((prepared, params, state), (INPUTS, CLASSES), budget=20)
+    assert searched.after.decibels > searched.before.decibels
     params, state = prepared.freeze(params, state)
     assert numbers(tune.sensitivity(prepared.trained(params, state), (INPUTS, CLASSES))) == found
 
@@ -71,6 +73,8 @@ for layer, weight in zip(model.layers, weights):
 prepared = qat.prepare(model)
 qat.calibrate(prepared, [inputs])
 found = tune.sensitivity(prepared, (inputs, classes))
+searched = tune.search(prepared, (inputs, classes), budget=20)
+assert searched.after.decibels > searched.before.decibels
 print(json.dumps([[part.alone, part.fine, part.cumulative, round(part.decibels, 2)] for part in found.parts]))
 """
 

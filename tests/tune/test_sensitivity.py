@@ -60,7 +60,7 @@ def test_ends_are_the_device_and_the_float_network() -> None:
 
 def test_everything_in_16_bits_is_the_float_network() -> None:
     from exactqat.tune.metrics import Data, decibels
-    from exactqat.tune.sensitivity import _Evaluation, _opened
+    from exactqat.tune.sensitivity import Evaluation, at_two_precisions
 
     model = trained()
     # Ranges that are 30 times too wide or too narrow do not matter to it.
@@ -68,9 +68,9 @@ def test_everything_in_16_bits_is_the_float_network() -> None:
         candidate = Candidate.of(calibrated(model))
         for grid in ("second", "add"):
             candidate = widened(candidate, grid, factor)
-        precisions, device, ends = _opened(candidate, None)
+        precisions, device, ends = at_two_precisions(candidate, None)
         every = frozenset(precisions.parts)
-        found = _Evaluation(precisions, device, Data(DATA, True), ends).run(
+        found = Evaluation(precisions, device, Data(DATA, True), ends).run(
             {("device", None): frozenset(), ("reference", None): every}, None
         )
         with torch.no_grad():

@@ -205,9 +205,9 @@ def sensitivity(
         raise ValueError(f"measure must be some of {', '.join(MEASURES)}, got {list(measure)}")
     began = time.monotonic()
     given = Data(data, metric is not None)
-    precisions, name, bits = _opened(network, device)
+    precisions, name, bits = at_two_precisions(network, device)
     plans = _variants(precisions, measure)
-    evaluation = _Evaluation(precisions, name, given, bits)
+    evaluation = Evaluation(precisions, name, given, bits)
     found = evaluation.run(plans, progress)
 
     def scored(outputs: Mapping[str, np.ndarray]) -> float | None:
@@ -246,7 +246,9 @@ def sensitivity(
     )
 
 
-def _opened(network: Any, device: str | Profile | None) -> tuple[Precisions, str, dict[str, tuple[float, float, int]]]:
+def at_two_precisions(
+    network: Any, device: str | Profile | None
+) -> tuple[Precisions, str, dict[str, tuple[float, float, int]]]:
     """The graph at two precisions, the device, and the real ends and bits of its tensors where they are not those of
     their dtype."""
     wanted = None if device is None else profile_named(device).name
@@ -288,7 +290,7 @@ def _variants(precisions: Precisions, measure: Iterable[str]) -> dict[Key, froze
     return found
 
 
-class _Evaluation:
+class Evaluation:
     """Runs variants on parts of the examples: what they have in common with one of two bases is computed once."""
 
     def __init__(
@@ -305,7 +307,7 @@ class _Evaluation:
         self, variants: Mapping[Key, frozenset[Part]], progress: Progress | bool | None
     ) -> dict[Key, dict[str, np.ndarray]]:
         """The outputs of each variant, in real numbers."""
-        self._fit()
+        self.fit()
         precisions = self.precisions
         outputs: dict[Key, list[dict[str, np.ndarray]]] = {key: [] for key in variants}
         graphs = {key: precisions.variant(fine) for key, fine in variants.items()}
@@ -358,7 +360,7 @@ class _Evaluation:
             begin.update({name: codes[name] for name in missing})
         return output_values(graph, compiled(graph, self.device, like).run(begin, graph.outputs, self.together))
 
-    def _fit(self) -> None:
+    def fit(self) -> None:
         """Fits the fine grids to the first examples."""
         precisions = self.precisions
         for _ in range(ROUNDS):
@@ -468,4 +470,4 @@ def _work(graph: Graph, same: _Same) -> float:
     return work
 
 
-__all__ = ["MEASURES", "PartSensitivity", "Sensitivity", "sensitivity"]
+__all__ = ["MEASURES", "Evaluation", "PartSensitivity", "Sensitivity", "at_two_precisions", "sensitivity"]
