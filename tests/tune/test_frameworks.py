@@ -48,8 +48,12 @@ def test_jax_finds_what_pytorch_finds() -> None:
     found = numbers(tune.sensitivity((prepared, params, state), (INPUTS, CLASSES)))
     assert len(found) == 5
     alike(found, in_pytorch())
-    searched = tune.search((prepared, params, state), (INPUTS, CLASSES), budget=20)
+    searched = tune.search((prepared, params, state), (INPUTS, CLASSES), budget=40)
     assert searched.after.decibels > searched.before.decibels
+    lowered = prepared.lower(*prepared.freeze(*searched.apply((prepared, params, state))))
+    for one, other in zip(lowered.tensors.values(), searched.graph.tensors.values(), strict=True):
+        assert one.quantization.equals(other.quantization)
+        assert one.data is other.data is None or np.array_equal(one.data, other.data)
     params, state = prepared.freeze(params, state)
     assert numbers(tune.sensitivity(prepared.trained(params, state), (INPUTS, CLASSES))) == found
 
@@ -63,7 +67,7 @@ def alike(found: list[list[float | None]], expected: list[list[float | None]]) -
 PROGRAM = """
 import json, sys
 import keras, numpy as np
-from exactqat import qat, tune
+from exactqat import deploy, qat, tune
 
 with np.load(sys.argv[1]) as given:
     inputs, classes, weights = given["inputs"], given["classes"], [given["first"], given["last"]]
@@ -73,8 +77,14 @@ for layer, weight in zip(model.layers, weights):
 prepared = qat.prepare(model)
 qat.calibrate(prepared, [inputs])
 found = tune.sensitivity(prepared, (inputs, classes))
-searched = tune.search(prepared, (inputs, classes), budget=20)
+searched = tune.search(prepared, (inputs, classes), budget=40)
 assert searched.after.decibels > searched.before.decibels
+searched.apply(prepared)
+qat.freeze(prepared)
+lowered = deploy.lower(prepared)
+for one, other in zip(lowered.tensors.values(), searched.graph.tensors.values(), strict=True):
+    assert one.quantization.equals(other.quantization)
+    assert one.data is other.data is None or np.array_equal(one.data, other.data)
 print(json.dumps([[part.alone, part.fine, part.cumulative, round(part.decibels, 2)] for part in found.parts]))
 """
 

@@ -31,7 +31,7 @@ def corrected(candidate: Candidate, observer: Observer, with_scale: bool) -> tup
         assert weights is not None
         norm = weights.batch_norm
         bias = norm.bias if norm is not None else weights.bias
-        if bias is None or bias not in candidate.tensors or (with_scale and (norm is None or norm.weight is None)):
+        if bias is None or not candidate.may_change(bias) or (with_scale and (norm is None or norm.weight is None)):
             continue
         fine, device = observer.before_activation(operator, candidate.graph())
         order = np.argsort(known.channels)

@@ -38,7 +38,7 @@ def pairs(candidate: Candidate) -> list[tuple[PlanStep, PlanStep]]:
         names = [weights[0].weight, weights[1].weight, weights[0].bias]
         norm = weights[0].batch_norm
         names += [norm.weight, norm.bias] if norm else []
-        scaled = all(name is None or name in candidate.tensors for name in names)
+        scaled = all(name is None or candidate.may_change(name) for name in names)
         alone = all(weight_users[each.weight] == 1 for each in weights)
         by_rules = weights[0].rule.fold_batch_norm or first.bounds is not None or first.activation == "RELU6"
         if scaled and alone and not by_rules and not (norm and (norm.weight is None or norm.bias is None)):

@@ -14,7 +14,7 @@ from ..deploy.graph import Graph
 from ..deploy.lower import Lowering
 from ..device import DEFAULT_PROFILE
 from ..planning.fitting import RangesMovedWarning
-from ..planning.plans import Numbers, Plan, PlanStep, WeightNumbers
+from ..planning.plans import Derived, Numbers, Plan, PlanStep, WeightNumbers
 from ..train.core import primitives_numpy
 from ..train.core.functional import Arrays, Functional, Mode, Run, TrainedNetwork
 from ..train.core.weights import per_channel
@@ -54,6 +54,7 @@ class Candidate:
         ranges: (min, max) of every grid, by name.
         learned: learned ranges of weights, as `Arrays.learned` has them.
         device: whose integers.
+        shapes: of the user's tensors, by name.
     """
 
     plan: Plan
@@ -61,6 +62,7 @@ class Candidate:
     ranges: Mapping[str, Ends]
     learned: Mapping[str, Mapping[str, Any]]
     device: str
+    shapes: Mapping[str, tuple[int, ...]]
 
     @staticmethod
     def of(model: Any, device: str | None = None) -> Candidate:
@@ -97,7 +99,9 @@ class Candidate:
             ranges[name] = (float(low), float(high))
         weights = {name: ends for name, ends in arrays.learned.items() if name not in trained.plan.grids}
         known = device or trained.profile or DEFAULT_PROFILE
-        return Candidate(trained.plan, {name: np.asarray(run.constant(name)) for name in read}, ranges, weights, known)
+        tensors = {name: np.asarray(run.constant(name)) for name in read}
+        shapes = {name: tuple(np.shape(array)) for name, array in arrays.tensors.items()}
+        return Candidate(trained.plan, tensors, ranges, weights, known, shapes)
 
     def settled(self) -> Candidate:
         """With ranges that the device's operators can take beside one another, as `freeze` moves them."""
@@ -149,6 +153,56 @@ class Candidate:
             Lowering(self.plan, replace(numbers, weights=each)).run(validated=False) for each in (first, second)
         )
         return _joined(high_graph, low_graph)
+
+    def changed_from(self, other: Candidate) -> dict[str, np.ndarray]:
+        """The user's tensors that are not those of another candidate of the same network, by the user's names.
+
+        Raises:
+            ValueError: one is computed from the user's in a way that cannot be turned round.
+        """
+        found = {}
+        for name, value in self.tensors.items():
+            if value is other.tensors[name] or np.array_equal(value, other.tensors[name]):
+                continue
+            origin = self._origin(name)
+            if origin is None:
+                raise ValueError(f"{name!r} is no parameter of the model and none with its elements moved")
+            source, positions = origin
+            found[source] = value
+            if positions is not None:
+                found[source] = np.empty(value.size, np.float32)
+                found[source][positions.reshape(-1)] = value.reshape(-1)
+                found[source] = found[source].reshape(self.shapes[source])
+        return found
+
+    def may_change(self, name: str) -> bool:
+        """Whether a tensor is one of the user's, or one of them with its elements moved."""
+        return name in self.tensors and self._origin(name) is not None
+
+    def _origin(self, name: str) -> tuple[str, np.ndarray | None] | None:
+        """The user's tensor that another is made of by moving elements, and the position that each had there."""
+        constant = self.plan.constants.get(name)
+        if constant is None or constant.parameter:
+            return name, None
+        if isinstance(constant.expression, Derived):
+            sources, function = constant.expression.operands, constant.expression.function
+        else:
+            sources, function = constant.sources, constant.expression
+        if len(sources) != 1 or sources[0] not in self.shapes or function is None:
+            return None
+        shape = self.shapes[sources[0]]
+        # Numbers that every framework's floats hold: none but what moves elements gives just these again.
+        size = int(np.prod(shape))
+        given = np.arange(1, size + 1, dtype=np.float32).reshape(shape)
+        if size >= 2**24:
+            return None
+        try:
+            moved = np.asarray(function(given))
+        except (TypeError, ValueError, AttributeError):  # it takes arrays of its framework
+            return None
+        if moved.size != size or not np.array_equal(np.sort(moved, axis=None), given.reshape(-1)):
+            return None
+        return sources[0], moved.astype(np.int64) - 1
 
     def numbers(self) -> Numbers:
         """The integers of weights and the grids, as they are lowered."""

@@ -45,7 +45,7 @@ def rounded(candidate: Candidate, observer: Observer) -> Iterator[tuple[str, Cal
         weights = steps[known.path].weights
         assert weights is not None
         learned = any(known.path in name for name in candidate.learned)
-        if folds(weights) or learned or users[weights.weight] > 1 or weights.weight not in candidate.tensors:
+        if folds(weights) or learned or users[weights.weight] > 1 or not candidate.may_change(weights.weight):
             continue
         if _operands(operator, observer.precisions.graph, np.zeros(1, np.int32)) is None:
             continue

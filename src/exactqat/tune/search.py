@@ -123,6 +123,26 @@ class Search:
         """(min, max) of every grid of the best network."""
         return self.candidate.settled().ranges
 
+    def apply(self, network: Any) -> Any:
+        """Gives the model that was searched for the result's weights, biases and ranges, to be trained on or frozen.
+
+        Args:
+            network: the model, not frozen; for JAX ``(prepared, params, state)``.
+
+        Returns:
+            For JAX the new ``(params, state)``; otherwise the model, which is changed in place.
+
+        Raises:
+            ValueError: the model is frozen, or what was found cannot be expressed by its own parameters: then
+                `graph` is the only form of the result.
+        """
+        tensors, ranges = self.candidate.changed_from(Candidate.of(network)), dict(self.ranges)
+        if isinstance(network, tuple):
+            prepared, params, state = network
+            return prepared.take_over(params, state, tensors, ranges)
+        network.take_over(tensors, ranges)
+        return network
+
     def as_json(self) -> str:
         """What was tried."""
         return json.dumps({"device": self.device, "trials": [asdict(trial) for trial in self.trials]}, indent=2)

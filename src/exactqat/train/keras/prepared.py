@@ -388,6 +388,24 @@ class PreparedModel(keras.Model):
         arrays = self._arrays(lambda variable: np.asarray(ops.convert_to_numpy(variable.value)))
         return TrainedNetwork(self._held.functional, arrays, self.frozen, run, called)
 
+    def take_over(self, tensors: Mapping[str, np.ndarray], ranges: Mapping[str, tuple[float, float]]) -> None:
+        """Takes over variables, by the user's names, and the ranges of grids, by theirs.
+
+        Raises:
+            ValueError: the model is frozen, or it has no such variable.
+        """
+        held = self._held
+        if self.frozen:
+            raise ValueError("a frozen model takes over no ranges: do it before freeze")
+        unknown = [name for name in tensors if name not in held.tensors]
+        if unknown:
+            raise ValueError(f"the model has no variable {unknown[0]!r}")
+        for name, value in tensors.items():
+            held.tensors[name].assign(value)
+        for name, ends in ranges.items():
+            for end, number in zip(("minimum", "maximum"), ends, strict=True):
+                (held.learned if end in held.learned.get(name, {}) else held.ranges)[name][end].assign(number)
+
     def numbers(self) -> Numbers:
         """What training ends with, for `deploy.lower`."""
         return self.trained().numbers()

@@ -261,6 +261,26 @@ class PreparedModel(Owner):
         functional = Functional(self.plan, profile=self.profile)
         return TrainedNetwork(functional, self._arrays(), self._frozen, run, called)
 
+    @torch.no_grad()
+    def take_over(self, tensors: Mapping[str, np.ndarray], ranges: Mapping[str, tuple[float, float]]) -> None:
+        """Takes over parameters and buffers, by the user's names, and the ranges of grids, by theirs.
+
+        Raises:
+            ValueError: the model is frozen, or it has no such tensor.
+        """
+        if self._frozen:
+            raise ValueError("a frozen model takes over no ranges: do it before freeze")
+        own = dict(self.named_parameters(remove_duplicate=False)) | dict(self.named_buffers(remove_duplicate=False))
+        unknown = [name for name in tensors if name not in own]
+        if unknown:
+            raise ValueError(f"the model has no parameter or buffer {unknown[0]!r}")
+        for name, value in tensors.items():
+            own[name].copy_(torch.from_numpy(np.ascontiguousarray(value)))
+        for name, ends in ranges.items():
+            kept = self._device.quantizers[name].range
+            kept.minimum.fill_(ends[0])
+            kept.maximum.fill_(ends[1])
+
     def _numbers_of(self, step: PlanStep, grids: dict[str, tuple[np.float32, int]]) -> Numbers:
         return self._core.numbers_of(step, self._arrays([step]), grids)
 
