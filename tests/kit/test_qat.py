@@ -70,7 +70,7 @@ def prepared(model: nn.Module, batch: torch.Tensor, *rules: qat.Rule) -> qat.Pre
 def assert_device_agrees(model: qat.PreparedModel, batch: torch.Tensor, folder: Path) -> Graph:
     """Lowers, writes, runs and compares: no integer may differ, those that training computes included."""
     pytest.importorskip("ai_edge_litert")
-    from exactqat.deploy.tflite import write_tflite
+    from exactqat.deploy.formats.tflite import write_tflite
     from exactqat.deploy.verify import verify
 
     model.eval()

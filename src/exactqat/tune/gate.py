@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from ..deploy.formats.read_tflite import read_tflite
+from ..deploy.formats.tflite import write_tflite
 from ..deploy.graph import Graph
-from ..deploy.read_tflite import read_tflite
 from ..deploy.signature import input_codes, output_values
 from ..deploy.simulate import simulate
-from ..deploy.tflite import write_tflite
 from ..device import DEFAULT_PROFILE, Profile, profile_named
 from .metrics import Data, Metric, accuracy, score
 from .network import Candidate
