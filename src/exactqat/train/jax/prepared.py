@@ -307,7 +307,8 @@ class Prepared:
         if _checked_state(state).frozen:
             raise ValueError("a frozen network takes over no ranges: do it before freeze")
         leaves = dict(self._model.names_of_tree(params["model"]))
-        variables, learned = dict(state.variables), {name: dict(ends) for name, ends in params["range_parameters"].items()}
+        variables = dict(state.variables)
+        learned = {name: dict(ends) for name, ends in params["range_parameters"].items()}
         moved = {name: dict(ends) for name, ends in state.ranges.items()}
         for name, value in tensors.items():
             if name not in leaves and name not in variables:
