@@ -23,7 +23,7 @@ import operator_pages
 from docstrings import markdown, parse, table
 
 import exactqat
-from exactqat import deploy, nn, qat, quantization
+from exactqat import deploy, nn, qat, quantization, tune
 from exactqat.operators import OPERATORS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -125,6 +125,11 @@ DEPLOYMENT = {
     "Memory and flash": ("footprint", "Footprint", "npu_footprint", "NpuFootprint"),
     "Graphs": ("Graph", "Operator", "Tensor", "Quantization", "per_tensor", "place_codes", "Builder"),
 }
+TUNING = {
+    "Which layers cost accuracy": ("sensitivity", "Sensitivity", "PartSensitivity", "accuracy"),
+    "The gate": ("gate", "Gate", "Verdict", "OnDevice"),
+    "Post-training quantization": ("search", "Search", "Trial", "Mark"),
+}
 
 
 def module_page(title: str, module: ModuleType, tasks: dict[str, tuple[str, ...]]) -> str:
@@ -210,6 +215,7 @@ def collect() -> None:
     write("functions.md", functions_page())
     write("training.md", module_page("Training: exactqat.qat", qat, TRAINING))
     write("deployment.md", module_page("Deployment: exactqat.deploy", deploy, DEPLOYMENT))
+    write("tuning.md", module_page("Accuracy: exactqat.tune", tune, TUNING))
 
 
 def main() -> int:

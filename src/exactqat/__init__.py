@@ -3,7 +3,8 @@
 
 `eq.raw_ops`, `eq.quantization`, `eq.nn` and the TensorFlow 1 top-level names take arrays of any of the three and
 return the same bits; on TensorFlow's tensors its own operators run where they support the call. The README explains
-what "exact" means. `eq.qat` (the training kit) and `eq.deploy` (deployment) are loaded on first use.
+what "exact" means. `eq.qat` (the training kit), `eq.deploy` (deployment) and `eq.tune` (accuracy on the device) are
+loaded on first use.
 """
 
 from importlib import import_module as _import_module
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 # Operators alone should not pay for loading the kit.
-_LATER = ("deploy", "qat")
+_LATER = ("deploy", "qat", "tune")
 
 
 def __getattr__(name: str) -> _Any:

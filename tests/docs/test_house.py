@@ -138,7 +138,7 @@ def test_parameters_of_gpu_kernels_are_in_order() -> None:
 def test_the_neutral_files_of_the_kit_know_no_framework() -> None:
     """What is shared by all frameworks imports none, whatever a user has installed."""
     paths = [PACKAGE / "capture" / "proof.py", *(PACKAGE / "capture" / "core").glob("*.py")]
-    paths += (PACKAGE / "train" / "core").glob("*.py")
+    paths += [*(PACKAGE / "train" / "core").glob("*.py"), *(PACKAGE / "tune").glob("*.py")]
     for path in [*paths, *(PACKAGE / "planning").glob("*.py"), *(PACKAGE / "deploy").rglob("*.py")]:
         found = roots(imports_of(path)) & {"torch", "jax", "flax", "optax", "keras", "tensorflow"}
         assert not found, f"{path.relative_to(ROOT)} imports {found}"
@@ -182,7 +182,7 @@ def test_every_framework_answers_all_that_declarations_ask() -> None:
 def test_the_kit_uses_public_operators_only() -> None:
     for path in [
         path
-        for room in ("planning", "capture", "train", "qat", "deploy", "report", "job")
+        for room in ("planning", "capture", "train", "qat", "tune", "deploy", "report", "job")
         for path in (PACKAGE / room).rglob("*.py")
     ]:
         used = inside(imports_of(path))
@@ -218,6 +218,7 @@ FLOORS = (
     ("deploy", "capture"),
     ("train",),
     ("qat",),
+    ("tune",),
     ("report",),
     ("job",),
     ("cli",),
@@ -282,7 +283,9 @@ def test_device_operators_are_told_apart_in_their_declarations_only() -> None:
     assert kinds_named(sample) == {1, 4} and kinds_compared(sample) == {1, 2}
     assert kinds_compared(sample, kinds_named(sample)) == {1}
     for path in [
-        path for room in ("planning", "capture", "train", "qat", "deploy") for path in (PACKAGE / room).rglob("*.py")
+        path
+        for room in ("planning", "capture", "train", "qat", "tune", "deploy")
+        for path in (PACKAGE / room).rglob("*.py")
     ]:
         where, tree = path.relative_to(PACKAGE), ast.parse(path.read_text())
         told = kinds_named(tree)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import traceback
 
-from .application import INSTALL, IntegersDiffer, command_line, version
+from .application import INSTALL, Negative, command_line, version
 from .terminal import open_streams, to_nobody
 
 
@@ -18,7 +18,7 @@ def main() -> None:
         return
     try:
         command_line()()
-    except IntegersDiffer:
+    except Negative:
         raise
     except SystemExit as error:
         # Libraries end programs with 1 for failures of any kind.

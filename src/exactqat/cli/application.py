@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from . import commands
+from . import accuracy, commands
 from .terminal import FRAMED, columns, console_of, is_terminal, say
 
 if TYPE_CHECKING:
@@ -23,11 +23,19 @@ if TYPE_CHECKING:
 INSTALL = "pip install 'exactqat[job]'"
 
 
-class IntegersDiffer(SystemExit):
-    """Exits with status 1, which means this and nothing else."""
+class Negative(SystemExit):
+    """Exits with status 1: what a command was asked is not so. It means this and nothing else."""
 
     def __init__(self) -> None:
         super().__init__(1)
+
+
+class IntegersDiffer(Negative):
+    """Integers that should be equal are not."""
+
+
+class DoesNotPass(Negative):
+    """A network does not reach what was asked of it."""
 
 
 def _in_lines_of_their_own(command_class: Any) -> Any:
@@ -347,6 +355,109 @@ def command_line() -> Any:
             equal = commands.inspect(file, data, examples, device, seed, as_json)
         if not equal:
             raise IntegersDiffer
+
+    @application.command()
+    def gate(
+        path: Annotated[
+            Path,
+            typer.Argument(metavar="DIR|FILE", help="A directory written by `exactqat train`, or a .tflite file."),
+        ],
+        data: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="X.npz",
+                help="Inputs, and their classes y; by default the test images of the job in DIR.",
+            ),
+        ] = None,
+        device: Annotated[
+            list[str] | None,
+            typer.Option(
+                help="Device whose integers are judged: xnnpack-x86, xnnpack-arm64, reference, micro; several times "
+                "for several, all of which have to pass. By default the one that the network was trained for."
+            ),
+        ] = None,
+        min_accuracy: Annotated[
+            float | None, typer.Option(min=0, max=1, help="The least accuracy on each device, such as 0.95.")
+        ] = None,
+        max_differ: Annotated[
+            int | None,
+            typer.Option(
+                min=0,
+                help="How many of the outputs' integers may differ from those of the device that the network was "
+                "trained for.",
+            ),
+        ] = None,
+        beside: Annotated[
+            str | None, typer.Option(metavar="DEVICE", help="Count differences from this device's integers instead.")
+        ] = None,
+        run: Annotated[
+            bool, typer.Option("--run", help="Also run the file on the devices' runtimes; no integer may differ.")
+        ] = False,
+        precision: Annotated[
+            str | None, typer.Option(metavar="NAME", help="Judge this network of the job alone, such as w8a8.")
+        ] = None,
+        model: Annotated[
+            str | None,
+            typer.Option(
+                help="The network's name, unless it is one of exactqat's own: files must not decide what code runs."
+            ),
+        ] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    ) -> None:
+        """Say whether networks reach what is asked of them on their devices, for scripts and continuous integration.
+
+        Exit status 0 if all do, 1 if one does not, 2 if anything goes wrong.
+        """
+        passes = True
+        with _failures(errors):
+            passes = accuracy.gate(path, data, device, min_accuracy, max_differ, beside, precision, model, run, as_json)
+        if not passes:
+            raise DoesNotPass
+
+    @application.command()
+    def tune(
+        path: Annotated[
+            Path,
+            typer.Argument(metavar="DIR|FILE", help="A directory written by `exactqat train`, or a .tflite file."),
+        ],
+        data: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="X.npz",
+                help="Inputs, and their classes y; by default the validation images of the job in DIR.",
+            ),
+        ] = None,
+        device: Annotated[
+            str | None, typer.Option(help="Device whose integers count; by default the one that was trained for.")
+        ] = None,
+        precision: Annotated[
+            str | None, typer.Option(metavar="NAME", help="Look at this network of the job alone, such as w8a8.")
+        ] = None,
+        examples: Annotated[int | None, typer.Option(min=1, help="How many examples are used, at most.")] = None,
+        picture: Annotated[
+            Path | None, typer.Option(metavar="FILE", help="Draw what each layer costs, as .svg, .png or .pdf.")
+        ] = None,
+        search: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="FILE",
+                help="Search for ranges, biases and roundings with which the network is more accurate, without "
+                "training, and write it to this .tflite file.",
+            ),
+        ] = None,
+        budget: Annotated[int, typer.Option(min=1, help="The most evaluations of a search.")] = 300,
+        seed: Annotated[int, typer.Option(min=0, help="Of the examples that a search holds out.")] = 0,
+        model: Annotated[
+            str | None,
+            typer.Option(
+                help="The network's name, unless it is one of exactqat's own: files must not decide what code runs."
+            ),
+        ] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    ) -> None:
+        """Say which layers cost accuracy on the device, how much and why, in the device's own integers."""
+        with _failures(errors):
+            accuracy.tune(path, data, device, precision, model, examples, picture, search, budget, seed, as_json)
 
     @application.command()
     def check(

@@ -441,6 +441,8 @@ class TrainedNetwork:
         plan: what the device runs.
         frozen: whether its last phase of training has begun; only then it is lowered.
         profile: whose integers it computes then; None: it stays fake quantized.
+        functional: the plan as functions, of `arrays`.
+        arrays: in NumPy.
     """
 
     def __init__(
@@ -460,8 +462,8 @@ class TrainedNetwork:
         self.plan = functional.plan
         self.profile = functional.profile
         self.frozen = frozen
-        self._functional = functional
-        self._arrays = arrays
+        self.functional = functional
+        self.arrays = arrays
         self._run = run
         self._called = called
         self._numbers: Numbers | None = None
@@ -469,7 +471,7 @@ class TrainedNetwork:
     def numbers(self) -> Numbers:
         """The integers of weights and the grids."""
         if self._numbers is None:
-            self._numbers = self._functional.numbers(self._arrays)
+            self._numbers = self.functional.numbers(self.arrays)
         return self._numbers
 
     def evaluated(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -482,13 +484,13 @@ class TrainedNetwork:
         """Codes of every tensor that the device stores, by layer path, in the user's order of axes."""
         values = self._run(inputs, True)
         return {
-            path: self._functional.codes(path, values[path], self.numbers()) for path in self._functional.stored_paths()
+            path: self.functional.codes(path, values[path], self.numbers()) for path in self.functional.stored_paths()
         }
 
     def layer_values(self, *inputs: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """What the float and the fake-quantized network store, by layer path, in the user's order of axes."""
         plain, trained = (self._run(inputs, quantizing) for quantizing in (False, True))
-        paths = self._functional.stored_paths()
+        paths = self.functional.stored_paths()
         return {path: plain[path] for path in paths}, {path: trained[path] for path in paths}
 
 

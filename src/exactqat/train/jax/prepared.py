@@ -292,6 +292,34 @@ class Prepared:
 
         return TrainedNetwork(self._functional, Arrays(*in_numpy), state.frozen, run, called)
 
+    def take_over(
+        self,
+        params: Params,
+        state: State,
+        tensors: Mapping[str, np.ndarray],
+        ranges: Mapping[str, tuple[float, float]],
+    ) -> tuple[Params, State]:
+        """Parameters and state with other arrays, by the user's names, and other ranges of grids, by theirs.
+
+        Raises:
+            ValueError: the state is frozen, or there is no such array.
+        """
+        if _checked_state(state).frozen:
+            raise ValueError("a frozen network takes over no ranges: do it before freeze")
+        leaves = dict(self._model.names_of_tree(params["model"]))
+        variables = dict(state.variables)
+        learned = {name: dict(ends) for name, ends in params["range_parameters"].items()}
+        moved = {name: dict(ends) for name, ends in state.ranges.items()}
+        for name, value in tensors.items():
+            if name not in leaves and name not in variables:
+                raise ValueError(f"the network has no array {name!r}")
+            (leaves if name in leaves else variables)[name] = jnp.asarray(value)
+        for name, ends in ranges.items():
+            for end, number in zip(("minimum", "maximum"), ends, strict=True):
+                (learned if end in learned.get(name, {}) else moved)[name][end] = jnp.asarray(number, jnp.float32)
+        changed = {"model": self._model.tree(leaves), "range_parameters": learned}
+        return {**params, **changed}, replace(state, variables=variables, ranges=moved)
+
     def lower(self, params: Params, state: State) -> Graph:
         """The integer graph of a frozen network, for `exactqat.deploy`.
 

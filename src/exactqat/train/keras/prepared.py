@@ -369,7 +369,9 @@ class PreparedModel(keras.Model):
 
     # --- for the device -----------------------------------------------------------------------------------------------
 
-    def _trained(self) -> TrainedNetwork:
+    def trained(self) -> TrainedNetwork:
+        """The network with its numbers in NumPy, as they are now."""
+
         def run(inputs: tuple[Any, ...], quantizing: bool) -> dict[str, np.ndarray]:
             seen: dict[str, Any] = {}
             self._run(inputs[0] if len(inputs) == 1 else inputs, Mode(frozen=self.frozen, quantizing=quantizing), seen)
@@ -386,22 +388,40 @@ class PreparedModel(keras.Model):
         arrays = self._arrays(lambda variable: np.asarray(ops.convert_to_numpy(variable.value)))
         return TrainedNetwork(self._held.functional, arrays, self.frozen, run, called)
 
+    def take_over(self, tensors: Mapping[str, np.ndarray], ranges: Mapping[str, tuple[float, float]]) -> None:
+        """Takes over variables, by the user's names, and the ranges of grids, by theirs.
+
+        Raises:
+            ValueError: the model is frozen, or it has no such variable.
+        """
+        held = self._held
+        if self.frozen:
+            raise ValueError("a frozen model takes over no ranges: do it before freeze")
+        unknown = [name for name in tensors if name not in held.tensors]
+        if unknown:
+            raise ValueError(f"the model has no variable {unknown[0]!r}")
+        for name, value in tensors.items():
+            held.tensors[name].assign(value)
+        for name, ends in ranges.items():
+            for end, number in zip(("minimum", "maximum"), ends, strict=True):
+                (held.learned if end in held.learned.get(name, {}) else held.ranges)[name][end].assign(number)
+
     def numbers(self) -> Numbers:
         """What training ends with, for `deploy.lower`."""
-        return self._trained().numbers()
+        return self.trained().numbers()
 
     def evaluated(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without last steps that the
         device's network leaves out. batch: as `predict` takes one."""
-        return self._trained().evaluated(batch)
+        return self.trained().evaluated(batch)
 
     def stored_codes(self, *inputs: Any) -> dict[str, np.ndarray]:
         """Codes of every tensor that the device stores, by layer path, in the user's order of axes."""
-        return self._trained().stored_codes(*inputs)
+        return self.trained().stored_codes(*inputs)
 
     def layer_values(self, *inputs: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """What the float and the fake-quantized network store, by layer path, in the user's order of axes."""
-        return self._trained().layer_values(*inputs)
+        return self.trained().layer_values(*inputs)
 
     # --- Keras --------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -32,7 +32,7 @@ from ...planning.plans import BatchNorm, Derived, Numbers, Plan, PlanInput, Plan
 from ...planning.rules import Rule, UnusedRuleWarning, checked_rules
 from ..core import batches as loading
 from ..core.frameworks import elsewhere
-from ..core.functional import Arrays, Functional, attributes_of, weights_of
+from ..core.functional import Arrays, Functional, TrainedNetwork, attributes_of, weights_of
 from ..core.weights import constant_rule, folds
 from .layers import (
     Computed,
@@ -243,6 +243,47 @@ class PreparedModel(Owner):
             ValueError: a range or a weight is not finite.
         """
         return self._core.numbers(self._arrays())
+
+    def trained(self) -> TrainedNetwork:
+        """The network with its numbers in NumPy, as they are now."""
+
+        def run(inputs: tuple[Any, ...], quantizing: bool) -> dict[str, np.ndarray]:
+            seen: dict[str, Tensor] = {}
+            was_training = self.training
+            self.eval()
+            try:
+                with torch.no_grad(), nullcontext() if quantizing else _without_quantization(self):
+                    self._run(tree_map_only(np.ndarray, torch.from_numpy, inputs), {}, seen)
+            finally:
+                self.train(was_training)
+            return {path: value.cpu().numpy() for path, value in seen.items()}
+
+        def called(batch: Any) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+            inputs, _ = self.evaluated(batch)
+            return inputs, run(tuple(inputs), True)
+
+        functional = Functional(self.plan, profile=self.profile)
+        return TrainedNetwork(functional, self._arrays(), self._frozen, run, called)
+
+    @torch.no_grad()
+    def take_over(self, tensors: Mapping[str, np.ndarray], ranges: Mapping[str, tuple[float, float]]) -> None:
+        """Takes over parameters and buffers, by the user's names, and the ranges of grids, by theirs.
+
+        Raises:
+            ValueError: the model is frozen, or it has no such tensor.
+        """
+        if self._frozen:
+            raise ValueError("a frozen model takes over no ranges: do it before freeze")
+        own = dict(self.named_parameters(remove_duplicate=False)) | dict(self.named_buffers(remove_duplicate=False))
+        unknown = [name for name in tensors if name not in own]
+        if unknown:
+            raise ValueError(f"the model has no parameter or buffer {unknown[0]!r}")
+        for name, value in tensors.items():
+            own[name].copy_(torch.from_numpy(np.ascontiguousarray(value)))
+        for name, ends in ranges.items():
+            kept = self._device.quantizers[name].range
+            kept.minimum.fill_(ends[0])
+            kept.maximum.fill_(ends[1])
 
     def _numbers_of(self, step: PlanStep, grids: dict[str, tuple[np.float32, int]]) -> Numbers:
         return self._core.numbers_of(step, self._arrays([step]), grids)

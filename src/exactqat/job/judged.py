@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Delivered networks and files of others, with the examples that they are judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..deploy.formats.read_tflite import read_tflite
+from ..deploy.graph import Graph
+from ..deploy.inspect import read_arrays
+from ..report.results import Split
+from .data import load
+from .restored import restore
+from .store import delivered
+
+# In a file of examples: the classes. All else is inputs.
+CLASSES = "y"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A network and examples.
+
+    Attributes:
+        name: of its folder in a job, or of the file.
+        path: of the .tflite file.
+        graph: what the file holds.
+        model: the prepared model, frozen; None of a file.
+        data: inputs and classes.
+    """
+
+    name: str
+    path: Path
+    graph: Graph
+    model: Any
+    data: tuple[Any, np.ndarray]
+
+
+def networks_of(
+    path: Path, data: Path | None, model: str | None, part: str = "test", precision: str | None = None
+) -> list[Judged]:
+    """The networks of a job's directory, or of a .tflite file.
+
+    Args:
+        data: an .npz file with the inputs, by any name for one input, and the classes ``y``; by default a part of the
+            job's own data. A file has none.
+        model: see `restore`.
+        part: of the job's data: train, validation or test.
+        precision: the only folder that is looked at, such as w8a8.
+
+    Raises:
+        FileNotFoundError: there is no such job, file, or folder.
+        ValueError: a file cannot be read, or examples are missing.
+    """
+    given = None if data is None else examples_of(data)
+    if not path.is_dir():
+        if given is None:
+            raise ValueError(f"{path} says nothing of examples: give --data FILE.npz with the inputs and {CLASSES}")
+        return [Judged(path.name, path, read_tflite(path), None, given)]
+    found = []
+    for folder in delivered(path, "checkpoint.pt", "model.tflite"):
+        if precision is not None and folder.name != precision:
+            continue
+        restored, checkpoint = restore(folder / "checkpoint.pt", model)
+        graph = replace(read_tflite(folder / "model.tflite"), trained_for=restored.profile or "")
+        if given is None:
+            split: Split = getattr(load(checkpoint["data"], checkpoint["image_size"]), part)
+            given = split.images.numpy(), split.labels.numpy()
+        found.append(Judged(folder.name, folder / "model.tflite", graph, restored, given))
+    if not found:
+        raise FileNotFoundError(f"{path} has no network {precision}")
+    return found
+
+
+def examples_of(path: Path) -> tuple[Any, np.ndarray]:
+    """Inputs and classes of an .npz file.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    arrays = read_arrays(path)
+    if not isinstance(arrays, Mapping) or CLASSES not in arrays or len(arrays) < 2:
+        raise ValueError(f"{path} must be an .npz file of the inputs and the classes {CLASSES}")
+    inputs = {name: array for name, array in arrays.items() if name != CLASSES}
+    return next(iter(inputs.values())) if len(inputs) == 1 else inputs, arrays[CLASSES]
+
+
+__all__ = ["CLASSES", "Judged", "examples_of", "networks_of"]

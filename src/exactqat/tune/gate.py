@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does a network reach what is asked of it on its devices? Answered by their integers, in training and afterwards."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..deploy.formats.read_tflite import read_tflite
+from ..deploy.formats.tflite import write_tflite
+from ..deploy.graph import Graph
+from ..deploy.signature import input_codes, output_values
+from ..deploy.simulate import simulate
+from ..device import DEFAULT_PROFILE, Profile, profile_named
+from .metrics import Data, Metric, accuracy, score
+from .network import Candidate
+
+# Of a folder in which the best network is kept.
+BEST, VERDICT = "best.tflite", "best.json"
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """What a network computes on one device.
+
+    Attributes:
+        device: a name of `deploy.PROFILES`.
+        score: the metric.
+        differing: how many of the outputs' integers differ from those of the device that the network is compared with;
+            None if they were not compared. values: of how many.
+    """
+
+    device: str
+    score: float
+    differing: int | None
+    values: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a network passes.
+
+    Attributes:
+        devices: what it computes on each of them.
+        failures: one sentence for everything that is not as asked; empty: it passes.
+        examples: how many were evaluated.
+        step: what the caller counts, such as the epoch.
+        best: whether it is the best so far.
+    """
+
+    devices: tuple[OnDevice, ...]
+    failures: tuple[str, ...]
+    examples: int
+    step: int | None = None
+    best: bool = False
+    higher_is_better: bool = True
+
+    @property
+    def passes(self) -> bool:
+        """Whether everything is as asked."""
+        return not self.failures
+
+    @property
+    def score(self) -> float:
+        """The metric on the worst of the devices."""
+        scores = [each.score for each in self.devices]
+        return min(scores) if self.higher_is_better else max(scores)
+
+    def as_json(self) -> str:
+        """All of it."""
+        content = {
+            "passes": self.passes,
+            "score": self.score,
+            "step": self.step,
+            "examples": self.examples,
+            "devices": {each.device: {"score": each.score, "differing": each.differing} for each in self.devices},
+            "failures": list(self.failures),
+        }
+        return json.dumps(content, indent=2)
+
+    def __str__(self) -> str:
+        scores = ", ".join(
+            f"{each.device} {each.score:.4g}"
+            + ("" if each.differing is None else f" ({each.differing:,} of {each.values:,} outputs differ)")
+            for each in self.devices
+        )
+        return f"{'passes' if self.passes else 'fails'} on {self.examples:,} examples: {scores}" + "".join(
+            f"\n  {failure}" for failure in self.failures
+        )
+
+
+class Gate:
+    """Scores networks on devices' integers, whatever framework trains them, and keeps the best.
+
+    Call it in a training loop, or give it to one of `tune.callbacks`::
+
+        gate = tune.Gate((images, classes), devices=["xnnpack-x86", "micro"], minimum=0.95, keep="best")
+        for epoch in range(epochs):
+            train(prepared)
+            verdict = gate(prepared, epoch)
+
+    A network that is not frozen is scored as it would be if it were frozen now.
+
+    Attributes:
+        best: the verdict on the best network so far; None before the first.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        metric: Metric = accuracy,
+        *,
+        devices: Sequence[str | Profile] | str | None = None,
+        minimum: float | None = None,
+        maximum: float | None = None,
+        max_differ: int | None = None,
+        beside: str | Profile | None = None,
+        higher_is_better: bool = True,
+        keep: str | os.PathLike[str] | None = None,
+        on_best: Callable[[Any, Verdict], None] | None = None,
+        batch_size: int = 64,
+    ) -> None:
+        """
+        Args:
+            data: ``(inputs, targets)`` as `deploy.input_codes` and the metric take them, or a loader of such pairs.
+            metric: a function of outputs and targets; see `sensitivity`.
+            devices: names of `deploy.PROFILES`; by default the one that the network was prepared for.
+            minimum, maximum: bounds of the metric, on every device.
+            max_differ: how many of the outputs' integers may differ between a device and `beside`.
+            beside: the device that others are compared with; by default the one that the network was prepared for.
+            higher_is_better: False for losses and errors.
+            keep: a folder for the best network so far, ``best.tflite``, and the verdict on it, ``best.json``.
+            on_best: called with the model and the verdict whenever a network is the best so far.
+            batch_size: examples that are computed at a time.
+
+        Raises:
+            ValueError: a bound is no number, or there is no such device.
+            TypeError: data is something else.
+        """
+        for name, bound in (("minimum", minimum), ("maximum", maximum)):
+            if bound is not None and not math.isfinite(bound):
+                raise ValueError(f"{name} must be a finite number, got {bound!r}")
+        if max_differ is not None and (isinstance(max_differ, bool) or max_differ < 0):
+            raise ValueError(f"max_differ must be a number of integers, 0 or more, got {max_differ!r}")
+        if devices is not None and not isinstance(devices, str) and not devices:
+            raise ValueError("devices is empty: name one at least, or leave it out")
+        given = [devices] if isinstance(devices, str) else devices
+        self._devices = None if given is None else tuple(dict.fromkeys(profile_named(each).name for each in given))
+        self._beside = None if beside is None else profile_named(beside).name
+        self._data, self._metric = Data(data, True), metric
+        self._bounds, self._max_differ = (minimum, maximum), max_differ
+        self._higher, self._batch_size, self._on_best = higher_is_better, batch_size, on_best
+        self._keep = None if keep is None else Path(keep)
+        self.best: Verdict | None = None
+
+    def __call__(self, network: Any, step: int | None = None) -> Verdict:
+        """Scores a network; if it is the best so far, keeps it.
+
+        Args:
+            network: a prepared model (for JAX ``(prepared, params, state)``), a `deploy.Graph`, or the path of a
+                .tflite file.
+            step: for the verdict, such as the epoch.
+        """
+        graph = graph_of(network)
+        verdict = replace(self.verdict(graph), step=step)
+        better = self.best is None or _rank(verdict) > _rank(self.best)
+        if better:
+            verdict = replace(verdict, best=True)
+            self.best = verdict
+            if self._keep is not None:
+                self._keep.mkdir(parents=True, exist_ok=True)
+                write_tflite(graph, self._keep / BEST)
+                (self._keep / VERDICT).write_text(verdict.as_json() + "\n", "utf-8")
+            if self._on_best is not None:
+                self._on_best(network, verdict)
+        return verdict
+
+    def verdict(self, graph: Graph) -> Verdict:
+        """Scores a graph, and keeps nothing."""
+        trained = graph.trained_for or (self._devices[0] if self._devices else DEFAULT_PROFILE)
+        devices = self._devices or (trained,)
+        beside = self._beside or trained
+        codes = input_codes(graph, self._data.inputs)
+        known = {name: simulate(graph, codes, name, batch_size=self._batch_size) for name in devices}
+        if self._max_differ is not None and beside not in known:
+            known[beside] = simulate(graph, codes, beside, batch_size=self._batch_size)
+        rows, failures = [], []
+        for name in devices:
+            found = score(self._metric, output_values(graph, known[name]), self._data.targets)
+            differing, values = None, sum(array.size for array in known[name].values())
+            if beside in known and name != beside:
+                pairs = [(known[name][tensor], known[beside][tensor]) for tensor in known[name]]
+                differing = sum(int(np.count_nonzero(first != second)) for first, second in pairs)
+            rows.append(OnDevice(name, found, differing, values))
+            minimum, maximum = self._bounds
+            if minimum is not None and found < minimum:
+                failures.append(f"{name}: {found:.6g} is below {minimum:g}")
+            if maximum is not None and found > maximum:
+                failures.append(f"{name}: {found:.6g} is above {maximum:g}")
+            if self._max_differ is not None and (differing or 0) > self._max_differ:
+                failures.append(
+                    f"{name}: {differing:,} of {values:,} outputs differ from {beside}, {self._max_differ:,} may"
+                )
+        return Verdict(tuple(rows), tuple(failures), self._data.examples, higher_is_better=self._higher)
+
+
+def _rank(verdict: Verdict) -> tuple[bool, float]:
+    """A network that passes is better than one that does not."""
+    return verdict.passes, verdict.score if verdict.higher_is_better else -verdict.score
+
+
+def gate(network: Any, data: Any, metric: Metric = accuracy, **settings: Any) -> Verdict:
+    """Scores a network on devices' integers, once; see `Gate` for the settings.
+
+    Args:
+        network: a prepared model (for JAX ``(prepared, params, state)``), a `deploy.Graph`, or the path of a .tflite
+            file.
+    """
+    return Gate(data, metric, **settings)(network)
+
+
+def graph_of(network: Any) -> Graph:
+    """The integers of a prepared model, a file, or a graph."""
+    if isinstance(network, Graph):
+        return network
+    if isinstance(network, str | os.PathLike):
+        return read_tflite(network)
+    return Candidate.of(network).graph()
+
+
+__all__ = ["Gate", "OnDevice", "Verdict", "gate", "graph_of"]

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a network is judged by: functions of outputs and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+# outputs: an array for a network with one output, else a dictionary by the outputs' names; real numbers in the user's
+# axes. targets: the user's.
+Metric = Callable[[Any, Any], float]
+
+
+def accuracy(outputs: Any, targets: Any) -> float:
+    """The share of examples whose largest output, along the last axis, is that of their class.
+
+    Args:
+        outputs: [batch, classes].
+        targets: classes, integers [batch].
+    """
+    scores, classes = np.asarray(outputs), np.asarray(targets)
+    if scores.ndim < 2 or scores.shape[:-1] != classes.shape:
+        raise ValueError(
+            f"accuracy needs outputs [batch, classes] and classes [batch], got {list(scores.shape)} and "
+            f"{list(classes.shape)}; give a metric of your own, a function of outputs and targets"
+        )
+    return float((scores.argmax(-1) == classes).mean())
+
+
+def score(metric: Metric, outputs: Mapping[str, np.ndarray], targets: Any) -> float:
+    """The metric of outputs by name.
+
+    Raises:
+        ValueError: it is no finite number.
+    """
+    given = next(iter(outputs.values())) if len(outputs) == 1 else dict(outputs)
+    found = float(metric(given, targets))
+    if not np.isfinite(found):
+        raise ValueError(f"metric must return a finite number, got {found}")
+    return found
+
+
+def decibels(reference: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> float:
+    """Signal to noise of outputs beside the reference's, in dB; infinite where they are equal, 0 where there is no
+    signal."""
+    signal = noise = 0.0
+    for name, values in reference.items():
+        exact = values.astype(np.float64)
+        signal += float(np.square(exact).sum())
+        noise += float(np.square(given[name].astype(np.float64) - exact).sum())
+    if noise == 0:
+        return float("inf")
+    return 10 * float(np.log10(signal / noise)) if signal > 0 else 0.0
+
+
+class Data:
+    """Inputs and targets, cut into parts.
+
+    Attributes:
+        examples: how many there are.
+    """
+
+    def __init__(self, data: Any, targets_needed: bool) -> None:
+        """
+        Args:
+            data: ``(inputs, targets)``; inputs as `deploy.input_codes` takes them, or a loader of such pairs.
+
+        Raises:
+            TypeError, ValueError: it is something else, or their numbers of examples differ.
+        """
+        if (
+            not isinstance(data, tuple | list)
+            and hasattr(data, "__iter__")
+            and not isinstance(data, Mapping | np.ndarray)
+        ):
+            data = _loaded(data)
+        pair = isinstance(data, tuple | list) and len(data) == 2
+        if not pair and targets_needed:
+            raise TypeError(f"data must be (inputs, targets), or a loader of such pairs, got {type(data).__name__}")
+        self.inputs: Any = data[0] if pair else data
+        self.targets: Any = data[1] if pair else None
+        arrays = self._arrays(self.inputs)
+        counts = {len(array) for array in arrays}
+        if len(counts) != 1 or 0 in counts:
+            raise ValueError(f"inputs must hold the same number of examples, at least one, got {sorted(counts)}")
+        (self.examples,) = counts
+        given: Any = self.targets
+        if targets_needed and hasattr(given, "__len__") and len(given) != self.examples:
+            raise ValueError(f"targets must be one for each of the {self.examples} examples, got {len(given)}")
+
+    @staticmethod
+    def _arrays(inputs: Any) -> list[np.ndarray]:
+        if isinstance(inputs, Mapping):
+            return [np.asarray(each) for each in inputs.values()]
+        if isinstance(inputs, tuple | list):
+            return [np.asarray(each) for each in inputs]
+        return [np.asarray(inputs)]
+
+    def part(self, start: int, stop: int) -> Any:
+        """The inputs of some examples."""
+        if isinstance(self.inputs, Mapping):
+            return {name: np.asarray(each)[start:stop] for name, each in self.inputs.items()}
+        if isinstance(self.inputs, tuple | list):
+            return [np.asarray(each)[start:stop] for each in self.inputs]
+        return np.asarray(self.inputs)[start:stop]
+
+    def only(self, chosen: Sequence[int] | np.ndarray) -> Data:
+        """Some of the examples, by number."""
+        rows = np.asarray(chosen)
+        if isinstance(self.inputs, Mapping):
+            inputs: Any = {name: np.asarray(each)[rows] for name, each in self.inputs.items()}
+        elif isinstance(self.inputs, tuple | list):
+            inputs = [np.asarray(each)[rows] for each in self.inputs]
+        else:
+            inputs = np.asarray(self.inputs)[rows]
+        targets = self.targets
+        if isinstance(targets, Mapping):
+            targets = {name: np.asarray(each)[rows] for name, each in targets.items()}
+        elif targets is not None:
+            targets = targets[rows] if hasattr(targets, "shape") else [targets[row] for row in rows]
+        return Data((inputs, targets), targets is not None)
+
+
+def _loaded(loader: Any) -> tuple[Any, Any]:
+    """The pairs of a loader, joined."""
+    pairs = []
+    for batch in loader:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise TypeError(f"a loader must give pairs of inputs and targets, got {type(batch).__name__}")
+        pairs.append([np.asarray(each) for each in batch])
+    if not pairs:
+        raise ValueError("data is an empty loader")
+    inputs, targets = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
+    return inputs, targets
+
+
+__all__ = ["Data", "Metric", "accuracy", "decibels", "score"]

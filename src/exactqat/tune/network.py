@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained network as numbers that can be varied, whatever framework trained it, and the graph that they make."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..deploy.graph import Graph
+from ..deploy.lower import Lowering
+from ..device import DEFAULT_PROFILE
+from ..planning.fitting import RangesMovedWarning
+from ..planning.plans import Derived, Numbers, Plan, PlanStep, WeightNumbers
+from ..train.core import primitives_numpy
+from ..train.core.functional import Arrays, Functional, Mode, Run, TrainedNetwork
+from ..train.core.weights import per_channel
+
+# Digits of a finely quantized weight: codes of int8 are its first one, and this many steps make one of theirs.
+DIGIT = 254
+# Likewise of a bias.
+BIAS_DIGIT = 2**30
+# Steps of a fine bias in one of the int32 bias's, and the largest that the sums of 48 bits leave room for.
+BIAS_STEPS, LARGEST_BIAS = 2**12, 2**46
+
+Ends = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class FineWeights:
+    """The real weights of an operator in the device's order of axes, as int16 codes.
+
+    Attributes:
+        codes: int16, in the shape of the operator's filter.
+        scale: float32 [1] or [channels].
+        bias: float64 [channels], real numbers.
+    """
+
+    codes: np.ndarray
+    scale: np.ndarray
+    bias: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A network's numbers. Variants of it are made by `dataclasses.replace`; nothing is changed in place.
+
+    Attributes:
+        plan: what the device runs.
+        tensors: the parameters, buffers and constants that steps read, float32, by name.
+        ranges: (min, max) of every grid, by name.
+        learned: learned ranges of weights, as `Arrays.learned` has them.
+        device: whose integers.
+        shapes: of the user's tensors, by name.
+    """
+
+    plan: Plan
+    tensors: Mapping[str, np.ndarray]
+    ranges: Mapping[str, Ends]
+    learned: Mapping[str, Mapping[str, Any]]
+    device: str
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @staticmethod
+    def of(model: Any, device: str | None = None) -> Candidate:
+        """The numbers of a calibrated, trained or frozen model.
+
+        Args:
+            model: a prepared model of PyTorch or Keras; for JAX ``(prepared, params, state)`` or what
+                ``prepared.trained(params, state)`` gives; or a candidate.
+            device: by default the one that it was prepared for.
+
+        Raises:
+            TypeError: it is none of these.
+            MissingData: a range has seen no data.
+        """
+        if isinstance(model, Candidate):
+            return model if device is None else replace(model, device=device)
+        if isinstance(model, tuple) and len(model) == 3 and hasattr(model[0], "trained"):
+            model = model[0].trained(*model[1:])
+        trained = model
+        if not isinstance(model, TrainedNetwork):
+            if not hasattr(model, "trained") or not hasattr(model, "plan") or not hasattr(model, "frozen"):
+                raise TypeError(
+                    "model must come from exactqat.qat.prepare, for JAX as (prepared, params, state), got "
+                    f"{type(model).__name__}"
+                )
+            trained = model.trained()
+        functional, arrays = trained.functional, trained.arrays
+        functional.require_data(arrays.ranges)
+        run = Run(functional, arrays, Mode(frozen=True), primitives=primitives_numpy)
+        read = dict.fromkeys(name for step in trained.plan.steps for name in functional.tensors_read(step))
+        ranges = {}
+        for name in trained.plan.grids:
+            low, high = (np.float32(run.end(name, end)) for end in ("minimum", "maximum"))
+            ranges[name] = (float(low), float(high))
+        weights = {name: ends for name, ends in arrays.learned.items() if name not in trained.plan.grids}
+        known = device or trained.profile or DEFAULT_PROFILE
+        tensors = {name: np.asarray(run.constant(name)) for name in read}
+        shapes = {name: tuple(np.shape(array)) for name, array in arrays.tensors.items()}
+        return Candidate(trained.plan, tensors, ranges, weights, known, shapes)
+
+    def settled(self) -> Candidate:
+        """With ranges that the device's operators can take beside one another, as `freeze` moves them."""
+        functional, arrays = self._functional()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RangesMovedWarning)
+            moved, _ = functional.frozen_ranges(arrays.ranges, arrays.learned, arrays.tensors)
+        ends = {name: (float(each["minimum"]), float(each["maximum"])) for name, each in moved.items()}
+        return replace(self, ranges=ends)
+
+    def graph(self) -> Graph:
+        """The device's integers.
+
+        Raises:
+            ValueError: a layer does not fit the device's integers.
+        """
+        settled = self.settled()
+        return replace(Lowering(self.plan, settled._numbers()).run(), trained_for=self.device)
+
+    def fine_weights(self) -> dict[str, FineWeights]:
+        """The real weights of the graph's operators, by the name of their filter.
+
+        The graph is lowered from each digit of them, so that they lie as the device has them.
+        """
+        settled = self.settled()
+        numbers = settled._numbers()
+        run = settled._run()
+        first, second, steps = {}, {}, {}
+        for step in self.plan.steps:
+            if step.weights is None or step.path not in numbers.weights:
+                continue
+            weight, bias = real_weights(run, step)
+            axis = step.weights.channel_axis
+            channels_last = np.abs(np.moveaxis(weight, axis, -1)).reshape(-1, weight.shape[axis])
+            given = numbers.weights[step.path].scale
+            scale = (channels_last.max(0) if given.size > 1 else channels_last.max(keepdims=True)) / np.float32(127)
+            scale = np.where(scale > 0, scale, given).astype(np.float32).reshape(-1)
+            whole = np.rint(weight.astype(np.float64) / per_channel(primitives_numpy, scale, weight.ndim, axis) * DIGIT)
+            high = np.rint(whole / DIGIT)
+            step_of_bias = run.scale(_source(run, step)) * scale.astype(np.float64) / BIAS_STEPS
+            codes = np.clip(np.rint(bias / step_of_bias), -LARGEST_BIAS, LARGEST_BIAS)
+            bias_high = np.rint(codes / BIAS_DIGIT)
+            first[step.path] = WeightNumbers(high.astype(np.int64), scale, bias_high)
+            second[step.path] = WeightNumbers(
+                (whole - DIGIT * high).astype(np.int64), scale, codes - bias_high * BIAS_DIGIT
+            )
+            steps[step.path] = step_of_bias
+        high_graph, low_graph = (
+            Lowering(self.plan, replace(numbers, weights=each)).run(validated=False) for each in (first, second)
+        )
+        return _joined(high_graph, low_graph)
+
+    def changed_from(self, other: Candidate) -> dict[str, np.ndarray]:
+        """The user's tensors that are not those of another candidate of the same network, by the user's names.
+
+        Raises:
+            ValueError: one is computed from the user's in a way that cannot be turned round.
+        """
+        found = {}
+        for name, value in self.tensors.items():
+            if value is other.tensors[name] or np.array_equal(value, other.tensors[name]):
+                continue
+            origin = self._origin(name)
+            if origin is None:
+                raise ValueError(f"{name!r} is no parameter of the model and none with its elements moved")
+            source, positions = origin
+            found[source] = value
+            if positions is not None:
+                found[source] = np.empty(value.size, np.float32)
+                found[source][positions.reshape(-1)] = value.reshape(-1)
+                found[source] = found[source].reshape(self.shapes[source])
+        return found
+
+    def may_change(self, name: str) -> bool:
+        """Whether a tensor is one of the user's, or one of them with its elements moved."""
+        return name in self.tensors and self._origin(name) is not None
+
+    def _origin(self, name: str) -> tuple[str, np.ndarray | None] | None:
+        """The user's tensor that another is made of by moving elements, and the position that each had there."""
+        constant = self.plan.constants.get(name)
+        if constant is None or constant.parameter:
+            return name, None
+        if isinstance(constant.expression, Derived):
+            sources, function = constant.expression.operands, constant.expression.function
+        else:
+            sources, function = constant.sources, constant.expression
+        if len(sources) != 1 or sources[0] not in self.shapes or function is None:
+            return None
+        shape = self.shapes[sources[0]]
+        # Numbers that every framework's floats hold: none but what moves elements gives just these again.
+        size = int(np.prod(shape))
+        given = np.arange(1, size + 1, dtype=np.float32).reshape(shape)
+        if size >= 2**24:
+            return None
+        try:
+            moved = np.asarray(function(given))
+        except (TypeError, ValueError, AttributeError):  # it takes arrays of its framework
+            return None
+        if moved.size != size or not np.array_equal(np.sort(moved, axis=None), given.reshape(-1)):
+            return None
+        return sources[0], moved.astype(np.int64) - 1
+
+    def numbers(self) -> Numbers:
+        """The integers of weights and the grids, as they are lowered."""
+        return self.settled()._numbers()
+
+    def run(self) -> Run:
+        """What computes the network's constants and weights, in NumPy."""
+        return self._run()
+
+    def _numbers(self) -> Numbers:
+        return self._run().numbers()
+
+    def _run(self) -> Run:
+        functional, arrays = self._functional()
+        return Run(functional, arrays, Mode(frozen=True), primitives=primitives_numpy)
+
+    def _functional(self) -> tuple[Functional, Arrays]:
+        ranges = {
+            name: {
+                "minimum": np.float32(low),
+                "maximum": np.float32(high),
+                "batches": np.int32(1),
+                "trained": np.int32(0),
+            }
+            for name, (low, high) in self.ranges.items()
+        }
+        learned = {name: dict(ends) for name, ends in self.learned.items()}
+        return Functional(self.plan, profile=self.device), Arrays(dict(self.tensors), learned, ranges)
+
+
+def real_weights(run: Run, step: PlanStep) -> tuple[np.ndarray, np.ndarray]:
+    """A step's weight and bias with batch norm in them, in real numbers: float32 in the user's order of axes, and
+    float32 [channels]."""
+    assert step.weights is not None
+    weights = step.weights
+    weight = np.asarray(run.constant(weights.weight), np.float32)
+    channels = weight.shape[weights.channel_axis]
+    bias = np.zeros(channels, np.float32) if not weights.bias else np.asarray(run.constant(weights.bias), np.float32)
+    if weights.batch_norm is None:
+        return weight, bias
+    factor, offset = run.factor_and_offset(weights.batch_norm)
+    return weight * per_channel(primitives_numpy, factor, weight.ndim, weights.channel_axis), bias * factor + offset
+
+
+def _source(run: Run, step: PlanStep) -> str:
+    """The grid of the activation that a step with weights reads."""
+    return next(run.functional.grid_of[name] for name in step.operands if name in run.functional.grid_of)
+
+
+def _joined(high: Graph, low: Graph) -> dict[str, FineWeights]:
+    found = {}
+    for operator in high.operators:
+        if len(operator.inputs) != 3 or not operator.inputs[1].endswith("/filter"):
+            continue
+        filters, biases = ([graph.tensors[operator.inputs[position]] for graph in (high, low)] for position in (1, 2))
+        digits = [np.asarray(each.data, np.int64) for each in (*filters, *biases)]
+        scale = filters[0].quantization.scale
+        step = biases[0].quantization.scale.astype(np.float64) / BIAS_STEPS
+        found[filters[0].name] = FineWeights(
+            (digits[0] * DIGIT + digits[1]).astype(np.int16),
+            (scale / np.float32(DIGIT)).astype(np.float32),
+            (digits[2] * BIAS_DIGIT + digits[3]) * step,
+        )
+    return found
+
+
+__all__ = ["Candidate", "FineWeights", "real_weights"]

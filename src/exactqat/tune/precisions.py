@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A graph in which every tensor and every weight is computed in the device's 8 bits or finely, in 16.
+
+What is fine is computed by the device's own int16 operators (TensorFlow Lite's 16x8), with the filter in 16 bits where
+the weights are fine; QUANTIZE converts between the two. Operators without an int16 form stay in 8 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..deploy.graph import Graph, Operator
+from ..deploy.signature import Port
+from ..device import OPERATORS, Quantization, Tensor, per_tensor
+from ..device.tensor import CODE_RANGES
+from .network import FineWeights
+
+INT16_LARGEST = 2**15 - 1
+# The first fine grid of a tensor: so many of its steps are one of 8 bits, which leaves room for 8 times the range.
+FIRST_STEPS = 16
+# The operator between grids of any dtype.
+CONVERSION = next(kind for kind, operator in OPERATORS.items() if operator.changes_dtype)
+# Room above the largest magnitude seen.
+MARGIN = 2.0
+
+
+@dataclass(frozen=True, order=True)
+class Part:
+    """What is kept fine or not: the weights of a layer, or the tensors that it stores on one grid.
+
+    Attributes:
+        place: number of the operator that has it; -1: an input.
+        weights: whether it is the weights; otherwise what is stored.
+        layer: the layer's path, or the name of the tensor.
+    """
+
+    place: int
+    weights: bool
+    layer: str
+
+    @property
+    def kind(self) -> str:
+        """``weights`` or ``result``; ``input`` of what the network is given."""
+        return "weights" if self.weights else "input" if self.place < 0 else "result"
+
+    def __str__(self) -> str:
+        return f"{self.layer} ({self.kind})"
+
+
+def layer_of(tensor: str) -> str:
+    """The path of the layer that stores a tensor: small bits are placed by a second operator."""
+    return tensor.removesuffix("/unshifted")
+
+
+class Precisions:
+    """A graph's variants. Operators and tensors that variants have in common are the same objects.
+
+    Attributes:
+        graph: the device's.
+        parts: in order of execution.
+        group: the tensors of each activation, by the part's number in `parts`.
+    """
+
+    def __init__(
+        self, graph: Graph, weights: Mapping[str, FineWeights], clamped: Mapping[str, tuple[float, float]]
+    ) -> None:
+        """
+        Args:
+            weights: fine ones by the name of the operator's filter; weights of others are no parts.
+            clamped: the range of tensors, by name, that their grid's ends clamp by design.
+        """
+        self.graph = graph
+        self.weights = weights
+        self._made: dict[Any, Any] = {}
+        # Tensors on one grid are fine together.
+        self._group_of = _groups(graph)
+        members: dict[str, list[str]] = {}
+        for name, first in self._group_of.items():
+            members.setdefault(first, []).append(name)
+        made_by = {name: number for number, operator in enumerate(graph.operators) for name in operator.outputs}
+        parts: dict[Part, list[str]] = {}
+        self._part_of_group: dict[str, Part] = {}
+        self._part_of_filter: dict[str, Part] = {}
+        self._scale: dict[str, np.float32] = {}
+        self._pinned: set[str] = set()
+        for first, names in members.items():
+            if all(graph.tensors[name].dtype == "int16" for name in names):
+                continue
+            layer = layer_of(first)
+            part = Part(made_by.get(first, -1), False, layer)
+            scale = self._first_scale(names, made_by, clamped)
+            if scale is None:
+                continue
+            self._part_of_group[first] = part
+            self._scale[first] = scale
+            parts[part] = names
+        for number, operator in enumerate(graph.operators):
+            for name in operator.inputs:
+                if name in weights:
+                    part = Part(number, True, layer_of(operator.outputs[0]))
+                    self._part_of_filter[name] = part
+                    parts[part] = [name]
+        # Of one operator the weights come before what it stores.
+        self.parts = tuple(sorted(parts, key=lambda part: (part.place, not part.weights, part.layer)))
+        self.tensors_of = {part: tuple(parts[part]) for part in self.parts}
+
+    def _first_scale(
+        self, names: list[str], made_by: Mapping[str, int], clamped: Mapping[str, tuple[float, float]]
+    ) -> np.float32 | None:
+        """The fine grid of tensors to begin with; it is not moved where it is pinned. None: there is none."""
+        graph, first = self.graph, self._group_of[names[0]]
+        for name in names:
+            operator = graph.operators[made_by[name]] if name in made_by else None
+            fixed = None if operator is None else OPERATORS[operator.kind].grid_fixed_in("int16")
+            if fixed is not None:
+                self._pinned.add(first)
+                return np.float32(fixed[0])
+        for name in names:
+            if name in clamped:
+                low, high = clamped[name]
+                operator = graph.operators[made_by[name]]
+                below = operator.attributes.get("activation", "NONE") != "NONE"
+                if not (low == -high or (low == 0 and below)):
+                    return None
+                self._pinned.add(first)
+                return np.float32(high / INT16_LARGEST)
+        return np.float32(graph.tensors[names[0]].quantization.scale[0] / FIRST_STEPS)
+
+    def fit(self, largest: Mapping[Part, int]) -> bool:
+        """Moves fine grids to the largest codes that were seen in them; returns whether one was saturated.
+
+        largest: of each activation, in the fine grids of now.
+        """
+        again = False
+        for first, part in self._part_of_group.items():
+            if part not in largest or first in self._pinned:
+                continue
+            code = largest[part]
+            if code >= INT16_LARGEST:
+                again = True
+                self._scale[first] = np.float32(self._scale[first] * 64)
+            elif code > 0:
+                self._scale[first] = np.float32(self._scale[first] * max(code * MARGIN / INT16_LARGEST, 2.0**-12))
+        self._made.clear()
+        return again
+
+    def fine_tensor(self, name: str) -> Tensor:
+        """The int16 form of one of the graph's tensors."""
+        tensor = self.graph.tensors[name]
+        if tensor.dtype != "int8":
+            return tensor
+        scale = self._scale[self._group_of[name]]
+        return self._tensor(f"{name} in 16 bits", tensor.shape, per_tensor(scale, 0, "int16"))
+
+    def stored(self, name: str, fine: Collection[Part]) -> Tensor:
+        """The form of a tensor in the variant in which `fine` parts are fine."""
+        return self.fine_tensor(name) if self._is_fine(name, fine) else self.graph.tensors[name]
+
+    def variant(self, fine: Collection[Part]) -> Graph:
+        """The graph in which these parts are computed in 16 bits. It is not validated: no file holds such filters."""
+        fine = frozenset(fine)
+        graph = self.graph
+        tensors: dict[str, Tensor] = {}
+        operators: list[Operator] = []
+
+        def emit(operator: Operator, *made: Tensor) -> None:
+            operators.append(operator)
+            tensors.update({each.name: each for each in made})
+
+        def quantize(source: Tensor, target: Tensor) -> Tensor:
+            if target.name not in tensors:
+                key = ("quantize", source.name, source.dtype, target.name)
+                emit(self._operator(key, CONVERSION, (source.name,), (target.name,), {}), source, target)
+            return target
+
+        def wide(name: str) -> Tensor:
+            """An activation in int16: fine, or its 8 bits exactly."""
+            tensor = graph.tensors[name]
+            if self._is_fine(name, fine) or tensor.dtype == "int16":
+                return self.stored(name, fine)
+            scale = tensor.quantization.scale[0]
+            target = self._tensor(f"{name} in int16", tensor.shape, per_tensor(scale, 0, "int16"))
+            return quantize(tensor, target)
+
+        def narrow(name: str) -> Tensor:
+            """An activation as the graph has it."""
+            tensor = graph.tensors[name]
+            return quantize(self.fine_tensor(name), tensor) if self._is_fine(name, fine) else tensor
+
+        for name in graph.inputs:
+            stored = self.stored(name, fine)
+            tensors[stored.name] = stored
+        for number, operator in enumerate(graph.operators):
+            output = graph.tensors[operator.outputs[0]]
+            declaration = OPERATORS[operator.kind]
+            read = [name for name in operator.inputs if graph.tensors[name].data is None]
+            fine_weights = any(self._part_of_filter.get(name) in fine for name in operator.inputs)
+            fine_output = self._is_fine(output.name, fine)
+            plain = not (fine_weights or fine_output or any(self._is_fine(name, fine) for name in read))
+            # A table of codes holds for its own grids only.
+            takes_wide = "int16" in declaration.dtypes and "codes" not in operator.attributes
+            if plain or not takes_wide:
+                for name in operator.inputs:
+                    tensor = graph.tensors[name] if graph.tensors[name].data is not None else narrow(name)
+                    tensors[tensor.name] = tensor
+                emit(operator, output)
+                if fine_output:
+                    quantize(output, self.fine_tensor(output.name))
+                continue
+            target = output
+            if output.dtype == "int8":
+                target = self.fine_tensor(output.name) if fine_output else self._computed(output)
+            operands = []
+            for position, name in enumerate(operator.inputs):
+                tensor = graph.tensors[name]
+                if tensor.data is None:
+                    operands.append(wide(name))
+                elif position in declaration.weights:
+                    operands.append(self._weight(operator, position, operands[0], fine_weights))
+                else:
+                    operands.append(self._constant(tensor, target if declaration.same_quantization else None))
+            key = (number, tuple(each.name for each in operands), target.name)
+            names = tuple(each.name for each in operands)
+            emit(self._operator(key, operator.kind, names, (target.name,), operator.attributes), *operands, target)
+            if target is not output and not fine_output:
+                quantize(target, output)
+        renamed = {name: self.stored(name, fine).name for name in (*graph.inputs, *graph.outputs)}
+        ports = graph.signature
+        sides = (
+            tuple(_port(port, renamed[port.tensor], fine_port=renamed[port.tensor] != port.tensor) for port in side)
+            for side in (ports.inputs, ports.outputs)
+        )
+        return replace(
+            graph,
+            tensors=tensors,
+            operators=tuple(operators),
+            inputs=tuple(renamed[name] for name in graph.inputs),
+            outputs=tuple(renamed[name] for name in graph.outputs),
+            ports=replace(ports, **dict(zip(("inputs", "outputs"), sides, strict=True))),
+        )
+
+    # --- what variants share ------------------------------------------------------------------------------------------
+
+    def _is_fine(self, name: str, fine: Collection[Part]) -> bool:
+        part = self._part_of_group.get(self._group_of.get(name, ""))
+        return part is not None and part in fine
+
+    def _computed(self, output: Tensor) -> Tensor:
+        """A result in 16 bits, on its way to 8."""
+        group = self._group_of[output.name]
+        scale = self._scale.get(group, np.float32(output.quantization.scale[0] / FIRST_STEPS))
+        return self._tensor(f"{output.name} before 8 bits", output.shape, per_tensor(scale, 0, "int16"))
+
+    def _tensor(self, name: str, shape: tuple[int, ...], grid: Quantization) -> Tensor:
+        if name not in self._made:
+            self._made[name] = Tensor(name, shape, "int16", grid)
+        made: Tensor = self._made[name]
+        return made
+
+    def _operator(
+        self, key: Any, kind: str, inputs: tuple[str, ...], outputs: tuple[str, ...], attributes: Mapping[str, Any]
+    ) -> Operator:
+        if key not in self._made:
+            self._made[key] = Operator(kind, inputs, outputs, attributes)
+        made: Operator = self._made[key]
+        return made
+
+    def _weight(self, operator: Operator, position: int, input: Tensor, fine: bool) -> Tensor:
+        """The filter or the bias of an operator whose input is int16."""
+        filter, bias = (self.graph.tensors[name] for name in operator.inputs[1:3])
+        key = (filter.name, position, fine, input.name, float(input.quantization.scale[0]))
+        if key in self._made:
+            made: Tensor = self._made[key]
+            return made
+        kept = self.weights.get(filter.name)
+        grid, codes = filter.quantization, np.asarray(filter.data)
+        assert bias.data is not None
+        real = bias.data.astype(np.float64) * bias.quantization.scale.astype(np.float64)
+        word = "in 8 bits"
+        if fine and kept is not None:
+            grid, codes, real, word = replace(grid, scale=kept.scale), kept.codes, kept.bias, "in 16 bits"
+        if position == 1:
+            tensor = Tensor(f"{filter.name} {word}", filter.shape, str(codes.dtype), grid, codes)
+        else:
+            scale = input.quantization.scale.astype(np.float64) * grid.scale.astype(np.float64)
+            steps = np.clip(np.rint(real / scale), -(2**47), 2**47).astype(np.int64)
+            own = Quantization(scale.astype(np.float32), np.zeros(1), bias.quantization.axis)
+            # The same bias has other codes beside another input.
+            tensor = Tensor(f"{bias.name} {word} for {input.name}", bias.shape, "int64", own, steps)
+        self._made[key] = tensor
+        return tensor
+
+    def _constant(self, tensor: Tensor, like: Tensor | None) -> Tensor:
+        """A constant operand in int16; on the grid of a tensor, or on its own, exactly."""
+        if tensor.dtype != "int8":
+            return tensor
+        grid = tensor.quantization
+        scale = grid.scale[0] if like is None else like.quantization.scale[0]
+        key = (tensor.name, "constant", float(scale))
+        if key not in self._made:
+            assert tensor.data is not None
+            steps = tensor.data.astype(np.float64) - float(grid.zero_point[0])
+            codes = np.rint(steps * (float(grid.scale[0]) / float(scale)))
+            codes = np.clip(codes, *CODE_RANGES["int16"]).astype(np.int16)
+            name = f"{tensor.name} in int16 by {float(scale):g}"
+            self._made[key] = Tensor(name, tensor.shape, "int16", per_tensor(scale, 0, "int16"), codes)
+        made: Tensor = self._made[key]
+        return made
+
+
+def _port(port: Port, tensor: str, fine_port: bool) -> Port:
+    return replace(port, tensor=tensor, limits=None if fine_port else port.limits)
+
+
+def _groups(graph: Graph) -> dict[str, str]:
+    """For each activation the first tensor of those that are on one grid because no operator rescales them."""
+    first = {name: name for name in (*graph.inputs, *graph.results())}
+
+    def root(name: str) -> str:
+        while first[name] != name:
+            name = first[name]
+        return name
+
+    order = {name: number for number, name in enumerate(first)}
+    for operator in graph.operators:
+        output = operator.outputs[0]
+        read = [name for name in operator.inputs if graph.tensors[name].data is None]
+        tensors = [graph.tensors[name] for name in (*read, output)]
+        if any(tensor.dtype not in CODE_RANGES for tensor in tensors):
+            continue
+        # Codes that are only shifted are few bits on their way to the bottom of int8.
+        same_steps = np.array_equal(tensors[0].quantization.scale, tensors[-1].quantization.scale)
+        same_dtype = tensors[0].dtype == tensors[-1].dtype
+        shifted = OPERATORS[operator.kind].changes_dtype and same_dtype and same_steps
+        if OPERATORS[operator.kind].same_quantization or shifted:
+            for name in read:
+                ends = sorted((root(name), root(output)), key=order.__getitem__)
+                first[ends[1]] = ends[0]
+    int8 = {name for name in first if graph.tensors[name].dtype in CODE_RANGES}
+    return {name: root(name) for name in first if name in int8}
+
+
+__all__ = ["Part", "Precisions", "layer_of"]

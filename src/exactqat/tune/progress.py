@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a long computation has come, and what is left."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+# Called with what has been done, all there is to do, and the seconds that are left.
+Progress = Callable[[float, float, float], None]
+BAR, PAUSE = 24, 0.2
+
+
+class Clock:
+    """Counts work, and says what is left at the pace so far.
+
+    Work is counted in steps of any unit, such as multiply-adds.
+    """
+
+    def __init__(self, title: str, total: float, progress: Progress | bool | None) -> None:
+        """progress: who is informed; True: a line on standard error; None: likewise, if that is a terminal."""
+        if progress is None:
+            progress = sys.stderr is not None and sys.stderr.isatty()
+        self._title, self._total, self._done = title, max(total, 1e-12), 0.0
+        self._began, self._shown = time.monotonic(), 0.0
+        self._tell: Progress | None = (self._line if progress else None) if isinstance(progress, bool) else progress
+
+    def did(self, work: float) -> None:
+        """So much more is done."""
+        self._done += work
+        if self._tell is not None:
+            spent = time.monotonic() - self._began
+            self._tell(self._done, self._total, spent / self._done * max(self._total - self._done, 0))
+
+    def _line(self, done: float, total: float, left: float) -> None:
+        now, finished = time.monotonic(), done >= total * (1 - 1e-9)
+        if now - self._shown < PAUSE and not finished:
+            return
+        self._shown = now
+        full = min(BAR, int(BAR * done / total))
+        words = f"{now - self._began:.0f} s" if finished else f"{_duration(left)} left"
+        end = "\n" if finished else ""
+        print(f"\r{self._title} [{'#' * full}{'.' * (BAR - full)}] {words:<12}", end=end, file=sys.stderr, flush=True)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+__all__ = ["Clock", "Progress"]

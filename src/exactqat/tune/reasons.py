@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a layer loses accuracy in few bits, from the values that it holds and the grid that they get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .network import FineWeights
+
+# Share of values that counts as few, and how many times the range of all others their range is to be a reason.
+FEW, WIDER = 0.001, 4.0
+# How many times the median channel the largest is to be a reason.
+UNEQUAL = 8.0
+# A grid of no more bits has few codes whatever the values are.
+FEW_BITS = 4
+# Of the values that are looked at for each part.
+SAMPLE = 2**18
+# The bias of a layer in int32 is at most so many steps of its grid, or its channel becomes constant.
+LARGEST_BIAS = 2.0**30
+
+
+@dataclass
+class Values:
+    """What a tensor holds, gathered from some batches in real numbers.
+
+    Attributes:
+        low, high: ends of the grid. bits: of its codes.
+    """
+
+    low: float
+    high: float
+    bits: int
+    count: int = 0
+    outside: int = 0
+    clipped: float = 0.0
+    rounded: float = 0.0
+    least: float = 0.0
+    most: float = 0.0
+    channels: np.ndarray | None = None
+    sample: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, values: np.ndarray) -> None:
+        """values: [..., channels]."""
+        flat = values.reshape(-1, values.shape[-1]).astype(np.float64)
+        step = (self.high - self.low) / (2**self.bits - 1)
+        beyond = np.maximum(flat - self.high, 0) + np.maximum(self.low - flat, 0)
+        inside = flat.size - int(np.count_nonzero(beyond))
+        self.count += flat.size
+        self.outside += int(np.count_nonzero(beyond > step / 2))
+        self.clipped += float(np.square(beyond).sum())
+        self.rounded += inside * step**2 / 12
+        self.least, self.most = min(self.least, float(flat.min())), max(self.most, float(flat.max()))
+        largest = np.abs(flat).max(0)
+        if self.channels is None:
+            self.channels = largest
+        elif len(largest) == len(self.channels):
+            self.channels = np.maximum(self.channels, largest)
+        room = SAMPLE - sum(each.size for each in self.sample)
+        rows = room // flat.shape[1]
+        if rows > 0:
+            self.sample.append(flat[:: max(1, -(-len(flat) // rows))].astype(np.float32))
+
+    def reasons(self) -> tuple[str, ...]:
+        """Sentences without a subject, the weightiest first; none where nothing is unusual."""
+        if not self.count or self.most == self.least:
+            return ()
+        if self.clipped > self.rounded and self.outside:
+            ends = f"[{self.low:.3g}, {self.high:.3g}]"
+            share = max(self.outside / self.count, 1e-6)
+            return (
+                f"saturates: {share:.2g} of its values lie beyond {ends}, up to [{self.least:.3g}, {self.most:.3g}]",
+            )
+        found: list[tuple[float, str]] = []
+        width, used = self.high - self.low, self.most - self.least
+        if self.bits <= FEW_BITS:
+            found.append((2.0 ** (8 - self.bits), f"has too few codes: {2**self.bits}, of {self.bits} bits"))
+        elif width > WIDER * used:
+            codes = max(1, round(used / width * 2**self.bits))
+            times = f"the range is {width / used:.0f} times wider"
+            text = f"uses too few codes: its values need {codes} of {2**self.bits}, {times}"
+            found.append((width / used, text))
+        values = np.concatenate([each.reshape(-1, each.shape[-1]) for each in self._of_one_width()])
+        found += _outliers_or_channels(values, self.channels if self.channels is not None else np.zeros(1))
+        return tuple(text for _, text in sorted(found, reverse=True))
+
+    def _of_one_width(self) -> list[np.ndarray]:
+        width = self.sample[0].shape[1]
+        return [each for each in self.sample if each.shape[1] == width]
+
+
+def _outliers_or_channels(values: np.ndarray, channels: np.ndarray) -> list[tuple[float, str]]:
+    """values: [n, channels]; channels: the largest magnitude of each."""
+    if not values.size:
+        return []
+    bulk = _bulk(values)
+    largest = float(channels.max())
+    alive = channels[channels > 0]
+    found = []
+    typical = float(np.median(alive)) if alive.size else 0.0
+    # The widest channel by itself: whether few of its values make it wide, or all of them.
+    own = _bulk(values[:, int(channels.argmax())]) if values.shape[1] == len(channels) else bulk
+    if typical and len(alive) > 1 and largest > UNEQUAL * typical and largest <= WIDER * max(own, 1e-30):
+        text = (
+            f"has channels of very different size: the largest reaches {largest:.3g}, half of them below {typical:.3g}"
+        )
+        found.append((largest / typical, text))
+    elif bulk and largest > WIDER * bulk:
+        text = (
+            f"has a range too wide for few outliers: they reach {largest:.3g}, {1 - FEW:.1%} of the values {bulk:.3g}"
+        )
+        found.append((largest / bulk, text))
+    return found
+
+
+def _bulk(values: np.ndarray) -> float:
+    """The magnitude that all but few values keep within."""
+    return float(np.quantile(np.abs(values), 1 - FEW))
+
+
+def reasons_of_weights(
+    codes: np.ndarray, scale: np.ndarray, fine: FineWeights, axis: int, input_scale: float
+) -> tuple[str, ...]:
+    """As `Values.reasons`, of the weights of an operator.
+
+    Args:
+        codes: int8, in the filter's shape. scale: float32 [1] or [channels].
+        fine: the same in 16 bits. axis: of the output channels. input_scale: of the activation that they meet.
+    """
+    channels = codes.shape[axis]
+
+    def rows(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        flat = np.moveaxis(values.astype(np.float64), axis, 0).reshape(channels, -1)
+        return np.asarray(flat * scales.astype(np.float64).reshape(-1, 1))
+
+    real, stored = rows(fine.codes, fine.scale), rows(codes, scale)
+    largest = np.abs(real).max(1)
+    found: list[tuple[float, str]] = []
+    dropped = (largest > 0) & (np.abs(stored).max(1) == 0)
+    steps = np.abs(fine.bias) / np.maximum(input_scale * largest / 127, 1e-300)
+    beyond = dropped & (steps > LARGEST_BIAS)
+    if beyond.any():
+        text = f"has a bias beyond its grid: {int(beyond.sum())} of {channels} channels keep nothing but their bias"
+        found.append((float("inf"), text))
+    alive = (largest > 0) & ~dropped
+    if not alive.any():
+        return tuple(text for _, text in found)
+    width = np.broadcast_to(127 * scale.astype(np.float64), (channels,))[alive]
+    error = real[alive] - stored[alive]
+    over = np.maximum(np.abs(real[alive]) - width[:, None] * (1 + 1 / 254), 0)
+    if np.square(over).sum() > np.square(error).sum() / 2:
+        share = float((over > 0).mean())
+        found.append((1e6, f"saturate: {share:.2g} of them lie beyond their range"))
+    highest = int(np.abs(codes.astype(np.int64)).max())
+    bits = highest.bit_length() + 1
+    if bits <= FEW_BITS:
+        found.append((2.0 ** (8 - bits), f"have too few codes: {2 * highest + 1}, of {bits} bits"))
+    elif scale.size > 1:
+        used = np.abs(np.moveaxis(codes.astype(np.int64), axis, 0).reshape(channels, -1)).max(1)[alive]
+        if np.median(used) < 127 / WIDER:
+            found.append(
+                (
+                    127 / float(np.median(used)),
+                    f"use too few codes: {int(np.median(used))} of 127 in half of the channels",
+                )
+            )
+    if scale.size == 1 and channels > 1:
+        typical = float(np.median(largest[alive]))
+        if largest.max() > UNEQUAL * typical:
+            text = (
+                f"have channels of very different size on one scale: the largest reaches {largest.max():.3g}, half of "
+                f"them below {typical:.3g}"
+            )
+            found.append((float(largest.max()) / typical, text))
+    else:
+        bulk = np.quantile(np.abs(real[alive]), 0.9, axis=1)
+        ratio = float(np.median(largest[alive] / np.maximum(bulk, 1e-30)))
+        if ratio > 2 * WIDER:
+            found.append((ratio, f"have a range too wide for few outliers: {ratio:.0f} times what nine of ten need"))
+    return tuple(text for _, text in sorted(found, reverse=True))
+
+
+__all__ = ["Values", "reasons_of_weights"]

@@ -1,0 +1,458 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Post-training quantization that is searched: cheap means first, each kept only if the device's integers say so."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..deploy.graph import Graph
+from ..deploy.signature import input_codes, output_values
+from ..deploy.simulate import simulate
+from ..device import Profile, profile_named
+from ..device.operator import Refusal
+from .correction import corrected
+from .equalization import equalized
+from .metrics import Data, Metric, accuracy, decibels, score
+from .network import Candidate, Ends
+from .observing import Observer, Seen
+from .precisions import Part
+from .progress import Clock, Progress
+from .ranges import WAYS, all_by, chosen, open_grids
+from .rounding import rounded
+from .sensitivity import Evaluation, Key, at_two_precisions
+
+BATCH = 64
+# Parts of the examples whose metrics say what is chance, and the fewest examples of one.
+BLOCKS, LEAST_IN_BLOCK = 16, 8
+# Signal to noise has to grow by so much, in dB, to count where the metric stays the same.
+LEAST_GAIN = 0.01
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How good a network is on some examples.
+
+    Attributes:
+        metric: on the device; None: its layers do not fit the device.
+        decibels: of its outputs beside the float network's.
+        blocks: the metric on each of several parts of the examples, which says how much of a difference is chance.
+    """
+
+    metric: float | None
+    decibels: float
+    blocks: tuple[float, ...] = ()
+
+    def better_than(self, other: Mark, higher_is_better: bool) -> bool:
+        """Whether it is better: by the metric if that differs by more than its standard error, else by the noise."""
+        if self.metric is None or other.metric is None:
+            return self.metric is not None
+        if abs(self.metric - other.metric) > self._chance(other):
+            return (self.metric > other.metric) == higher_is_better
+        return self.decibels > other.decibels + LEAST_GAIN
+
+    def _chance(self, other: Mark) -> float:
+        """The standard error of the difference of two metrics on the same examples."""
+        if len(self.blocks) < 2 or len(self.blocks) != len(other.blocks):
+            return 0.0
+        differences = np.subtract(self.blocks, other.blocks)
+        return float(differences.std(ddof=1) / np.sqrt(len(differences)))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One means that was tried.
+
+    Attributes:
+        name: of the means.
+        what: what was chosen, in words.
+        fitted: on the examples it was chosen with; held_out: on those it was not.
+        kept: whether it is a part of the result.
+        evaluations: how many networks were evaluated for it.
+    """
+
+    name: str
+    what: str
+    fitted: Mark
+    held_out: Mark
+    kept: bool
+    evaluations: int
+
+
+@dataclass(frozen=True)
+class Search:
+    """What `search` found.
+
+    Attributes:
+        device: whose integers.
+        trials: in order; the first is the network as it was given.
+        graph: the best network, to be written, simulated and verified.
+        candidate: its numbers, as `sensitivity` and a further `search` take them.
+        reference: the metric of the float network (in 16 bits) on the examples that were held out.
+        fitted, held_out: how many examples.
+        evaluations: of networks, in all.
+    """
+
+    device: str
+    trials: tuple[Trial, ...]
+    graph: Graph
+    candidate: Candidate
+    reference: float
+    fitted: int
+    held_out: int
+    evaluations: int
+
+    @property
+    def before(self) -> Mark:
+        """The network as it was given, on the examples that were held out."""
+        return self.trials[0].held_out
+
+    @property
+    def after(self) -> Mark:
+        """The best network, on the examples that were held out."""
+        return next(trial for trial in reversed(self.trials) if trial.kept).held_out
+
+    @property
+    def ranges(self) -> Mapping[str, Ends]:
+        """(min, max) of every grid of the best network."""
+        return self.candidate.settled().ranges
+
+    def apply(self, network: Any) -> Any:
+        """Gives the model that was searched for the result's weights, biases and ranges, to be trained on or frozen.
+
+        Args:
+            network: the model, not frozen; for JAX ``(prepared, params, state)``.
+
+        Returns:
+            For JAX the new ``(params, state)``; otherwise the model, which is changed in place.
+
+        Raises:
+            ValueError: the model is frozen, or what was found cannot be expressed by its own parameters: then
+                `graph` is the only form of the result.
+        """
+        tensors, ranges = self.candidate.changed_from(Candidate.of(network)), dict(self.ranges)
+        if isinstance(network, tuple):
+            prepared, params, state = network
+            return prepared.take_over(params, state, tensors, ranges)
+        network.take_over(tensors, ranges)
+        return network
+
+    def as_json(self) -> str:
+        """What was tried."""
+        return json.dumps({"device": self.device, "trials": [asdict(trial) for trial in self.trials]}, indent=2)
+
+    def text(self) -> str:
+        """A table of what was tried and what each brought, of at most 80 columns."""
+        lines = [
+            f"{self.device}: {_number(self.before.metric)} before, {_number(self.after.metric)} after, "
+            f"{self.reference:.4g} in float",
+            f"({self.held_out:,} examples held out of {self.held_out + self.fitted:,}; {self.evaluations} evaluations)",
+            "",
+            f"{'tried':<24}{'fitted':>9}{'held out':>10}{'dB':>7}  {'':<5}",
+        ]
+        for trial in self.trials:
+            noise = f"{trial.held_out.decibels:.1f}" if math.isfinite(trial.held_out.decibels) else "inf"
+            lines.append(
+                f"{trial.name:<24}{_number(trial.fitted.metric):>9}{_number(trial.held_out.metric):>10}{noise:>7}  "
+                f"{'kept' if trial.kept else '-':<5}{trial.what}"[:80].rstrip()
+            )
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"
+
+
+def mark(
+    graph: Graph, device: str, inputs: Any, targets: Any, metric: Metric, reference: Mapping[str, np.ndarray]
+) -> Mark:
+    """Evaluates a network, in any process."""
+    codes = simulate(graph, input_codes(graph, inputs), device, batch_size=BATCH)
+    outputs = output_values(graph, codes)
+    whole = Data((inputs, targets), True)
+    count = min(BLOCKS, whole.examples // LEAST_IN_BLOCK)
+    blocks = []
+    for at in range(count if count > 1 else 0):
+        rows = np.arange(at, whole.examples, count)
+        part = {name: values[rows] for name, values in outputs.items()}
+        blocks.append(score(metric, part, whole.only(rows).targets))
+    return Mark(score(metric, outputs, targets), decibels(reference, outputs), tuple(blocks))
+
+
+def search(
+    network: Any,
+    data: Any,
+    metric: Metric = accuracy,
+    *,
+    budget: int = 300,
+    device: str | Profile | None = None,
+    executor: Executor | None = None,
+    seed: int = 0,
+    held_out: float = 0.5,
+    higher_is_better: bool = True,
+    progress: Progress | bool | None = None,
+) -> Search:
+    """Finds ranges, weights and biases with which a network is most accurate on the device, without training.
+
+    In the order of their price: ranges of all layers by one means after another (extremes, percentiles, least squares,
+    entropy), ranges layer by layer, cross-layer equalization, batch norms re-estimated and biases corrected on the
+    device's integers, weights rounded up or down in view of one another. Choices are made on one part of the examples,
+    and a choice is kept only if the other part, which is held out, agrees: by the metric, and where that differs by no
+    more than its standard error by the noise of the outputs. If the network that was given is better in the end, that
+    is the result.
+
+    Args:
+        network: a prepared and calibrated, trained or frozen model (for JAX ``(prepared, params, state)``). It is not
+            changed; see the result's `graph`.
+        data: ``(inputs, targets)`` that calibration may look at, or a loader of such pairs; not the test examples.
+        metric, higher_is_better: see `sensitivity`.
+        budget: the most evaluations of the network. Where it runs out, what is dearer is left out.
+        device: whose integers; by default the one that the network was prepared for.
+        executor: runs independent evaluations, as any `concurrent.futures.Executor` does; the answer is the same. For
+            executors of other processes the metric must be picklable.
+        seed: of the division into two parts.
+        held_out: share of the examples that only judge.
+        progress: see `sensitivity`.
+
+    Raises:
+        ValueError: an argument is not allowed, or there are too few examples.
+        TypeError: the network is not prepared.
+        MissingData: it is not calibrated.
+    """
+    if not 0 < held_out < 1:
+        raise ValueError(f"held_out must be between 0 and 1, got {held_out!r}")
+    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+        raise ValueError(f"budget must be a number of evaluations, 1 or more, got {budget!r}")
+    given = Data(data, True)
+    order = np.random.default_rng(seed).permutation(given.examples)
+    judges = round(given.examples * held_out)
+    if not 0 < judges < given.examples:
+        raise ValueError(f"data has {given.examples} examples, too few to hold some out")
+    parts = given.only(np.sort(order[judges:])), given.only(np.sort(order[:judges]))
+    name = None if device is None else profile_named(device).name
+    start = Candidate.of(network, name)
+    clock = Clock("search", budget, progress)
+    return _Searching(start, parts, metric, higher_is_better, budget, executor, clock).run()
+
+
+class _Searching:
+    def __init__(
+        self,
+        start: Candidate,
+        parts: tuple[Data, Data],
+        metric: Metric,
+        higher_is_better: bool,
+        budget: int,
+        executor: Executor | None,
+        clock: Clock,
+    ) -> None:
+        self.best, self.parts, self.metric, self.higher = start.settled(), parts, metric, higher_is_better
+        self.left, self.executor, self.clock = budget, executor, clock
+        self.evaluations = 0
+        self.trials: list[Trial] = []
+        self.references = [_fine_outputs(start, part) for part in parts]
+
+    def run(self) -> Search:
+        start = self.best
+        (fitted,), judged = self._marks([self.best]), self._judged(self.best)
+        if fitted.metric is None or judged.metric is None:
+            self.best.graph()  # says why it does not fit
+        self.fitted, self.judged = fitted, judged
+        self.trials.append(Trial("as calibrated", "", fitted, judged, True, 1))
+        self._ranges_of_all("ranges")
+        self._ranges_of_each()
+        self._equalization()
+        self._correction("batch norms", with_scale=True)
+        self._correction("biases", with_scale=False)
+        self._rounding()
+        if self.trials[0].held_out.better_than(self.judged, self.higher):
+            self.best = start
+            self.trials = [replace(trial, kept=at == 0) for at, trial in enumerate(self.trials)]
+        graph = self.best.graph()
+        names = self.references[1]
+        return Search(
+            self.best.device,
+            tuple(self.trials),
+            graph,
+            self.best,
+            score(self.metric, names, self.parts[1].targets),
+            self.parts[0].examples,
+            self.parts[1].examples,
+            self.evaluations,
+        )
+
+    # --- the means ----------------------------------------------------------------------------------------------------
+
+    def _seen(self) -> dict[str, Seen]:
+        return Observer(self.best, self.parts[0]).seen()
+
+    def _ranges_of_all(self, name: str) -> None:
+        seen = self._seen()
+        ways = WAYS[: max(self.left - 1, 0)]
+        tried = [self._with_ranges(all_by(way, self.best, seen)) for way in ways]
+        self._choose(name, list(zip(ways, tried, strict=True)))
+
+    def _ranges_of_each(self) -> None:
+        seen = self._seen()
+        grids = [grid for grid in open_grids(self.best) if grid in seen]
+        # As many layers as can be paid: those whose ranges the ways choose most differently.
+        options: dict[str, list[tuple[str, Ends]]] = {}
+        for grid in grids:
+            known = {self.best.ranges[grid]}
+            options[grid] = []
+            for way in WAYS:
+                ends = chosen(way, seen[grid], self.best.plan, grid)
+                if ends not in known:
+                    known.add(ends)
+                    options[grid].append((way, ends))
+        grids.sort(key=lambda grid: -_spread([ends for _, ends in options[grid]]))
+        affordable, cost = [], 0
+        for grid in grids:
+            if cost + len(options[grid]) + 1 > self.left - 1:
+                break
+            affordable.append(grid)
+            cost += len(options[grid]) + 1
+        tasks = [(grid, way, ends) for grid in affordable for way, ends in options[grid]]
+        if not tasks:
+            return
+        before = self.evaluations
+        marks = self._marks([self._with_ranges({grid: ends}) for grid, _, ends in tasks])
+        found: dict[str, tuple[Mark, str, Ends]] = {}
+        for (grid, way, ends), each in zip(tasks, marks, strict=True):
+            if each.better_than(found[grid][0] if grid in found else self.fitted, self.higher):
+                found[grid] = (each, way, ends)
+        now, fitted, taken = self.best, self.fitted, []
+        for grid in sorted(found, key=lambda grid: _order(found[grid][0], self.higher)):
+            _, way, ends = found[grid]
+            wider = replace(now, ranges={**now.ranges, grid: ends})
+            (each,) = self._marks([wider])
+            if each.better_than(fitted, self.higher):
+                now, fitted = wider, each
+                taken.append(grid)
+        what = f"of {len(taken)} tensors"
+        self._settle("ranges of each layer", what, now, fitted, self.evaluations - before)
+
+    def _equalization(self) -> None:
+        if self.left < 2:
+            return
+        observer = Observer(self.best, self.parts[0])
+        changed, count = equalized(self.best, observer)
+        if not count:
+            return
+        try:
+            seen = Observer(changed, self.parts[0]).seen()
+        except (ValueError, Refusal):
+            return
+        ways = WAYS[: max(self.left - 1, 0)]
+        tried = [
+            (f"{count} pairs, {way}", replace(changed, ranges={**changed.ranges, **all_by(way, changed, seen)}))
+            for way in ways
+        ]
+        self._choose("equalization", tried)
+
+    def _correction(self, name: str, with_scale: bool) -> None:
+        if self.left < 2:
+            return
+        observer = Observer(self.best, self.parts[0])
+        changed, count = corrected(self.best, observer, with_scale)
+        if count:
+            self._choose(name, [(f"of {count} layers", changed)])
+
+    def _rounding(self) -> None:
+        if self.left < 3:
+            return
+        observer = Observer(self.best, self.parts[0])
+        before, now, fitted, taken = self.evaluations, self.best, self.fitted, 0
+        for _, change in rounded(self.best, observer):
+            if self.left < 2:
+                break
+            changed = change(now)
+            (each,) = self._marks([changed])
+            if each.better_than(fitted, self.higher):
+                now, fitted, taken = changed, each, taken + 1
+        self._settle("rounding of weights", f"of {taken} layers", now, fitted, self.evaluations - before)
+
+    # --- evaluations --------------------------------------------------------------------------------------------------
+
+    def _with_ranges(self, ranges: Mapping[str, Ends]) -> Candidate:
+        return replace(self.best, ranges={**self.best.ranges, **ranges})
+
+    def _choose(self, name: str, tried: Sequence[tuple[str, Candidate]]) -> None:
+        """Tries candidates, and keeps the best of them if it is better."""
+        if not tried:
+            return
+        before = self.evaluations
+        marks = self._marks([candidate for _, candidate in tried])
+        at = 0
+        for position, each in enumerate(marks):
+            if each.better_than(marks[at], self.higher):
+                at = position
+        self._settle(name, tried[at][0], tried[at][1], marks[at], self.evaluations - before)
+
+    def _settle(self, name: str, what: str, candidate: Candidate, fitted: Mark, evaluations: int) -> None:
+        judged = self._judged(candidate)
+        kept = fitted.better_than(self.fitted, self.higher) and judged.better_than(self.judged, self.higher)
+        self.trials.append(Trial(name, what, fitted, judged, kept, evaluations + 1))
+        if kept:
+            self.best, self.fitted, self.judged = candidate, fitted, judged
+
+    def _judged(self, candidate: Candidate) -> Mark:
+        (found,) = self._marks([candidate], 1)
+        return found
+
+    def _marks(self, candidates: Sequence[Candidate], part: int = 0) -> list[Mark]:
+        """Of each candidate, in order. The dearest part, and independent of one another."""
+        data, reference = self.parts[part], self.references[part]
+        graphs: list[Graph | None] = []
+        for candidate in candidates:
+            try:
+                graphs.append(candidate.graph())
+            except (ValueError, Refusal):
+                graphs.append(None)
+        tasks = [
+            (graph, candidates[0].device, data.inputs, data.targets, self.metric, reference)
+            for graph in graphs
+            if graph is not None
+        ]
+        found = self._mapped(tasks)
+        marks = [Mark(None, -math.inf) if graph is None else next(found) for graph in graphs]
+        self.evaluations += len(candidates)
+        self.left -= len(candidates)
+        self.clock.did(len(candidates))
+        return marks
+
+    def _mapped(self, tasks: Sequence[tuple[Any, ...]]) -> Iterator[Mark]:
+        if self.executor is None or len(tasks) < 2:
+            return (mark(*task) for task in tasks)
+        futures = [self.executor.submit(mark, *task) for task in tasks]
+        return (future.result() for future in futures)
+
+
+def _fine_outputs(candidate: Candidate, data: Data) -> dict[str, np.ndarray]:
+    """The float network's outputs, from 16 bits."""
+    precisions, device, ends = at_two_precisions(candidate, None)
+    key: Key = ("reference", None)
+    variants: dict[Key, frozenset[Part]] = {("device", None): frozenset(), key: frozenset(precisions.parts)}
+    return Evaluation(precisions, device, data, ends).run(variants, False)[key]
+
+
+def _spread(ends: Sequence[Ends]) -> float:
+    widths = [high - low for low, high in ends if high > low]
+    return max(widths) / min(widths) if widths else 0.0
+
+
+def _order(found: Mark, higher_is_better: bool) -> tuple[float, float]:
+    metric = found.metric or 0.0
+    return (-metric if higher_is_better else metric, -found.decibels)
+
+
+__all__ = ["Mark", "Search", "Trial", "mark", "search"]

@@ -1,0 +1,473 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which layers cost accuracy on the device, how much, and why."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..deploy.graph import Graph
+from ..deploy.inspect import name_in_short
+from ..deploy.signature import input_codes, output_values
+from ..deploy.simulate import compile as compiled
+from ..device import DEFAULT_PROFILE, OPERATORS, Profile, profile_named
+from ..device.tensor import CODE_RANGES, dequantize
+from ..display import shortened, table
+from ..engine import Compiled
+from ..planning.plans import PlanInput, PlanStep
+from .metrics import Data, Metric, accuracy, decibels, score
+from .network import Candidate, FineWeights
+from .precisions import Part, Precisions
+from .progress import Clock, Progress
+from .reasons import Values, reasons_of_weights
+
+MEASURES = ("alone", "fine", "cumulative")
+# Bytes that the tensors of one part of the examples may take, and its most examples.
+MEMORY, TOGETHER = 2**28, 64
+# Rounds in which the fine grids are fitted to the data.
+ROUNDS = 5
+# A multiply-add in 16 bits takes about so many times that of one in 8, for the time that is left.
+COST_OF_FINE = 12
+
+
+@dataclass(frozen=True)
+class PartSensitivity:
+    """What one part of a layer costs.
+
+    Attributes:
+        layer: its path; kind: ``weights``, ``result`` (what it stores) or ``input``.
+        alone: the metric with this part alone in the device's bits, all else in 16; None if it was not measured.
+        fine: with this part alone in 16 bits, all else in the device's.
+        cumulative: with this part and all before it in the device's bits, all after it in 16.
+        decibels: signal to noise of the outputs with this part alone in the device's bits; infinite without noise.
+        loss: of the metric by this part alone; gain: of the metric if this part alone is kept fine. Both are positive
+            where quantizing this part is harmful.
+        reasons: why, in words, the weightiest first; empty where nothing is unusual.
+    """
+
+    layer: str
+    kind: str
+    alone: float | None
+    fine: float | None
+    cumulative: float | None
+    decibels: float
+    loss: float | None
+    gain: float | None
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        why = f": it {self.reasons[0]}" if self.reasons and self.kind != "weights" else ""
+        why = f": they {self.reasons[0]}" if self.reasons and self.kind == "weights" else why
+        return f"{self.layer} ({self.kind}){why}"
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What `sensitivity` found.
+
+    Attributes:
+        device: whose integers.
+        examples: how many were evaluated.
+        reference: the metric with everything in 16 bits; device_metric: on the device; None without a metric.
+        decibels: signal to noise of the device's outputs.
+        parts: in order of execution.
+        evaluations: how many networks were evaluated; seconds: that they took in all, and one_evaluation: that the
+            device's alone took.
+    """
+
+    device: str
+    examples: int
+    reference: float | None
+    device_metric: float | None
+    decibels: float
+    parts: tuple[PartSensitivity, ...]
+    evaluations: int
+    seconds: float
+    one_evaluation: float
+
+    def ranked(self) -> tuple[PartSensitivity, ...]:
+        """The parts, the most harmful first: by what they lose alone, then by their noise."""
+        return tuple(sorted(self.parts, key=lambda part: (-(part.loss or 0.0), part.decibels)))
+
+    def worst(self, count: int = 5) -> tuple[PartSensitivity, ...]:
+        """The most harmful parts."""
+        return self.ranked()[:count]
+
+    def as_json(self) -> str:
+        """All of it; noise that is not there is null."""
+        content = asdict(self)
+        for each in (content, *content["parts"]):
+            each["decibels"] = each["decibels"] if math.isfinite(each["decibels"]) else None
+        return json.dumps(content, indent=2)
+
+    def text(self, width: int = 80, count: int | None = None) -> str:
+        """A table for a terminal of that many columns, and the reasons of the worst five.
+
+        count: of rows, the most harmful ones; None: all, in order of execution.
+        """
+        rows = [_cells(part) for part in (self.parts if count is None else self.worst(count))]
+        header = ("layer", "part", "alone", "kept fine", "cumulative", "dB")
+        room = [max([len(header[at]), *(len(row[at]) for row in rows)]) for at in range(1, 6)]
+        most = max(8, width - sum(room) - 2 * len(room))
+        names = [name_in_short(row[0], most) for row in rows]
+        longest = max(map(len, (*names, header[0])))
+        lines = self._head(width)
+        for name, row in zip([header[0], *names], [header, *rows], strict=True):
+            cells = [row[1].ljust(room[0]), *(cell.rjust(size) for cell, size in zip(row[2:], room[1:], strict=True))]
+            lines.append("  ".join([name.ljust(longest), *cells]).rstrip())
+        lines += ["", "What costs most:"]
+        for number, part in enumerate(self.worst(), 1):
+            cost = "" if part.loss is None else f", costs {part.loss:.4g} alone"
+            why = part.reasons[0] if part.reasons else "nothing unusual: its rounding"
+            line = f"{number}. {shortened(part.layer)} ({part.kind}){cost}: {why}"
+            lines += textwrap.wrap(line, width, subsequent_indent="   ")
+        return "\n".join(lines)
+
+    def _head(self, width: int) -> list[str]:
+        metric = ""
+        if self.reference is not None and self.device_metric is not None:
+            metric = f": {self.device_metric:.4g} on the device, {self.reference:.4g} with everything in 16 bits"
+        noise = f"{self.decibels:.1f} dB" if math.isfinite(self.decibels) else "no noise"
+        times = self.seconds / max(self.one_evaluation, 1e-9)
+        line = (
+            f"{self.device}, {self.examples:,} examples{metric}; outputs {noise}. {self.evaluations} networks in "
+            f"{self.seconds:.1f} s, {times:.0f} times one evaluation on the device."
+        )
+        return [*textwrap.wrap(line, width), ""]
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        header = ("layer", "part", "alone", "kept fine", "cumulative", "dB", "why")
+        rows = [(*_cells(part), "; ".join(part.reasons)) for part in self.parts]
+        return table(" ".join(self._head(10_000)), header, rows, 2)
+
+    def picture(self, path: str | Path) -> Path:
+        """Draws what each part costs into a file, by its suffix .svg, .png or .pdf. Needs Matplotlib."""
+        from .pictures import sensitivity_picture
+
+        return sensitivity_picture(self, Path(path))
+
+
+def _cells(part: PartSensitivity) -> tuple[str, ...]:
+    numbers = ["-" if each is None else f"{each:.4g}" for each in (part.alone, part.fine, part.cumulative)]
+    noise = f"{part.decibels:.1f}" if math.isfinite(part.decibels) else "inf"
+    return part.layer, part.kind, *numbers, noise
+
+
+def sensitivity(
+    network: Any,
+    data: Any,
+    metric: Metric | None = accuracy,
+    *,
+    device: str | Profile | None = None,
+    measure: Collection[str] = MEASURES,
+    higher_is_better: bool = True,
+    progress: Progress | bool | None = None,
+) -> Sensitivity:
+    """Says which layers cost accuracy on the device, how much, and why: weights and activations apart.
+
+    Every number is that of a network of integers: the device's own in 8 bits (or fewer, as its rules say), and for what
+    is kept fine the device's int16 operators, with weights of 16 bits. What variants have in common is computed once.
+
+    Args:
+        network: a model that is prepared and calibrated, trained or frozen (for JAX ``(prepared, params, state)``), or
+            a `deploy.Graph`, such as `deploy.read_tflite(path)`: a file does not say what its weights were before they
+            were quantized, so only activations are measured then.
+        data: ``(inputs, targets)``: real numbers in the user's axes, as `deploy.input_codes` takes them, and what the
+            metric takes; or a loader of such pairs. Without a metric the inputs alone will do.
+        metric: a function of outputs and targets that gives a number. Outputs are real numbers: an array, or a
+            dictionary by name where there are several; last steps that are left out of the file, such as softmax, are
+            not applied. None: signal to noise alone.
+        device: whose integers, a name of `deploy.PROFILES`; by default the one that the network was prepared for.
+        measure: which of ``alone``, ``fine`` and ``cumulative``; ``alone`` is what parts are ranked by. Without it,
+            there is no signal to noise of single parts either.
+        higher_is_better: False for losses and errors.
+        progress: a function of (done, all, seconds left); True: a line on standard error, which is the default on a
+            terminal.
+
+    Raises:
+        ValueError: the data does not fit, a measure is unknown, or the metric gives no finite number.
+        TypeError: the network is not prepared.
+        MissingData: it is not calibrated.
+    """
+    unknown = [each for each in measure if each not in MEASURES]
+    if unknown or not measure:
+        raise ValueError(f"measure must be some of {', '.join(MEASURES)}, got {list(measure)}")
+    began = time.monotonic()
+    given = Data(data, metric is not None)
+    precisions, name, bits = at_two_precisions(network, device)
+    plans = _variants(precisions, measure)
+    evaluation = Evaluation(precisions, name, given, bits)
+    found = evaluation.run(plans, progress)
+
+    def scored(outputs: Mapping[str, np.ndarray]) -> float | None:
+        return None if metric is None else score(metric, outputs, given.targets)
+
+    fine, coarse = found["reference", None], found["device", None]
+    reference, on_device = scored(fine), scored(coarse)
+    sign = 1.0 if higher_is_better else -1.0
+    rows = []
+    for part in precisions.parts:
+        values = {each: scored(found[each, part]) for each in measure}
+        alone, kept = values.get("alone"), values.get("fine")
+        rows.append(
+            PartSensitivity(
+                part.layer,
+                part.kind,
+                alone,
+                kept,
+                values.get("cumulative"),
+                decibels(fine, found["alone", part]) if "alone" in measure else math.inf,
+                None if alone is None or reference is None else sign * (reference - alone),
+                None if kept is None or on_device is None else sign * (kept - on_device),
+                evaluation.reasons(part),
+            )
+        )
+    return Sensitivity(
+        profile_named(name).name,
+        given.examples,
+        reference,
+        on_device,
+        decibels(fine, coarse),
+        tuple(rows),
+        len(plans),
+        time.monotonic() - began,
+        evaluation.one_evaluation,
+    )
+
+
+def at_two_precisions(
+    network: Any, device: str | Profile | None
+) -> tuple[Precisions, str, dict[str, tuple[float, float, int]]]:
+    """The graph at two precisions, the device, and the real ends and bits of its tensors where they are not those of
+    their dtype."""
+    wanted = None if device is None else profile_named(device).name
+    if isinstance(network, Graph):
+        name = wanted or network.trained_for or DEFAULT_PROFILE
+        return Precisions(network, {}, {}), name, {}
+    candidate = Candidate.of(network, wanted).settled()
+    plan, graph = candidate.plan, candidate.graph()
+    numbers = candidate.numbers()
+    clamped, ends = {}, {}
+    stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
+    for step in stored:
+        grid = plan.grids.get(step.grid)
+        if grid is None or grid.bits > 8 or step.path not in graph.tensors or step.grid not in numbers.grids:
+            continue
+        scale, zero_point = numbers.grids[step.grid]
+        low, high = (float(scale) * (code - zero_point) for code in (0, 2**grid.bits - 1))
+        ends[step.path] = (low, high, grid.bits)
+        bounds = getattr(step, "bounds", None)
+        if bounds is not None:
+            clamped[step.path] = bounds
+    return Precisions(graph, candidate.fine_weights(), clamped), candidate.device, ends
+
+
+Key = tuple[str, Part | None]
+
+
+def _variants(precisions: Precisions, measure: Iterable[str]) -> dict[Key, frozenset[Part]]:
+    """The parts that are fine, by what is measured."""
+    every = frozenset(precisions.parts)
+    found: dict[Key, frozenset[Part]] = {("device", None): frozenset(), ("reference", None): every}
+    for each in measure:
+        for number, part in enumerate(precisions.parts):
+            found[each, part] = {
+                "alone": every - {part},
+                "fine": frozenset([part]),
+                "cumulative": frozenset(precisions.parts[number + 1 :]),
+            }[each]
+    return found
+
+
+class Evaluation:
+    """Runs variants on parts of the examples: what they have in common with one of two bases is computed once."""
+
+    def __init__(
+        self, precisions: Precisions, device: str, data: Data, ends: Mapping[str, tuple[float, float, int]]
+    ) -> None:
+        self.precisions, self.device, self.data, self.ends = precisions, device, data, ends
+        self.one_evaluation = 0.0
+        self._values: dict[Part, Values] = {}
+        graph = precisions.graph
+        bytes_each = sum(4 * math.prod(graph.tensors[name].shape) for name in (*graph.inputs, *graph.results()))
+        self.together = max(1, min(TOGETHER, MEMORY // max(bytes_each, 1)))
+
+    def run(
+        self, variants: Mapping[Key, frozenset[Part]], progress: Progress | bool | None
+    ) -> dict[Key, dict[str, np.ndarray]]:
+        """The outputs of each variant, in real numbers."""
+        self.fit()
+        precisions = self.precisions
+        outputs: dict[Key, list[dict[str, np.ndarray]]] = {key: [] for key in variants}
+        graphs = {key: precisions.variant(fine) for key, fine in variants.items()}
+        bases = [graphs["device", None], graphs["reference", None]]
+        ready = [compiled(graph, self.device) for graph in bases]
+        # Of each variant the base that it has most in common with, and what is known of it.
+        shared = {
+            key: max((_same(base, graph), at) for at, base in enumerate(bases)) for key, graph in _counted(graphs)
+        }
+        work = {key: _work(graph, shared[key][0]) for key, graph in graphs.items() if key[1] is not None}
+        parts = range(0, self.data.examples, self.together)
+        clock = Clock("sensitivity", max(1, len(parts)) * sum(work.values()) + 1e-9, progress)
+        for start in parts:
+            given = self.data.part(start, start + self.together)
+            known = []
+            for base, engine in zip(bases, ready, strict=True):
+                began = time.monotonic()
+                codes = input_codes(base, given)
+                values = engine.run(codes, [*base.inputs, *base.results()], self.together)
+                known.append(values)
+                if base is bases[0]:
+                    self.one_evaluation += time.monotonic() - began
+            self._look(known[1])
+            for key, graph in graphs.items():
+                if key[1] is None:
+                    at = 0 if key[0] == "device" else 1
+                    outputs[key].append(output_values(graph, known[at]))
+                    continue
+                same, at = shared[key]
+                outputs[key].append(self._rest(graph, same.names, known[at], ready[at], given))
+                clock.did(work[key])
+        return {
+            key: {name: np.concatenate([part[name] for part in parts_of]) for name in parts_of[0]}
+            for key, parts_of in outputs.items()
+        }
+
+    def _rest(
+        self,
+        graph: Graph,
+        same: Collection[str],
+        known: Mapping[str, np.ndarray],
+        like: Compiled,
+        given: Any,
+    ) -> dict[str, np.ndarray]:
+        """The outputs of a variant from the tensors that it has in common with a base."""
+        begin = {name: known[name] for name in _frontier(graph, same)}
+        missing = [name for name in graph.inputs if name not in same]
+        if missing:
+            codes = input_codes(graph, given)
+            begin.update({name: codes[name] for name in missing})
+        return output_values(graph, compiled(graph, self.device, like).run(begin, graph.outputs, self.together))
+
+    def fit(self) -> None:
+        """Fits the fine grids to the first examples."""
+        precisions = self.precisions
+        for _ in range(ROUNDS):
+            graph = precisions.variant(precisions.parts)
+            codes = input_codes(graph, self.data.part(0, self.together))
+            found = compiled(graph, self.device).run(codes, [*graph.inputs, *graph.results()], self.together)
+            largest = {}
+            for part in precisions.parts:
+                if not part.weights:
+                    stored = [precisions.fine_tensor(name).name for name in precisions.tensors_of[part]]
+                    largest[part] = max(
+                        (int(np.abs(found[name].astype(np.int32)).max(initial=0)) for name in stored if name in found),
+                        default=0,
+                    )
+            if not precisions.fit(largest):
+                return
+
+    # --- why ----------------------------------------------------------------------------------------------------------
+
+    def _look(self, known: Mapping[str, np.ndarray]) -> None:
+        """Takes note of what the fine network stores."""
+        precisions = self.precisions
+        for part in precisions.parts:
+            if part.weights:
+                continue
+            for name in precisions.tensors_of[part]:
+                fine, tensor = precisions.fine_tensor(name), precisions.graph.tensors[name]
+                if fine.name not in known or tensor.dtype != "int8":
+                    continue
+                if part not in self._values:
+                    self._values[part] = Values(*self._ends(part))
+                self._values[part].add(dequantize(known[fine.name], fine.quantization))
+
+    def _ends(self, part: Part) -> tuple[float, float, int]:
+        for name in precisions_names(self.precisions, part):
+            if name in self.ends:
+                return self.ends[name]
+        tensor = self.precisions.graph.tensors[self.precisions.tensors_of[part][0]]
+        low, high = CODE_RANGES[tensor.dtype]
+        grid = tensor.quantization
+        scale, zero_point = float(grid.scale[0]), int(grid.zero_point[0])
+        return scale * (low - zero_point), scale * (high - zero_point), 8
+
+    def reasons(self, part: Part) -> tuple[str, ...]:
+        """Why a part costs what it costs."""
+        if not part.weights:
+            return self._values[part].reasons() if part in self._values else ()
+        graph = self.precisions.graph
+        operator = graph.operators[part.place]
+        (name,) = self.precisions.tensors_of[part]
+        filter, weights = graph.tensors[name], self.precisions.weights[name]
+        axis = OPERATORS[operator.kind].filter_axis
+        assert filter.data is not None and axis is not None and isinstance(weights, FineWeights)
+        input_scale = float(graph.tensors[operator.inputs[0]].quantization.scale[0])
+        return reasons_of_weights(filter.data, filter.quantization.scale, weights, axis, input_scale)
+
+
+def precisions_names(precisions: Precisions, part: Part) -> tuple[str, ...]:
+    """The tensors of a part, and the layer."""
+    return (part.layer, *precisions.tensors_of[part])
+
+
+@dataclass(frozen=True)
+class _Same:
+    """Names of the tensors that two graphs compute alike."""
+
+    names: frozenset[str]
+
+    def __lt__(self, other: _Same) -> bool:
+        return len(self.names) < len(other.names)
+
+
+def _counted(graphs: Mapping[Key, Graph]) -> list[tuple[Key, Graph]]:
+    return [(key, graph) for key, graph in graphs.items() if key[1] is not None]
+
+
+def _same(base: Graph, graph: Graph) -> _Same:
+    made = {name: operator for operator in base.operators for name in operator.outputs}
+    same = {name for name in graph.inputs if base.tensors.get(name) is graph.tensors[name] and name in base.inputs}
+    for operator in graph.operators:
+        (output,) = operator.outputs
+        if made.get(output) is not operator:
+            continue
+        alike = all(base.tensors.get(name) is graph.tensors[name] for name in (*operator.inputs, output))
+        if alike and all(name in same or graph.tensors[name].data is not None for name in operator.inputs):
+            same.add(output)
+    return _Same(frozenset(same))
+
+
+def _frontier(graph: Graph, same: Collection[str]) -> set[str]:
+    """The tensors of `same` that the others are computed from, and outputs among them."""
+    found = {name for name in graph.outputs if name in same}
+    for operator in graph.operators:
+        if operator.outputs[0] not in same:
+            found |= {name for name in operator.inputs if name in same}
+    return found
+
+
+def _work(graph: Graph, same: _Same) -> float:
+    """What is left to compute, in multiply-adds of 8 bits."""
+    work = 1.0
+    for operator in graph.operators:
+        if operator.outputs[0] not in same.names:
+            tensor = graph.tensors[operator.outputs[0]]
+            cost = math.prod(tensor.shape) + graph.multiply_accumulates(operator)
+            work += cost * (COST_OF_FINE if tensor.dtype == "int16" else 1)
+    return work
+
+
+__all__ = ["MEASURES", "Evaluation", "PartSensitivity", "Sensitivity", "at_two_precisions", "sensitivity"]

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`exactqat gate` and `exactqat tune`, as scripts use them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("typer")
+
+from test_gate import DATA, calibrated, one_that_fails_on_micro  # noqa: E402
+
+from exactqat import cli, deploy, qat  # noqa: E402
+
+
+def exactqat(*arguments: object) -> tuple[int, str]:
+    """Status and output."""
+    output = io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["exactqat", *map(str, arguments)]),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
+    ):
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as end:
+            status = int(end.code or 0)
+    return status, output.getvalue()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A network that is right on x86 and wrong with TFLite-Micro's roundings, and such examples."""
+    folder = tmp_path_factory.mktemp("gate")
+    model, (inputs, classes) = one_that_fails_on_micro()
+    np.savez(folder / "examples.npz", x=inputs, y=classes)
+    return deploy.write_tflite(deploy.lower(model), folder / "model.tflite"), folder / "examples.npz"
+
+
+def test_a_shell_script_is_stopped_by_the_gate(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path, data = files
+    script = tmp_path / "deploy.sh"
+    gate = f"{sys.executable} -m exactqat gate {path} --data {data} --min-accuracy 0.95"
+    script.write_text(f"set -e\n{gate} --device xnnpack-x86\necho first\n{gate} --device micro\necho second\n")
+    done = subprocess.run(["sh", str(script)], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "first" in done.stdout and "second" not in done.stdout
+    assert "passes" in done.stdout and "fails: model.tflite on micro: 0 is below 0.95" in done.stdout
+
+
+def test_exit_statuses(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path, data = files
+    status, said = exactqat("gate", path, "--data", data, "--device", "micro", "--beside", "xnnpack-x86",
+                            "--max-differ", 0, "--json")  # fmt: skip
+    assert status == 1
+    found = json.loads(said)["model.tflite"]
+    assert not found["passes"] and found["devices"]["micro"]["differing"] > 0
+    assert exactqat("gate", path, "--data", data, "--device", "xnnpack-x86", "--run")[0] == 0
+    for arguments, message in (
+        (["gate", path, "--data", data], "nothing is asked"),
+        (["gate", path, "--min-accuracy", "0.5"], "give --data FILE.npz with the inputs and y"),
+        (["gate", tmp_path / "none.tflite", "--data", data, "--min-accuracy", "0.5"], "none.tflite"),
+        (["gate", path, "--data", data, "--device", "toaster", "--min-accuracy", "0.5"], "device must be one of"),
+        (["gate", path, "--data", path, "--min-accuracy", "0.5"], "is not an .npz or .npy file"),
+    ):
+        status, said = exactqat(*arguments)
+        assert status == 2 and message in " ".join(said.split()), said
+
+
+def test_layers_of_a_file_are_ranked(tmp_path: Path) -> None:
+    from networks import trained
+
+    model = calibrated(trained(), torch.from_numpy(DATA[0]))
+    qat.freeze(model)
+    path = deploy.write_tflite(deploy.lower(model), tmp_path / "m.tflite")
+    np.savez(tmp_path / "examples.npz", x=DATA[0], y=DATA[1])
+    status, said = exactqat("tune", path, "--data", tmp_path / "examples.npz", "--examples", 64,
+                            "--picture", tmp_path / "p.svg")  # fmt: skip
+    assert status == 0 and "64 examples" in said and "What costs most:" in said, said
+    assert (tmp_path / "p.svg").read_bytes()[:5] == b"<?xml"
+    status, said = exactqat("tune", path, "--data", tmp_path / "examples.npz", "--search", tmp_path / "s.tflite")
+    assert status == 2 and "--search needs the directory of a job" in said
+
+
+@pytest.mark.slow
+def test_networks_of_a_job(tmp_path: Path) -> None:
+    out = tmp_path / "job"
+    status, said = exactqat("train", "--out", out, "--epochs-float", 6, "--epochs-qat", 4, "--weight-bits", 4,
+                            "--activation-bits", 4, "--quiet")  # fmt: skip
+    assert status == 0, said
+    status, said = exactqat("gate", out, "--min-accuracy", 0.3, "--max-differ", 0, "--run")
+    assert status == 0 and "w4a4 on xnnpack-x86" in said, said
+    assert exactqat("gate", out, "--min-accuracy", 1)[0] == 1
+    assert exactqat("gate", out, "--min-accuracy", 0.1, "--precision", "w8a8")[0] == 2
+    searched = tmp_path / "searched.tflite"
+    status, said = exactqat("tune", out, "--examples", 64, "--search", searched, "--budget", 12)
+    assert status == 0 and "held out" in said and searched.exists(), said

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search: each means does what it promises, choices are made on one part of the examples and judged on another."""
+
+from __future__ import annotations
+
+import importlib.util
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from networks import examples, trained  # noqa: E402
+
+from exactqat import deploy, qat, tune  # noqa: E402
+from exactqat.tune.correction import corrected  # noqa: E402
+from exactqat.tune.equalization import equalized, pairs  # noqa: E402
+from exactqat.tune.metrics import Data, decibels  # noqa: E402
+from exactqat.tune.network import Candidate  # noqa: E402
+from exactqat.tune.observing import Observer, Seen, places_of  # noqa: E402
+from exactqat.tune.ranges import WAYS, chosen, open_grids  # noqa: E402
+from exactqat.tune.rounding import rounded  # noqa: E402
+from exactqat.tune.search import Mark, mark  # noqa: E402
+
+DATA = examples(256, 1)
+IMAGES = torch.from_numpy(examples(512, 0)[0])
+FACTORS = torch.tensor([1, 8, 0.25, 32, 1, 0.125, 4, 1.0])
+
+
+def unequal() -> Any:
+    """A network whose first layer has channels of very different size, which the second takes back."""
+    model = trained()
+    with torch.no_grad():
+        model.norm.weight.mul_(FACTORS)
+        model.norm.bias.mul_(FACTORS)
+        model.second.weight.div_(FACTORS[None, :, None, None])
+    return model
+
+
+def calibrated(model: Any, **rule: Any) -> Any:
+    prepared = qat.prepare(model, IMAGES[:2], [qat.Rule(**rule)])
+    qat.calibrate(prepared, [IMAGES])
+    return prepared
+
+
+def outputs_of(model: Any, images: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        found: np.ndarray = model(torch.from_numpy(images)).numpy()
+    return found
+
+
+def noise_of(candidate: Candidate, model: Any) -> float:
+    (name,) = [port.name for port in candidate.graph().signature.outputs]
+    return mark(candidate.graph(), candidate.device, *DATA, tune.accuracy, {name: outputs_of(model, DATA[0])}).decibels
+
+
+# --- the whole search ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_network_is_better_afterwards(bits: int) -> None:
+    model = unequal()
+    prepared = calibrated(model, weight_bits=bits, activation_bits=bits)
+    before = {name: value.clone() for name, value in prepared.state_dict().items() if hasattr(value, "clone")}
+    found = tune.search(prepared, examples(512, 5))
+    test = examples(1000, 9)
+    plain = tune.gate(prepared, test).score
+    assert tune.gate(found.graph, test).score >= plain + (0.3 if bits == 4 else 0)
+    assert found.after.decibels > found.before.decibels + 10
+    assert found.trials[0].name == "as calibrated" and found.trials[0].kept
+    assert {trial.name for trial in found.trials} >= {"ranges", "equalization", "biases"}
+    # What is said of the result is so.
+    again = tune.search(found.candidate, examples(512, 5), budget=1)
+    assert again.before.metric == found.after.metric
+    assert all(torch.equal(value, before[name]) for name, value in prepared.state_dict().items() if name in before)
+    assert max(map(len, found.text().splitlines())) <= 80 and "equalization" in found.text()
+
+
+def test_the_answer_is_the_same_with_any_executor() -> None:
+    prepared, data = calibrated(unequal(), weight_bits=4), examples(256, 5)
+    alone = tune.search(prepared, data, seed=3, budget=40)
+    assert tune.search(prepared, data, seed=3, budget=40).trials == alone.trials
+    with ThreadPoolExecutor(2) as threads:
+        assert tune.search(prepared, data, seed=3, budget=40, executor=threads).trials == alone.trials
+    other = tune.search(prepared, data, seed=4, budget=40)
+    assert other.before != alone.before
+
+
+def test_the_answer_is_the_same_from_other_processes() -> None:
+    prepared, data = calibrated(unequal(), weight_bits=4), examples(256, 5)
+    alone = tune.search(prepared, data, budget=15)
+    with ProcessPoolExecutor(2, get_context("spawn")) as processes:
+        assert tune.search(prepared, data, budget=15, executor=processes).trials == alone.trials
+
+
+@pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="needs dask.distributed")
+def test_the_answer_is_the_same_with_dask() -> None:
+    import distributed
+
+    prepared, data = calibrated(unequal(), weight_bits=4), examples(256, 5)
+    alone = tune.search(prepared, data, budget=15)
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        assert tune.search(prepared, data, budget=15, executor=client.get_executor()).trials == alone.trials
+
+
+@pytest.mark.parametrize("budget", [1, 2, 7, 20])
+def test_the_budget_is_kept(budget: int) -> None:
+    found = tune.search(calibrated(unequal()), DATA, budget=budget)
+    # What was chosen last is judged even if nothing is left, as is the network that was given.
+    assert found.evaluations <= budget + 1
+    assert found.after.metric is not None
+
+
+def test_the_model_takes_over_what_was_found() -> None:
+    prepared = calibrated(unequal(), weight_bits=4)
+    found = tune.search(prepared, examples(512, 5))
+    assert len({trial.name for trial in found.trials if trial.kept}) > 2
+    assert found.apply(prepared) is prepared
+    qat.freeze(prepared)
+    same_graph(deploy.lower(prepared), found.graph)
+    with pytest.raises(ValueError, match="a frozen model takes over no ranges"):
+        found.apply(prepared)
+
+
+def same_graph(first: deploy.Graph, second: deploy.Graph) -> None:
+    assert list(first.tensors) == list(second.tensors)
+    for one, other in zip(first.tensors.values(), second.tensors.values(), strict=True):
+        assert one.quantization.equals(other.quantization), one.name
+        assert one.data is other.data is None or np.array_equal(one.data, other.data), one.name
+
+
+def test_what_helps_nothing_is_not_kept() -> None:
+    """Random targets: whatever is found in one part does not hold in the other."""
+    images, _ = examples(256, 5)
+    found = tune.search(calibrated(trained()), (images, np.random.default_rng(0).integers(0, 4, 256)), budget=60)
+    assert found.before.metric is not None and found.after.metric is not None
+    assert not found.before.better_than(found.after, True)
+
+
+def test_bad_settings_are_refused() -> None:
+    prepared = calibrated(trained())
+    for settings, message in (
+        ({"held_out": 0}, "held_out must be between 0 and 1, got 0"),
+        ({"budget": 0}, "budget must be a number of evaluations, 1 or more, got 0"),
+        ({"device": "toaster"}, "device must be one of .*, got 'toaster'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tune.search(prepared, DATA, **settings)
+    with pytest.raises(ValueError, match="data has 1 examples, too few"):
+        tune.search(prepared, (DATA[0][:1], DATA[1][:1]))
+    with pytest.raises(TypeError, match="model must come from exactqat.qat.prepare"):
+        tune.search(trained(), DATA)
+
+
+def test_chance_is_no_difference() -> None:
+    blocks = (0.5, 0.9, 0.7, 0.8)
+    here = Mark(0.725, 10.0, blocks)
+    # As likely by chance: the noise decides.
+    assert Mark(0.74, 20.0, (0.9, 0.56, 0.7, 0.8)).better_than(here, True)
+    assert not Mark(0.74, 5.0, (0.9, 0.56, 0.7, 0.8)).better_than(here, True)
+    # In all blocks the same: no chance.
+    assert Mark(0.825, 5.0, tuple(each + 0.1 for each in blocks)).better_than(here, True)
+    assert not Mark(0.825, 50.0, tuple(each + 0.1 for each in blocks)).better_than(here, False)
+    assert not Mark(None, 0.0).better_than(here, True) and here.better_than(Mark(None, 0.0), True)
+
+
+# --- ranges -------------------------------------------------------------------------------------------------------
+
+
+def seen(values: np.ndarray) -> Seen:
+    return Seen(min(0.0, float(values.min())), max(0.0, float(values.max())), values.astype(np.float32))
+
+
+def test_ranges_are_what_they_are_called() -> None:
+    candidate = Candidate.of(calibrated(trained()))
+    plan, grid = candidate.plan, "second"
+    rng = np.random.default_rng(0)
+    values = np.abs(rng.normal(0, 1, 20000))
+    values[0] = 100
+    held = seen(values)
+    assert chosen("min_max", held, plan, grid) == (0.0, 100.0)
+    assert chosen("percentile 99", held, plan, grid)[1] == pytest.approx(np.quantile(values, 0.99))
+    # One value in 20,000 is worth its square.
+    for way in (way for way in WAYS[1:] if way != "least squares"):
+        low, high = chosen(way, held, plan, grid)
+        assert low == 0 and 1 < high < 60, way
+    # Of few bits the least squared error is found among clipped ranges; of eight bits, none is clipped much.
+    normal = seen(rng.normal(0, 1, 20000))
+
+    def error(ends: tuple[float, float], bits: int) -> float:
+        steps = 2**bits - 1
+        scale = (ends[1] - ends[0]) / steps
+        codes = np.clip(np.rint((normal.sample - ends[0]) / scale), 0, steps)
+        return float(np.square(ends[0] + codes * scale - normal.sample).mean())
+
+    assert error(chosen("least squares", normal, plan, grid), 8) <= 1.02 * error((normal.least, normal.most), 8)
+    few = Candidate.of(calibrated(trained(), activation_bits=3)).plan
+    narrow = chosen("least squares", normal, few, grid)
+    assert error(narrow, 3) < 0.8 * error((normal.least, normal.most), 3)
+    with pytest.raises(ValueError, match="a range is chosen by one of min_max, .*, got 'luck'"):
+        chosen("luck", held, plan, grid)
+
+
+def test_ranges_that_others_decide_stay() -> None:
+    rules = [qat.Rule("second", ranges="fixed", fixed_range=(0.0, 9.0)), qat.Rule()]
+    prepared = qat.prepare(torch.nn.Sequential(trained(), torch.nn.Sigmoid(), torch.nn.Linear(4, 4)), IMAGES[:2], [
+        replace(rules[0], match="0.second"), rules[1],
+    ])  # fmt: skip
+    qat.calibrate(prepared, [IMAGES])
+    candidate = Candidate.of(prepared)
+    assert "0.second" not in open_grids(candidate) and "1" not in open_grids(candidate)
+    assert "0.first" in open_grids(candidate)
+
+
+# --- equalization ---------------------------------------------------------------------------------------------------
+
+
+def test_equalized_networks_are_the_same_in_real_numbers() -> None:
+    model = unequal()
+    candidate = Candidate.of(calibrated(model))
+    assert [(first.path, second.path) for first, second in pairs(candidate)] == [("first", "second")]
+    observer = Observer(candidate, Data(DATA, True))
+    changed, count = equalized(candidate, observer)
+    assert count == 1
+    after = Observer(changed, Data(DATA, True))
+    ranges = replace(changed, ranges={name: (each.least, each.most) for name, each in after.seen().items()})
+    last = candidate.graph().outputs[0]
+    plain = {"": outputs_of(model, DATA[0])}
+    # Of channels that differ so much, 16 bits are less fine.
+    assert decibels(plain, {"": after.fine[last]}) > 60 > decibels(plain, {"": observer.fine[last]}) > 50
+    spread = [
+        np.abs(each.fine["first"].reshape(-1, 8)).max(0).max() / np.median(np.abs(each.fine["first"]).max((0, 1, 2)))
+        for each in (observer, after)
+    ]
+    assert spread[1] < spread[0] / 3
+    assert noise_of(ranges, model) > noise_of(candidate, model) + 10
+
+
+# --- biases and batch norms ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_scale", [False, True], ids=["biases", "batch norms"])
+def test_means_are_corrected_on_the_device(with_scale: bool) -> None:
+    model = trained()
+    candidate = Candidate.of(calibrated(model, weight_bits=3))
+    observer = Observer(candidate, Data(DATA, True))
+    operators = {each.outputs[0]: each for each in candidate.graph().operators}
+
+    def differences(now: Candidate, layer: str) -> tuple[float, float]:
+        fine, device = observer.before_activation(operators[layer], now.graph())
+        means = np.abs(fine.mean(0) - device.mean(0)).max() / fine.std()
+        return float(means), float(np.abs(np.log(fine.std(0) / device.std(0))).max())
+
+    before = {layer: differences(candidate, layer) for layer in ("first", "second", "last")}
+    changed, count = corrected(candidate, observer, with_scale)
+    after = {layer: differences(changed, layer) for layer in before}
+    assert count == (1 if with_scale else 3)
+    for layer in ("first",) if with_scale else before:
+        assert after[layer][0] < max(0.02, before[layer][0] / 4), layer
+    if with_scale:
+        assert after["first"][1] < 0.05 < before["first"][1]
+    assert max(value for value, _ in before.values()) > 0.05
+
+
+# --- rounding of weights ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("layer", "most"), [("first", 1), ("second", 0.85), ("last", 0.85)])
+def test_learned_rounding_changes_sums_less(layer: str, most: float) -> None:
+    candidate = Candidate.of(calibrated(trained(), weight_bits=3))
+    observer = Observer(candidate, Data(DATA, True))
+    operator = next(each for each in candidate.graph().operators if each.outputs[0] == layer)
+    change = dict(rounded(candidate, observer))[layer]
+    changed = change(candidate)
+    codes = [each.numbers().weights[layer].codes for each in (candidate, changed)]
+    moved = np.abs(codes[0] - codes[1])
+    assert 0 < (moved > 0).mean() < 0.6 and moved.max() == 1
+    scales = [each.numbers().weights[layer].scale for each in (candidate, changed)]
+    assert np.array_equal(*scales)
+
+    def error(now: Candidate) -> float:
+        fine, device = observer.before_activation(operator, now.graph())
+        return float(np.square(fine - device).mean())
+
+    assert error(changed) < most * error(candidate)
+
+
+def test_places_are_those_of_the_weights() -> None:
+    candidate = Candidate.of(calibrated(trained()))
+    graph, numbers = candidate.graph(), candidate.numbers()
+    places = places_of(candidate)
+    assert {each.path for each in places.values()} == set(numbers.weights)
+    for name, each in places.items():
+        filter = graph.tensors[name].data
+        assert filter is not None
+        assert np.array_equal(numbers.weights[each.path].codes.reshape(-1)[each.weights], filter)
+    assert isinstance(graph, deploy.Graph)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sensitivities: the layer that was broken by hand is found first, with the reason."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from networks import examples, trained  # noqa: E402
+
+import exactqat as eq  # noqa: E402
+from exactqat import deploy, qat, tune  # noqa: E402
+from exactqat.tune.network import Candidate  # noqa: E402
+
+DATA = examples(256, 1)
+RULES = (qat.Rule(),)
+IMAGES = torch.from_numpy(examples(256, 2)[0])
+
+
+def calibrated(model: Any, images: Any = IMAGES, rules: Any = RULES) -> Any:
+    prepared = qat.prepare(model, images[:2], rules)
+    qat.calibrate(prepared, [images])
+    return prepared
+
+
+def widened(candidate: Candidate, grid: str, factor: float) -> Candidate:
+    low, high = candidate.ranges[grid]
+    return replace(candidate, ranges={**candidate.ranges, grid: (low * factor, high * factor)})
+
+
+def first_of(found: tune.Sensitivity) -> tuple[str, str, str]:
+    worst = found.ranked()[0]
+    return worst.layer, worst.kind, worst.reasons[0] if worst.reasons else ""
+
+
+def test_ends_are_the_device_and_the_float_network() -> None:
+    model, (images, classes) = trained(), DATA
+    prepared = calibrated(model)
+    found = tune.sensitivity(prepared, DATA)
+    graph = deploy.lower(prepared) if prepared.frozen else Candidate.of(prepared).graph()
+    outputs = deploy.output_values(graph, deploy.simulate(graph, deploy.input_codes(graph, images), "xnnpack-x86"))
+    assert found.device_metric == tune.accuracy(next(iter(outputs.values())), classes)
+    with torch.no_grad():
+        plain = model(torch.from_numpy(images)).numpy()
+    assert found.reference == pytest.approx(tune.accuracy(plain, classes), abs=1 / 256)
+    # The last part's cumulative run is the device, and the first one's is that part alone.
+    assert found.parts[-1].cumulative == found.device_metric
+    assert found.parts[0].cumulative == found.parts[0].alone
+    assert [(part.layer, part.kind) for part in found.parts if part.layer != "input"][:2] != []
+    assert found.evaluations == 2 + 3 * len(found.parts)
+
+
+def test_everything_in_16_bits_is_the_float_network() -> None:
+    from exactqat.tune.metrics import Data, decibels
+    from exactqat.tune.sensitivity import Evaluation, at_two_precisions
+
+    model = trained()
+    # Ranges that are 30 times too wide or too narrow do not matter to it.
+    for factor in (1, 30, 1 / 30):
+        candidate = Candidate.of(calibrated(model))
+        for grid in ("second", "add"):
+            candidate = widened(candidate, grid, factor)
+        precisions, device, ends = at_two_precisions(candidate, None)
+        every = frozenset(precisions.parts)
+        found = Evaluation(precisions, device, Data(DATA, True), ends).run(
+            {("device", None): frozenset(), ("reference", None): every}, None
+        )
+        with torch.no_grad():
+            plain = {name: model(torch.from_numpy(DATA[0])).numpy() for name in found["reference", None]}
+        assert decibels(plain, found["reference", None]) > 60
+        assert decibels(plain, found["device", None]) < 50
+
+
+def test_outliers_are_found() -> None:
+    rng = np.random.default_rng(0)
+    images, classes = DATA
+    images = images.copy()
+    # ReLU6 takes them away again, and the network is none the worse for them.
+    images[rng.choice(256, 8, replace=False), 0, 0, 0] = 3000
+    model = calibrated(trained(), torch.from_numpy(images))
+    found = tune.sensitivity(model, (images, classes))
+    layer, kind, reason = first_of(found)
+    assert (layer, kind) in (("input", "input"), ("add", "result")) and "few outliers" in reason, found
+    assert found.ranked()[0].loss > 0.3
+
+
+def test_unequal_channels_are_found() -> None:
+    model = trained()
+    with torch.no_grad():
+        model.second.weight[:, 0] = 0
+        plain = calibrated(model)
+        for parameter in (model.norm.weight, model.norm.bias):
+            parameter[0] = 400.0
+    assert tune.sensitivity(plain, DATA).ranked()[0].loss < 0.1
+    found = tune.sensitivity(calibrated(model), DATA)
+    layer, kind, reason = first_of(found)
+    assert (layer, kind) == ("first", "result") and "channels of very different size" in reason, found
+
+
+@pytest.mark.parametrize(("factor", "reason"), [(1 / 100, "saturates"), (300, "too few codes")])
+def test_ranges_that_do_not_fit_are_found(factor: float, reason: str) -> None:
+    found = tune.sensitivity(widened(Candidate.of(calibrated(trained())), "second", factor), DATA)
+    layer, kind, said = first_of(found)
+    assert (layer, kind) == ("second", "result") and reason in said, found
+    kept = next(part for part in found.parts if (part.layer, part.kind) == ("second", "result"))
+    assert kept.gain is not None and kept.gain == max(part.gain or 0 for part in found.parts) > 0.05
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind"), [({"weight_bits": 2}, "weights"), ({"activation_bits": 2}, "result")], ids=["weights", "result"]
+)
+def test_few_bits_are_found(rule: dict[str, Any], kind: str) -> None:
+    rules = [qat.Rule("second", **rule), qat.Rule()]
+    found = tune.sensitivity(calibrated(trained(), rules=rules), DATA)
+    noisiest = min(found.parts, key=lambda part: part.decibels)
+    assert (noisiest.layer, noisiest.kind) == ("second", kind) and "too few codes" in noisiest.reasons[0], found
+
+
+def test_a_bias_beyond_its_grid_is_found() -> None:
+    classes = np.arange(64) % 4
+    inputs = np.repeat(np.eye(4, dtype=np.float32)[classes], 1024, axis=1)
+    layer = torch.nn.Linear(4096, 4)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(np.repeat(np.eye(4, dtype=np.float32), 1024, axis=1)))
+        layer.bias.fill_(1.2 * 2**30 / 255 / 127)
+    found = tune.sensitivity(calibrated(layer, torch.from_numpy(inputs)), (inputs, classes))
+    name, kind, reason = first_of(found)
+    assert kind == "weights" and "bias beyond its grid: 4 of 4" in reason, found
+    assert found.reference == 1 and found.device_metric == 0.25
+
+
+def test_files_have_no_other_weights(tmp_path: Path) -> None:
+    model = calibrated(trained())
+    qat.freeze(model)
+    graph = deploy.lower(model)
+    whole = tune.sensitivity(model, DATA, measure=["alone"])
+    read = deploy.read_tflite(deploy.write_tflite(graph, tmp_path / "m.tflite"))
+    found = tune.sensitivity(read, DATA, measure=["alone", "fine"], device="xnnpack-x86")
+    assert not [part for part in found.parts if part.kind == "weights"]
+    assert found.device_metric == whole.device_metric
+    noise = {(part.layer, part.kind): part.decibels for part in whole.parts}
+    for part in found.parts:
+        if (part.layer, part.kind) in noise:
+            assert part.decibels == pytest.approx(noise[part.layer, part.kind], abs=1.5)
+
+
+def test_results_are_shown(tmp_path: Path) -> None:
+    seen = []
+    found = tune.sensitivity(calibrated(trained()), DATA, progress=lambda *each: seen.append(each))
+    assert seen[-1][0] == pytest.approx(seen[-1][1]) and seen[-1][2] == pytest.approx(0, abs=1e-6)
+    assert [each[0] for each in seen] == sorted(each[0] for each in seen)
+    text = found.text()
+    assert max(map(len, text.splitlines())) <= 80 and "What costs most:" in text
+    rows = text.split("What costs most:")[0]
+    assert len(re.findall(r"^\S+ +(?:weights|result|input) ", rows, re.M)) == len(found.parts)
+    assert len(json.loads(found.as_json())["parts"]) == len(found.parts)
+    assert "<table>" in found._repr_html_()
+    pytest.importorskip("matplotlib")
+    assert b"<svg" in found.picture(tmp_path / "picture.svg").read_bytes()[:500]
+
+
+def test_a_loss_is_better_when_lower() -> None:
+    def error(outputs: Any, targets: Any) -> float:
+        return 1 - tune.accuracy(outputs, targets)
+
+    candidate = widened(Candidate.of(calibrated(trained())), "second", 100)
+    higher, lower = tune.sensitivity(candidate, DATA), tune.sensitivity(candidate, DATA, error, higher_is_better=False)
+    assert [part.loss for part in lower.parts] == pytest.approx([part.loss for part in higher.parts])
+    assert first_of(lower) == first_of(higher)
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    model = calibrated(trained())
+    with pytest.raises(ValueError, match="measure must be some of alone, fine, cumulative, got .'alon'."):
+        tune.sensitivity(model, DATA, measure=["alon"])
+    with pytest.raises(TypeError, match=r"data must be \(inputs, targets\)"):
+        tune.sensitivity(model, DATA[0])
+    with pytest.raises(ValueError, match="targets must be one for each of the 256 examples, got 3"):
+        tune.sensitivity(model, (DATA[0], [1, 2, 3]))
+    with pytest.raises(TypeError, match="model must come from exactqat.qat.prepare"):
+        tune.sensitivity(trained(), DATA)
+    with pytest.raises(RuntimeError, match="seen no data"):
+        tune.sensitivity(qat.prepare(trained(), IMAGES[:2]), DATA)
+    with pytest.raises(ValueError, match="metric must return a finite number, got nan"):
+        tune.sensitivity(model, DATA, lambda outputs, targets: float("nan"))
+    assert eq.tune is tune
+    found = tune.sensitivity(model, DATA[0], None)
+    assert found.reference is None and found.parts[0].loss is None and found.parts[0].decibels > 10
