@@ -483,6 +483,26 @@ def random_slice(rng: Random, builder: Builder) -> str:
     return builder.slice("x", [0, *begin], [-1, *sizes], name="y")
 
 
+def random_split(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder)).shape
+    axis = int(rng.integers(1, len(shape)))
+    counts = [count for count in range(1, shape[axis] + 1) if shape[axis] % count == 0]
+    return builder.split("x", int(rng.choice(counts)), axis, name="y")
+
+
+def random_split_v(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder)).shape
+    axis = int(rng.integers(1, len(shape)))
+    cuts = rng.permutation(np.arange(1, shape[axis]))[: rng.integers(0, 4)]
+    sizes = np.diff(sorted([0, *cuts, shape[axis]]))
+    return builder.split_v("x", [int(size) for size in sizes], axis, name="y")
+
+
+def random_unpack(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder)).shape
+    return builder.unpack("x", int(rng.integers(1, len(shape))), name="y")
+
+
 CASES: dict[str, Case] = {
     "CONV_2D": random_conv_2d,
     "DEPTHWISE_CONV_2D": random_depthwise_conv_2d,
@@ -535,6 +555,9 @@ CASES: dict[str, Case] = {
     "PACK": random_pack,
     "TILE": random_tile,
     "SLICE": random_slice,
+    "SPLIT": random_split,
+    "SPLIT_V": random_split_v,
+    "UNPACK": random_unpack,
 }
 
 
@@ -617,11 +640,11 @@ def random_graph(rng: Random, name: str) -> Graph:
     """A graph of the operator of that name."""
     kind, _, dtype = name.partition(":")
     builder = Builder()
+    wide = bool(dtype) and kind in WIDE_CASES
+    graph = builder.graph(builder.results((WIDE_CASES if wide else CASES)[kind](rng, builder)))
     if dtype == FULL_RANGE:
-        return with_full_range(rng, builder.graph([CASES[kind](rng, builder)]))
-    if not dtype or kind in WIDE_CASES:
-        return builder.graph([(WIDE_CASES if dtype else CASES)[kind](rng, builder)])
-    return in_int16(rng, builder.graph([CASES[kind](rng, builder)]))
+        return with_full_range(rng, graph)
+    return in_int16(rng, graph) if dtype and not wide else graph
 
 
 def random_codes(rng: Random, graph: Graph) -> dict[str, np.ndarray]:

@@ -247,7 +247,8 @@ def place_codes(
 
 
 class Builder:
-    """Builds a graph operator by operator; every method returns the name of its result.
+    """Builds a graph operator by operator; every method returns the name of its result, the first one if there are
+    several (`results` names all).
 
     Besides `operator`, there is a lower-case method for every kind that `exactqat.device` declares:
     ``builder.conv_2d(x, filter, filter_scale, bias, output, name="first", strides=(2, 2))``,
@@ -333,14 +334,20 @@ class Builder:
         _need(where, not missing, f"{', '.join(missing)} must be given")
         attributes = {key: _plain(value) for key, value in attributes.items()}
         try:
-            shape = declaration.checked_shape([self._tensors[operand].shape for operand in operands], attributes)
+            shapes = declaration.checked_shapes([self._tensors[operand].shape for operand in operands], attributes)
         except Refusal as refusal:
             raise Refusal(f"{where}: {refusal}") from None
         result = name if len(placements) == 1 else f"{name}/unshifted"
+        results = (result, *(f"{result}:{number}" for number in range(1, len(shapes))))
         dtype = declaration.dtype(attributes, placements[0].dtype)
-        self._add_tensor(Tensor(result, shape, dtype, placements[0]))
-        self._operators.append(Operator(kind, tuple(operands), (result,), attributes))
+        for each, shape in zip(results, shapes, strict=True):
+            self._add_tensor(Tensor(each, shape, dtype, placements[0]))
+        self._operators.append(Operator(kind, tuple(operands), results, attributes))
         return result if len(placements) == 1 else str(self.quantize(result, placements[1:], name=name))
+
+    def results(self, name: str) -> tuple[str, ...]:
+        """Names of all results of the operator whose first one is called so."""
+        return next(operator.outputs for operator in self._operators if operator.outputs[0] == name)
 
     def weighted(
         self,
@@ -436,30 +443,36 @@ def check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: set
         _need(where, name in tensors, f"tensor {name!r} is missing")
     for name in operator.inputs:
         _need(where, name in ready, f"input {name!r} is used before it is computed")
-    _need(where, len(operator.outputs) == 1, f"needs exactly one output, got {operator.outputs}")
-    _need(where, operator.outputs[0] not in ready, f"output {operator.outputs[0]!r} is written twice")
+    _need(where, len(operator.outputs) > 0, "needs an output")
+    for position, name in enumerate(operator.outputs):
+        once = name not in ready and name not in operator.outputs[:position]
+        _need(where, once, f"output {name!r} is written twice")
     fewest, most = declaration.operands
     fits = fewest <= len(operator.inputs) and (most is None or len(operator.inputs) <= most)
     takes = fewest if fewest == most else f"{fewest} or more" if most is None else f"{fewest} to {most}"
     _need(where, fits, f"takes {takes} inputs, got {operator.inputs}")
 
     inputs = [tensors[name] for name in operator.inputs]
-    output = tensors[operator.outputs[0]]
-    _check_operands(operator, inputs, output, where)
+    outputs = [tensors[name] for name in operator.outputs]
+    _check_operands(operator, inputs, outputs[0], where)
     try:
-        shape = declaration.checked_shape([tensor.shape for tensor in inputs], operator.attributes)
-        need(shape == output.shape, f"output must have shape {shape}, got {output.shape}")
-        dtype = declaration.dtype(operator.attributes, output.quantization.dtype)
-        need(dtype == output.dtype, f"output must be {dtype}, got {output.dtype}")
-        if declaration.same_quantization:
-            for tensor in inputs:
-                same = tensor.quantization.equals(output.quantization)
-                need(same, f"input {tensor.name!r} must have the output's quantization; insert a QUANTIZE before it")
-        grid = declaration.grid_fixed_in(output.dtype)
-        if grid is not None:
-            fixed = per_tensor(*grid, output.dtype).equals(output.quantization)
-            need(fixed, f"scale and zero point of the result must be {grid}")
-        declaration.check(inputs, output, operator.attributes)
+        shapes = declaration.checked_shapes([tensor.shape for tensor in inputs], operator.attributes)
+        need(len(shapes) == len(outputs), f"needs outputs of the shapes {list(shapes)}, got {operator.outputs}")
+        for shape, output in zip(shapes, outputs, strict=True):
+            need(shape == output.shape, f"output must have shape {shape}, got {output.shape}")
+            dtype = declaration.dtype(operator.attributes, output.quantization.dtype)
+            need(dtype == output.dtype, f"output must be {dtype}, got {output.dtype}")
+            if declaration.same_quantization:
+                for tensor in inputs:
+                    same = tensor.quantization.equals(output.quantization)
+                    need(
+                        same, f"input {tensor.name!r} must have the output's quantization; insert a QUANTIZE before it"
+                    )
+            grid = declaration.grid_fixed_in(output.dtype)
+            if grid is not None:
+                fixed = per_tensor(*grid, output.dtype).equals(output.quantization)
+                need(fixed, f"scale and zero point of the result must be {grid}")
+        declaration.check(inputs, outputs[0], operator.attributes)
     except Refusal as refusal:
         raise Refusal(f"{where}: {refusal}") from None
 

@@ -32,7 +32,7 @@ from .footprint import arena_of
 from .graph import Graph
 from .read_tflite import FileEnd, TfliteFile, read_content
 from .signature import input_codes
-from .simulate import EXACT, check_inputs, simulate, simulate_operator
+from .simulate import EXACT, check_inputs, simulate, simulate_results
 from .trial import RuntimeRefusal, try_in_a_child
 from .verify import Comparison, Tally, open_runtime, profile_here, profiles_here, with_outputs_at
 
@@ -438,7 +438,7 @@ def _compare(graph: Graph, folder: str, ran: Sequence[str]) -> None:
     with np.load(Path(folder) / "codes.npz") as archive:
         codes = {name: archive[str(at)] for at, name in enumerate(graph.inputs)}
     results = tuple(graph.results())
-    kinds = {operator.outputs[0]: graph.measured_as(operator) for operator in graph.operators}
+    kinds = {name: graph.measured_as(operator) for operator in graph.operators for name in operator.outputs}
     operators = {profile: {name: Tally() for name in results} for profile in ran}
     outputs = {profile: {name: Tally() for name in graph.outputs} for profile in ran}
     pairs = {pair: {name: Tally() for name in results} for pair in combinations(PROFILES, 2)}
@@ -499,8 +499,8 @@ def _count(
         device = {**batch, **{name: archive[f"t{at}"] for at, name in enumerate(computed)}}
         found = {name: archive[f"o{at}"] for at, name in enumerate(ends)}
     for operator in graph.operators:
-        name = operator.outputs[0]
-        operators[name].add(device[name], simulate_operator(graph, operator, device, profile))
+        for name, codes in simulate_results(graph, operator, device, profile).items():
+            operators[name].add(device[name], codes)
     for name, tally in outputs.items():
         tally.add(found[name], simulated[name] if name in simulated else batch[name])
 

@@ -318,11 +318,9 @@ class _Reader:
             word = f"the custom operator {shortened(self.text(code.CustomCode()))}"
         given = [int(at) for at in self.numbers(entry, "Inputs")]
         inputs = [None if at == -1 else self.at(at) for at in given]
-        outputs = [self.at(int(at)) for at in self.numbers(entry, "Outputs")]
+        outputs = tuple(self.at(int(at)) for at in self.numbers(entry, "Outputs"))
         if not outputs:
             raise Refusal(f"it is damaged: {word} has no result")
-        if len(outputs) > 1:
-            self.problems.add(f"{word} with {len(outputs)} results", outputs[0].name)
         option, meaning = self.options(entry)
         declaration = OPERATORS.get(word)
         if declaration is not None and declaration.order is not None:
@@ -330,7 +328,7 @@ class _Reader:
             inputs += [None] * (len(declaration.order) - len(inputs))
             places = {position: tensor for position, tensor in zip(declaration.order, inputs, strict=False)}
             inputs = [places[position] for position in sorted(places)]
-        return word, FileOperator(tuple(inputs), outputs[0], option, meaning, self.known)
+        return word, FileOperator(tuple(inputs), outputs, option, meaning, self.known)
 
     def options(self, entry: Any) -> tuple[Callable[[str], Any], Callable[[str, str], str]]:
         """How an operator's options are read: fields, and names of enumerations' values."""
@@ -470,9 +468,9 @@ class _Reader:
                 steps = self.chain(number, form)
                 found = declaration.read_steps(steps) if steps else None
                 if found is not None:
-                    return len(form), self.checked(declaration.kind, *found, steps[-1].output)
+                    return len(form), self.checked(declaration.kind, *found, steps[-1].outputs)
         word, step = self.steps[number]
-        for tensor in (*step.inputs, step.output):
+        for tensor in (*step.inputs, *step.outputs):
             if tensor is not None and tensor.dtype not in DTYPES:
                 raise Unreadable(f"{word} in {tensor.dtype}")
             if tensor is not None and tensor.name in self.variables:
@@ -493,7 +491,7 @@ class _Reader:
         except (TypeError, ValueError, OverflowError) as error:
             raise Unreadable(f"{word}: {error}") from None
         defaults = {name: declaration.attributes[name] for name, value in attributes.items() if value is None}
-        return 1, self.checked(word, operands, {**attributes, **defaults}, step.output)
+        return 1, self.checked(word, operands, {**attributes, **defaults}, step.outputs)
 
     def chain(self, number: int, form: Sequence[str]) -> list[FileOperator]:
         """The next operators, if their names are these and each reads the one before, which nothing else does."""
@@ -502,11 +500,13 @@ class _Reader:
             return []
         for (_, before), (_, after) in zip(steps, steps[1:], strict=False):
             reads = any(tensor is before.output for tensor in after.inputs)
-            if not reads or self.readers[before.output.name] != 1:
+            if not reads or self.readers[before.output.name] != 1 or len(before.outputs) > 1:
                 return []
         return [step for _, step in steps]
 
-    def checked(self, word: str, operands: Sequence[Tensor], attributes: Mapping[str, Any], output: Tensor) -> Operator:
+    def checked(
+        self, word: str, operands: Sequence[Tensor], attributes: Mapping[str, Any], outputs: Sequence[Tensor]
+    ) -> Operator:
         """The graph's operator, once its declaration takes it."""
         declaration = OPERATORS[word]
         operands = [self.named_apart(tensor) for tensor in operands]
@@ -515,20 +515,23 @@ class _Reader:
         self.looks -= sum(tensor.data.nbytes for tensor in operands if tensor.data is not None)
         if self.looks < 0:
             raise Refusal("it is damaged: too many operators share its constants")
-        if output.name in self.unknown_shape:
+        names = tuple(tensor.name for tensor in outputs)
+        if self.unknown_shape.intersection(names):
             # Where the writer left sizes open, what it put in their place need not be one example's.
-            shapes = [tensors[tensor.name].shape for tensor in operands]
+            given = [tensors[tensor.name].shape for tensor in operands]
             try:
-                output = replace(output, shape=declaration.checked_shape(shapes, attributes))
+                shapes = declaration.checked_shapes(given, attributes)
             except Refusal as error:
                 raise Unreadable(f"{word}: {error}") from None
-        tensors[output.name] = output
-        operator = Operator(word, tuple(tensor.name for tensor in operands), (output.name,), attributes)
+            if len(shapes) == len(outputs):
+                outputs = [replace(tensor, shape=shape) for tensor, shape in zip(outputs, shapes, strict=True)]
+        tensors.update(zip(names, outputs, strict=True))
+        operator = Operator(word, tuple(tensor.name for tensor in operands), names, attributes)
         try:
             check_operator(operator, tensors, {tensor.name for tensor in operands}, word)
         except (ValueError, TypeError, OverflowError, IndexError) as error:
             raise Unreadable(str(error)) from None
-        self.used[output.name] = output
+        self.used.update(zip(names, outputs, strict=True))
         self.used.update((tensor.name, tensor) for tensor in operands if tensor.name not in self.used)
         return operator
 

@@ -33,7 +33,7 @@ from ..display import shortened, table
 from .emulation import SET_UP, EmulatedInterpreter, is_set_up
 from .graph import Graph
 from .signature import as_codes, input_codes
-from .simulate import EXACT, check_inputs, dequantize, simulate, simulate_operator
+from .simulate import EXACT, check_inputs, dequantize, simulate, simulate_results
 from .tflite import import_deploy, is_file_of, read_grids, read_signature
 from .trial import RuntimeRefusal, try_in_a_child
 
@@ -302,11 +302,12 @@ def verify(
         device = {**batch, **opened.run(batch)}
         agree = True
         for operator in graph.operators:
-            name = operator.outputs[0]
-            agree &= operators[name].add(device[name], simulate_operator(graph, operator, device, profile))
+            for name, codes in simulate_results(graph, operator, device, profile).items():
+                agree &= operators[name].add(device[name], codes)
             done += 1
             if progress is not None:
                 progress(done, steps)
+            name = operator.outputs[0]
             if float_values is not None and name in noises:
                 per_example = graph.tensors[name].shape[0]
                 images = slice(start * per_example, (start + batch_size) * per_example)
@@ -326,7 +327,7 @@ def verify(
             each = graph.tensors[name].shape[0]
             own = trained_codes[name][start * each : (start + batch_size) * each]
             tally.add(end_to_end[name][: len(own)], own, "training")
-    kinds = {operator.outputs[0]: graph.measured_as(operator) for operator in graph.operators}
+    kinds = {name: graph.measured_as(operator) for operator in graph.operators for name in operator.outputs}
     exact = {name: (kind, profile) in EXACT for name, kind in kinds.items()}
     rows = []
     for name, kind in kinds.items():

@@ -482,7 +482,7 @@ class Blocks(Movement):
         small, large = sorted((source.shape, output.shape), key=lambda shape: shape[1])
         attributes = {"block_size": large[1] // small[1]}
         try:
-            fits = self.checked_shape([source.shape], attributes) == output.shape
+            fits = self.checked_shapes([source.shape], attributes) == (output.shape,)
         except Refusal:
             return None
         written = self.tflite_steps([source], output, attributes)

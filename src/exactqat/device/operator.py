@@ -174,6 +174,14 @@ class DeviceOperator:
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
+    def shapes(self, shapes: Sequence[Shape], attributes: Attributes) -> tuple[Shape, ...]:
+        """Shapes of all results, of which most operators have one.
+
+        Raises:
+            Refusal: the operands do not fit.
+        """
+        return (self.shape(shapes, attributes),)
+
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         """Shape of the result on the device (batch 1) from those of all operands, constants included.
 
@@ -182,17 +190,17 @@ class DeviceOperator:
         """
         return tuple(shapes[0])
 
-    def checked_shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
-        """`shape`, of attributes and operands that were looked at.
+    def checked_shapes(self, shapes: Sequence[Shape], attributes: Attributes) -> tuple[Shape, ...]:
+        """`shapes`, of attributes and operands that were looked at.
 
         Raises:
             Refusal: the attributes are none, or the operands do not fit them.
         """
         self.check_attributes(attributes)
-        result = self.shape(shapes, attributes)
-        most = max(map(len, (*shapes, result)))
-        need(most <= self.most_axes, f"tensors have at most {self.most_axes} axes here, got {[*shapes, result]}")
-        return result
+        results = self.shapes(shapes, attributes)
+        most = max(map(len, (*shapes, *results)))
+        need(most <= self.most_axes, f"tensors have at most {self.most_axes} axes here, got {[*shapes, *results]}")
+        return results
 
     def dtype(self, attributes: Attributes, stored: str = "int8") -> str:
         """What the result is in: indices in the type asked for, all else in that of its grid."""
@@ -291,6 +299,17 @@ class DeviceOperator:
         """`integers` or `wide_integers`, by what its activations are stored in."""
         compute = self.wide_integers if is_wide(inputs, output) else self.integers
         return compute(codes, inputs, output, attributes, profile)
+
+    def all_results(
+        self,
+        codes: Sequence[np.ndarray],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        attributes: Attributes,
+        profile: Profile,
+    ) -> tuple[np.ndarray, ...]:
+        """`results` of an operator with any number of them."""
+        return (self.results(codes, inputs, outputs[0], attributes, profile),)
 
     # --- how it enters a graph ---------------------------------------------------------------------------------------
 

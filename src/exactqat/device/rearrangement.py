@@ -234,3 +234,142 @@ class Slice(Movement):
         constants = [writer.constant(f"{output.name}/{name}", np.array(value)) for name, value in values.items()]
         operands = [*writer.operands(operator), *constants]
         writer.result(operator, output, writer.node("Slice", operands, f"{output.name}/computed"))
+
+
+# Of a file's operator; more than any network has, and few enough to list.
+MOST_PARTS = 4096
+
+
+class Parts(Movement):
+    """The tensor in several pieces along an axis, each a result."""
+
+    def ranges(self, shape: Shape, attributes: Attributes) -> list[tuple[int, int]]:
+        """Where each piece begins and ends along `axis`."""
+        raise NotImplementedError
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        return self.shapes(shapes, attributes)[0]
+
+    def shapes(self, shapes: Sequence[Shape], attributes: Attributes) -> tuple[Shape, ...]:
+        (first,), axis = shapes, attributes["axis"]
+        need(1 <= axis < len(first), f"axis must be in 1..{len(first) - 1}, got {axis}")
+        ranges = self.ranges(first, attributes)
+        return tuple((*first[:axis], end - begin, *first[axis + 1 :]) for begin, end in ranges)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        return self.all_results(codes, inputs, [output], attributes, profile)[0]
+
+    def all_results(
+        self, codes: Arrays, inputs: Tensors, outputs: Tensors, attributes: Attributes, profile: Profile
+    ) -> tuple[np.ndarray, ...]:
+        axis = attributes["axis"]
+        ranges = self.ranges(inputs[0].shape, attributes)
+        return tuple(codes[0].take(np.arange(begin, end), axis) for begin, end in ranges)
+
+
+@register
+class Split(Parts):
+    """`count` equal pieces along `axis`."""
+
+    kind = "SPLIT"
+    attributes = {"count": REQUIRED, "axis": REQUIRED}
+    version = 2
+    wide_version = 4
+    options = "SplitOptions"
+    order = (1, 0)
+    purpose = PURPOSE.format("STRIDED_SLICE")
+
+    def ranges(self, shape: Shape, attributes: Attributes) -> list[tuple[int, int]]:
+        count, whole = attributes["count"], shape[attributes["axis"]]
+        need(1 <= count <= MOST_PARTS and whole % count == 0, f"count must divide {whole}, got {count}")
+        size = whole // count
+        return [(begin, begin + size) for begin in range(0, whole, size)]
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"numSplits": attributes["count"]}
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("axis", np.array(attributes["axis"], np.int32)),)
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"count": read.option("numSplits"), "axis": single_axis(read, 1)}
+
+
+@register
+class SplitV(Parts):
+    """Pieces of `sizes` along `axis`."""
+
+    kind = "SPLIT_V"
+    attributes = {"sizes": REQUIRED, "axis": REQUIRED}
+    version = 2
+    options = "SplitVOptions"
+    purpose = PURPOSE.format("STRIDED_SLICE")
+
+    def ranges(self, shape: Shape, attributes: Attributes) -> list[tuple[int, int]]:
+        sizes, whole = attributes["sizes"], shape[attributes["axis"]]
+        fits = 0 < len(sizes) <= MOST_PARTS and min(sizes) >= 1 and sum(sizes) == whole
+        need(fits, f"sizes must be positive and add up to {whole}, got {sizes}")
+        ends = [sum(sizes[: position + 1]) for position in range(len(sizes))]
+        return list(zip([0, *ends], ends, strict=False))
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"numSplits": len(attributes["sizes"])}
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return ("sizes", list(attributes["sizes"])), ("axis", np.array(attributes["axis"], np.int32))
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        axis = single_axis(read, 2)
+        return {"sizes": whole_sizes(read.integers(1), read.operand(0).shape[axis]), "axis": axis}
+
+
+@register
+class Unpack(Parts):
+    """Every entry of `axis`, which the results do not have."""
+
+    kind = "UNPACK"
+    attributes = {"axis": REQUIRED}
+    moves_axes = True
+    version = 2
+    wide_version = 4
+    options = "UnpackOptions"
+    purpose = PURPOSE.format("STRIDED_SLICE and RESHAPE")
+
+    def ranges(self, shape: Shape, attributes: Attributes) -> list[tuple[int, int]]:
+        whole = shape[attributes["axis"]]
+        need(whole <= MOST_PARTS, f"at most {MOST_PARTS} results are supported, got {whole}")
+        return [(entry, entry + 1) for entry in range(whole)]
+
+    def shapes(self, shapes: Sequence[Shape], attributes: Attributes) -> tuple[Shape, ...]:
+        axis = attributes["axis"]
+        return tuple((*shape[:axis], *shape[axis + 1 :]) for shape in super().shapes(shapes, attributes))
+
+    def all_results(
+        self, codes: Arrays, inputs: Tensors, outputs: Tensors, attributes: Attributes, profile: Profile
+    ) -> tuple[np.ndarray, ...]:
+        axis = attributes["axis"]
+        return tuple(codes[0].take(entry, axis) for entry in range(inputs[0].shape[axis]))
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"num": inputs[0].shape[attributes["axis"]], "axis": attributes["axis"]}
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"axis": read.axis(read.option("axis") or 0)}
+
+
+def single_axis(read: FileOperator, position: int) -> int:
+    """An axis that is an operand."""
+    axes = read.axes(position)
+    if len(axes) != 1:
+        raise Unreadable(f"operand {position} must be one axis, got {len(axes)}")
+    return axes[0]
+
+
+def whole_sizes(sizes: Shape, whole: int) -> Shape:
+    """The sizes, with what is left in place of a -1."""
+    if sizes.count(-1) > 1:
+        raise Unreadable(f"at most one size may be left open, got {list(sizes)}")
+    left = whole - sum(size for size in sizes if size != -1)
+    return tuple(left if size == -1 else size for size in sizes)
