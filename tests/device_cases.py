@@ -15,8 +15,9 @@ import numpy as np
 from exactqat.deploy import Builder, Graph, Quantization, per_tensor
 from exactqat.device import ACTIVATIONS, OPERATORS, Tensor
 from exactqat.device.activation import FUNCTIONS
+from exactqat.device.operator import FLOAT
 from exactqat.device.operator import in_int16 as kinds_in_int16
-from exactqat.device.tensor import CODE_RANGES
+from exactqat.device.tensor import CODE_RANGES, INDICES
 from exactqat.device.weighted import FULL_RANGE
 
 Random = np.random.Generator
@@ -503,6 +504,19 @@ def random_unpack(rng: Random, builder: Builder) -> str:
     return builder.unpack("x", int(rng.integers(1, len(shape))), name="y")
 
 
+def random_dequantize(rng: Random, builder: Builder) -> str:
+    random_tensor(rng, builder)
+    return builder.dequantize("x", INDICES, name="y")
+
+
+def random_quantize_real(rng: Random, builder: Builder) -> str:
+    """Of real numbers: `random_codes` draws some on the edges of codes."""
+    builder.input("x", (1, 256), None)
+    if rng.integers(3) == 0:
+        return builder.quantize("x", per_tensor(random_scale(rng, -14, 3), 0, "int16"), name="y")
+    return builder.quantize("x", random_quantization(rng), name="y")
+
+
 CASES: dict[str, Case] = {
     "CONV_2D": random_conv_2d,
     "DEPTHWISE_CONV_2D": random_depthwise_conv_2d,
@@ -558,6 +572,7 @@ CASES: dict[str, Case] = {
     "SPLIT": random_split,
     "SPLIT_V": random_split_v,
     "UNPACK": random_unpack,
+    "DEQUANTIZE": random_dequantize,
 }
 
 
@@ -627,12 +642,15 @@ def random_quantize_wide(rng: Random, builder: Builder) -> str:
 
 # Those whose int16 form has cases of its own; others' are made of their int8 form.
 WIDE_CASES: dict[str, Case] = {"QUANTIZE": random_quantize_wide, "LOOKUP": random_lookup_wide}
+# Others are float32 throughout, of which no equality is claimed.
+REAL_CASES: dict[str, Case] = {"QUANTIZE": random_quantize_real}
 FULL_RANGE_KINDS = [kind for kind, operator in OPERATORS.items() if len(operator.weights) == 2]
 # Under these names `EXACT` and `MEASURED` know operators: the kind, or the kind and the dtype or the weights' range.
 NAMES = (
-    *OPERATORS,
+    *CASES,
     *(f"{kind}:int16" for kind in kinds_in_int16()),
     *(f"{kind}:{FULL_RANGE}" for kind in FULL_RANGE_KINDS),
+    *(f"{kind}:{FLOAT}" for kind in REAL_CASES),
 )
 
 
@@ -640,11 +658,11 @@ def random_graph(rng: Random, name: str) -> Graph:
     """A graph of the operator of that name."""
     kind, _, dtype = name.partition(":")
     builder = Builder()
-    wide = bool(dtype) and kind in WIDE_CASES
-    graph = builder.graph(builder.results((WIDE_CASES if wide else CASES)[kind](rng, builder)))
+    own = {"int16": WIDE_CASES, FLOAT: REAL_CASES}.get(dtype, CASES)
+    graph = builder.graph(builder.results(own.get(kind, CASES[kind])(rng, builder)))
     if dtype == FULL_RANGE:
         return with_full_range(rng, graph)
-    return in_int16(rng, graph) if dtype and not wide else graph
+    return in_int16(rng, graph) if dtype == "int16" and kind not in own else graph
 
 
 def random_codes(rng: Random, graph: Graph) -> dict[str, np.ndarray]:
@@ -653,6 +671,9 @@ def random_codes(rng: Random, graph: Graph) -> dict[str, np.ndarray]:
     codes = {}
     for name in graph.inputs:
         tensor = graph.tensors[name]
+        if tensor.dtype == FLOAT:
+            codes[name] = real_inputs(rng, graph, (batch, *tensor.shape[1:]))
+            continue
         lowest, highest = CODE_RANGES[tensor.dtype]
         values = rng.integers(lowest, highest + 1, (batch, *tensor.shape[1:]))
         # A function of one operand: all of its inputs.
@@ -664,3 +685,12 @@ def random_codes(rng: Random, graph: Graph) -> dict[str, np.ndarray]:
             values = values // 8 + tensor.quantization.zero_point[0]
         codes[name] = np.clip(values, lowest, highest).astype(tensor.dtype)
     return codes
+
+
+def real_inputs(rng: Random, graph: Graph, shape: tuple[int, ...]) -> np.ndarray:
+    """Real numbers in and about the range of the graph's first result, one in four half way between two codes."""
+    grid = graph.tensors[graph.operators[0].outputs[0]].quantization
+    lowest, highest = CODE_RANGES[grid.dtype]
+    steps = rng.uniform(1.2 * lowest - 5, 1.2 * highest + 5, shape) - grid.zero_point[0]
+    steps = np.where(rng.integers(4, size=shape) == 0, np.floor(steps) + 0.5, steps)
+    return (steps * grid.scale[0]).astype(np.float32)

@@ -27,10 +27,10 @@ HERE = profiles_here()
 
 
 def test_every_operator_has_its_cases_and_its_counts() -> None:
-    assert set(CASES) == set(OPERATORS)
+    assert set(CASES) == {kind for kind, operator in OPERATORS.items() if operator.dtypes}
     wide = {f"{kind}:int16" for kind in OPERATORS if "int16" in OPERATORS[kind].dtypes}
     full_range = {f"{kind}:full_range" for kind in OPERATORS if isinstance(OPERATORS[kind], Weighted)}
-    assert set(NAMES) == set(OPERATORS) | wide | full_range
+    assert set(NAMES) == set(CASES) | wide | full_range | {"QUANTIZE:float32"}
     for kind in NAMES:
         for profile in ("xnnpack-x86", "reference"):
             assert MEASURED[kind, profile][0] >= 1000, f"{kind} was hardly compared under {profile}"

@@ -30,7 +30,11 @@ READ = ("convolutions.int8", "convolutions.float_ends", "convolutions.uint8", "c
         "pieces.int8", "enlarged.fixed_batch")  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", NAMES)
+# What a network in codes begins or ends with is at the end of a file, not in the graph.
+ENDS = ("DEQUANTIZE", "DEQUANTIZE:int16", "QUANTIZE:float32")
+
+
+@pytest.mark.parametrize("kind", [name for name in NAMES if name not in ENDS])
 def test_round_trip(kind: str) -> None:
     rng = np.random.default_rng(5)
     for number in range(4):
@@ -116,8 +120,6 @@ def test_what_a_signature_calls_its_ends() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("convolutions.dynamic_range", ("CONV_2D in float32", "FULLY_CONNECTED in float32", "an input in float32")),
-        ("float_island.int8", ("ELU in float32", "DEQUANTIZE in float32", "QUANTIZE in float32")),
         ("loop.int8", ("subgraphs", "exactly one is supported")),
         ("enlarged.int8", ("TRANSPOSE_CONV with a shape that the file computes", "a fixed batch")),
     ],

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..device import ACTIVATIONS, INT8_MAX, INT8_MIN, OPERATORS, Quantization, Tensor, per_tensor
 from ..device.arithmetic import same_padding
-from ..device.operator import REQUIRED, Refusal, in_int16, need
+from ..device.operator import FLOAT, REQUIRED, Refusal, in_float, in_int16, need
 from ..device.tensor import CODE_RANGES, INDICES
 from ..display import listed, table
 from .signature import Signature, plain_signature
@@ -278,10 +278,11 @@ class Builder:
             raise ValueError(f"tensor {name!r} does not exist")
         return self._tensors[name]
 
-    def input(self, name: str, shape: Sequence[int], quantization: Quantization) -> str:
-        """shape: with batch 1."""
+    def input(self, name: str, shape: Sequence[int], quantization: Quantization | None) -> str:
+        """shape: with batch 1; quantization: None for real numbers."""
         shape = tuple(int(size) for size in shape)
-        result = self._add_tensor(Tensor(name, shape, quantization.dtype, quantization))
+        dtype, grid = (FLOAT, INDICES) if quantization is None else (quantization.dtype, quantization)
+        result = self._add_tensor(Tensor(name, shape, dtype, grid))
         self._inputs.append(name)
         return result
 
@@ -339,7 +340,8 @@ class Builder:
             raise Refusal(f"{where}: {refusal}") from None
         result = name if len(placements) == 1 else f"{name}/unshifted"
         results = (result, *(f"{result}:{number}" for number in range(1, len(shapes))))
-        dtype = declaration.dtype(attributes, placements[0].dtype)
+        real = bool(operands) and self._tensors[operands[0]].dtype == FLOAT and placements[0] is INDICES
+        dtype = declaration.dtype(attributes, FLOAT if real else placements[0].dtype)
         for each, shape in zip(results, shapes, strict=True):
             self._add_tensor(Tensor(each, shape, dtype, placements[0]))
         self._operators.append(Operator(kind, tuple(operands), results, attributes))
@@ -410,7 +412,7 @@ def _need(where: str, condition: bool, message: str) -> None:
 def _check_tensor(tensor: Tensor) -> None:
     where = f"tensor {tensor.name!r}"
     quantization = tensor.quantization
-    dtypes = (*CODE_RANGES, "int32", "int64")
+    dtypes = (*CODE_RANGES, "int32", "int64", FLOAT)
     _need(where, tensor.dtype in dtypes, f"dtype must be one of {', '.join(dtypes)}, got {tensor.dtype!r}")
     _need(where, len(tensor.shape) > 0 and min(tensor.shape) > 0, f"every size must be positive, got {tensor.shape}")
     in_range = bool(np.all((quantization.zero_point >= INT8_MIN) & (quantization.zero_point <= INT8_MAX)))
@@ -460,7 +462,8 @@ def check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: set
         need(len(shapes) == len(outputs), f"needs outputs of the shapes {list(shapes)}, got {operator.outputs}")
         for shape, output in zip(shapes, outputs, strict=True):
             need(shape == output.shape, f"output must have shape {shape}, got {output.shape}")
-            dtype = declaration.dtype(operator.attributes, output.quantization.dtype)
+            stored = FLOAT if output.dtype == FLOAT else output.quantization.dtype
+            dtype = declaration.dtype(operator.attributes, stored)
             need(dtype == output.dtype, f"output must be {dtype}, got {output.dtype}")
             if declaration.same_quantization:
                 for tensor in inputs:
@@ -469,10 +472,11 @@ def check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: set
                         same, f"input {tensor.name!r} must have the output's quantization; insert a QUANTIZE before it"
                     )
             grid = declaration.grid_fixed_in(output.dtype)
-            if grid is not None:
+            if grid is not None and output.dtype in CODE_RANGES:
                 fixed = per_tensor(*grid, output.dtype).equals(output.quantization)
                 need(fixed, f"scale and zero point of the result must be {grid}")
-        declaration.check(inputs, outputs[0], operator.attributes)
+        if not in_float(inputs, outputs[0]):
+            declaration.check(inputs, outputs[0], operator.attributes)
     except Refusal as refusal:
         raise Refusal(f"{where}: {refusal}") from None
 
@@ -487,9 +491,10 @@ def _check_operands(operator: Operator, inputs: Sequence[Tensor], output: Tensor
             continue
         fits = declaration.constants or tensor.data is None
         _need(where, fits, f"{tensor.name!r} must be an activation, not a constant")
-        allowed = " or ".join(declaration.dtypes)
-        _need(where, tensor.dtype in declaration.dtypes, f"{tensor.name!r} must be {allowed}, got {_or_why(tensor)}")
-        stored = output.dtype if output.dtype in CODE_RANGES else inputs[0].dtype
+        dtypes = (*declaration.dtypes, FLOAT) if declaration.floats else declaration.dtypes
+        allowed = " or ".join(dtypes)
+        _need(where, tensor.dtype in dtypes, f"{tensor.name!r} must be {allowed}, got {_or_why(tensor)}")
+        stored = output.dtype if output.dtype in (*CODE_RANGES, FLOAT) else inputs[0].dtype
         fits = declaration.changes_dtype or tensor.dtype == stored
         message = f"{tensor.name!r} is {tensor.dtype} but the result is {stored}; insert a QUANTIZE before it"
         _need(where, fits, message)

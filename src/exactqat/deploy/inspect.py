@@ -25,11 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from ..device import PROFILES, Profile
+from ..device import OPERATORS, PROFILES, Profile
+from ..device.operator import FLOAT
 from ..device.tensor import CODE_RANGES, dequantize
 from ..display import printable, shortened
 from .footprint import arena_of
-from .graph import Graph
+from .graph import Graph, Operator
 from .read_tflite import FileEnd, TfliteFile, read_content
 from .signature import input_codes
 from .simulate import EXACT, check_inputs, simulate, simulate_results
@@ -280,6 +281,9 @@ def _random_codes(graph: Graph, examples: int, seed: int) -> dict[str, np.ndarra
     limits = {port.tensor: port.limits for port in graph.signature.inputs}
     for name in graph.inputs:
         tensor = graph.tensors[name]
+        if tensor.dtype == FLOAT:
+            codes[name] = rng.normal(size=(examples, *tensor.shape[1:])).astype(np.float32)
+            continue
         lowest, highest = limits[name] or CODE_RANGES[tensor.dtype]
         values = rng.integers(lowest, highest + 1, (examples, *tensor.shape[1:]))
         values[1::2] = values[1::2] // 8 + tensor.quantization.zero_point[0]
@@ -343,7 +347,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray] | np.ndar
 
 def _to_file(codes: np.ndarray, end: FileEnd, graph: Graph) -> np.ndarray:
     """What the file takes for codes: on a grid's points, every rounding gives the code again."""
-    if end.dtype == "float32":
+    if end.dtype == FLOAT and codes.dtype != np.float32:
         return dequantize(codes, graph.tensors[end.tensor].quantization)
     return (codes.astype(np.int16) + 128).astype(np.uint8) if end.dtype == "uint8" else codes
 
@@ -351,7 +355,7 @@ def _to_file(codes: np.ndarray, end: FileEnd, graph: Graph) -> np.ndarray:
 def _from_file(array: np.ndarray, end: FileEnd, graph: Graph) -> np.ndarray:
     """Codes for what the file returns; what is between two codes is none."""
     tensor = graph.tensors[end.tensor]
-    if end.dtype == "float32":
+    if end.dtype == FLOAT and tensor.dtype != FLOAT:
         grid = tensor.quantization
         codes = np.rint(array.astype(np.float64) / float(grid.scale[0])) + int(grid.zero_point[0])
         ends = CODE_RANGES[tensor.dtype]
@@ -454,6 +458,8 @@ def _compare(graph: Graph, folder: str, ran: Sequence[str]) -> None:
         for first, second in pairs:
             if first in simulated and second in simulated:
                 for name, tally in pairs[first, second].items():
+                    if graph.tensors[name].dtype == FLOAT:
+                        continue
                     tally.add(simulated[first][name], simulated[second][name])
         for profile in ran:
             if profile in simulated:
@@ -499,10 +505,19 @@ def _count(
         device = {**batch, **{name: archive[f"t{at}"] for at, name in enumerate(computed)}}
         found = {name: archive[f"o{at}"] for at, name in enumerate(ends)}
     for operator in graph.operators:
+        if not _compared(graph, operator, profile):
+            continue
         for name, codes in simulate_results(graph, operator, device, profile).items():
             operators[name].add(device[name], codes)
     for name, tally in outputs.items():
-        tally.add(found[name], simulated[name] if name in simulated else batch[name])
+        if graph.tensors[name].dtype != FLOAT:
+            tally.add(found[name], simulated[name] if name in simulated else batch[name])
+
+
+def _compared(graph: Graph, operator: Operator, profile: str) -> bool:
+    """Whether an operator's results are compared: real numbers are where their equality is claimed."""
+    real = graph.tensors[operator.outputs[0]].dtype == FLOAT
+    return not real or (graph.measured_as(operator), profile) in EXACT
 
 
 def _disagreement(
@@ -580,6 +595,10 @@ def _text(found: Inspection, width: int) -> str:
     if excess > 0:
         table = _table(header, _layer_rows(found, max(NAME - excess, 8)), 4)
     lines += ["", *table, ""]
+    real = sum(layer.dtype == FLOAT and OPERATORS[layer.kind].floats for layer in found.layers)
+    if real:
+        noun = "operator computes" if real == 1 else "operators compute"
+        lines += wrapped(f"{real} {noun} in float32: their results are not compared, the codes made of them are.")
     rows: list[tuple[str, ...]] = []
     for device in found.devices:
         ran = not device.not_run and not device.not_simulated
@@ -609,7 +628,8 @@ def _text(found: Inspection, width: int) -> str:
             "codes of the outputs"
         )
     simulated = [device.profile for device in found.devices if not device.not_simulated]
-    if not found.disagreements and len(simulated) > 1:
+    in_codes = any(layer.dtype in CODE_RANGES for layer in found.layers)
+    if in_codes and not found.disagreements and len(simulated) > 1:
         lines += wrapped(f"Simulated from these inputs, {', '.join(simulated)} compute the same codes.")
     lines += wrapped(_verdict(found))
     return "\n".join(lines)
@@ -617,6 +637,9 @@ def _text(found: Inspection, width: int) -> str:
 
 def _verdict(found: Inspection) -> str:
     if not found.ran_on:
+        ran_in_float = any(not device.not_run and not device.not_simulated for device in found.devices)
+        if ran_in_float:
+            return "The file computes in float32: no integer was compared, so nothing was compared."
         return "The file was run on no device: nothing was compared."
     ran = [device for device in found.devices if device.values]
     total, names = sum(device.values for device in ran), ", ".join(found.ran_on)

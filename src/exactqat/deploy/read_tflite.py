@@ -31,7 +31,7 @@ from ..device.file_forms import (
     FileOperator,
     Unreadable,
 )
-from ..device.operator import Refusal
+from ..device.operator import FLOAT, Refusal, in_float
 from ..device.tensor import CODE_RANGES, INDICES, Quantization, Tensor
 from ..display import listed, shortened
 from .graph import Graph, Operator, check_operator
@@ -45,7 +45,7 @@ MOST_READS = 8
 # Likewise its constants, by all operators together.
 MOST_LOOKS = 64
 # What a graph's tensors may be of.
-DTYPES = (*CODE_RANGES, "int32", "int64")
+DTYPES = (*CODE_RANGES, "int32", "int64", FLOAT)
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ class _Reader:
         found = entry.Quantization()
         scale = self.numbers(found, "Scale") if found is not None else np.zeros(0)
         zero_point = self.numbers(found, "ZeroPoint") if found is not None else np.zeros(0)
-        if dtype not in (*DTYPES, "uint8") or not scale.size:
+        if dtype == FLOAT or dtype not in (*DTYPES, "uint8") or not scale.size:
             if dtype in CODE_RANGES:
                 self.problems.add(f"{dtype} without a scale", name)
             return INDICES
@@ -403,7 +403,7 @@ class _Reader:
         tensor = self.used[end.tensor]
         if tensor.dtype not in DTYPES:
             self.problems.add(f"an {side} in {tensor.dtype}", end.name)
-        elif side == "input" and tensor.dtype not in CODE_RANGES:
+        elif side == "input" and tensor.dtype not in (*CODE_RANGES, FLOAT):
             self.problems.add(f"an input in {tensor.dtype}, which is no quantized type", end.name)
         if not tensor.shape:
             self.problems.add(f"an {side} without axes", end.name)
@@ -478,6 +478,9 @@ class _Reader:
         if word not in OPERATORS:
             raise Unreadable(word if " " in word else f"the operator {word}")
         declaration = OPERATORS[word]
+        present = [tensor for tensor in step.inputs if tensor is not None]
+        if in_float(present, step.output) and not declaration.floats and word not in OFF_A_GRID:
+            raise Unreadable(f"{word} in {FLOAT}")
         computed = any(
             tensor is not None and tensor.data is None and tensor.name in self.known for tensor in step.inputs
         )

@@ -89,7 +89,7 @@ def check_inputs(graph: Graph, x: np.ndarray | Mapping[str, np.ndarray]) -> dict
 def simulate_operator(
     graph: Graph, operator: Operator, values: Mapping[str, np.ndarray], profile: str | Profile
 ) -> np.ndarray:
-    """Codes of one operator's result, the first one if there are several, from those of its operands, by tensor name."""
+    """Codes of one operator's result (the first one of several) from those of its operands, by tensor name."""
     return compiled_for(graph, profile).operator(operator.outputs[0], values)
 
 

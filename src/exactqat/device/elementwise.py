@@ -89,6 +89,7 @@ class Add(FusedBinary):
     """The sum; scales may differ."""
 
     kind = "ADD"
+    floats = True
     wide_version = 3
     options = "AddOptions"
     onnx_kind = "Add"
@@ -165,6 +166,7 @@ class Multiply(FusedBinary):
     """The product."""
 
     kind = "MUL"
+    floats = True
     wide_version = 4
     options = "MulOptions"
     onnx_kind = "Mul"
@@ -221,6 +223,7 @@ class Extreme(Binary):
 
     pointwise = False  # it is, but nothing is faster than to compare
     same_quantization = True
+    floats = True
     moves_codes = True
     version = 2
     wide_version = 4
@@ -264,6 +267,7 @@ class SquaredDifference(Binary):
     """The square of the difference."""
 
     kind = "SQUARED_DIFFERENCE"
+    floats = True
     purpose = "graphs built by hand: a plan subtracts and squares, as XNNPACK computes both and not this"
     dtypes = ("int8",)
     version = 2
@@ -309,6 +313,7 @@ class Absolute(Unary):
     """The magnitude."""
 
     kind = "ABS"
+    floats = True
     purpose = "graphs built by hand: a plan makes a table of 256 codes, which rounds alike on all devices"
     dtypes = ("int8", "int16")
     version = 2

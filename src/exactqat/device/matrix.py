@@ -112,6 +112,7 @@ class BatchMatrixMultiply(DeviceOperator):
     """[..., rows, k] times [..., k, columns], leading axes broadcast; adj_x, adj_y: the last two axes stand swapped."""
 
     kind = "BATCH_MATMUL"
+    floats = True
     dtypes = ("int8", "int16")
     most_axes = 5
     attributes = {"adj_x": False, "adj_y": False}

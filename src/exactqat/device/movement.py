@@ -32,6 +32,7 @@ class Movement(DeviceOperator):
 
     same_quantization = True
     dtypes = ("int8", "int16")
+    floats = True
     moves_codes = True
 
 
@@ -343,6 +344,7 @@ class PadV2(Movement):
 
     kind = "PADV2"
     moves_codes = False
+    floats = False
     most_axes = 5
     attributes = {"paddings": REQUIRED, "value": None}
     per_axis_attributes = {"paddings": (0, 0)}

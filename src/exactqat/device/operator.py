@@ -19,9 +19,12 @@ import numpy as np
 from .attribute import REQUIRED
 from .file_forms import FileOperator, Unreadable
 from .profile import Profile
+from .real import FloatPrimitives, real_numbers
 from .tensor import INDICES, Quantization, Tensor
 
 Attributes = Mapping[str, Any]
+# The dtype of real numbers.
+FLOAT = "float32"
 Shape = tuple[int, ...]
 
 
@@ -116,6 +119,8 @@ class DeviceOperator:
             `real` says exactly what the device does, with any numbers in place of the codes.
         dtypes: what its activations can be stored in, all of them in the same: "int8", "int16".
         changes_dtype: the result may be stored in another of them than the operand.
+        floats: files may have it in float32 as well, between integers. It is computed there by `float_results`, and no
+            equality is claimed.
         fixed_grid: (scale, int8 zero point) of the result where the device fixes it, as for LOGISTIC; else None. In
             int16 all of them are 1 / 32768 and 0.
         spatial: the first operand lies as [batch, height, width, channels]; a plan names its `channel_axis`.
@@ -149,6 +154,7 @@ class DeviceOperator:
     same_quantization: ClassVar[bool] = False
     dtypes: ClassVar[tuple[str, ...]] = ("int8",)
     changes_dtype: ClassVar[bool] = False
+    floats: ClassVar[bool] = False
     moves_codes: ClassVar[bool] = False
     adds: ClassVar[bool] = False
     fixed_grid: ClassVar[tuple[float, int] | None] = None
@@ -212,6 +218,8 @@ class DeviceOperator:
 
     def measured_as(self, inputs: Sequence[Tensor], output: Tensor) -> str:
         """Under which name it was compared with the runtimes: the kind, and the dtype if it is not int8."""
+        if any(tensor.dtype == FLOAT for tensor in inputs):
+            return f"{self.kind}:{FLOAT}"
         return f"{self.kind}:int16" if is_wide(inputs, output) else self.kind
 
     def check_attributes(self, attributes: Attributes) -> None:
@@ -288,6 +296,24 @@ class DeviceOperator:
         compute them under every profile of it. The base class serves what only moves or compares codes."""
         return self.integers(codes, inputs, output, attributes, profile)
 
+    def float_results(
+        self,
+        codes: Sequence[np.ndarray],
+        inputs: Sequence[Tensor],
+        output: Tensor,
+        attributes: Attributes,
+        profile: Profile,
+    ) -> np.ndarray:
+        """The result in float32; operands are in float32, weights also in integers with a scale."""
+        if self.moves_codes:
+            return self.integers(codes, inputs, output, attributes, profile)
+        operands = [real_numbers(code, tensor) for code, tensor in zip(codes, inputs, strict=True)]
+        return np.asarray(self.real(FloatPrimitives, operands, self.real_attributes(inputs, attributes)), np.float32)
+
+    def real_attributes(self, inputs: Sequence[Tensor], attributes: Attributes) -> Attributes:
+        """What `real` asks for, of operands whose axes are the device's."""
+        return attributes
+
     def results(
         self,
         codes: Sequence[np.ndarray],
@@ -296,7 +322,10 @@ class DeviceOperator:
         attributes: Attributes,
         profile: Profile,
     ) -> np.ndarray:
-        """`integers` or `wide_integers`, by what its activations are stored in."""
+        """`integers`, `wide_integers` or `float_results`, by what its activations are stored in."""
+        if in_float(inputs, output):
+            with np.errstate(all="ignore"):
+                return self.float_results(codes, inputs, output, attributes, profile)
         compute = self.wide_integers if is_wide(inputs, output) else self.integers
         return compute(codes, inputs, output, attributes, profile)
 
@@ -447,6 +476,11 @@ def is_wide(inputs: Sequence[Tensor], output: Tensor) -> bool:
     return output.dtype == "int16" or any(tensor.dtype == "int16" for tensor in inputs)
 
 
+def in_float(inputs: Sequence[Tensor], output: Tensor) -> bool:
+    """Whether an operand or the result is real numbers."""
+    return output.dtype == FLOAT or any(tensor.dtype == FLOAT for tensor in inputs)
+
+
 def in_int16() -> tuple[str, ...]:
     """Kinds of the operators that can be stored in int16."""
     return tuple(kind for kind, operator in OPERATORS.items() if "int16" in operator.dtypes)
@@ -460,6 +494,7 @@ def need(condition: bool, message: str) -> None:
 
 __all__ = [
     "ACTIVATIONS",
+    "FLOAT",
     "OPERATORS",
     "PADDINGS",
     "REQUIRED",
@@ -475,6 +510,7 @@ __all__ = [
     "Tensor",
     "Unreadable",
     "are_steps",
+    "in_float",
     "in_int16",
     "is_wide",
     "need",

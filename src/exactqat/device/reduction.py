@@ -98,6 +98,7 @@ class Mean(Reduction):
     """The average."""
 
     kind = "MEAN"
+    floats = True
     dtypes = ("int8", "int16")
     wide_version = 3
     onnx_kind = "ReduceMean"
@@ -131,6 +132,7 @@ class Sum(Reduction):
     """The sum."""
 
     kind = "SUM"
+    floats = True
     purpose = "graphs built by hand: a plan makes a mean of it, as LiteRT's reference kernel is of no use"
     onnx_kind = "ReduceSum"
 
@@ -161,6 +163,7 @@ class ReduceExtreme(Reduction):
     same_quantization = True
     dtypes = ("int8", "int16")
     wide_version = 3
+    floats = True
     moves_codes = True
 
 
