@@ -31,6 +31,7 @@ from ..device.tensor import CODE_RANGES, dequantize
 from ..display import printable, shortened
 from .footprint import arena_of
 from .graph import Graph, Operator
+from .mechanism import Mechanism, mechanism_of
 from .read_tflite import FileEnd, TfliteFile, read_content
 from .signature import input_codes
 from .simulate import EXACT, check_inputs, simulate, simulate_results
@@ -100,6 +101,7 @@ class Disagreement:
         values, differing: codes of its result, and how many of them differ.
         output_values, outputs_differing: likewise of the network's outputs.
         largest: by how much the outputs differ at most.
+        mechanism: why, from the same operands.
     """
 
     profiles: tuple[str, str]
@@ -110,6 +112,7 @@ class Disagreement:
     output_values: int
     outputs_differing: int
     largest: int
+    mechanism: Mechanism
 
 
 @dataclass(frozen=True)
@@ -228,7 +231,12 @@ def inspect(
         )
         for name in PROFILES
     ]
-    pairs = [Disagreement(tuple(row.pop("profiles")), **row) for row in counts["disagreements"]]
+    pairs = [
+        Disagreement(
+            profiles=tuple(row.pop("profiles")), mechanism=Mechanism(**_with_tuples(row.pop("mechanism"))), **row
+        )
+        for row in counts["disagreements"]
+    ]
     return Inspection(
         path.name,
         file.description,
@@ -244,6 +252,11 @@ def inspect(
         tuple(found),
         tuple(pairs),
     )
+
+
+def _with_tuples(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A dataclass' fields from JSON, which has no tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
 def _described(graph: Graph, end: FileEnd) -> str:
@@ -446,6 +459,7 @@ def _compare(graph: Graph, folder: str, ran: Sequence[str]) -> None:
     operators = {profile: {name: Tally() for name in results} for profile in ran}
     outputs = {profile: {name: Tally() for name in graph.outputs} for profile in ran}
     pairs = {pair: {name: Tally() for name in results} for pair in combinations(PROFILES, 2)}
+    firsts: dict[tuple[str, str], _First] = {}
     refused: dict[str, str] = {}
     for example in range(len(codes[graph.inputs[0]])):
         batch = {name: array[example : example + 1] for name, array in codes.items()}
@@ -455,12 +469,16 @@ def _compare(graph: Graph, folder: str, ran: Sequence[str]) -> None:
                 simulated[profile] = simulate(graph, batch, profile, results)
             except ValueError as error:
                 refused[profile] = str(error)
-        for first, second in pairs:
-            if first in simulated and second in simulated:
-                for name, tally in pairs[first, second].items():
-                    if graph.tensors[name].dtype == FLOAT:
-                        continue
-                    tally.add(simulated[first][name], simulated[second][name])
+        for pair, tallies in pairs.items():
+            if all(profile in simulated for profile in pair):
+                ours, theirs = (simulated[profile] for profile in pair)
+                equal = [
+                    tally.add(ours[name], theirs[name])
+                    for name, tally in tallies.items()
+                    if graph.tensors[name].dtype != FLOAT
+                ]
+                if not all(equal):
+                    _keep_first(graph, pair, firsts, {**batch, **ours}, theirs)
         for profile in ran:
             if profile in simulated:
                 _count(graph, Path(folder) / profile, example, batch, simulated[profile], operators[profile],
@@ -478,7 +496,9 @@ def _compare(graph: Graph, folder: str, ran: Sequence[str]) -> None:
         },
         "refused": refused,
         "disagreements": [
-            each for pair, tallies in pairs.items() if (each := _disagreement(graph, pair, tallies, kinds))
+            each
+            for pair, tallies in pairs.items()
+            if pair in firsts and (each := _disagreement(graph, pair, tallies, kinds, firsts[pair]))
         ],
     }
     (Path(folder) / "counts.json").write_text(json.dumps(content))
@@ -520,11 +540,48 @@ def _compared(graph: Graph, operator: Operator, profile: str) -> bool:
     return not real or (graph.measured_as(operator), profile) in EXACT
 
 
+@dataclass
+class _First:
+    """The first operator in which two devices differ, and its operands in the examples where they do."""
+
+    number: int
+    examples: list[dict[str, np.ndarray]]
+
+
+# Of one operator, which are looked at for a mechanism.
+MOST_EXAMPLES = 8
+
+
+def _keep_first(
+    graph: Graph,
+    pair: tuple[str, str],
+    firsts: dict[tuple[str, str], _First],
+    ours: Mapping[str, np.ndarray],
+    theirs: Mapping[str, np.ndarray],
+) -> None:
+    """Notes the first operator that differs in an example, if none before it has been found to."""
+    for number, operator in enumerate(graph.operators):
+        if pair in firsts and number > firsts[pair].number:
+            return
+        codes = [name for name in operator.outputs if graph.tensors[name].dtype != FLOAT]
+        if all(np.array_equal(ours[name], theirs[name]) for name in codes):
+            continue
+        operands = {name: ours[name] for name in operator.inputs if graph.tensors[name].data is None}
+        if pair not in firsts or number < firsts[pair].number:
+            firsts[pair] = _First(number, [])
+        if len(firsts[pair].examples) < MOST_EXAMPLES:
+            firsts[pair].examples.append(operands)
+        return
+
+
 def _disagreement(
-    graph: Graph, pair: tuple[str, str], tallies: Mapping[str, Tally], kinds: Mapping[str, str]
+    graph: Graph, pair: tuple[str, str], tallies: Mapping[str, Tally], kinds: Mapping[str, str], kept: _First
 ) -> dict[str, Any] | None:
-    first = next((name for name, tally in tallies.items() if tally.differing), None)
-    if first is None:
+    operator = graph.operators[kept.number]
+    first = next(name for name in operator.outputs if tallies[name].differing)
+    operands = {name: np.concatenate([each[name] for each in kept.examples]) for name in kept.examples[0]}
+    mechanism = mechanism_of(graph, operator, operands, *pair)
+    if mechanism is None:
         return None
     ends = [tallies[name] for name in graph.outputs if name in tallies]
     return {
@@ -536,6 +593,7 @@ def _disagreement(
         "output_values": sum(each.values for each in ends),
         "outputs_differing": sum(each.differing for each in ends),
         "largest": max((each.largest for each in ends), default=0),
+        "mechanism": asdict(mechanism),
     }
 
 
@@ -621,12 +679,16 @@ def _text(found: Inspection, width: int) -> str:
     lines.append("")
     if found.disagreements:
         lines += wrapped("Devices that compute different codes from the same inputs:")
+    alike: dict[str, list[str]] = {}
     for each in found.disagreements:
-        lines += wrapped(
-            f"{' / '.join(each.profiles)}: from {each.kind} {name_in_short(each.layer, 24)!r} on "
-            f"({each.differing:,} of {each.values:,} codes); {each.outputs_differing:,} of {each.output_values:,} "
-            "codes of the outputs"
-        )
+        why = each.mechanism.sentence
+        alike.setdefault(
+            f"from {each.kind} {name_in_short(each.layer, 24)!r} on ({each.differing:,} of {each.values:,} codes); "
+            f"{each.outputs_differing:,} of {each.output_values:,} codes of the outputs. {why[0].upper()}{why[1:]}.",
+            [],
+        ).append(" / ".join(each.profiles))
+    for text, names in alike.items():
+        lines += wrapped(f"{', '.join(names)}: {text}")
     simulated = [device.profile for device in found.devices if not device.not_simulated]
     in_codes = any(layer.dtype in CODE_RANGES for layer in found.layers)
     if in_codes and not found.disagreements and len(simulated) > 1:

@@ -94,6 +94,10 @@ class Add(FusedBinary):
     options = "AddOptions"
     onnx_kind = "Add"
     adds = True
+    mechanisms = {
+        "delegates": "one rounding or three: XNNPACK adds the operands times whole numbers and rounds the sum; the "
+        "built-in kernels round each operand and then their sum",
+    }
     sign: ClassVar[int] = 1
     # Whether LiteRT has a kernel of vectors for int16.
     in_vectors: ClassVar[bool] = True
@@ -130,6 +134,13 @@ class Add(FusedBinary):
         multiplier = twice_larger / (2**20 * float(scale_of(output)))
         steps = multiply_fixed_point(first + self.sign * second, *fixed_point(multiplier))
         return finish(steps, output, attributes, REFERENCE)
+
+    def exact_steps(self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes) -> np.ndarray | None:
+        first, second = (
+            centered(code, tensor) * (float(scale_of(tensor)) / float(scale_of(output)))
+            for code, tensor in zip(codes, inputs, strict=True)
+        )
+        return np.asarray(first + self.sign * second)
 
     def wide_integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
@@ -170,6 +181,13 @@ class Multiply(FusedBinary):
     wide_version = 4
     options = "MulOptions"
     onnx_kind = "Mul"
+    mechanisms = {
+        "delegates": "two roundings: XNNPACK multiplies the product by a float32 scale and rounds once; the built-in "
+        "kernels multiply by a 31-bit integer and shift, and round each time",
+        "delegates:ties": "half to even or away from zero: the products lie exactly half way between two codes",
+        "rounds_products_half_up:ties": "half up or to even: the products lie exactly half way between two codes, "
+        "where XNNPACK rounds up on ARM, and to the even code on x86",
+    }
 
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
         return ScaleLimits("product", 2.0**-31, 1) if dtypes[-1] == "int16" else ScaleLimits("product", 2.0**-16, 256)
@@ -189,6 +207,11 @@ class Multiply(FusedBinary):
         else:
             steps = np.rint(product.astype(np.float32) * multiplier).astype(np.int64)
         return finish(steps, output, attributes, profile)
+
+    def exact_steps(self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes) -> np.ndarray | None:
+        product = centered(codes[0], inputs[0]) * centered(codes[1], inputs[1])
+        first, second, result = (float(scale_of(tensor)) for tensor in (*inputs, output))
+        return np.asarray(product * (first * second / result))
 
     def wide_integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile

@@ -39,6 +39,10 @@ class FullyConnected(Weighted):
     version = 4
     wide_version = 7
     options = "FullyConnectedOptions"
+    mechanisms = {
+        **Weighted.mechanisms,
+        "delegates": "float32 or float64: XNNPACK multiplies by a float32 scale, LiteRT's own kernel in float64",
+    }
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         first, filter, bias = shapes

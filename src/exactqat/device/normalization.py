@@ -33,6 +33,10 @@ EXPONENT_BITS = 5
 class Row(DeviceOperator):
     """Along one axis, which a plan names `axis` and which comes last on the device."""
 
+    mechanisms = {
+        "optimized": "float32 or fixed point: LiteRT's optimized kernel sums exponentials in float32, the others have "
+        "them in fixed point",
+    }
     floats = True
     version = 2
 

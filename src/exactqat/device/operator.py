@@ -146,6 +146,8 @@ class DeviceOperator:
         order: positions in the file's list of operands, where it is not that of the graph's operands followed by
             `tflite_operands`.
         other_forms: kinds of the file's operators, in order, where the file says it in several.
+        mechanisms: properties of `Profile` -> how they make devices differ here, where `profile.MECHANISMS` does not
+            say it; with ":ties", where all results that differ lie half way between two codes.
     """
 
     kind: ClassVar[str]
@@ -177,6 +179,7 @@ class DeviceOperator:
     purpose: ClassVar[str] = ""
     order: ClassVar[tuple[int, ...] | None] = None
     other_forms: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    mechanisms: ClassVar[Mapping[str, str]] = {}
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
@@ -295,6 +298,15 @@ class DeviceOperator:
         """As `integers`, where an operand or the result is int16. XNNPACK takes none of these: LiteRT's own kernels
         compute them under every profile of it. The base class serves what only moves or compares codes."""
         return self.integers(codes, inputs, output, attributes, profile)
+
+    def exact_steps(
+        self, codes: Sequence[np.ndarray], inputs: Sequence[Tensor], output: Tensor, attributes: Attributes
+    ) -> np.ndarray | None:
+        """The result in float64 steps of its grid from real 0, before it is rounded; None where nothing is declared.
+
+        It explains differences, and no code follows from it.
+        """
+        return None
 
     def float_results(
         self,

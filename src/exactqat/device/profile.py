@@ -71,6 +71,25 @@ class Profile:
         return bool(self.runtime) and (not self.machines or machine.lower() in self.machines)
 
 
+# The properties by which devices part, and what each does to results, where the operator has no words of its own.
+MECHANISMS: Mapping[str, str] = MappingProxyType(
+    {
+        "fuses_multiply_add": "fused multiply-add: product and sum are rounded once on ARM, each of them on x86",
+        "rounds_products_half_up": "half up or to even: XNNPACK multiplies by an integer and rounds halves up on ARM; "
+        "on x86 it multiplies in float32 and rounds halves to even",
+        "vectors_of_eight": "vectors: eight values at a time round halves up, those that fill no vector away from zero",
+        "fully_connected_in_float64": "two roundings: TFLite-Micro multiplies by a 31-bit integer and shifts, and "
+        "rounds each time; LiteRT's own kernel multiplies in float64 and rounds once",
+        "fixed_point_functions": "a function in fixed point: TFLite-Micro computes it by integers, LiteRT with real "
+        "numbers",
+        "sums_as_unsigned": "a defect: LiteRT's reference kernel takes the int8 codes for uint8 ones",
+        "multiplier_dtype": "another multiplier: TFLite-Micro divides scales in float64, LiteRT in float32",
+        "table_dtype": "another table: TFLite-Micro makes it in float32, LiteRT in float64",
+        "optimized": "another built-in kernel: LiteRT's optimized one and its reference compute it differently",
+        "delegates": "a delegate's own kernel: XNNPACK computes it by other arithmetic than the built-in kernels",
+    }
+)
+
 _PROFILES: dict[str, Profile] = {}
 # By name, in order of declaration.
 PROFILES: Mapping[str, Profile] = MappingProxyType(_PROFILES)
@@ -180,6 +199,7 @@ __all__ = [
     "ARM64",
     "DEFAULT_KERNELS",
     "DEFAULT_PROFILE",
+    "MECHANISMS",
     "MICRO",
     "PROFILES",
     "REFERENCE",

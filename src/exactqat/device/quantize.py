@@ -42,6 +42,12 @@ class Quantize(DeviceOperator):
     dtypes = ("int8", "int16")
     changes_dtype = True
     floats = True
+    mechanisms = {
+        "delegates": "a delegate's own kernel: XNNPACK's multiplier has eight fractional bits, that of the built-in "
+        "kernels 31",
+        "optimized": "half to even or away from zero: LiteRT's default kernels multiply by the reciprocal of the scale "
+        "and take the even code, the others divide and round away from zero",
+    }
 
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
         low, high = _exponents(*dtypes)

@@ -33,6 +33,10 @@ class Reduction(DeviceOperator):
     version = 2
     options = "ReducerOptions"
     onnx_kind: ClassVar[str]
+    mechanisms = {
+        "delegates": "a delegate's own kernel: XNNPACK multiplies the float32 sum of the codes and rounds to even; the "
+        "built-in kernels take the count into a 31-bit multiplier, whose remainder is cut off",
+    }
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         (first,) = shapes

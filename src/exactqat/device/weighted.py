@@ -15,6 +15,7 @@ from .arithmetic import (
     Tensors,
     activate,
     bounds,
+    centered,
     fixed_point,
     multiply_fixed_point,
     multiply_wide,
@@ -55,6 +56,12 @@ class Weighted(DeviceOperator):
     floats = True
     weights = (1, 2)
     filter_axis: ClassVar[int] = 0
+    mechanisms = {
+        "delegates": "two roundings: XNNPACK multiplies the sum by a float32 scale and rounds once; the built-in "
+        "kernels multiply by a 31-bit integer and shift, and round each time",
+        "delegates:ties": "half to even or away from zero: the results lie exactly half way between two codes, where "
+        "XNNPACK takes the even one and the built-in kernels the one away from zero",
+    }
 
     def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
         """filter: int8 codes in the shape of the operator's filter; filter_scale: [1] or [channels]; bias: integers
@@ -146,6 +153,11 @@ class Weighted(DeviceOperator):
         bits, word = (31, "int32") if input.dtype == "int8" else (47, "48-bit")
         fits = int(bound.max()) < 2**bits
         need(fits, f"the {word} accumulator can overflow; the bias or the filter is too large")
+
+    def exact_steps(self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes) -> np.ndarray | None:
+        x = centered(codes[0], inputs[0]).astype(np.float64)
+        sums = self.wide_sums(x, codes[1].astype(np.float64), output, attributes) + codes[2]
+        return np.asarray(sums * real_multiplier(inputs, output))
 
     def float_results(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
