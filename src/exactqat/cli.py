@@ -542,6 +542,13 @@ def _application() -> Any:
         ] = None,
         seed: Annotated[int, typer.Option(min=0, help="Seed of the random codes.")] = 0,
         as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+        reduce: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="OUT",
+                help="Write the smallest graph and input that still show a difference: OUT.tflite and OUT.npz.",
+            ),
+        ] = None,
     ) -> None:
         """Say what is in a quantized .tflite file, run it on every runtime of this machine beside the simulation, and
         say which devices compute different codes, from which layer on.
@@ -551,7 +558,7 @@ def _application() -> Any:
         """
         equal = True
         with _failures(errors):
-            equal = _inspect(file, data, examples, device, seed, as_json)
+            equal = _inspect(file, data, examples, device, seed, as_json, reduce)
         if not equal:
             raise IntegersDiffer
 
@@ -1063,11 +1070,18 @@ def _verify(directory: Path, quiet: bool, model: str | None = None, device: str 
 
 
 def _inspect(
-    file: Path, data: Path | None, examples: int, devices: Sequence[str] | None, seed: int, as_json: bool
+    file: Path,
+    data: Path | None,
+    examples: int,
+    devices: Sequence[str] | None,
+    seed: int,
+    as_json: bool,
+    reduced: Path | None,
 ) -> bool:
     """Prints what is in a file and how devices compute it, and says whether what is claimed to be equal is."""
     from .deploy.inspect import inspect as inspect_file
     from .deploy.inspect import read_arrays
+    from .deploy.reduce import reduce as reduce_file
 
     console, errors = _console(), _console(stderr=True)
     arrays = None if data is None else read_arrays(data)
@@ -1075,6 +1089,13 @@ def _inspect(
         found = inspect_file(file, arrays, examples, devices or None, seed, progress=status.update)
     # A program may read it: nothing is wrapped or styled.
     console.print(found.as_json() if as_json else found.text(min(_columns(), 100)), soft_wrap=True)
+    if reduced is not None:
+        with _status(errors, "reducing") as status:
+            made = reduce_file(file, reduced, arrays, examples, devices or None, seed, progress=status.update)
+        said = (
+            "nothing to reduce: no device differs" if made is None else f"{made.graph}, {made.arrays}: {made.sentence}"
+        )
+        errors.print(said, soft_wrap=True)
     if not found.ran_on:
         raise ValueError(f"{file} ran on no device, nothing was compared; the reasons are above")
     return found.equal

@@ -32,7 +32,7 @@ from ..display import printable, shortened
 from .footprint import arena_of
 from .graph import Graph, Operator
 from .mechanism import Mechanism, mechanism_of
-from .read_tflite import FileEnd, TfliteFile, read_content
+from .read_tflite import FileEnd, TfliteFile, read_content, to_file
 from .signature import input_codes
 from .simulate import EXACT, check_inputs, simulate, simulate_results
 from .trial import RuntimeRefusal, try_in_a_child
@@ -205,7 +205,7 @@ def inspect(
     file = read_content(content, path.name)
     graph = file.graph
     wanted = profiles_here() if devices is None else tuple(dict.fromkeys(map(profile_here, devices)))
-    codes = _random_codes(graph, examples, seed) if data is None else _codes(file, data, examples)
+    codes = random_codes(graph, examples, seed) if data is None else read_codes(file, data, examples)
     say("measuring the arena")
     arena, no_arena = arena_of(content, seconds)
     with tempfile.TemporaryDirectory() as folder:
@@ -288,7 +288,7 @@ def _layers(graph: Graph) -> list[Layer]:
 # --- inputs ----------------------------------------------------------------------------------------------------------
 
 
-def _random_codes(graph: Graph, examples: int, seed: int) -> dict[str, np.ndarray]:
+def random_codes(graph: Graph, examples: int, seed: int) -> dict[str, np.ndarray]:
     """Every other example stays near the zero points, where little saturates."""
     rng, codes = np.random.default_rng(seed), {}
     limits = {port.tensor: port.limits for port in graph.signature.inputs}
@@ -304,7 +304,7 @@ def _random_codes(graph: Graph, examples: int, seed: int) -> dict[str, np.ndarra
     return codes
 
 
-def _codes(file: TfliteFile, data: Any, examples: int) -> dict[str, np.ndarray]:
+def read_codes(file: TfliteFile, data: Any, examples: int) -> dict[str, np.ndarray]:
     """The graph's codes for the user's arrays."""
     graph = file.graph
     names = [port.name for port in graph.signature.inputs]
@@ -356,13 +356,6 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray] | np.ndar
 
 
 # --- the runtimes, in processes of their own ------------------------------------------------------------------------
-
-
-def _to_file(codes: np.ndarray, end: FileEnd, graph: Graph) -> np.ndarray:
-    """What the file takes for codes: on a grid's points, every rounding gives the code again."""
-    if end.dtype == FLOAT and codes.dtype != np.float32:
-        return dequantize(codes, graph.tensors[end.tensor].quantization)
-    return (codes.astype(np.int16) + 128).astype(np.uint8) if end.dtype == "uint8" else codes
 
 
 def _from_file(array: np.ndarray, end: FileEnd, graph: Graph) -> np.ndarray:
@@ -421,7 +414,7 @@ def _run(
         plain = open_runtime(content, given, results, profile, True)
         whole = open_runtime(opened, given, computed, profile, True)
         for example in range(len(codes[graph.inputs[0]])):
-            batch = {end.name: _to_file(codes[end.tensor][example : example + 1], end, graph) for end in inputs}
+            batch = {end.name: to_file(graph, codes[end.tensor][example : example + 1], end) for end in inputs}
             found = whole.run(batch)
             arrays: dict[str, Any] = {f"t{at}": found[name] for at, name in enumerate(computed)}
             found = plain.run(batch)

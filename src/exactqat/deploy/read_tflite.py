@@ -32,7 +32,7 @@ from ..device.file_forms import (
     Unreadable,
 )
 from ..device.operator import FLOAT, Refusal, in_float
-from ..device.tensor import CODE_RANGES, INDICES, Quantization, Tensor
+from ..device.tensor import CODE_RANGES, INDICES, Quantization, Tensor, dequantize
 from ..display import listed, shortened
 from .graph import Graph, Operator, check_operator
 from .signature import METADATA, Port, Signature
@@ -83,6 +83,13 @@ class TfliteFile:
     positions: Mapping[str, int]
     words: Mapping[str, int]
     description: str
+
+
+def to_file(graph: Graph, codes: np.ndarray, end: FileEnd) -> np.ndarray:
+    """What the file takes for codes: on a grid's points, every rounding gives the code again."""
+    if end.dtype == FLOAT and codes.dtype != np.float32:
+        return dequantize(codes, graph.tensors[end.tensor].quantization)
+    return (codes.astype(np.int16) + 128).astype(np.uint8) if end.dtype == "uint8" else codes
 
 
 def read_tflite(path: str | os.PathLike[str]) -> Graph:
@@ -602,4 +609,4 @@ class _Reader:
         return Signature(*sides)
 
 
-__all__ = ["FileEnd", "TfliteFile", "read_content", "read_tflite"]
+__all__ = ["FileEnd", "TfliteFile", "read_content", "read_tflite", "to_file"]
