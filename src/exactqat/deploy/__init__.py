@@ -16,6 +16,7 @@ from .inspect import Inspection, inspect
 from .lower import lower
 from .onnx import verify_onnx, write_onnx
 from .read_tflite import read_tflite
+from .reduce import Reduction, reduce
 from .signature import Port, Signature, input_codes, output_values
 from .simulate import EXACT, MEASURED, PROFILES, Compiled, compile, dequantize, quantize, simulate, unclaimed
 from .tflite import write_tflite
@@ -35,6 +36,7 @@ __all__ = [
     "Operator",
     "Port",
     "Quantization",
+    "Reduction",
     "Report",
     "Signature",
     "Tensor",
@@ -54,6 +56,7 @@ __all__ = [
     "profiles_here",
     "quantize",
     "read_tflite",
+    "reduce",
     "simulate",
     "unclaimed",
     "verify",
