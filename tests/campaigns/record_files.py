@@ -43,6 +43,8 @@ GOLDENS = (
     ("float_island", "int8"),
     ("pieces", "int8"),
     ("loop", "int8"),
+    ("dilated", "int8"),
+    ("functions", "int8"),
     ("convolutions", "float32"),
     ("enlarged", "float32"),
     ("pooled", "float32"),

@@ -27,7 +27,7 @@ flatbuffers: Any = importlib.import_module("flatbuffers")
 FILES = Path(__file__).parents[1] / "goldens" / "files"
 READ = ("convolutions.int8", "convolutions.float_ends", "convolutions.uint8", "convolutions.int16",
         "convolutions.per_tensor", "convolutions.fixed_batch", "branches.int8", "sequence.int8", "two_ends.int8",
-        "pieces.int8", "enlarged.fixed_batch")  # fmt: skip
+        "pieces.int8", "dilated.int8", "functions.int8", "enlarged.fixed_batch")  # fmt: skip
 
 
 # What a network in codes begins or ends with is at the end of a file, not in the graph.

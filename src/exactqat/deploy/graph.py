@@ -17,7 +17,7 @@ import numpy as np
 
 from ..device import ACTIVATIONS, INT8_MAX, INT8_MIN, OPERATORS, Quantization, Tensor, per_tensor
 from ..device.arithmetic import same_padding
-from ..device.operator import FLOAT, REQUIRED, Refusal, in_float, in_int16, need
+from ..device.operator import BOOL, FLOAT, REQUIRED, Refusal, in_float, in_int16, need
 from ..device.tensor import CODE_RANGES, INDICES
 from ..display import listed, table
 from .signature import Signature, plain_signature
@@ -383,7 +383,7 @@ class Builder:
             return (output,) if isinstance(output, Quantization) else tuple(output)
         declaration = OPERATORS[kind]
         _need(where, bool(operands), "an operand is missing")
-        first = self._tensors[operands[0]].quantization
+        first = self._tensors[operands[len(declaration.conditions)]].quantization
         fixed = declaration.grid_fixed_in(first.dtype)
         if fixed is not None:
             return (per_tensor(*fixed, first.dtype),)
@@ -412,7 +412,7 @@ def _need(where: str, condition: bool, message: str) -> None:
 def _check_tensor(tensor: Tensor) -> None:
     where = f"tensor {tensor.name!r}"
     quantization = tensor.quantization
-    dtypes = (*CODE_RANGES, "int32", "int64", FLOAT)
+    dtypes = (*CODE_RANGES, "int32", "int64", FLOAT, BOOL)
     _need(where, tensor.dtype in dtypes, f"dtype must be one of {', '.join(dtypes)}, got {tensor.dtype!r}")
     _need(where, len(tensor.shape) > 0 and min(tensor.shape) > 0, f"every size must be positive, got {tensor.shape}")
     in_range = bool(np.all((quantization.zero_point >= INT8_MIN) & (quantization.zero_point <= INT8_MAX)))
@@ -466,7 +466,9 @@ def check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: set
             dtype = declaration.dtype(operator.attributes, stored)
             need(dtype == output.dtype, f"output must be {dtype}, got {output.dtype}")
             if declaration.same_quantization:
-                for tensor in inputs:
+                for position, tensor in enumerate(inputs):
+                    if position in declaration.conditions:
+                        continue
                     same = tensor.quantization.equals(output.quantization)
                     need(
                         same, f"input {tensor.name!r} must have the output's quantization; insert a QUANTIZE before it"
@@ -491,6 +493,9 @@ def _check_operands(operator: Operator, inputs: Sequence[Tensor], output: Tensor
             continue
         fits = declaration.constants or tensor.data is None
         _need(where, fits, f"{tensor.name!r} must be an activation, not a constant")
+        if position in declaration.conditions:
+            _need(where, tensor.dtype == BOOL, f"{tensor.name!r} must be {BOOL}, got {tensor.dtype}")
+            continue
         dtypes = (*declaration.dtypes, FLOAT) if declaration.floats else declaration.dtypes
         allowed = " or ".join(dtypes)
         _need(where, tensor.dtype in dtypes, f"{tensor.name!r} must be {allowed}, got {_or_why(tensor)}")

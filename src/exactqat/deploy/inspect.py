@@ -391,6 +391,17 @@ def _on_one_line(text: object) -> str:
     return shortened(" ".join(str(text).split()), 300)
 
 
+def _need_shapes(graph: Graph, found: Mapping[str, np.ndarray], names: Sequence[str]) -> None:
+    """Refuses what a runtime took for other shapes: TFLite-Micro works out none that the file leaves open."""
+    for name in names:
+        given, whole = found[name].shape, graph.tensors[name].shape
+        if given != whole:
+            raise RuntimeRefusal(
+                f"it takes {list(given)} for the shape of {shortened(name)!r}, which is {list(whole)} (convert the "
+                "model with a fixed batch)"
+            )
+
+
 def _run(
     content: bytes,
     graph: Graph,
@@ -416,6 +427,7 @@ def _run(
         for example in range(len(codes[graph.inputs[0]])):
             batch = {end.name: to_file(graph, codes[end.tensor][example : example + 1], end) for end in inputs}
             found = whole.run(batch)
+            _need_shapes(graph, found, computed)
             arrays: dict[str, Any] = {f"t{at}": found[name] for at, name in enumerate(computed)}
             found = plain.run(batch)
             arrays |= {f"o{at}": _from_file(found[end.name], end, graph) for at, end in enumerate(outputs)}

@@ -31,7 +31,7 @@ from ..device.file_forms import (
     FileOperator,
     Unreadable,
 )
-from ..device.operator import FLOAT, Refusal, in_float
+from ..device.operator import BOOL, FLOAT, Refusal, in_float
 from ..device.tensor import CODE_RANGES, INDICES, Quantization, Tensor, dequantize
 from ..display import listed, shortened
 from .graph import Graph, Operator, check_operator
@@ -45,7 +45,7 @@ MOST_READS = 8
 # Likewise its constants, by all operators together.
 MOST_LOOKS = 64
 # What a graph's tensors may be of.
-DTYPES = (*CODE_RANGES, "int32", "int64", FLOAT)
+DTYPES = (*CODE_RANGES, "int32", "int64", FLOAT, BOOL)
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ class _Reader:
         found = entry.Quantization()
         scale = self.numbers(found, "Scale") if found is not None else np.zeros(0)
         zero_point = self.numbers(found, "ZeroPoint") if found is not None else np.zeros(0)
-        if dtype == FLOAT or dtype not in (*DTYPES, "uint8") or not scale.size:
+        if dtype in (FLOAT, BOOL) or dtype not in (*DTYPES, "uint8") or not scale.size:
             if dtype in CODE_RANGES:
                 self.problems.add(f"{dtype} without a scale", name)
             return INDICES

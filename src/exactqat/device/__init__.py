@@ -3,8 +3,10 @@
 
 from . import (
     activation,
+    conditions,
     convolution,
     elementwise,
+    file_functions,
     floating,
     matrix,
     movement,
@@ -39,9 +41,11 @@ __all__ = [
     "Refusal",
     "Tensor",
     "activation",
+    "conditions",
     "convolution",
     "declare",
     "elementwise",
+    "file_functions",
     "floating",
     "matrix",
     "movement",

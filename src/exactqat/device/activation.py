@@ -423,8 +423,8 @@ def ratio_of(source: Tensor, output: Tensor, profile: Profile, factor: float | n
 class Relu(Unary):
     """max(x, 0), where it cannot be fused into what computes x; the grid can change with it.
 
-    XNNPACK leaves it to the built-in kernel. RELU6 is not declared, as TFLite-Micro's ignores the grid of the result:
-    an upper bound is the upper end of a grid.
+    XNNPACK leaves it to the built-in kernel. Plans make no RELU6, as TFLite-Micro's ignores the grid of the result: an
+    upper bound is the upper end of a grid.
     """
 
     kind = "RELU"

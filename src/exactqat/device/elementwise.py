@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from . import fixed_point_functions as fixed
 from .arithmetic import (
     Arrays,
     Tensors,
@@ -18,6 +19,7 @@ from .arithmetic import (
     fixed_point,
     multiply_fixed_point,
     multiply_round_half_up,
+    rounding_shift,
     scale_of,
     zero_point_of,
 )
@@ -365,3 +367,50 @@ class Absolute(Unary):
         ratio = float(real(scale_of(inputs[0])) / real(scale_of(output)))
         steps = multiply_fixed_point(np.abs(codes[0].astype(np.int64)), *fixed_point(ratio))
         return finish(steps, output, attributes, profile)
+
+
+@register
+class Divide(FusedBinary):
+    """The quotient in fixed point: the reciprocal of the second operand in 31 bits, times the first. LiteRT does not
+    look whether it divides by 0."""
+
+    kind = "DIV"
+    dtypes = ("int8",)
+    floats = True
+    pointwise = False
+    version = 2
+    options = "DivOptions"
+    onnx_kind = "Div"
+    purpose = "files: a plan multiplies by a table of reciprocals, which rounds alike on all devices"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return activate(primitives, operands[0] / operands[1], attributes)
+
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        super().check(inputs, output, attributes)
+        ratio = float(scale_of(inputs[0]) / (scale_of(inputs[1]) * scale_of(output)))
+        need(2.0**-20 <= ratio < 2.0**15, "input scale / (input scale * output scale) must be in [2**-20, 2**15), got "
+                                          f"{ratio:g}")  # fmt: skip
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        first, second = (centered(code, tensor) for code, tensor in zip(codes, inputs, strict=True))
+        need(bool(np.all(second != 0)), "a division by 0, which runtimes do not define")
+        first = np.where(second < 0, -first, first)
+        inverse, exponent = fixed.reciprocal(np.abs(second), 31)
+        # As far to the left as int32 goes, before the first rounding.
+        headroom = fixed.leading_zeros(np.where(first >= 0, first, 2 * -first - 1)) - (first >= 0)
+        quotient = fixed.high_multiply(first << headroom, inverse)
+        scales = [profile.multiplier_dtype(scale_of(tensor)) for tensor in (*inputs, output)]
+        significand, shift = fixed_point(scales[0] / (scales[1] * scales[2]))
+        steps = shifted_as_int32(fixed.high_multiply(quotient, significand), exponent + headroom - shift)
+        return finish(steps, output, attributes, profile if not profile.delegates else REFERENCE)
+
+
+def shifted_as_int32(x: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """x / 2**shift, rounded half away from zero, as processors do it in 32 bits.
+
+    They look at five bits of the shift: a quotient too small for 32 bits comes out as if it had not been shifted.
+    """
+    return np.where(shift > 31, (x >> (shift & 31)) + (x >= 0), rounding_shift(x, np.clip(shift, 0, 31)))

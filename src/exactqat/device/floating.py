@@ -9,13 +9,12 @@ DEQUANTIZE and QUANTIZE, is exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors, activate, broadcast_shape
-from .functions import NumPyPrimitives
-from .operator import FLOAT, OPERATORS, Attributes, DeviceOperator, FileOperator, Shape, register
+from .arithmetic import Arrays, Tensors, broadcast_shape
+from .operator import FLOAT, OPERATORS, Attributes, DeviceOperator, Shape, register
 from .profile import Profile
 from .real import real_numbers
 from .tensor import Tensor
@@ -79,22 +78,8 @@ class FloatBinary(Floating):
         return np.asarray(type(self).function(*codes), np.float32)
 
 
-def clipped(lowest: float, highest: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Within bounds."""
-    return lambda x: np.clip(x, np.float32(lowest), np.float32(highest))
-
-
-def elu(x: np.ndarray) -> np.ndarray:
-    """x, or exp(x) - 1 where x is negative."""
-    return np.asarray(np.where(x < 0, np.expm1(np.minimum(x, 0)), x))
-
-
 # Kind, what it computes, and the name of its options table.
 UNARY: tuple[tuple[str, Callable[[np.ndarray], np.ndarray], str], ...] = (
-    ("ELU", elu, ""),
-    ("LOG", np.log, ""),
-    ("SQRT", np.sqrt, ""),
-    ("RSQRT", NumPyPrimitives.rsqrt, ""),
     ("SQUARE", np.square, "SquareOptions"),
     ("NEG", np.negative, "NegOptions"),
     ("SIN", np.sin, ""),
@@ -103,9 +88,6 @@ UNARY: tuple[tuple[str, Callable[[np.ndarray], np.ndarray], str], ...] = (
     ("FLOOR", np.floor, ""),
     ("CEIL", np.ceil, ""),
     ("ROUND", np.rint, ""),
-    ("RELU6", clipped(0, 6), ""),
-    ("RELU_N1_TO_1", clipped(-1, 1), ""),
-    ("RELU_0_TO_1", clipped(0, 1), ""),
 )
 BINARY: tuple[tuple[str, Callable[[np.ndarray, np.ndarray], np.ndarray], str], ...] = (
     ("POW", np.power, "PowOptions"),
@@ -124,27 +106,7 @@ def _declare_functions() -> None:
 _declare_functions()
 
 
-@register
-class Divide(FloatBinary):
-    """The quotient, followed by an activation."""
-
-    kind = "DIV"
-    attributes = {"activation": "NONE"}
-    options = "DivOptions"
-
-    def float_results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return np.asarray(activate(NumPyPrimitives, codes[0] / codes[1], attributes), np.float32)
-
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
-        return {"fusedActivationFunction": ("ActivationFunctionType", attributes["activation"])}
-
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
-        return {"activation": read.activation()}
-
-
 # Kinds that have no form in integers.
 FLOATING = tuple(kind for kind, operator in OPERATORS.items() if not operator.dtypes)
 
-__all__ = ["FLOATING", "Dequantize", "Divide", "FloatBinary", "FloatUnary"]
+__all__ = ["FLOATING", "Dequantize", "FloatBinary", "FloatUnary"]

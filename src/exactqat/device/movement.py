@@ -31,7 +31,7 @@ class Movement(DeviceOperator):
     """What moves lies on the grid of its operand."""
 
     same_quantization = True
-    dtypes = ("int8", "int16")
+    dtypes: ClassVar[tuple[str, ...]] = ("int8", "int16")
     floats = True
     moves_codes = True
 

@@ -23,8 +23,8 @@ from .real import FloatPrimitives, real_numbers
 from .tensor import INDICES, Quantization, Tensor
 
 Attributes = Mapping[str, Any]
-# The dtype of real numbers.
-FLOAT = "float32"
+# The dtypes of real numbers, and of conditions.
+FLOAT, BOOL = "float32", "bool"
 Shape = tuple[int, ...]
 
 
@@ -115,6 +115,7 @@ class DeviceOperator:
         operands: smallest and largest number of operands (None: any number).
         same_quantization: the device moves or compares codes without rescaling them: the result is stored on the grid
             of its operands.
+        conditions: positions of the operands that are true or false.
         moves_codes: every code of the result is one of the operands' codes or the zero point, whatever the profile; so
             `real` says exactly what the device does, with any numbers in place of the codes.
         dtypes: what its activations can be stored in, all of them in the same: "int8", "int16".
@@ -157,6 +158,7 @@ class DeviceOperator:
     dtypes: ClassVar[tuple[str, ...]] = ("int8",)
     changes_dtype: ClassVar[bool] = False
     floats: ClassVar[bool] = False
+    conditions: ClassVar[tuple[int, ...]] = ()
     moves_codes: ClassVar[bool] = False
     adds: ClassVar[bool] = False
     fixed_grid: ClassVar[tuple[float, int] | None] = None
@@ -506,6 +508,7 @@ def need(condition: bool, message: str) -> None:
 
 __all__ = [
     "ACTIVATIONS",
+    "BOOL",
     "FLOAT",
     "OPERATORS",
     "PADDINGS",

@@ -208,6 +208,7 @@ class ArgMax(DeviceOperator):
     """The index of the first largest value along `axis`, which is left out of the result."""
 
     kind = "ARG_MAX"
+    floats = True
     attributes = {"axis": REQUIRED, "output_type": "int64"}
     axis_attributes = ("axis",)
     version = 2
@@ -240,6 +241,11 @@ class ArgMax(DeviceOperator):
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.argmax(operands[0], attributes["axis"])
+
+    def float_results(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        return self.integers(codes, inputs, output, attributes, profile)
 
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
