@@ -13,11 +13,11 @@ pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 from test_read_tflite import FILES
 
 from exactqat.deploy import simulate
+from exactqat.deploy.formats.read_tflite import read_content
+from exactqat.deploy.formats.tflite import tflite_bytes, with_outputs_at
 from exactqat.deploy.inspect import inspect
-from exactqat.deploy.read_tflite import read_content
+from exactqat.deploy.runtimes import open_runtime
 from exactqat.deploy.simulate import simulate_results
-from exactqat.deploy.tflite import tflite_bytes
-from exactqat.deploy.verify import open_runtime, with_outputs_at
 from exactqat.device import OPERATORS
 from exactqat.device.operator import FLOAT
 

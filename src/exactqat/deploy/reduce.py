@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 
 from ..device import OPERATORS, Profile, profile_named
+from .formats.read_tflite import TfliteFile, read_content, to_file
+from .formats.tflite import tflite_bytes, with_outputs_at, write_whole
 from .graph import Graph, Operator, Tensor, check_operator
 from .inspect import EXAMPLES, SECONDS, Inspection, inspect, random_codes, read_codes
 from .mechanism import mechanism_of
-from .read_tflite import TfliteFile, read_content, to_file
+from .runtimes import open_runtime
+from .runtimes.trial import RuntimeRefusal, try_in_a_child
 from .simulate import simulate
-from .tflite import tflite_bytes, write_whole
-from .trial import RuntimeRefusal, try_in_a_child
-from .verify import open_runtime, with_outputs_at
 
 # Of smaller graphs and inputs that are tried.
 MOST_TRIES = 3000
