@@ -15,8 +15,10 @@ import numpy as np
 from exactqat.deploy import Builder, Graph, Quantization, per_tensor
 from exactqat.device import ACTIVATIONS, OPERATORS, Tensor
 from exactqat.device.activation import FUNCTIONS
+from exactqat.device.conditions import COMPARISONS
+from exactqat.device.operator import FLOAT
 from exactqat.device.operator import in_int16 as kinds_in_int16
-from exactqat.device.tensor import CODE_RANGES
+from exactqat.device.tensor import CODE_RANGES, INDICES
 from exactqat.device.weighted import FULL_RANGE
 
 Random = np.random.Generator
@@ -483,6 +485,135 @@ def random_slice(rng: Random, builder: Builder) -> str:
     return builder.slice("x", [0, *begin], [-1, *sizes], name="y")
 
 
+def random_split(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder)).shape
+    axis = int(rng.integers(1, len(shape)))
+    counts = [count for count in range(1, shape[axis] + 1) if shape[axis] % count == 0]
+    return builder.split("x", int(rng.choice(counts)), axis, name="y")
+
+
+def random_split_v(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder)).shape
+    axis = int(rng.integers(1, len(shape)))
+    cuts = rng.permutation(np.arange(1, shape[axis]))[: rng.integers(0, 4)]
+    sizes = np.diff(sorted([0, *cuts, shape[axis]]))
+    return builder.split_v("x", [int(size) for size in sizes], axis, name="y")
+
+
+def random_unpack(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder)).shape
+    return builder.unpack("x", int(rng.integers(1, len(shape))), name="y")
+
+
+def random_dequantize(rng: Random, builder: Builder) -> str:
+    random_tensor(rng, builder)
+    return builder.dequantize("x", INDICES, name="y")
+
+
+def random_quantize_real(rng: Random, builder: Builder) -> str:
+    """Of real numbers: `random_codes` draws some on the edges of codes."""
+    builder.input("x", (1, 256), None)
+    if rng.integers(3) == 0:
+        return builder.quantize("x", per_tensor(random_scale(rng, -14, 3), 0, "int16"), name="y")
+    return builder.quantize("x", random_quantization(rng), name="y")
+
+
+def random_of_positive(rng: Random, builder: Builder, kind: str) -> str:
+    """A function that is defined of what is not negative alone: the codes begin at real 0."""
+    source = random_scale(rng)
+    builder.input("x", (1, 16, 16), per_tensor(source, -128))
+    scale = random_scale(rng)
+    if kind == "RSQRT":
+        scale = np.float32(random_scale(rng, -9, 11) / np.sqrt(source))
+    return builder.operator(kind, ["x"], random_quantization(rng, scale), name="y")
+
+
+def random_comparison(rng: Random, builder: Builder, kind: str) -> str:
+    """Every other time on one grid."""
+    tensor = builder.tensor(random_tensor(rng, builder, highest=4))
+    if tensor.quantization.scale[0] >= 1:
+        builder = renewed(builder)
+        tensor = builder.tensor(builder.input("x", tensor.shape, random_quantization(rng, random_scale(rng, high=-1))))
+    grid = tensor.quantization if rng.integers(2) else random_quantization(rng, random_scale(rng, high=-1))
+    other = random_operand(rng, builder, tensor.shape, grid)
+    return builder.operator(kind, ["x", other][:: 1 if rng.integers(2) else -1], INDICES, name="y")
+
+
+def renewed(builder: Builder) -> Builder:
+    """Without what was made."""
+    builder.__init__()  # type: ignore[misc]
+    return builder
+
+
+def random_conditions(rng: Random, builder: Builder, count: int) -> list[str]:
+    """Comparisons of inputs of one shape."""
+    rank = int(rng.integers(2, 5))
+    shape = (1, *(int(size) for size in rng.integers(1, 10, rank - 1)))
+    grid = per_tensor(0.125, 0)
+    for name in ("x", "z"):
+        builder.input(name, shape, grid)
+    kinds = [str(kind) for kind in rng.choice(["GREATER", "EQUAL", "LESS_EQUAL"], count)]
+    return [builder.operator(kind, ["x", "z"], INDICES, name=f"c{at}") for at, kind in enumerate(kinds)]
+
+
+def random_logic(rng: Random, builder: Builder, kind: str) -> str:
+    names = random_conditions(rng, builder, OPERATORS[kind].operands[0])
+    return builder.operator(kind, names, INDICES, name="y")
+
+
+def random_choice(rng: Random, builder: Builder, kind: str) -> str:
+    (condition,) = random_conditions(rng, builder, 1)
+    return builder.operator(kind, [condition, *["x", "z"][:: 1 if rng.integers(2) else -1]], None, name="y")
+
+
+def random_div(rng: Random, builder: Builder) -> str:
+    """By a constant without 0."""
+    tensor = builder.tensor(random_tensor(rng, builder, highest=4))
+    grid = random_quantization(rng)
+    codes = rng.integers(-128, 128, tensor.shape)
+    codes = np.where(codes == grid.zero_point[0], codes ^ 1, codes)
+    builder.constant("z", codes, grid)
+    scale = tensor.quantization.scale[0] / grid.scale[0] * random_scale(rng, -8, 4)
+    activation = str(rng.choice(ACTIVATIONS))
+    return builder.div("x", "z", random_quantization(rng, scale), name="y", activation=activation)
+
+
+def random_space_to_batch(rng: Random, builder: Builder) -> str:
+    count = int(rng.integers(1, 3))
+    blocks = [int(block) for block in rng.integers(1, 4, count)]
+    shape = [1, *(int(size) for size in rng.integers(1, 10, count)), int(rng.integers(1, 9))]
+    pairs = []
+    for size, block in zip(shape[1:], blocks, strict=False):
+        before = int(rng.integers(0, 3))
+        pairs.append((before, -(size + before) % block))
+    builder.input("x", shape, random_quantization(rng))
+    return builder.space_to_batch_nd("x", blocks, pairs, name="y")
+
+
+def random_batch_to_space(rng: Random, builder: Builder) -> str:
+    """Of what a SPACE_TO_BATCH_ND makes, as inputs have one row."""
+    made = builder.tensor(random_space_to_batch(rng, builder)).shape
+    blocks = builder.graph(["y"]).operators[0].attributes["block_shape"]
+    crops = [tuple(int(cut) for cut in rng.integers(0, 2, 2)) for _ in blocks]
+    crops = [
+        cut if size * block > sum(cut) else (0, 0) for cut, size, block in zip(crops, made[1:], blocks, strict=False)
+    ]
+    return builder.batch_to_space_nd("y", blocks, crops, name="back")
+
+
+def random_reverse(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder)).shape
+    return builder.reverse_v2("x", random_axes(rng, shape), name="y")
+
+
+def random_broadcast_to(rng: Random, builder: Builder) -> str:
+    whole = builder.tensor(random_tensor(rng, builder)).shape
+    shape = (1, *(size if rng.integers(2) else 1 for size in whole[1:]))
+    builder = renewed(builder)
+    builder.input("x", shape, random_quantization(rng))
+    return builder.broadcast_to("x", whole, name="y")
+
+
 CASES: dict[str, Case] = {
     "CONV_2D": random_conv_2d,
     "DEPTHWISE_CONV_2D": random_depthwise_conv_2d,
@@ -535,6 +666,25 @@ CASES: dict[str, Case] = {
     "PACK": random_pack,
     "TILE": random_tile,
     "SLICE": random_slice,
+    "SPLIT": random_split,
+    "SPLIT_V": random_split_v,
+    "UNPACK": random_unpack,
+    "DEQUANTIZE": random_dequantize,
+    **{kind: partial(random_comparison, kind=kind) for kind, *_ in COMPARISONS},
+    **{kind: partial(random_logic, kind=kind) for kind in ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT")},
+    **{kind: partial(random_choice, kind=kind) for kind in ("SELECT_V2", "SELECT")},
+    "SPACE_TO_BATCH_ND": random_space_to_batch,
+    "BATCH_TO_SPACE_ND": random_batch_to_space,
+    "REVERSE_V2": random_reverse,
+    "BROADCAST_TO": random_broadcast_to,
+    "DIV": random_div,
+    "RSQRT": partial(random_of_positive, kind="RSQRT"),
+    "SQRT": partial(random_of_positive, kind="SQRT"),
+    "LOG": partial(random_of_positive, kind="LOG"),
+    "ELU": unary("ELU"),
+    "RELU6": unary("RELU6"),
+    "RELU_N1_TO_1": unary("RELU_N1_TO_1"),
+    "RELU_0_TO_1": unary("RELU_0_TO_1"),
 }
 
 
@@ -604,12 +754,15 @@ def random_quantize_wide(rng: Random, builder: Builder) -> str:
 
 # Those whose int16 form has cases of its own; others' are made of their int8 form.
 WIDE_CASES: dict[str, Case] = {"QUANTIZE": random_quantize_wide, "LOOKUP": random_lookup_wide}
+# Others are float32 throughout, of which no equality is claimed.
+REAL_CASES: dict[str, Case] = {"QUANTIZE": random_quantize_real}
 FULL_RANGE_KINDS = [kind for kind, operator in OPERATORS.items() if len(operator.weights) == 2]
 # Under these names `EXACT` and `MEASURED` know operators: the kind, or the kind and the dtype or the weights' range.
 NAMES = (
-    *OPERATORS,
+    *CASES,
     *(f"{kind}:int16" for kind in kinds_in_int16()),
     *(f"{kind}:{FULL_RANGE}" for kind in FULL_RANGE_KINDS),
+    *(f"{kind}:{FLOAT}" for kind in REAL_CASES),
 )
 
 
@@ -617,11 +770,11 @@ def random_graph(rng: Random, name: str) -> Graph:
     """A graph of the operator of that name."""
     kind, _, dtype = name.partition(":")
     builder = Builder()
+    own = {"int16": WIDE_CASES, FLOAT: REAL_CASES}.get(dtype, CASES)
+    graph = builder.graph(builder.results(own.get(kind, CASES[kind])(rng, builder)))
     if dtype == FULL_RANGE:
-        return with_full_range(rng, builder.graph([CASES[kind](rng, builder)]))
-    if not dtype or kind in WIDE_CASES:
-        return builder.graph([(WIDE_CASES if dtype else CASES)[kind](rng, builder)])
-    return in_int16(rng, builder.graph([CASES[kind](rng, builder)]))
+        return with_full_range(rng, graph)
+    return in_int16(rng, graph) if dtype == "int16" and kind not in own else graph
 
 
 def random_codes(rng: Random, graph: Graph) -> dict[str, np.ndarray]:
@@ -630,6 +783,9 @@ def random_codes(rng: Random, graph: Graph) -> dict[str, np.ndarray]:
     codes = {}
     for name in graph.inputs:
         tensor = graph.tensors[name]
+        if tensor.dtype == FLOAT:
+            codes[name] = real_inputs(rng, graph, (batch, *tensor.shape[1:]))
+            continue
         lowest, highest = CODE_RANGES[tensor.dtype]
         values = rng.integers(lowest, highest + 1, (batch, *tensor.shape[1:]))
         # A function of one operand: all of its inputs.
@@ -641,3 +797,12 @@ def random_codes(rng: Random, graph: Graph) -> dict[str, np.ndarray]:
             values = values // 8 + tensor.quantization.zero_point[0]
         codes[name] = np.clip(values, lowest, highest).astype(tensor.dtype)
     return codes
+
+
+def real_inputs(rng: Random, graph: Graph, shape: tuple[int, ...]) -> np.ndarray:
+    """Real numbers in and about the range of the graph's first result, one in four half way between two codes."""
+    grid = graph.tensors[graph.operators[0].outputs[0]].quantization
+    lowest, highest = CODE_RANGES[grid.dtype]
+    steps = rng.uniform(1.2 * lowest - 5, 1.2 * highest + 5, shape) - grid.zero_point[0]
+    steps = np.where(rng.integers(4, size=shape) == 0, np.floor(steps) + 0.5, steps)
+    return (steps * grid.scale[0]).astype(np.float32)

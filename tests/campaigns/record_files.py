@@ -43,8 +43,15 @@ GOLDENS = (
     ("float_island", "int8"),
     ("pieces", "int8"),
     ("loop", "int8"),
+    ("dilated", "int8"),
+    ("functions", "int8"),
+    ("convolutions", "float32"),
+    ("enlarged", "float32"),
+    ("pooled", "float32"),
+    ("reals", "float32"),
 )
-WAYS = ("int8", "float_ends", "uint8", "int16", "per_tensor", "dynamic_range", "float_fallback", "fixed_batch")
+WAYS = ("int8", "float_ends", "uint8", "int16", "per_tensor", "dynamic_range", "float_fallback", "fixed_batch",
+        "float32")  # fmt: skip
 
 
 class Pieces(layers.Layer):  # type: ignore[misc]
@@ -54,6 +61,22 @@ class Pieces(layers.Layer):  # type: ignore[misc]
         first, second = tf.split(x, 2, axis=-1)
         stacked = tf.unstack(tf.stack([first, second], 1), axis=1)
         return tf.concat([stacked[0] - stacked[1], x[:, 1:3, :4], tf.abs(second)], 1)
+
+
+class Reals(layers.Layer):  # type: ignore[misc]
+    """What converters leave in float32."""
+
+    def call(self, x: Any) -> Any:
+        positive = tf.abs(x) + 0.1
+        parts = [tf.nn.elu(x), tf.math.log(positive), tf.sqrt(positive), tf.math.rsqrt(positive), tf.square(x), -x,
+                 tf.sin(x), tf.cos(x), tf.sign(x), tf.floor(3 * x), tf.math.ceil(3 * x), tf.round(3 * x),
+                 tf.nn.relu6(3 * x), tf.pow(positive, 1.5), x / positive, tf.math.floordiv(x, positive),
+                 tf.math.floormod(x, positive), tf.exp(x), tf.tanh(x), tf.sigmoid(x), tf.nn.gelu(x), tf.nn.relu(x),
+                 tf.nn.leaky_relu(x, 0.3), tf.minimum(x, 0.2), tf.maximum(x, 0.1),
+                 tf.math.squared_difference(x, positive), tf.nn.log_softmax(x), tf.nn.softmax(2 * x)]  # fmt: skip
+        stacked = tf.stack(parts, 1)
+        product = tf.matmul(stacked, stacked, transpose_b=True)
+        return tf.concat([stacked, product[:, :, :4]], -1), tf.reduce_max(product, 2), tf.reduce_sum(stacked, 1)
 
 
 class Loop(layers.Layer):  # type: ignore[misc]
@@ -176,6 +199,7 @@ MODELS: dict[str, Callable[[], Model]] = {
         layers.UnitNormalization(),
         layers.Dense(2),
     ),
+    "reals": lambda: chain((6,), Reals()),
     "pieces": lambda: chain((6, 8), layers.Dense(8), Pieces(), layers.Dense(3)),
     "recurrent": lambda: chain((4, 3), layers.LSTM(4, unroll=True), layers.Dense(2)),
     "loop": lambda: chain((3,), layers.Dense(3), Loop(), layers.Dense(2)),
@@ -222,10 +246,12 @@ def converted(model: Model, way: str) -> bytes:
         for _ in range(16):
             yield [rng.normal(size=(1, *shape)).astype(np.float32) for shape in shapes]
 
-    if way == "fixed_batch":
+    if way == "fixed_batch" or (way == "float32" and len(shapes) == 1):
         fixed = [keras.Input(batch_shape=(1, *shape)) for shape in shapes]
         model = Model(fixed, model(fixed if len(fixed) > 1 else fixed[0]))
     converter = tf.lite.TFLiteConverter.from_keras_model(model)
+    if way == "float32":
+        return bytes(converter.convert())
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     if way != "dynamic_range":
         converter.representative_dataset = data

@@ -116,10 +116,12 @@ def sweep_engine(kind: str, profile: str, count: int) -> Outcome:
         expected = dict(codes)
         try:
             for operator in graph.operators:
-                inputs, output = [graph.tensors[name] for name in operator.inputs], graph.tensors[operator.outputs[0]]
+                sides = (operator.inputs, operator.outputs)
+                inputs, outputs = ([graph.tensors[name] for name in names] for names in sides)
                 given = [expected[tensor.name] if tensor.data is None else tensor.data for tensor in inputs]
-                arguments = (inputs, output, operator.attributes, profile_named(profile))
-                expected[output.name] = OPERATORS[operator.kind].results(given, *arguments)
+                arguments = (inputs, outputs, operator.attributes, profile_named(profile))
+                results = OPERATORS[operator.kind].all_results(given, *arguments)
+                expected.update(zip(operator.outputs, results, strict=True))
         except Refusal:
             outcome.refused += 1
             continue

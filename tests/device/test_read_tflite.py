@@ -27,10 +27,14 @@ flatbuffers: Any = importlib.import_module("flatbuffers")
 FILES = Path(__file__).parents[1] / "goldens" / "files"
 READ = ("convolutions.int8", "convolutions.float_ends", "convolutions.uint8", "convolutions.int16",
         "convolutions.per_tensor", "convolutions.fixed_batch", "branches.int8", "sequence.int8", "two_ends.int8",
-        "enlarged.fixed_batch")  # fmt: skip
+        "pieces.int8", "dilated.int8", "functions.int8", "enlarged.fixed_batch")  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", NAMES)
+# What a network in codes begins or ends with is at the end of a file, not in the graph.
+ENDS = ("DEQUANTIZE", "DEQUANTIZE:int16", "QUANTIZE:float32")
+
+
+@pytest.mark.parametrize("kind", [name for name in NAMES if name not in ENDS])
 def test_round_trip(kind: str) -> None:
     rng = np.random.default_rng(5)
     for number in range(4):
@@ -116,9 +120,6 @@ def test_what_a_signature_calls_its_ends() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("convolutions.dynamic_range", ("CONV_2D in float32", "FULLY_CONNECTED in float32", "an input in float32")),
-        ("float_island.int8", ("ELU in float32", "DEQUANTIZE in float32", "QUANTIZE in float32")),
-        ("pieces.int8", ("SPLIT with 2 results", "UNPACK with 2 results")),
         ("loop.int8", ("subgraphs", "exactly one is supported")),
         ("enlarged.int8", ("TRANSPOSE_CONV with a shape that the file computes", "a fixed batch")),
     ],
@@ -219,3 +220,18 @@ def test_damaged_files_are_refused_in_a_sentence() -> None:
     outcomes = [read(content) for content in cases(7, 300)]
     assert set(outcomes) == {"read", "refused"}
     assert outcomes.count("refused") > 150
+
+
+def test_several_results_are_bounded() -> None:
+    """A small file may not ask for a list of millions."""
+    builder = Builder()
+    builder.input("x", (1, 8), per_tensor(0.1, 0))
+    graph = builder.graph(builder.results(builder.unpack("x", 1, name="y")))
+    assert len(graph.outputs) == 8 and graph.outputs[:2] == ("y", "y:1")
+
+    def enormous(model: Any) -> None:
+        model.subgraphs[0].tensors[0].shape = [1, 2**31 - 1]
+        model.subgraphs[0].tensors[0].shapeSignature = None
+
+    with pytest.raises(Refusal, match=r"UNPACK.*at most 4096 results are supported, got 2147483647"):
+        read_content(changed(tflite_bytes(graph), enormous))

@@ -130,4 +130,6 @@ def test_every_device_operator_is_reached_by_a_plan_or_says_what_it_is_for() -> 
         named |= {str(node.value) for node in found if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     # Some kinds are called as the operator is.
     named |= {kind.upper() for kind in ("softmax", "log_softmax", "maximum", "minimum", "add", "sub", "mul")}
-    assert {kind for kind in OPERATORS if kind not in named} == {k for k, each in OPERATORS.items() if each.purpose}
+    # What has no form in integers is in others' files alone. RELU6 is also the word of a fused activation.
+    kinds = {kind: operator for kind, operator in OPERATORS.items() if operator.dtypes and kind != "RELU6"}
+    assert {kind for kind in kinds if kind not in named} == {k for k, each in kinds.items() if each.purpose}

@@ -343,6 +343,13 @@ def command_line() -> Any:
         ] = None,
         seed: Annotated[int, typer.Option(min=0, help="Seed of the random codes.")] = 0,
         as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+        reduce: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="OUT",
+                help="Write the smallest graph and input that still show a difference: OUT.tflite and OUT.npz.",
+            ),
+        ] = None,
     ) -> None:
         """Say what is in a quantized .tflite file, run it on every runtime of this machine beside the simulation, and
         say which devices compute different codes, from which layer on.
@@ -352,7 +359,7 @@ def command_line() -> Any:
         """
         equal = True
         with _failures(errors):
-            equal = commands.inspect(file, data, examples, device, seed, as_json)
+            equal = commands.inspect(file, data, examples, device, seed, as_json, reduce)
         if not equal:
             raise IntegersDiffer
 

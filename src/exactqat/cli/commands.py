@@ -360,11 +360,18 @@ def verify(directory: Path, quiet: bool, model: str | None = None, device: str |
 
 
 def inspect(
-    file: Path, data: Path | None, examples: int, devices: Sequence[str] | None, seed: int, as_json: bool
+    file: Path,
+    data: Path | None,
+    examples: int,
+    devices: Sequence[str] | None,
+    seed: int,
+    as_json: bool,
+    reduced: Path | None,
 ) -> bool:
     """Prints what is in a file and how devices compute it, and says whether what is claimed to be equal is."""
     from ..deploy.inspect import inspect as inspect_file
     from ..deploy.inspect import read_arrays
+    from ..deploy.reduce import reduce
 
     console, errors = console_of(), console_of(stderr=True)
     arrays = None if data is None else read_arrays(data)
@@ -372,6 +379,11 @@ def inspect(
         found = inspect_file(file, arrays, examples, devices or None, seed, progress=status.update)
     # A program may read it: nothing is wrapped or styled.
     console.print(found.as_json() if as_json else found.text(min(columns(), 100)), soft_wrap=True)
+    if reduced is not None:
+        with status_on(errors, "reducing") as status:
+            made = reduce(file, reduced, arrays, examples, devices or None, seed, progress=status.update)
+        said = "no device differs" if made is None else f"{made.graph}, {made.arrays}: {made.sentence}"
+        errors.print(said, soft_wrap=True)
     if not found.ran_on:
         raise ValueError(f"{file} ran on no device, nothing was compared; the reasons are above")
     return found.equal

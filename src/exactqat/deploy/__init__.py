@@ -20,6 +20,7 @@ from .graph import Builder, Graph, Operator, Quantization, Tensor, per_tensor, p
 # These functions stand in front of the modules they come from, which Python puts here only while it loads them.
 from .inspect import Inspection, inspect
 from .lower import lower
+from .reduce import Reduction, reduce
 from .runtimes import profiles_here
 from .runtimes.trial import RuntimeRefusal
 from .signature import Port, Signature, input_codes, output_values
@@ -42,6 +43,7 @@ __all__ = [
     "Operator",
     "Port",
     "Quantization",
+    "Reduction",
     "Refusal",
     "Report",
     "RuntimeRefusal",
@@ -63,6 +65,7 @@ __all__ = [
     "profiles_here",
     "quantize",
     "read_tflite",
+    "reduce",
     "simulate",
     "unclaimed",
     "verify",

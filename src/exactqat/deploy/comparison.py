@@ -208,7 +208,11 @@ class Tally:
         """Counts, and says whether all were equal; `other` is what the device is compared with."""
         if device.shape != simulated.shape:
             raise ValueError(f"the device returns shape {device.shape} but {other} has {simulated.shape}")
-        difference = np.abs(device.astype(np.int64) - simulated)
+        if device.dtype == np.float32 and simulated.dtype == np.float32:
+            # Real numbers are equal bit for bit, or not.
+            difference = (device.view(np.int32) != simulated.view(np.int32)).astype(np.int64)
+        else:
+            difference = np.abs(device.astype(np.int64) - simulated)
         differing = int(np.count_nonzero(difference))
         self.values += difference.size
         self.differing += differing

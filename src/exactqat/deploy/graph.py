@@ -17,7 +17,7 @@ import numpy as np
 
 from ..device import ACTIVATIONS, INT8_MAX, INT8_MIN, OPERATORS, Quantization, Tensor, per_tensor
 from ..device.arithmetic import same_padding
-from ..device.operator import REQUIRED, Refusal, in_int16, need
+from ..device.operator import BOOL, FLOAT, REQUIRED, Refusal, in_float, in_int16, need
 from ..device.tensor import CODE_RANGES, INDICES
 from ..display import listed, table
 from .signature import Signature, plain_signature
@@ -247,7 +247,8 @@ def place_codes(
 
 
 class Builder:
-    """Builds a graph operator by operator; every method returns the name of its result.
+    """Builds a graph operator by operator; every method returns the name of its result, the first one if there are
+    several (`results` names all).
 
     Besides `operator`, there is a lower-case method for every kind that `exactqat.device` declares:
     ``builder.conv_2d(x, filter, filter_scale, bias, output, name="first", strides=(2, 2))``,
@@ -277,10 +278,11 @@ class Builder:
             raise ValueError(f"tensor {name!r} does not exist")
         return self._tensors[name]
 
-    def input(self, name: str, shape: Sequence[int], quantization: Quantization) -> str:
-        """shape: with batch 1."""
+    def input(self, name: str, shape: Sequence[int], quantization: Quantization | None) -> str:
+        """shape: with batch 1; quantization: None for real numbers."""
         shape = tuple(int(size) for size in shape)
-        result = self._add_tensor(Tensor(name, shape, quantization.dtype, quantization))
+        dtype, grid = (FLOAT, INDICES) if quantization is None else (quantization.dtype, quantization)
+        result = self._add_tensor(Tensor(name, shape, dtype, grid))
         self._inputs.append(name)
         return result
 
@@ -333,14 +335,21 @@ class Builder:
         _need(where, not missing, f"{', '.join(missing)} must be given")
         attributes = {key: _plain(value) for key, value in attributes.items()}
         try:
-            shape = declaration.checked_shape([self._tensors[operand].shape for operand in operands], attributes)
+            shapes = declaration.checked_shapes([self._tensors[operand].shape for operand in operands], attributes)
         except Refusal as refusal:
             raise Refusal(f"{where}: {refusal}") from None
         result = name if len(placements) == 1 else f"{name}/unshifted"
-        dtype = declaration.dtype(attributes, placements[0].dtype)
-        self._add_tensor(Tensor(result, shape, dtype, placements[0]))
-        self._operators.append(Operator(kind, tuple(operands), (result,), attributes))
+        results = (result, *(f"{result}:{number}" for number in range(1, len(shapes))))
+        real = bool(operands) and self._tensors[operands[0]].dtype == FLOAT and placements[0] is INDICES
+        dtype = declaration.dtype(attributes, FLOAT if real else placements[0].dtype)
+        for each, shape in zip(results, shapes, strict=True):
+            self._add_tensor(Tensor(each, shape, dtype, placements[0]))
+        self._operators.append(Operator(kind, tuple(operands), results, attributes))
         return result if len(placements) == 1 else str(self.quantize(result, placements[1:], name=name))
+
+    def results(self, name: str) -> tuple[str, ...]:
+        """Names of all results of the operator whose first one is called so."""
+        return next(operator.outputs for operator in self._operators if operator.outputs[0] == name)
 
     def weighted(
         self,
@@ -374,7 +383,7 @@ class Builder:
             return (output,) if isinstance(output, Quantization) else tuple(output)
         declaration = OPERATORS[kind]
         _need(where, bool(operands), "an operand is missing")
-        first = self._tensors[operands[0]].quantization
+        first = self._tensors[operands[len(declaration.conditions)]].quantization
         fixed = declaration.grid_fixed_in(first.dtype)
         if fixed is not None:
             return (per_tensor(*fixed, first.dtype),)
@@ -403,7 +412,7 @@ def _need(where: str, condition: bool, message: str) -> None:
 def _check_tensor(tensor: Tensor) -> None:
     where = f"tensor {tensor.name!r}"
     quantization = tensor.quantization
-    dtypes = (*CODE_RANGES, "int32", "int64")
+    dtypes = (*CODE_RANGES, "int32", "int64", FLOAT, BOOL)
     _need(where, tensor.dtype in dtypes, f"dtype must be one of {', '.join(dtypes)}, got {tensor.dtype!r}")
     _need(where, len(tensor.shape) > 0 and min(tensor.shape) > 0, f"every size must be positive, got {tensor.shape}")
     in_range = bool(np.all((quantization.zero_point >= INT8_MIN) & (quantization.zero_point <= INT8_MAX)))
@@ -436,30 +445,40 @@ def check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: set
         _need(where, name in tensors, f"tensor {name!r} is missing")
     for name in operator.inputs:
         _need(where, name in ready, f"input {name!r} is used before it is computed")
-    _need(where, len(operator.outputs) == 1, f"needs exactly one output, got {operator.outputs}")
-    _need(where, operator.outputs[0] not in ready, f"output {operator.outputs[0]!r} is written twice")
+    _need(where, len(operator.outputs) > 0, "needs an output")
+    for position, name in enumerate(operator.outputs):
+        once = name not in ready and name not in operator.outputs[:position]
+        _need(where, once, f"output {name!r} is written twice")
     fewest, most = declaration.operands
     fits = fewest <= len(operator.inputs) and (most is None or len(operator.inputs) <= most)
     takes = fewest if fewest == most else f"{fewest} or more" if most is None else f"{fewest} to {most}"
     _need(where, fits, f"takes {takes} inputs, got {operator.inputs}")
 
     inputs = [tensors[name] for name in operator.inputs]
-    output = tensors[operator.outputs[0]]
-    _check_operands(operator, inputs, output, where)
+    outputs = [tensors[name] for name in operator.outputs]
+    _check_operands(operator, inputs, outputs[0], where)
     try:
-        shape = declaration.checked_shape([tensor.shape for tensor in inputs], operator.attributes)
-        need(shape == output.shape, f"output must have shape {shape}, got {output.shape}")
-        dtype = declaration.dtype(operator.attributes, output.quantization.dtype)
-        need(dtype == output.dtype, f"output must be {dtype}, got {output.dtype}")
-        if declaration.same_quantization:
-            for tensor in inputs:
-                same = tensor.quantization.equals(output.quantization)
-                need(same, f"input {tensor.name!r} must have the output's quantization; insert a QUANTIZE before it")
-        grid = declaration.grid_fixed_in(output.dtype)
-        if grid is not None:
-            fixed = per_tensor(*grid, output.dtype).equals(output.quantization)
-            need(fixed, f"scale and zero point of the result must be {grid}")
-        declaration.check(inputs, output, operator.attributes)
+        shapes = declaration.checked_shapes([tensor.shape for tensor in inputs], operator.attributes)
+        need(len(shapes) == len(outputs), f"needs outputs of the shapes {list(shapes)}, got {operator.outputs}")
+        for shape, output in zip(shapes, outputs, strict=True):
+            need(shape == output.shape, f"output must have shape {shape}, got {output.shape}")
+            stored = FLOAT if output.dtype == FLOAT else output.quantization.dtype
+            dtype = declaration.dtype(operator.attributes, stored)
+            need(dtype == output.dtype, f"output must be {dtype}, got {output.dtype}")
+            if declaration.same_quantization:
+                for position, tensor in enumerate(inputs):
+                    if position in declaration.conditions:
+                        continue
+                    same = tensor.quantization.equals(output.quantization)
+                    need(
+                        same, f"input {tensor.name!r} must have the output's quantization; insert a QUANTIZE before it"
+                    )
+            grid = declaration.grid_fixed_in(output.dtype)
+            if grid is not None and output.dtype in CODE_RANGES:
+                fixed = per_tensor(*grid, output.dtype).equals(output.quantization)
+                need(fixed, f"scale and zero point of the result must be {grid}")
+        if not in_float(inputs, outputs[0]):
+            declaration.check(inputs, outputs[0], operator.attributes)
     except Refusal as refusal:
         raise Refusal(f"{where}: {refusal}") from None
 
@@ -474,9 +493,13 @@ def _check_operands(operator: Operator, inputs: Sequence[Tensor], output: Tensor
             continue
         fits = declaration.constants or tensor.data is None
         _need(where, fits, f"{tensor.name!r} must be an activation, not a constant")
-        allowed = " or ".join(declaration.dtypes)
-        _need(where, tensor.dtype in declaration.dtypes, f"{tensor.name!r} must be {allowed}, got {_or_why(tensor)}")
-        stored = output.dtype if output.dtype in CODE_RANGES else inputs[0].dtype
+        if position in declaration.conditions:
+            _need(where, tensor.dtype == BOOL, f"{tensor.name!r} must be {BOOL}, got {tensor.dtype}")
+            continue
+        dtypes = (*declaration.dtypes, FLOAT) if declaration.floats else declaration.dtypes
+        allowed = " or ".join(dtypes)
+        _need(where, tensor.dtype in dtypes, f"{tensor.name!r} must be {allowed}, got {_or_why(tensor)}")
+        stored = output.dtype if output.dtype in (*CODE_RANGES, FLOAT) else inputs[0].dtype
         fits = declaration.changes_dtype or tensor.dtype == stored
         message = f"{tensor.name!r} is {tensor.dtype} but the result is {stored}; insert a QUANTIZE before it"
         _need(where, fits, message)

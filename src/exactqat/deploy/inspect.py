@@ -25,18 +25,20 @@ from typing import Any
 
 import numpy as np
 
-from ..device import PROFILES, Profile
+from ..device import OPERATORS, PROFILES, Profile
+from ..device.operator import FLOAT
 from ..device.tensor import CODE_RANGES, dequantize
 from ..display import printable, shortened
 from .comparison import Comparison, Tally
 from .footprint import arena_of
-from .formats.read_tflite import FileEnd, TfliteFile, read_content
+from .formats.read_tflite import FileEnd, TfliteFile, read_content, to_file
 from .formats.tflite import with_outputs_at
-from .graph import Graph
+from .graph import Graph, Operator
+from .mechanism import Mechanism, mechanism_of
 from .runtimes import open_runtime, profile_here, profiles_here
 from .runtimes.trial import RuntimeRefusal, try_in_a_child
 from .signature import input_codes
-from .simulate import EXACT, check_inputs, simulate, simulate_operator
+from .simulate import EXACT, check_inputs, simulate, simulate_results
 
 # Of examples, where no data are given.
 EXAMPLES = 8
@@ -101,6 +103,7 @@ class Disagreement:
         values, differing: codes of its result, and how many of them differ.
         output_values, outputs_differing: likewise of the network's outputs.
         largest: by how much the outputs differ at most.
+        mechanism: why, from the same operands.
     """
 
     profiles: tuple[str, str]
@@ -111,6 +114,7 @@ class Disagreement:
     output_values: int
     outputs_differing: int
     largest: int
+    mechanism: Mechanism
 
 
 @dataclass(frozen=True)
@@ -203,7 +207,7 @@ def inspect(
     file = read_content(content, path.name)
     graph = file.graph
     wanted = profiles_here() if devices is None else tuple(dict.fromkeys(map(profile_here, devices)))
-    codes = _random_codes(graph, examples, seed) if data is None else _codes(file, data, examples)
+    codes = random_codes(graph, examples, seed) if data is None else read_codes(file, data, examples)
     say("measuring the arena")
     arena, no_arena = arena_of(content, seconds)
     with tempfile.TemporaryDirectory() as folder:
@@ -229,7 +233,12 @@ def inspect(
         )
         for name in PROFILES
     ]
-    pairs = [Disagreement(tuple(row.pop("profiles")), **row) for row in counts["disagreements"]]
+    pairs = [
+        Disagreement(
+            profiles=tuple(row.pop("profiles")), mechanism=Mechanism(**_with_tuples(row.pop("mechanism"))), **row
+        )
+        for row in counts["disagreements"]
+    ]
     return Inspection(
         path.name,
         file.description,
@@ -245,6 +254,11 @@ def inspect(
         tuple(found),
         tuple(pairs),
     )
+
+
+def _with_tuples(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A dataclass' fields from JSON, which has no tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
 def _described(graph: Graph, end: FileEnd) -> str:
@@ -276,12 +290,15 @@ def _layers(graph: Graph) -> list[Layer]:
 # --- inputs ----------------------------------------------------------------------------------------------------------
 
 
-def _random_codes(graph: Graph, examples: int, seed: int) -> dict[str, np.ndarray]:
+def random_codes(graph: Graph, examples: int, seed: int) -> dict[str, np.ndarray]:
     """Every other example stays near the zero points, where little saturates."""
     rng, codes = np.random.default_rng(seed), {}
     limits = {port.tensor: port.limits for port in graph.signature.inputs}
     for name in graph.inputs:
         tensor = graph.tensors[name]
+        if tensor.dtype == FLOAT:
+            codes[name] = rng.normal(size=(examples, *tensor.shape[1:])).astype(np.float32)
+            continue
         lowest, highest = limits[name] or CODE_RANGES[tensor.dtype]
         values = rng.integers(lowest, highest + 1, (examples, *tensor.shape[1:]))
         values[1::2] = values[1::2] // 8 + tensor.quantization.zero_point[0]
@@ -289,7 +306,7 @@ def _random_codes(graph: Graph, examples: int, seed: int) -> dict[str, np.ndarra
     return codes
 
 
-def _codes(file: TfliteFile, data: Any, examples: int) -> dict[str, np.ndarray]:
+def read_codes(file: TfliteFile, data: Any, examples: int) -> dict[str, np.ndarray]:
     """The graph's codes for the user's arrays."""
     graph = file.graph
     names = [port.name for port in graph.signature.inputs]
@@ -343,17 +360,10 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray] | np.ndar
 # --- the runtimes, in processes of their own ------------------------------------------------------------------------
 
 
-def _to_file(codes: np.ndarray, end: FileEnd, graph: Graph) -> np.ndarray:
-    """What the file takes for codes: on a grid's points, every rounding gives the code again."""
-    if end.dtype == "float32":
-        return dequantize(codes, graph.tensors[end.tensor].quantization)
-    return (codes.astype(np.int16) + 128).astype(np.uint8) if end.dtype == "uint8" else codes
-
-
 def _from_file(array: np.ndarray, end: FileEnd, graph: Graph) -> np.ndarray:
     """Codes for what the file returns; what is between two codes is none."""
     tensor = graph.tensors[end.tensor]
-    if end.dtype == "float32":
+    if end.dtype == FLOAT and tensor.dtype != FLOAT:
         grid = tensor.quantization
         codes = np.rint(array.astype(np.float64) / float(grid.scale[0])) + int(grid.zero_point[0])
         ends = CODE_RANGES[tensor.dtype]
@@ -383,6 +393,17 @@ def _on_one_line(text: object) -> str:
     return shortened(" ".join(str(text).split()), 300)
 
 
+def _need_shapes(graph: Graph, found: Mapping[str, np.ndarray], names: Sequence[str]) -> None:
+    """Refuses what a runtime took for other shapes: TFLite-Micro works out none that the file leaves open."""
+    for name in names:
+        given, whole = found[name].shape, graph.tensors[name].shape
+        if given != whole:
+            raise RuntimeRefusal(
+                f"it takes {list(given)} for the shape of {shortened(name)!r}, which is {list(whole)} (convert the "
+                "model with a fixed batch)"
+            )
+
+
 def _run(
     content: bytes,
     graph: Graph,
@@ -406,8 +427,9 @@ def _run(
         plain = open_runtime(content, given, results, profile, True)
         whole = open_runtime(opened, given, computed, profile, True)
         for example in range(len(codes[graph.inputs[0]])):
-            batch = {end.name: _to_file(codes[end.tensor][example : example + 1], end, graph) for end in inputs}
+            batch = {end.name: to_file(graph, codes[end.tensor][example : example + 1], end) for end in inputs}
             found = whole.run(batch)
+            _need_shapes(graph, found, computed)
             arrays: dict[str, Any] = {f"t{at}": found[name] for at, name in enumerate(computed)}
             found = plain.run(batch)
             arrays |= {f"o{at}": _from_file(found[end.name], end, graph) for at, end in enumerate(outputs)}
@@ -440,10 +462,11 @@ def _compare(graph: Graph, folder: str, ran: Sequence[str]) -> None:
     with np.load(Path(folder) / "codes.npz") as archive:
         codes = {name: archive[str(at)] for at, name in enumerate(graph.inputs)}
     results = tuple(graph.results())
-    kinds = {operator.outputs[0]: graph.measured_as(operator) for operator in graph.operators}
+    kinds = {name: graph.measured_as(operator) for operator in graph.operators for name in operator.outputs}
     operators = {profile: {name: Tally() for name in results} for profile in ran}
     outputs = {profile: {name: Tally() for name in graph.outputs} for profile in ran}
     pairs = {pair: {name: Tally() for name in results} for pair in combinations(PROFILES, 2)}
+    firsts: dict[tuple[str, str], _First] = {}
     refused: dict[str, str] = {}
     for example in range(len(codes[graph.inputs[0]])):
         batch = {name: array[example : example + 1] for name, array in codes.items()}
@@ -453,10 +476,16 @@ def _compare(graph: Graph, folder: str, ran: Sequence[str]) -> None:
                 simulated[profile] = simulate(graph, batch, profile, results)
             except ValueError as error:
                 refused[profile] = str(error)
-        for first, second in pairs:
-            if first in simulated and second in simulated:
-                for name, tally in pairs[first, second].items():
-                    tally.add(simulated[first][name], simulated[second][name])
+        for pair, tallies in pairs.items():
+            if all(profile in simulated for profile in pair):
+                ours, theirs = (simulated[profile] for profile in pair)
+                equal = [
+                    tally.add(ours[name], theirs[name])
+                    for name, tally in tallies.items()
+                    if graph.tensors[name].dtype != FLOAT
+                ]
+                if not all(equal):
+                    _keep_first(graph, pair, firsts, {**batch, **ours}, theirs)
         for profile in ran:
             if profile in simulated:
                 _count(graph, Path(folder) / profile, example, batch, simulated[profile], operators[profile],
@@ -474,7 +503,9 @@ def _compare(graph: Graph, folder: str, ran: Sequence[str]) -> None:
         },
         "refused": refused,
         "disagreements": [
-            each for pair, tallies in pairs.items() if (each := _disagreement(graph, pair, tallies, kinds))
+            each
+            for pair, tallies in pairs.items()
+            if pair in firsts and (each := _disagreement(graph, pair, tallies, kinds, firsts[pair]))
         ],
     }
     (Path(folder) / "counts.json").write_text(json.dumps(content))
@@ -501,17 +532,63 @@ def _count(
         device = {**batch, **{name: archive[f"t{at}"] for at, name in enumerate(computed)}}
         found = {name: archive[f"o{at}"] for at, name in enumerate(ends)}
     for operator in graph.operators:
-        name = operator.outputs[0]
-        operators[name].add(device[name], simulate_operator(graph, operator, device, profile))
+        if not _compared(graph, operator, profile):
+            continue
+        for name, codes in simulate_results(graph, operator, device, profile).items():
+            operators[name].add(device[name], codes)
     for name, tally in outputs.items():
-        tally.add(found[name], simulated[name] if name in simulated else batch[name])
+        if graph.tensors[name].dtype != FLOAT:
+            tally.add(found[name], simulated[name] if name in simulated else batch[name])
+
+
+def _compared(graph: Graph, operator: Operator, profile: str) -> bool:
+    """Whether an operator's results are compared: real numbers are where their equality is claimed."""
+    real = graph.tensors[operator.outputs[0]].dtype == FLOAT
+    return not real or (graph.measured_as(operator), profile) in EXACT
+
+
+@dataclass
+class _First:
+    """The first operator in which two devices differ, and its operands in the examples where they do."""
+
+    number: int
+    examples: list[dict[str, np.ndarray]]
+
+
+# Of one operator, which are looked at for a mechanism.
+MOST_EXAMPLES = 8
+
+
+def _keep_first(
+    graph: Graph,
+    pair: tuple[str, str],
+    firsts: dict[tuple[str, str], _First],
+    ours: Mapping[str, np.ndarray],
+    theirs: Mapping[str, np.ndarray],
+) -> None:
+    """Notes the first operator that differs in an example, if none before it has been found to."""
+    for number, operator in enumerate(graph.operators):
+        if pair in firsts and number > firsts[pair].number:
+            return
+        codes = [name for name in operator.outputs if graph.tensors[name].dtype != FLOAT]
+        if all(np.array_equal(ours[name], theirs[name]) for name in codes):
+            continue
+        operands = {name: ours[name] for name in operator.inputs if graph.tensors[name].data is None}
+        if pair not in firsts or number < firsts[pair].number:
+            firsts[pair] = _First(number, [])
+        if len(firsts[pair].examples) < MOST_EXAMPLES:
+            firsts[pair].examples.append(operands)
+        return
 
 
 def _disagreement(
-    graph: Graph, pair: tuple[str, str], tallies: Mapping[str, Tally], kinds: Mapping[str, str]
+    graph: Graph, pair: tuple[str, str], tallies: Mapping[str, Tally], kinds: Mapping[str, str], kept: _First
 ) -> dict[str, Any] | None:
-    first = next((name for name, tally in tallies.items() if tally.differing), None)
-    if first is None:
+    operator = graph.operators[kept.number]
+    first = next(name for name in operator.outputs if tallies[name].differing)
+    operands = {name: np.concatenate([each[name] for each in kept.examples]) for name in kept.examples[0]}
+    mechanism = mechanism_of(graph, operator, operands, *pair)
+    if mechanism is None:
         return None
     ends = [tallies[name] for name in graph.outputs if name in tallies]
     return {
@@ -523,6 +600,7 @@ def _disagreement(
         "output_values": sum(each.values for each in ends),
         "outputs_differing": sum(each.differing for each in ends),
         "largest": max((each.largest for each in ends), default=0),
+        "mechanism": asdict(mechanism),
     }
 
 
@@ -582,6 +660,10 @@ def _text(found: Inspection, width: int) -> str:
     if excess > 0:
         table = _table(header, _layer_rows(found, max(NAME - excess, 8)), 4)
     lines += ["", *table, ""]
+    real = sum(layer.dtype == FLOAT and OPERATORS[layer.kind].floats for layer in found.layers)
+    if real:
+        noun = "operator computes" if real == 1 else "operators compute"
+        lines += wrapped(f"{real} {noun} in float32: their results are not compared, the codes made of them are.")
     rows: list[tuple[str, ...]] = []
     for device in found.devices:
         ran = not device.not_run and not device.not_simulated
@@ -604,14 +686,19 @@ def _text(found: Inspection, width: int) -> str:
     lines.append("")
     if found.disagreements:
         lines += wrapped("Devices that compute different codes from the same inputs:")
+    alike: dict[str, list[str]] = {}
     for each in found.disagreements:
-        lines += wrapped(
-            f"{' / '.join(each.profiles)}: from {each.kind} {name_in_short(each.layer, 24)!r} on "
-            f"({each.differing:,} of {each.values:,} codes); {each.outputs_differing:,} of {each.output_values:,} "
-            "codes of the outputs"
-        )
+        why = each.mechanism.sentence
+        alike.setdefault(
+            f"from {each.kind} {name_in_short(each.layer, 24)!r} on ({each.differing:,} of {each.values:,} codes); "
+            f"{each.outputs_differing:,} of {each.output_values:,} codes of the outputs. {why[0].upper()}{why[1:]}.",
+            [],
+        ).append(" / ".join(each.profiles))
+    for text, names in alike.items():
+        lines += wrapped(f"{', '.join(names)}: {text}")
     simulated = [device.profile for device in found.devices if not device.not_simulated]
-    if not found.disagreements and len(simulated) > 1:
+    in_codes = any(layer.dtype in CODE_RANGES for layer in found.layers)
+    if in_codes and not found.disagreements and len(simulated) > 1:
         lines += wrapped(f"Simulated from these inputs, {', '.join(simulated)} compute the same codes.")
     lines += wrapped(_verdict(found))
     return "\n".join(lines)
@@ -619,6 +706,9 @@ def _text(found: Inspection, width: int) -> str:
 
 def _verdict(found: Inspection) -> str:
     if not found.ran_on:
+        ran_in_float = any(not device.not_run and not device.not_simulated for device in found.devices)
+        if ran_in_float:
+            return "The file computes in float32: no integer was compared, so nothing was compared."
         return "The file was run on no device: nothing was compared."
     ran = [device for device in found.devices if device.values]
     total, names = sum(device.values for device in ran), ", ".join(found.ran_on)

@@ -88,8 +88,16 @@ def check_inputs(graph: Graph, x: np.ndarray | Mapping[str, np.ndarray]) -> dict
 def simulate_operator(
     graph: Graph, operator: Operator, values: Mapping[str, np.ndarray], profile: str | Profile
 ) -> np.ndarray:
-    """Codes of one operator's result from the codes of its operands, by tensor name."""
+    """Codes of one operator's result (the first one of several) from those of its operands, by tensor name."""
     return compiled_for(graph, profile).operator(operator.outputs[0], values)
+
+
+def simulate_results(
+    graph: Graph, operator: Operator, values: Mapping[str, np.ndarray], profile: str | Profile
+) -> dict[str, np.ndarray]:
+    """As `simulate_operator`, all results by name."""
+    compiled = compiled_for(graph, profile)
+    return {name: compiled.operator(name, values) for name in operator.outputs}
 
 
 def compile(graph: Graph, device: str | Profile = "xnnpack", like: Compiled | None = None) -> Compiled:
@@ -120,5 +128,6 @@ __all__ = [
     "quantize",
     "simulate",
     "simulate_operator",
+    "simulate_results",
     "unclaimed",
 ]

@@ -31,7 +31,7 @@ from .runtimes import open_runtime, profile_here
 from .runtimes.onnxruntime import OnnxRuntime, with_codes_as_outputs
 from .runtimes.trial import try_in_a_child
 from .signature import as_codes, input_codes
-from .simulate import EXACT, check_inputs, dequantize, simulate, simulate_operator
+from .simulate import EXACT, check_inputs, dequantize, simulate, simulate_operator, simulate_results
 
 
 def verify(
@@ -113,11 +113,12 @@ def verify(
         stored = {**batch, **opened.run(batch)}
         agree = True
         for operator in graph.operators:
-            name = operator.outputs[0]
-            agree &= operators[name].add(stored[name], simulate_operator(graph, operator, stored, profile))
+            for name, codes in simulate_results(graph, operator, stored, profile).items():
+                agree &= operators[name].add(stored[name], codes)
             done += 1
             if progress is not None:
                 progress(done, steps)
+            name = operator.outputs[0]
             if float_values is not None and name in noises:
                 per_example = graph.tensors[name].shape[0]
                 images = slice(start * per_example, (start + batch_size) * per_example)
@@ -137,7 +138,7 @@ def verify(
             each = graph.tensors[name].shape[0]
             own = trained_codes[name][start * each : (start + batch_size) * each]
             tally.add(end_to_end[name][: len(own)], own, "training")
-    kinds = {operator.outputs[0]: graph.measured_as(operator) for operator in graph.operators}
+    kinds = {name: graph.measured_as(operator) for operator in graph.operators for name in operator.outputs}
     exact = {name: (kind, profile) in EXACT for name, kind in kinds.items()}
     rows = []
     for name, kind in kinds.items():

@@ -181,6 +181,7 @@ class Logistic(Tabulated):
     """1 / (1 + exp(-x))."""
 
     kind = "LOGISTIC"
+    floats = True
     fixed_grid = (1 / 256, -128)
     delegated = True
     dtypes = ("int8", "int16")
@@ -216,6 +217,7 @@ class Tanh(Tabulated):
     """The hyperbolic tangent."""
 
     kind = "TANH"
+    floats = True
     fixed_grid = (1 / 128, 0)
     delegated = True
     dtypes = ("int8", "int16")
@@ -260,6 +262,7 @@ class Gelu(OfTheLibrary):
     """x times the normal distribution function of x, or the approximation of it by a tanh."""
 
     kind = "GELU"
+    floats = True
     attributes = {"approximate": False}
     options = "GeluOptions"
 
@@ -291,6 +294,7 @@ class Exp(OfTheLibrary):
     """The exponential."""
 
     kind = "EXP"
+    floats = True
     options = "ExpOptions"
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
@@ -419,11 +423,12 @@ def ratio_of(source: Tensor, output: Tensor, profile: Profile, factor: float | n
 class Relu(Unary):
     """max(x, 0), where it cannot be fused into what computes x; the grid can change with it.
 
-    XNNPACK leaves it to the built-in kernel. RELU6 is not declared, as TFLite-Micro's ignores the grid of the result:
-    an upper bound is the upper end of a grid.
+    XNNPACK leaves it to the built-in kernel. Plans make no RELU6, as TFLite-Micro's ignores the grid of the result: an
+    upper bound is the upper end of a grid.
     """
 
     kind = "RELU"
+    floats = True
     dtypes = ("int8", "int16")
     version = 2
     wide_version = 3
@@ -449,6 +454,7 @@ class LeakyRelu(Unary):
     """x, or alpha * x where x is negative."""
 
     kind = "LEAKY_RELU"
+    floats = True
     dtypes = ("int8", "int16")
     attributes = {"alpha": REQUIRED}
     uses_operand_scale = True
@@ -517,6 +523,7 @@ class PRelu(DeviceOperator):
     """x, or slope * x where x is negative; the slopes are a constant that broadcasts to x. XNNPACK leaves it alone."""
 
     kind = "PRELU"
+    floats = True
     pointwise = True
     operands = (2, 2)
     weights = (1,)
@@ -559,6 +566,7 @@ class HardSwish(Unary):
     """
 
     kind = "HARD_SWISH"
+    floats = True
     purpose = "graphs built by hand: a plan multiplies by a gate, which the runtimes' fast kernels compute"
     pointwise = False  # on ARM it matters which values share a vector
     options = "HardSwishOptions"

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from . import fixed_point_functions as fixed
 from .arithmetic import (
     Arrays,
     Tensors,
@@ -18,6 +19,7 @@ from .arithmetic import (
     fixed_point,
     multiply_fixed_point,
     multiply_round_half_up,
+    rounding_shift,
     scale_of,
     zero_point_of,
 )
@@ -89,10 +91,15 @@ class Add(FusedBinary):
     """The sum; scales may differ."""
 
     kind = "ADD"
+    floats = True
     wide_version = 3
     options = "AddOptions"
     onnx_kind = "Add"
     adds = True
+    mechanisms = {
+        "delegates": "one rounding or three: XNNPACK adds the operands times whole numbers and rounds the sum; the "
+        "built-in kernels round each operand and then their sum",
+    }
     sign: ClassVar[int] = 1
     # Whether LiteRT has a kernel of vectors for int16.
     in_vectors: ClassVar[bool] = True
@@ -130,6 +137,13 @@ class Add(FusedBinary):
         steps = multiply_fixed_point(first + self.sign * second, *fixed_point(multiplier))
         return finish(steps, output, attributes, REFERENCE)
 
+    def exact_steps(self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes) -> np.ndarray | None:
+        first, second = (
+            centered(code, tensor) * (float(scale_of(tensor)) / float(scale_of(output)))
+            for code, tensor in zip(codes, inputs, strict=True)
+        )
+        return np.asarray(first + self.sign * second)
+
     def wide_integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
@@ -165,9 +179,17 @@ class Multiply(FusedBinary):
     """The product."""
 
     kind = "MUL"
+    floats = True
     wide_version = 4
     options = "MulOptions"
     onnx_kind = "Mul"
+    mechanisms = {
+        "delegates": "two roundings: XNNPACK multiplies the product by a float32 scale and rounds once; the built-in "
+        "kernels multiply by a 31-bit integer and shift, and round each time",
+        "delegates:ties": "half to even or away from zero: the products lie exactly half way between two codes",
+        "rounds_products_half_up:ties": "half up or to even: the products lie exactly half way between two codes, "
+        "where XNNPACK rounds up on ARM, and to the even code on x86",
+    }
 
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
         return ScaleLimits("product", 2.0**-31, 1) if dtypes[-1] == "int16" else ScaleLimits("product", 2.0**-16, 256)
@@ -187,6 +209,11 @@ class Multiply(FusedBinary):
         else:
             steps = np.rint(product.astype(np.float32) * multiplier).astype(np.int64)
         return finish(steps, output, attributes, profile)
+
+    def exact_steps(self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes) -> np.ndarray | None:
+        product = centered(codes[0], inputs[0]) * centered(codes[1], inputs[1])
+        first, second, result = (float(scale_of(tensor)) for tensor in (*inputs, output))
+        return np.asarray(product * (first * second / result))
 
     def wide_integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
@@ -221,6 +248,7 @@ class Extreme(Binary):
 
     pointwise = False  # it is, but nothing is faster than to compare
     same_quantization = True
+    floats = True
     moves_codes = True
     version = 2
     wide_version = 4
@@ -264,6 +292,7 @@ class SquaredDifference(Binary):
     """The square of the difference."""
 
     kind = "SQUARED_DIFFERENCE"
+    floats = True
     purpose = "graphs built by hand: a plan subtracts and squares, as XNNPACK computes both and not this"
     dtypes = ("int8",)
     version = 2
@@ -309,6 +338,7 @@ class Absolute(Unary):
     """The magnitude."""
 
     kind = "ABS"
+    floats = True
     purpose = "graphs built by hand: a plan makes a table of 256 codes, which rounds alike on all devices"
     dtypes = ("int8", "int16")
     version = 2
@@ -337,3 +367,50 @@ class Absolute(Unary):
         ratio = float(real(scale_of(inputs[0])) / real(scale_of(output)))
         steps = multiply_fixed_point(np.abs(codes[0].astype(np.int64)), *fixed_point(ratio))
         return finish(steps, output, attributes, profile)
+
+
+@register
+class Divide(FusedBinary):
+    """The quotient in fixed point: the reciprocal of the second operand in 31 bits, times the first. LiteRT does not
+    look whether it divides by 0."""
+
+    kind = "DIV"
+    dtypes = ("int8",)
+    floats = True
+    pointwise = False
+    version = 2
+    options = "DivOptions"
+    onnx_kind = "Div"
+    purpose = "files: a plan multiplies by a table of reciprocals, which rounds alike on all devices"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return activate(primitives, operands[0] / operands[1], attributes)
+
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        super().check(inputs, output, attributes)
+        ratio = float(scale_of(inputs[0]) / (scale_of(inputs[1]) * scale_of(output)))
+        need(2.0**-20 <= ratio < 2.0**15, "input scale / (input scale * output scale) must be in [2**-20, 2**15), got "
+                                          f"{ratio:g}")  # fmt: skip
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        first, second = (centered(code, tensor) for code, tensor in zip(codes, inputs, strict=True))
+        need(bool(np.all(second != 0)), "a division by 0, which runtimes do not define")
+        first = np.where(second < 0, -first, first)
+        inverse, exponent = fixed.reciprocal(np.abs(second), 31)
+        # As far to the left as int32 goes, before the first rounding.
+        headroom = fixed.leading_zeros(np.where(first >= 0, first, 2 * -first - 1)) - (first >= 0)
+        quotient = fixed.high_multiply(first << headroom, inverse)
+        scales = [profile.multiplier_dtype(scale_of(tensor)) for tensor in (*inputs, output)]
+        significand, shift = fixed_point(scales[0] / (scales[1] * scales[2]))
+        steps = shifted_as_int32(fixed.high_multiply(quotient, significand), exponent + headroom - shift)
+        return finish(steps, output, attributes, profile if not profile.delegates else REFERENCE)
+
+
+def shifted_as_int32(x: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """x / 2**shift, rounded half away from zero, as processors do it in 32 bits.
+
+    They look at five bits of the shift: a quotient too small for 32 bits comes out as if it had not been shifted.
+    """
+    return np.where(shift > 31, (x >> (shift & 31)) + (x >= 0), rounding_shift(x, np.clip(shift, 0, 31)))

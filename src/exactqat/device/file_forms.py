@@ -31,17 +31,22 @@ class FileOperator:
 
     Attributes:
         inputs: its operands in the order of the declaration; None: left out.
-        output: its result.
+        outputs: its results.
         option: a field of its options table by name; None where the file does not have it.
         word: likewise, the name of an enumeration's value: ``word("padding", "Padding")``.
         known: values of what is computed from shapes alone, and of constants, by tensor name.
     """
 
     inputs: tuple[Tensor | None, ...]
-    output: Tensor
+    outputs: tuple[Tensor, ...]
     option: Callable[[str], Any]
     word: Callable[[str, str], str]
     known: Mapping[str, np.ndarray]
+
+    @property
+    def output(self) -> Tensor:
+        """The first result; most operators have no other."""
+        return self.outputs[0]
 
     def operand(self, position: int) -> Tensor:
         """An operand that has to be there."""

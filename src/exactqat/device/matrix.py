@@ -39,6 +39,10 @@ class FullyConnected(Weighted):
     version = 4
     wide_version = 7
     options = "FullyConnectedOptions"
+    mechanisms = {
+        **Weighted.mechanisms,
+        "delegates": "float32 or float64: XNNPACK multiplies by a float32 scale, LiteRT's own kernel in float64",
+    }
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         first, filter, bias = shapes
@@ -112,6 +116,7 @@ class BatchMatrixMultiply(DeviceOperator):
     """[..., rows, k] times [..., k, columns], leading axes broadcast; adj_x, adj_y: the last two axes stand swapped."""
 
     kind = "BATCH_MATMUL"
+    floats = True
     dtypes = ("int8", "int16")
     most_axes = 5
     attributes = {"adj_x": False, "adj_y": False}

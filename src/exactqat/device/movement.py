@@ -31,7 +31,8 @@ class Movement(DeviceOperator):
     """What moves lies on the grid of its operand."""
 
     same_quantization = True
-    dtypes = ("int8", "int16")
+    dtypes: ClassVar[tuple[str, ...]] = ("int8", "int16")
+    floats = True
     moves_codes = True
 
 
@@ -343,6 +344,7 @@ class PadV2(Movement):
 
     kind = "PADV2"
     moves_codes = False
+    floats = False
     most_axes = 5
     attributes = {"paddings": REQUIRED, "value": None}
     per_axis_attributes = {"paddings": (0, 0)}
@@ -482,7 +484,7 @@ class Blocks(Movement):
         small, large = sorted((source.shape, output.shape), key=lambda shape: shape[1])
         attributes = {"block_size": large[1] // small[1]}
         try:
-            fits = self.checked_shape([source.shape], attributes) == output.shape
+            fits = self.checked_shapes([source.shape], attributes) == (output.shape,)
         except Refusal:
             return None
         written = self.tflite_steps([source], output, attributes)

@@ -33,10 +33,18 @@ EXPONENT_BITS = 5
 class Row(DeviceOperator):
     """Along one axis, which a plan names `axis` and which comes last on the device."""
 
+    mechanisms = {
+        "optimized": "float32 or fixed point: LiteRT's optimized kernel sums exponentials in float32, the others have "
+        "them in fixed point",
+    }
+    floats = True
     version = 2
 
     def trailing(self, rank: int, attributes: Attributes) -> tuple[int, ...]:
         return (attributes["axis"],)
+
+    def real_attributes(self, inputs: Sequence[Tensor], attributes: Attributes) -> Attributes:
+        return {**attributes, "axis": len(inputs[0].shape) - 1}
 
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
         need(len(output.shape) >= 2, f"the operand must have an axis beside the batch, got {output.shape}")

@@ -19,9 +19,12 @@ import numpy as np
 from .attribute import REQUIRED
 from .file_forms import FileOperator, Unreadable
 from .profile import Profile
+from .real import FloatPrimitives, real_numbers
 from .tensor import INDICES, Quantization, Tensor
 
 Attributes = Mapping[str, Any]
+# The dtypes of real numbers, and of conditions.
+FLOAT, BOOL = "float32", "bool"
 Shape = tuple[int, ...]
 
 
@@ -112,10 +115,13 @@ class DeviceOperator:
         operands: smallest and largest number of operands (None: any number).
         same_quantization: the device moves or compares codes without rescaling them: the result is stored on the grid
             of its operands.
+        conditions: positions of the operands that are true or false.
         moves_codes: every code of the result is one of the operands' codes or the zero point, whatever the profile; so
             `real` says exactly what the device does, with any numbers in place of the codes.
         dtypes: what its activations can be stored in, all of them in the same: "int8", "int16".
         changes_dtype: the result may be stored in another of them than the operand.
+        floats: files may have it in float32 as well, between integers. It is computed there by `float_results`, and no
+            equality is claimed.
         fixed_grid: (scale, int8 zero point) of the result where the device fixes it, as for LOGISTIC; else None. In
             int16 all of them are 1 / 32768 and 0.
         spatial: the first operand lies as [batch, height, width, channels]; a plan names its `channel_axis`.
@@ -141,6 +147,8 @@ class DeviceOperator:
         order: positions in the file's list of operands, where it is not that of the graph's operands followed by
             `tflite_operands`.
         other_forms: kinds of the file's operators, in order, where the file says it in several.
+        mechanisms: properties of `Profile` -> how they make devices differ here, where `profile.MECHANISMS` does not
+            say it; with ":ties", where all results that differ lie half way between two codes.
     """
 
     kind: ClassVar[str]
@@ -149,6 +157,8 @@ class DeviceOperator:
     same_quantization: ClassVar[bool] = False
     dtypes: ClassVar[tuple[str, ...]] = ("int8",)
     changes_dtype: ClassVar[bool] = False
+    floats: ClassVar[bool] = False
+    conditions: ClassVar[tuple[int, ...]] = ()
     moves_codes: ClassVar[bool] = False
     adds: ClassVar[bool] = False
     fixed_grid: ClassVar[tuple[float, int] | None] = None
@@ -171,8 +181,17 @@ class DeviceOperator:
     purpose: ClassVar[str] = ""
     order: ClassVar[tuple[int, ...] | None] = None
     other_forms: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    mechanisms: ClassVar[Mapping[str, str]] = {}
 
     # --- what it is -------------------------------------------------------------------------------------------------
+
+    def shapes(self, shapes: Sequence[Shape], attributes: Attributes) -> tuple[Shape, ...]:
+        """Shapes of all results, of which most operators have one.
+
+        Raises:
+            Refusal: the operands do not fit.
+        """
+        return (self.shape(shapes, attributes),)
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         """Shape of the result on the device (batch 1) from those of all operands, constants included.
@@ -182,17 +201,17 @@ class DeviceOperator:
         """
         return tuple(shapes[0])
 
-    def checked_shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
-        """`shape`, of attributes and operands that were looked at.
+    def checked_shapes(self, shapes: Sequence[Shape], attributes: Attributes) -> tuple[Shape, ...]:
+        """`shapes`, of attributes and operands that were looked at.
 
         Raises:
             Refusal: the attributes are none, or the operands do not fit them.
         """
         self.check_attributes(attributes)
-        result = self.shape(shapes, attributes)
-        most = max(map(len, (*shapes, result)))
-        need(most <= self.most_axes, f"tensors have at most {self.most_axes} axes here, got {[*shapes, result]}")
-        return result
+        results = self.shapes(shapes, attributes)
+        most = max(map(len, (*shapes, *results)))
+        need(most <= self.most_axes, f"tensors have at most {self.most_axes} axes here, got {[*shapes, *results]}")
+        return results
 
     def dtype(self, attributes: Attributes, stored: str = "int8") -> str:
         """What the result is in: indices in the type asked for, all else in that of its grid."""
@@ -204,6 +223,8 @@ class DeviceOperator:
 
     def measured_as(self, inputs: Sequence[Tensor], output: Tensor) -> str:
         """Under which name it was compared with the runtimes: the kind, and the dtype if it is not int8."""
+        if any(tensor.dtype == FLOAT for tensor in inputs):
+            return f"{self.kind}:{FLOAT}"
         return f"{self.kind}:int16" if is_wide(inputs, output) else self.kind
 
     def check_attributes(self, attributes: Attributes) -> None:
@@ -280,6 +301,33 @@ class DeviceOperator:
         compute them under every profile of it. The base class serves what only moves or compares codes."""
         return self.integers(codes, inputs, output, attributes, profile)
 
+    def exact_steps(
+        self, codes: Sequence[np.ndarray], inputs: Sequence[Tensor], output: Tensor, attributes: Attributes
+    ) -> np.ndarray | None:
+        """The result in float64 steps of its grid from real 0, before it is rounded; None where nothing is declared.
+
+        It explains differences, and no code follows from it.
+        """
+        return None
+
+    def float_results(
+        self,
+        codes: Sequence[np.ndarray],
+        inputs: Sequence[Tensor],
+        output: Tensor,
+        attributes: Attributes,
+        profile: Profile,
+    ) -> np.ndarray:
+        """The result in float32; operands are in float32, weights also in integers with a scale."""
+        if self.moves_codes:
+            return self.integers(codes, inputs, output, attributes, profile)
+        operands = [real_numbers(code, tensor) for code, tensor in zip(codes, inputs, strict=True)]
+        return np.asarray(self.real(FloatPrimitives, operands, self.real_attributes(inputs, attributes)), np.float32)
+
+    def real_attributes(self, inputs: Sequence[Tensor], attributes: Attributes) -> Attributes:
+        """What `real` asks for, of operands whose axes are the device's."""
+        return attributes
+
     def results(
         self,
         codes: Sequence[np.ndarray],
@@ -288,9 +336,23 @@ class DeviceOperator:
         attributes: Attributes,
         profile: Profile,
     ) -> np.ndarray:
-        """`integers` or `wide_integers`, by what its activations are stored in."""
+        """`integers`, `wide_integers` or `float_results`, by what its activations are stored in."""
+        if in_float(inputs, output):
+            with np.errstate(all="ignore"):
+                return self.float_results(codes, inputs, output, attributes, profile)
         compute = self.wide_integers if is_wide(inputs, output) else self.integers
         return compute(codes, inputs, output, attributes, profile)
+
+    def all_results(
+        self,
+        codes: Sequence[np.ndarray],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        attributes: Attributes,
+        profile: Profile,
+    ) -> tuple[np.ndarray, ...]:
+        """`results` of an operator with any number of them."""
+        return (self.results(codes, inputs, outputs[0], attributes, profile),)
 
     # --- how it enters a graph ---------------------------------------------------------------------------------------
 
@@ -428,6 +490,11 @@ def is_wide(inputs: Sequence[Tensor], output: Tensor) -> bool:
     return output.dtype == "int16" or any(tensor.dtype == "int16" for tensor in inputs)
 
 
+def in_float(inputs: Sequence[Tensor], output: Tensor) -> bool:
+    """Whether an operand or the result is real numbers."""
+    return output.dtype == FLOAT or any(tensor.dtype == FLOAT for tensor in inputs)
+
+
 def in_int16() -> tuple[str, ...]:
     """Kinds of the operators that can be stored in int16."""
     return tuple(kind for kind, operator in OPERATORS.items() if "int16" in operator.dtypes)
@@ -441,6 +508,8 @@ def need(condition: bool, message: str) -> None:
 
 __all__ = [
     "ACTIVATIONS",
+    "BOOL",
+    "FLOAT",
     "OPERATORS",
     "PADDINGS",
     "REQUIRED",
@@ -456,6 +525,7 @@ __all__ = [
     "Tensor",
     "Unreadable",
     "are_steps",
+    "in_float",
     "in_int16",
     "is_wide",
     "need",

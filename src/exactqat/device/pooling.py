@@ -22,6 +22,7 @@ class Pool(DeviceOperator):
     attributes = {"filter_size": REQUIRED, "strides": REQUIRED, "padding": "VALID"}
     dtypes = ("int8", "int16")
     same_quantization = True
+    floats = True
     spatial = True
     per_window_attributes = {"filter_size": 1, "strides": 1}
     version = 2
@@ -69,6 +70,15 @@ class AveragePool2D(Pool):
         that are values like any other."""
         (x,) = operands
         return self.sums(primitives, x, attributes) / self.counts(primitives, x, attributes)
+
+    def float_results(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        sums, counts = (
+            sum(values for _, _, values in windows(x, output, attributes["filter_size"], attributes, 0))
+            for x in (codes[0], np.ones((1, *inputs[0].shape[1:3], 1), np.float32))
+        )
+        return np.asarray(sums / counts, np.float32)
 
     def real_on_grid(self, primitives: Any, operands: Sequence[Any], attributes: Attributes, grid: Any) -> Any:
         # Averages of small windows are often exactly between two codes, so another rounding would show. Sums of fewer
@@ -147,7 +157,7 @@ class MaxPool2D(Pool):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
-        lowest = np.iinfo(codes[0].dtype).min
+        lowest = -math.inf if codes[0].dtype.kind == "f" else np.iinfo(codes[0].dtype).min
         largest = np.full((codes[0].shape[0], *output.shape[1:]), lowest, codes[0].dtype)
         for _, _, values in windows(codes[0], output, attributes["filter_size"], attributes, lowest):
             np.maximum(largest, values, out=largest)

@@ -36,6 +36,8 @@ class Profile:
             in fixed point, as the convolutions do.
         fixed_point_functions: LOGISTIC and TANH of int8 are computed in fixed point; otherwise in floating point.
         sums_as_unsigned: SUM takes int8 codes for uint8 ones.
+        blocks_filled_with_code_zero: SPACE_TO_BATCH_ND pads with code 0; otherwise with real 0.
+        relu6_keeps_codes: RELU6 clips the operand's codes and does not bring them onto the grid of the result.
         multiplier_dtype: what quotients of scales are formed in, where the kernels differ.
         table_dtype: what the tables for SOFTMAX of int16 are made in.
         runtime: the distribution that proves it, a key of `deploy.runtimes.RUNTIMES`; "": none that runs on a computer,
@@ -57,6 +59,8 @@ class Profile:
     fully_connected_in_float64: bool = True
     fixed_point_functions: bool = False
     sums_as_unsigned: bool = False
+    blocks_filled_with_code_zero: bool = False
+    relu6_keeps_codes: bool = False
     multiplier_dtype: type[np.floating] = np.float32
     table_dtype: type[np.floating] = np.float64
     runtime: str = ""
@@ -70,6 +74,28 @@ class Profile:
         """Whether a processor, as `platform.machine` calls it, runs it without emulation."""
         return bool(self.runtime) and (not self.machines or machine.lower() in self.machines)
 
+
+# The properties by which devices part, and what each does to results, where the operator has no words of its own.
+MECHANISMS: Mapping[str, str] = MappingProxyType(
+    {
+        "fuses_multiply_add": "fused multiply-add: product and sum are rounded once on ARM, each of them on x86",
+        "rounds_products_half_up": "half up or to even: XNNPACK multiplies by an integer and rounds halves up on ARM; "
+        "on x86 it multiplies in float32 and rounds halves to even",
+        "vectors_of_eight": "vectors: eight values at a time round halves up, those that fill no vector away from zero",
+        "fully_connected_in_float64": "two roundings: TFLite-Micro multiplies by a 31-bit integer and shifts, and "
+        "rounds each time; LiteRT's own kernel multiplies in float64 and rounds once",
+        "fixed_point_functions": "a function in fixed point: TFLite-Micro computes it by integers, LiteRT with real "
+        "numbers",
+        "sums_as_unsigned": "a defect: LiteRT's reference kernel takes the int8 codes for uint8 ones",
+        "blocks_filled_with_code_zero": "a defect: TFLite-Micro pads with code 0, which is real 0 only where the zero "
+        "point is 0",
+        "relu6_keeps_codes": "a defect: TFLite-Micro clips the operand's codes and takes them for the result's",
+        "multiplier_dtype": "another multiplier: TFLite-Micro divides scales in float64, LiteRT in float32",
+        "table_dtype": "another table: TFLite-Micro makes it in float32, LiteRT in float64",
+        "optimized": "another built-in kernel: LiteRT's optimized one and its reference compute it differently",
+        "delegates": "a delegate's own kernel: XNNPACK computes it by other arithmetic than the built-in kernels",
+    }
+)
 
 _PROFILES: dict[str, Profile] = {}
 # By name, in order of declaration.
@@ -166,6 +192,8 @@ MICRO = declare(
         description="TFLite-Micro's reference kernels, and CMSIS-NN",
         fully_connected_in_float64=False,
         fixed_point_functions=True,
+        blocks_filled_with_code_zero=True,
+        relu6_keeps_codes=True,
         multiplier_dtype=np.float64,
         table_dtype=np.float32,
         runtime="tflite-micro",
@@ -180,6 +208,7 @@ __all__ = [
     "ARM64",
     "DEFAULT_KERNELS",
     "DEFAULT_PROFILE",
+    "MECHANISMS",
     "MICRO",
     "PROFILES",
     "REFERENCE",

@@ -8,10 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors, centered, finish, fixed_point, multiply_fixed_point, scale_of
+from .arithmetic import (
+    Arrays,
+    Tensors,
+    centered,
+    finish,
+    fixed_point,
+    multiply_fixed_point,
+    round_half_away,
+    scale_of,
+    zero_point_of,
+)
 from .operator import Attributes, DeviceOperator, ScaleLimits, need, register
 from .profile import REFERENCE, Profile
-from .tensor import Tensor
+from .tensor import Tensor, code_range
 
 
 def _exponents(given: str, result: str) -> tuple[int, int]:
@@ -23,7 +33,7 @@ def _exponents(given: str, result: str) -> tuple[int, int]:
 
 @register
 class Quantize(DeviceOperator):
-    """The same real numbers on another grid, of the same dtype or another one."""
+    """The same real numbers on another grid, of the same dtype or another one; in others' files also of float32."""
 
     kind = "QUANTIZE"
     pointwise = True
@@ -31,6 +41,13 @@ class Quantize(DeviceOperator):
     options = "QuantizeOptions"
     dtypes = ("int8", "int16")
     changes_dtype = True
+    floats = True
+    mechanisms = {
+        "delegates": "a delegate's own kernel: XNNPACK's multiplier has eight fractional bits, that of the built-in "
+        "kernels 31",
+        "optimized": "half to even or away from zero: LiteRT's default kernels multiply by the reciprocal of the scale "
+        "and take the even code, the others divide and round away from zero",
+    }
 
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
         low, high = _exponents(*dtypes)
@@ -60,6 +77,17 @@ class Quantize(DeviceOperator):
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return self.integers(codes, inputs, output, attributes, REFERENCE)
+
+    def float_results(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        x, scale = codes[0].astype(np.float32), scale_of(output)
+        lowest, highest = code_range(output)
+        if profile.optimized:
+            steps = np.rint(np.clip(x * (np.float32(1) / scale), -(2.0**24), 2.0**24))
+        else:
+            steps = np.clip(round_half_away(x / scale), -(2.0**24), 2.0**24)
+        return np.clip(np.nan_to_num(steps) + zero_point_of(output), lowest, highest).astype(output.dtype)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         writer.result(operator, output, writer.operands(operator)[0])

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors
+from .arithmetic import Arrays, Tensors, zero_point_of
 from .movement import Movement, Reshape
 from .operator import REQUIRED, Attributes, FileOperator, Shape, Unreadable, need, register
 from .profile import Profile
@@ -234,3 +235,306 @@ class Slice(Movement):
         constants = [writer.constant(f"{output.name}/{name}", np.array(value)) for name, value in values.items()]
         operands = [*writer.operands(operator), *constants]
         writer.result(operator, output, writer.node("Slice", operands, f"{output.name}/computed"))
+
+
+# Of a file's operator; more than any network has, and few enough to list.
+MOST_PARTS = 4096
+
+
+class Parts(Movement):
+    """The tensor in several pieces along an axis, each a result."""
+
+    def ranges(self, shape: Shape, attributes: Attributes) -> list[tuple[int, int]]:
+        """Where each piece begins and ends along `axis`."""
+        raise NotImplementedError
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        return self.shapes(shapes, attributes)[0]
+
+    def shapes(self, shapes: Sequence[Shape], attributes: Attributes) -> tuple[Shape, ...]:
+        (first,), axis = shapes, attributes["axis"]
+        need(1 <= axis < len(first), f"axis must be in 1..{len(first) - 1}, got {axis}")
+        ranges = self.ranges(first, attributes)
+        return tuple((*first[:axis], end - begin, *first[axis + 1 :]) for begin, end in ranges)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        return self.all_results(codes, inputs, [output], attributes, profile)[0]
+
+    def all_results(
+        self, codes: Arrays, inputs: Tensors, outputs: Tensors, attributes: Attributes, profile: Profile
+    ) -> tuple[np.ndarray, ...]:
+        axis = attributes["axis"]
+        ranges = self.ranges(inputs[0].shape, attributes)
+        return tuple(codes[0].take(np.arange(begin, end), axis) for begin, end in ranges)
+
+
+@register
+class Split(Parts):
+    """`count` equal pieces along `axis`."""
+
+    kind = "SPLIT"
+    attributes = {"count": REQUIRED, "axis": REQUIRED}
+    version = 2
+    wide_version = 4
+    options = "SplitOptions"
+    order = (1, 0)
+    purpose = PURPOSE.format("STRIDED_SLICE")
+
+    def ranges(self, shape: Shape, attributes: Attributes) -> list[tuple[int, int]]:
+        count, whole = attributes["count"], shape[attributes["axis"]]
+        need(1 <= count <= MOST_PARTS and whole % count == 0, f"count must divide {whole}, got {count}")
+        size = whole // count
+        return [(begin, begin + size) for begin in range(0, whole, size)]
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"numSplits": attributes["count"]}
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("axis", np.array(attributes["axis"], np.int32)),)
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"count": read.option("numSplits"), "axis": single_axis(read, 1)}
+
+
+@register
+class SplitV(Parts):
+    """Pieces of `sizes` along `axis`."""
+
+    kind = "SPLIT_V"
+    attributes = {"sizes": REQUIRED, "axis": REQUIRED}
+    version = 2
+    options = "SplitVOptions"
+    purpose = PURPOSE.format("STRIDED_SLICE")
+
+    def ranges(self, shape: Shape, attributes: Attributes) -> list[tuple[int, int]]:
+        sizes, whole = attributes["sizes"], shape[attributes["axis"]]
+        fits = 0 < len(sizes) <= MOST_PARTS and min(sizes) >= 1 and sum(sizes) == whole
+        need(fits, f"sizes must be positive and add up to {whole}, got {sizes}")
+        ends = [sum(sizes[: position + 1]) for position in range(len(sizes))]
+        return list(zip([0, *ends], ends, strict=False))
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"numSplits": len(attributes["sizes"])}
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return ("sizes", list(attributes["sizes"])), ("axis", np.array(attributes["axis"], np.int32))
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        axis = single_axis(read, 2)
+        return {"sizes": whole_sizes(read.integers(1), read.operand(0).shape[axis]), "axis": axis}
+
+
+@register
+class Unpack(Parts):
+    """Every entry of `axis`, which the results do not have."""
+
+    kind = "UNPACK"
+    attributes = {"axis": REQUIRED}
+    moves_axes = True
+    version = 2
+    wide_version = 4
+    options = "UnpackOptions"
+    purpose = PURPOSE.format("STRIDED_SLICE and RESHAPE")
+
+    def ranges(self, shape: Shape, attributes: Attributes) -> list[tuple[int, int]]:
+        whole = shape[attributes["axis"]]
+        need(whole <= MOST_PARTS, f"at most {MOST_PARTS} results are supported, got {whole}")
+        return [(entry, entry + 1) for entry in range(whole)]
+
+    def shapes(self, shapes: Sequence[Shape], attributes: Attributes) -> tuple[Shape, ...]:
+        axis = attributes["axis"]
+        return tuple((*shape[:axis], *shape[axis + 1 :]) for shape in super().shapes(shapes, attributes))
+
+    def all_results(
+        self, codes: Arrays, inputs: Tensors, outputs: Tensors, attributes: Attributes, profile: Profile
+    ) -> tuple[np.ndarray, ...]:
+        axis = attributes["axis"]
+        return tuple(codes[0].take(entry, axis) for entry in range(inputs[0].shape[axis]))
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"num": inputs[0].shape[attributes["axis"]], "axis": attributes["axis"]}
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"axis": read.axis(read.option("axis") or 0)}
+
+
+def single_axis(read: FileOperator, position: int) -> int:
+    """An axis that is an operand."""
+    axes = read.axes(position)
+    if len(axes) != 1:
+        raise Unreadable(f"operand {position} must be one axis, got {len(axes)}")
+    return axes[0]
+
+
+def whole_sizes(sizes: Shape, whole: int) -> Shape:
+    """The sizes, with what is left in place of a -1."""
+    if sizes.count(-1) > 1:
+        raise Unreadable(f"at most one size may be left open, got {list(sizes)}")
+    left = whole - sum(size for size in sizes if size != -1)
+    return tuple(left if size == -1 else size for size in sizes)
+
+
+@register
+class SpaceToBatch(Movement):
+    """Every block of places becomes rows of the example: `block_shape` over the axes beside the batch, which `paddings`
+    lengthen by real 0. The files of dilated convolutions have it."""
+
+    kind = "SPACE_TO_BATCH_ND"
+    attributes = {"block_shape": REQUIRED, "paddings": REQUIRED}
+    moves_axes = True
+    moves_codes = False  # what it pads with depends on the device
+    version = 2
+    wide_version = 4
+    options = "SpaceToBatchNDOptions"
+    most_axes = 4
+    any_batch = False
+    purpose = PURPOSE.format("dilations")
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,), blocks, paddings = shapes, attributes["block_shape"], attributes["paddings"]
+        need_blocks(first, blocks, paddings)
+        sizes = [size + sum(pair) for size, pair in zip(first[1:], paddings, strict=False)]
+        fits = all(size % block == 0 for size, block in zip(sizes, blocks, strict=True))
+        need(fits, f"block_shape {blocks} must divide {sizes}")
+        shorter = [size // block for size, block in zip(sizes, blocks, strict=True)]
+        return (first[0] * math.prod(blocks), *shorter, *first[1 + len(blocks) :])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        blocks, count = attributes["block_shape"], len(attributes["block_shape"])
+        pads = [(0, 0), *attributes["paddings"], *[(0, 0)] * (codes[0].ndim - 1 - count)]
+        fill = 0 if profile.blocks_filled_with_code_zero else zero_point_of(output)
+        x = np.pad(codes[0], pads, constant_values=fill)
+        rest = x.shape[1 + count :]
+        parts = [part for size, block in zip(x.shape[1:], blocks, strict=False) for part in (size // block, block)]
+        # [example, row, place, place in its block, ..., rest]: the places in blocks come before the rows.
+        x = x.reshape(-1, inputs[0].shape[0], *parts, *rest)
+        inner, outer = range(3, 3 + 2 * count, 2), range(2, 2 + 2 * count, 2)
+        x = x.transpose(0, *inner, 1, *outer, *range(2 + 2 * count, x.ndim))
+        return np.ascontiguousarray(x).reshape(-1, *output.shape[1:])
+
+    def float_results(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        return self.integers(codes, inputs, output, attributes, profile)
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return ("block_shape", list(attributes["block_shape"])), ("paddings", attributes["paddings"])
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"block_shape": read.integers(1), "paddings": read.pairs(2)}
+
+
+@register
+class BatchToSpace(Movement):
+    """The inverse of SPACE_TO_BATCH_ND; `crops` are cut off the axes that become longer."""
+
+    kind = "BATCH_TO_SPACE_ND"
+    attributes = {"block_shape": REQUIRED, "crops": REQUIRED}
+    moves_axes = True
+    version = 2
+    wide_version = 4
+    options = "BatchToSpaceNDOptions"
+    most_axes = 4
+    any_batch = False
+    purpose = PURPOSE.format("dilations")
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,), blocks, crops = shapes, attributes["block_shape"], attributes["crops"]
+        need_blocks(first, blocks, crops)
+        whole = math.prod(blocks)
+        need(first[0] % whole == 0, f"block_shape {blocks} must divide the {first[0]} rows of {first}")
+        sizes = [size * block - sum(pair) for size, block, pair in zip(first[1:], blocks, crops, strict=False)]
+        need(min(sizes) >= 1, f"crops {crops} leave nothing of {first}")
+        return (first[0] // whole, *sizes, *first[1 + len(blocks) :])
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        x, blocks, count = codes[0], attributes["block_shape"], len(attributes["block_shape"])
+        sizes, rest = x.shape[1 : 1 + count], x.shape[1 + count :]
+        x = x.reshape(-1, *blocks, output.shape[0], *sizes, *rest)
+        order = [place for axis in range(count) for place in (2 + count + axis, 1 + axis)]
+        x = x.transpose(0, 1 + count, *order, *range(2 + 2 * count, x.ndim))
+        longer = [size * block for size, block in zip(sizes, blocks, strict=True)]
+        x = x.reshape(-1, *longer, *rest)
+        kept = [slice(before, size - after) for size, (before, after) in zip(longer, attributes["crops"], strict=True)]
+        return np.ascontiguousarray(x[(slice(None), *kept)])
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return ("block_shape", list(attributes["block_shape"])), ("crops", attributes["crops"])
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"block_shape": read.integers(1), "crops": read.pairs(2)}
+
+
+def need_blocks(shape: Shape, blocks: Sequence[int], pairs: Sequence[Sequence[int]]) -> None:
+    """Refuses blocks that do not fit the axes beside the batch."""
+    fits = 0 < len(blocks) < len(shape) and min(blocks) >= 1 and len(pairs) == len(blocks)
+    fits = fits and all(len(pair) == 2 and min(pair) >= 0 for pair in pairs) and math.prod(blocks) <= MOST_PARTS
+    need(fits, f"block_shape and its pairs must have one entry for each of the first axes of {shape}, of at most "
+               f"{MOST_PARTS} together, got {blocks}, {pairs}")  # fmt: skip
+
+
+@register
+class Reverse(Movement):
+    """The other way round along `axes`."""
+
+    kind = "REVERSE_V2"
+    attributes = {"axes": REQUIRED}
+    version = 1
+    options = "ReverseV2Options"
+    purpose = PURPOSE.format("GATHER")
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,), axes = shapes, attributes["axes"]
+        fits = len(set(axes)) == len(axes) > 0 and all(1 <= axis < len(first) for axis in axes)
+        need(fits, f"axes must be different ones in 1..{len(first) - 1}, got {axes}")
+        return tuple(first)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        return np.flip(codes[0], tuple(attributes["axes"])).copy()
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("axes", list(attributes["axes"])),)
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"axes": read.axes(1)}
+
+
+@register
+class BroadcastTo(Movement):
+    """Axes of size 1 repeated up to `new_shape`, whose batch is the operand's."""
+
+    kind = "BROADCAST_TO"
+    attributes = {"new_shape": REQUIRED}
+    version = 2
+    wide_version = 3
+    options = "BroadcastToOptions"
+    any_batch = False
+    purpose = PURPOSE.format("CONCATENATION")
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,), wanted = shapes, tuple(attributes["new_shape"])
+        fits = len(wanted) == len(first) and wanted[0] == first[0]
+        fits = fits and all(size in (1, whole) for size, whole in zip(first, wanted, strict=False))
+        need(
+            fits and min(wanted) >= 1, f"new_shape must repeat axes of size 1 of {first} beside the batch, got {wanted}"
+        )
+        return wanted
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        return np.broadcast_to(codes[0], (codes[0].shape[0], *attributes["new_shape"][1:])).copy()
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("new_shape", list(attributes["new_shape"])),)
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"new_shape": read.integers(1)}

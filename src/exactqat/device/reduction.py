@@ -33,6 +33,10 @@ class Reduction(DeviceOperator):
     version = 2
     options = "ReducerOptions"
     onnx_kind: ClassVar[str]
+    mechanisms = {
+        "delegates": "a delegate's own kernel: XNNPACK multiplies the float32 sum of the codes and rounds to even; the "
+        "built-in kernels take the count into a 31-bit multiplier, whose remainder is cut off",
+    }
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         (first,) = shapes
@@ -98,6 +102,7 @@ class Mean(Reduction):
     """The average."""
 
     kind = "MEAN"
+    floats = True
     dtypes = ("int8", "int16")
     wide_version = 3
     onnx_kind = "ReduceMean"
@@ -131,6 +136,7 @@ class Sum(Reduction):
     """The sum."""
 
     kind = "SUM"
+    floats = True
     purpose = "graphs built by hand: a plan makes a mean of it, as LiteRT's reference kernel is of no use"
     onnx_kind = "ReduceSum"
 
@@ -161,6 +167,7 @@ class ReduceExtreme(Reduction):
     same_quantization = True
     dtypes = ("int8", "int16")
     wide_version = 3
+    floats = True
     moves_codes = True
 
 
@@ -201,6 +208,7 @@ class ArgMax(DeviceOperator):
     """The index of the first largest value along `axis`, which is left out of the result."""
 
     kind = "ARG_MAX"
+    floats = True
     attributes = {"axis": REQUIRED, "output_type": "int64"}
     axis_attributes = ("axis",)
     version = 2
@@ -233,6 +241,11 @@ class ArgMax(DeviceOperator):
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.argmax(operands[0], attributes["axis"])
+
+    def float_results(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        return self.integers(codes, inputs, output, attributes, profile)
 
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile

@@ -78,7 +78,7 @@ class Tensor:
 
     shape: channels last, the batch first; of an activation the batch's axis holds the number of rows that one example
     takes, 1 unless the network folds other axes into the batch. dtype: "int8" or "int16", as the quantization says;
-    "int32" or "int64" for indices and biases.
+    "int32" or "int64" for indices and biases, "float32" for real numbers in others' files.
     """
 
     name: str

@@ -13,7 +13,9 @@ import numpy as np
 from .arithmetic import (
     Arrays,
     Tensors,
+    activate,
     bounds,
+    centered,
     fixed_point,
     multiply_fixed_point,
     multiply_wide,
@@ -22,9 +24,10 @@ from .arithmetic import (
     zero_point_of,
 )
 from .blocks import blocks, repeated, rows_of_block, scratch, share, threads
-from .operator import Attributes, DeviceOperator, FileOperator, ScaleLimits, Unreadable, need
+from .operator import FLOAT, Attributes, DeviceOperator, FileOperator, ScaleLimits, Unreadable, need
 from .profile import Profile
-from .tensor import INT8_MIN, Quantization, Tensor, code_range
+from .real import FloatPrimitives, real_numbers
+from .tensor import INDICES, INT8_MIN, Quantization, Tensor, code_range
 
 # What filters that hold -128 are measured as.
 FULL_RANGE = "full_range"
@@ -34,7 +37,7 @@ LARGEST_BIAS = {"int32": 2**31 - 1, "int64": 2**47}
 
 def bias_dtype(input: Tensor) -> str:
     """What the bias is stored in, by what the input is."""
-    return "int64" if input.dtype == "int16" else "int32"
+    return {"int16": "int64", FLOAT: FLOAT}.get(input.dtype, "int32")
 
 
 class Weighted(DeviceOperator):
@@ -50,8 +53,15 @@ class Weighted(DeviceOperator):
 
     operands = (3, 3)
     dtypes = ("int8", "int16")
+    floats = True
     weights = (1, 2)
     filter_axis: ClassVar[int] = 0
+    mechanisms = {
+        "delegates": "two roundings: XNNPACK multiplies the sum by a float32 scale and rounds once; the built-in "
+        "kernels multiply by a 31-bit integer and shift, and round each time",
+        "delegates:ties": "half to even or away from zero: the results lie exactly half way between two codes, where "
+        "XNNPACK takes the even one and the built-in kernels the one away from zero",
+    }
 
     def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
         """filter: int8 codes in the shape of the operator's filter; filter_scale: [1] or [channels]; bias: integers
@@ -99,6 +109,8 @@ class Weighted(DeviceOperator):
         if not self.filter_axis < len(filter.shape):
             raise Unreadable(f"the filter's shape is {filter.shape}")
         codes = np.zeros(filter.shape[self.filter_axis], bias_dtype(input))
+        if input.dtype == FLOAT:
+            return input, filter, Tensor(f"{read.output.name}/bias", codes.shape, FLOAT, INDICES, codes)
         axis = None if filter.quantization.axis is None else 0
         scale = input.quantization.scale[0] * filter.quantization.scale
         grid = Quantization(scale, np.zeros(1), axis)
@@ -106,7 +118,8 @@ class Weighted(DeviceOperator):
 
     def measured_as(self, inputs: Tensors, output: Tensor) -> str:
         name, filter = super().measured_as(inputs, output), inputs[1].data
-        return f"{name}:{FULL_RANGE}" if filter is not None and np.any(filter == INT8_MIN) else name
+        full = inputs[0].dtype != FLOAT and filter is not None and np.any(filter == INT8_MIN)
+        return f"{name}:{FULL_RANGE}" if full else name
 
     def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
         return math.prod(output.shape[:-1]) * math.prod(inputs[1].shape)
@@ -140,6 +153,18 @@ class Weighted(DeviceOperator):
         bits, word = (31, "int32") if input.dtype == "int8" else (47, "48-bit")
         fits = int(bound.max()) < 2**bits
         need(fits, f"the {word} accumulator can overflow; the bias or the filter is too large")
+
+    def exact_steps(self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes) -> np.ndarray | None:
+        x = centered(codes[0], inputs[0]).astype(np.float64)
+        sums = self.wide_sums(x, codes[1].astype(np.float64), output, attributes) + codes[2]
+        return np.asarray(sums * real_multiplier(inputs, output))
+
+    def float_results(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        x, filter, bias = (real_numbers(code, tensor) for code, tensor in zip(codes, inputs, strict=True))
+        sums = self.wide_sums(x.astype(np.float64), filter.astype(np.float64), output, attributes)
+        return np.asarray(activate(FloatPrimitives, sums + bias, attributes), np.float32)
 
     def wide_integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile

@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 LINE = 64
 
 
-def lifetimes(steps: Sequence[tuple[Sequence[str], str]], kept: Sequence[str]) -> dict[str, tuple[int, int]]:
+def lifetimes(steps: Sequence[tuple[Sequence[str], Sequence[str]]], kept: Sequence[str]) -> dict[str, tuple[int, int]]:
     """First and last step in which a tensor is needed: written, and read for the last time.
 
-    steps: names of the operands and of the result of each. kept: read after the last step.
+    steps: names of the operands and of the results of each. kept: read after the last step.
     """
     alive: dict[str, tuple[int, int]] = {}
-    for number, (operands, result) in enumerate(steps):
+    for number, (operands, results) in enumerate(steps):
         for name in operands:
             if name in alive:
                 alive[name] = (alive[name][0], number)
-        alive[result] = (number, number)
+        alive |= dict.fromkeys(results, (number, number))
     return {name: (first, len(steps) if name in kept else last) for name, (first, last) in alive.items()}
 
 

@@ -123,7 +123,7 @@ class Compiled:
         }
         form = self._form(number) if len(counts) == 1 and -1 not in counts else ()
         if not form:
-            return self._by_declaration(number, codes)
+            return self._by_declaration(number, codes)[step.outputs.index(result)]
         arrays = [np.ascontiguousarray(array) for array in arrays]
         (examples,) = counts
         arrays.append(np.empty(self._shape(result, examples), self._tensors[result].dtype))
@@ -201,7 +201,9 @@ class Compiled:
         if number not in self._forms:
             step = self._steps[number]
             inputs, output = [self._tensors[name] for name in step.inputs], self._tensors[step.outputs[0]]
-            self._forms[number] = make(OPERATORS[step.kind], inputs, output, step.attributes, self.profile)
+            one = len(step.outputs) == 1
+            form = make(OPERATORS[step.kind], inputs, output, step.attributes, self.profile) if one else ()
+            self._forms[number] = form
         return self._forms[number]
 
     def _take_over(self, like: Compiled) -> None:
@@ -236,7 +238,9 @@ class Compiled:
                 for plan, addresses in bound.plans:
                     plan(*addresses)
             else:
-                program.views[self._steps[bound.step].outputs[0]][...] = self._by_declaration(bound.step, program.views)
+                names = self._steps[bound.step].outputs
+                for name, codes in zip(names, self._by_declaration(bound.step, program.views), strict=True):
+                    program.views[name][...] = codes
         for name, result in results.items():
             if name not in given:
                 rows = self._tensors[name].shape[0]
@@ -245,19 +249,20 @@ class Compiled:
             self._programs.pop(next(iter(self._programs), key), None)
         self._programs[key] = program
 
-    def _by_declaration(self, number: int, known: Mapping[str, np.ndarray]) -> np.ndarray:
+    def _by_declaration(self, number: int, known: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+        """All results of an operator."""
         step = self._steps[number]
-        inputs, output = [self._tensors[name] for name in step.inputs], self._tensors[step.outputs[0]]
+        inputs, outputs = ([self._tensors[name] for name in names] for names in (step.inputs, step.outputs))
         codes = [known[tensor.name] if tensor.data is None else tensor.data for tensor in inputs]
         with one_thread_for_blas():
-            return by_declaration(OPERATORS[step.kind], codes, inputs, output, step.attributes, self.profile)
+            return by_declaration(OPERATORS[step.kind], codes, inputs, outputs, step.attributes, self.profile)
 
     def _bound(self, steps: tuple[int, ...], given: tuple[str, ...], wanted: tuple[str, ...], count: int) -> _Program:
         """Operators at places in one block of memory, for so many examples."""
         read = {name for number in steps for name in self._steps[number].inputs}
         used = [name for name in given if name in read]
-        listed: list[tuple[Sequence[str], str]] = [((), name) for name in used]
-        listed += [(self._steps[number].inputs, self._steps[number].outputs[0]) for number in steps]
+        listed: list[tuple[Sequence[str], Sequence[str]]] = [((), (name,)) for name in used]
+        listed += [(self._steps[number].inputs, self._steps[number].outputs) for number in steps]
         alive = lifetimes(listed, wanted)
         shapes = {name: self._shape(name, count) for name in alive}
         sizes = {

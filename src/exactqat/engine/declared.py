@@ -19,19 +19,19 @@ def by_declaration(
     declaration: DeviceOperator,
     codes: Sequence[np.ndarray],
     inputs: Sequence[Tensor],
-    output: Tensor,
+    outputs: Sequence[Tensor],
     attributes: Attributes,
     profile: Profile,
-) -> np.ndarray:
-    """Codes of an operator's result as its declaration computes them, or looks them up."""
+) -> tuple[np.ndarray, ...]:
+    """Codes of an operator's results as its declaration computes them, or looks them up."""
 
     def compute(operands: Sequence[np.ndarray]) -> np.ndarray:
-        return declaration.results(operands, inputs, output, attributes, profile)
+        return declaration.results(operands, inputs, outputs[0], attributes, profile)
 
-    int8 = output.dtype == "int8" and all(code.dtype == np.int8 for code in codes)
+    int8 = outputs[0].dtype == "int8" and all(code.dtype == np.int8 for code in codes)
     if declaration.pointwise and int8 and max(code.size for code in codes) > PAYS * 256 ** len(codes):
-        return from_table(compute, codes)
-    return compute(codes)
+        return (from_table(compute, codes),)
+    return declaration.all_results(codes, inputs, outputs, attributes, profile)
 
 
 def from_table(compute: Callable[[Sequence[np.ndarray]], np.ndarray], codes: Sequence[np.ndarray]) -> np.ndarray:

@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import cpu
 from ..device import Refusal, Tensor
-from ..device.operator import Attributes, DeviceOperator
+from ..device.operator import Attributes, DeviceOperator, in_float
 from ..device.profile import Profile
 from ..device.tensor import CODE_RANGES
 
@@ -92,7 +92,7 @@ def make(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form:
     """The calls that compute an operator; none where its declaration has to do it."""
-    if not has_kernels(cpu.kernels):
+    if not has_kernels(cpu.kernels) or in_float(inputs, output):
         return ()
     try:  # sums fit into 32 bits, shifts into a word
         declaration.check(inputs, output, attributes)

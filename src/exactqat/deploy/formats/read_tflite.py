@@ -31,8 +31,8 @@ from ...device.file_forms import (
     FileOperator,
     Unreadable,
 )
-from ...device.operator import Refusal
-from ...device.tensor import CODE_RANGES, INDICES, Quantization, Tensor
+from ...device.operator import BOOL, FLOAT, Refusal, in_float
+from ...device.tensor import CODE_RANGES, INDICES, Quantization, Tensor, dequantize
 from ...display import listed, shortened
 from ..graph import Graph, Operator, check_operator
 from ..signature import METADATA, Port, Signature
@@ -45,7 +45,7 @@ MOST_READS = 8
 # Likewise its constants, by all operators together.
 MOST_LOOKS = 64
 # What a graph's tensors may be of.
-DTYPES = (*CODE_RANGES, "int32", "int64")
+DTYPES = (*CODE_RANGES, "int32", "int64", FLOAT, BOOL)
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,13 @@ class TfliteFile:
     positions: Mapping[str, int]
     words: Mapping[str, int]
     description: str
+
+
+def to_file(graph: Graph, codes: np.ndarray, end: FileEnd) -> np.ndarray:
+    """What the file takes for codes: on a grid's points, every rounding gives the code again."""
+    if end.dtype == FLOAT and codes.dtype != np.float32:
+        return dequantize(codes, graph.tensors[end.tensor].quantization)
+    return (codes.astype(np.int16) + 128).astype(np.uint8) if end.dtype == "uint8" else codes
 
 
 def read_tflite(path: str | os.PathLike[str]) -> Graph:
@@ -288,7 +295,7 @@ class _Reader:
         found = entry.Quantization()
         scale = self.numbers(found, "Scale") if found is not None else np.zeros(0)
         zero_point = self.numbers(found, "ZeroPoint") if found is not None else np.zeros(0)
-        if dtype not in (*DTYPES, "uint8") or not scale.size:
+        if dtype in (FLOAT, BOOL) or dtype not in (*DTYPES, "uint8") or not scale.size:
             if dtype in CODE_RANGES:
                 self.problems.add(f"{dtype} without a scale", name)
             return INDICES
@@ -318,11 +325,9 @@ class _Reader:
             word = f"the custom operator {shortened(self.text(code.CustomCode()))}"
         given = [int(at) for at in self.numbers(entry, "Inputs")]
         inputs = [None if at == -1 else self.at(at) for at in given]
-        outputs = [self.at(int(at)) for at in self.numbers(entry, "Outputs")]
+        outputs = tuple(self.at(int(at)) for at in self.numbers(entry, "Outputs"))
         if not outputs:
             raise Refusal(f"it is damaged: {word} has no result")
-        if len(outputs) > 1:
-            self.problems.add(f"{word} with {len(outputs)} results", outputs[0].name)
         option, meaning = self.options(entry)
         declaration = OPERATORS.get(word)
         if declaration is not None and declaration.order is not None:
@@ -330,7 +335,7 @@ class _Reader:
             inputs += [None] * (len(declaration.order) - len(inputs))
             places = {position: tensor for position, tensor in zip(declaration.order, inputs, strict=False)}
             inputs = [places[position] for position in sorted(places)]
-        return word, FileOperator(tuple(inputs), outputs[0], option, meaning, self.known)
+        return word, FileOperator(tuple(inputs), outputs, option, meaning, self.known)
 
     def options(self, entry: Any) -> tuple[Callable[[str], Any], Callable[[str, str], str]]:
         """How an operator's options are read: fields, and names of enumerations' values."""
@@ -405,7 +410,7 @@ class _Reader:
         tensor = self.used[end.tensor]
         if tensor.dtype not in DTYPES:
             self.problems.add(f"an {side} in {tensor.dtype}", end.name)
-        elif side == "input" and tensor.dtype not in CODE_RANGES:
+        elif side == "input" and tensor.dtype not in (*CODE_RANGES, FLOAT):
             self.problems.add(f"an input in {tensor.dtype}, which is no quantized type", end.name)
         if not tensor.shape:
             self.problems.add(f"an {side} without axes", end.name)
@@ -470,9 +475,9 @@ class _Reader:
                 steps = self.chain(number, form)
                 found = declaration.read_steps(steps) if steps else None
                 if found is not None:
-                    return len(form), self.checked(declaration.kind, *found, steps[-1].output)
+                    return len(form), self.checked(declaration.kind, *found, steps[-1].outputs)
         word, step = self.steps[number]
-        for tensor in (*step.inputs, step.output):
+        for tensor in (*step.inputs, *step.outputs):
             if tensor is not None and tensor.dtype not in DTYPES:
                 raise Unreadable(f"{word} in {tensor.dtype}")
             if tensor is not None and tensor.name in self.variables:
@@ -480,6 +485,9 @@ class _Reader:
         if word not in OPERATORS:
             raise Unreadable(word if " " in word else f"the operator {word}")
         declaration = OPERATORS[word]
+        present = [tensor for tensor in step.inputs if tensor is not None]
+        if in_float(present, step.output) and not declaration.floats and word not in OFF_A_GRID:
+            raise Unreadable(f"{word} in {FLOAT}")
         computed = any(
             tensor is not None and tensor.data is None and tensor.name in self.known for tensor in step.inputs
         )
@@ -493,7 +501,7 @@ class _Reader:
         except (TypeError, ValueError, OverflowError) as error:
             raise Unreadable(f"{word}: {error}") from None
         defaults = {name: declaration.attributes[name] for name, value in attributes.items() if value is None}
-        return 1, self.checked(word, operands, {**attributes, **defaults}, step.output)
+        return 1, self.checked(word, operands, {**attributes, **defaults}, step.outputs)
 
     def chain(self, number: int, form: Sequence[str]) -> list[FileOperator]:
         """The next operators, if their names are these and each reads the one before, which nothing else does."""
@@ -502,11 +510,13 @@ class _Reader:
             return []
         for (_, before), (_, after) in zip(steps, steps[1:], strict=False):
             reads = any(tensor is before.output for tensor in after.inputs)
-            if not reads or self.readers[before.output.name] != 1:
+            if not reads or self.readers[before.output.name] != 1 or len(before.outputs) > 1:
                 return []
         return [step for _, step in steps]
 
-    def checked(self, word: str, operands: Sequence[Tensor], attributes: Mapping[str, Any], output: Tensor) -> Operator:
+    def checked(
+        self, word: str, operands: Sequence[Tensor], attributes: Mapping[str, Any], outputs: Sequence[Tensor]
+    ) -> Operator:
         """The graph's operator, once its declaration takes it."""
         declaration = OPERATORS[word]
         operands = [self.named_apart(tensor) for tensor in operands]
@@ -515,20 +525,23 @@ class _Reader:
         self.looks -= sum(tensor.data.nbytes for tensor in operands if tensor.data is not None)
         if self.looks < 0:
             raise Refusal("it is damaged: too many operators share its constants")
-        if output.name in self.unknown_shape:
+        names = tuple(tensor.name for tensor in outputs)
+        if self.unknown_shape.intersection(names):
             # Where the writer left sizes open, what it put in their place need not be one example's.
-            shapes = [tensors[tensor.name].shape for tensor in operands]
+            given = [tensors[tensor.name].shape for tensor in operands]
             try:
-                output = replace(output, shape=declaration.checked_shape(shapes, attributes))
+                shapes = declaration.checked_shapes(given, attributes)
             except Refusal as error:
                 raise Unreadable(f"{word}: {error}") from None
-        tensors[output.name] = output
-        operator = Operator(word, tuple(tensor.name for tensor in operands), (output.name,), attributes)
+            if len(shapes) == len(outputs):
+                outputs = [replace(tensor, shape=shape) for tensor, shape in zip(outputs, shapes, strict=True)]
+        tensors.update(zip(names, outputs, strict=True))
+        operator = Operator(word, tuple(tensor.name for tensor in operands), names, attributes)
         try:
             check_operator(operator, tensors, {tensor.name for tensor in operands}, word)
         except (ValueError, TypeError, OverflowError, IndexError) as error:
             raise Unreadable(str(error)) from None
-        self.used[output.name] = output
+        self.used.update(zip(names, outputs, strict=True))
         self.used.update((tensor.name, tensor) for tensor in operands if tensor.name not in self.used)
         return operator
 
@@ -596,4 +609,4 @@ class _Reader:
         return Signature(*sides)
 
 
-__all__ = ["FileEnd", "TfliteFile", "read_content", "read_tflite"]
+__all__ = ["FileEnd", "TfliteFile", "read_content", "read_tflite", "to_file"]

@@ -240,9 +240,10 @@ class _Writer:
         if step.name:
             grid = output.quantization if step.dtype == output.dtype else INDICES
             between = Tensor(f"{output.name}/{step.name}", step.shape or output.shape, step.dtype, grid)
-            result = made[step.name] = self.add_tensor(between)
+            made[step.name] = self.add_tensor(between)
+            results = [made[step.name]]
         else:
-            result = self.indices[output.name]
+            results = [self.indices[name] for name in operator.outputs]
         fields = {}
         for name, value in step.fields.items():
             enumeration = isinstance(value, tuple)
@@ -253,7 +254,7 @@ class _Writer:
         entry = schema.OperatorT(
             opcodeIndex=self.codes.setdefault((step.kind, step.version), len(self.codes)),
             inputs=inputs,
-            outputs=[result],
+            outputs=results,
         )
         if step.options:
             entry.builtinOptionsType = getattr(schema.BuiltinOptions, step.options)

@@ -30,9 +30,12 @@ class LiteRT:
         runtime = self.interpreters()
         resolvers = runtime.OpResolverType
         resolver = resolvers.AUTO if profile.optimized else resolvers.BUILTIN_REF
-        self.interpreter: Any = runtime.Interpreter(
-            model_content=content, experimental_op_resolver_type=resolver, num_threads=1
-        )
+        try:
+            self.interpreter: Any = runtime.Interpreter(
+                model_content=content, experimental_op_resolver_type=resolver, num_threads=1
+            )
+        except ValueError as error:
+            raise RuntimeRefusal(f"LiteRT rejects the file: {' '.join(str(error).split())}") from error
         self.inputs = indices_of(self.interpreter.get_input_details(), inputs, in_order)
         self.outputs = indices_of(self.interpreter.get_output_details(), outputs, in_order)
         self.batch = 0

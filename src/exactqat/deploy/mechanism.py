@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why two devices compute different codes from the same operands.
+
+A device is declared by the properties in which devices part (`device.Profile`). So the mechanism is found, not
+guessed: the properties of one device are given to the other, as few as make it compute the other's codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from ..device import OPERATORS, Profile
+from ..device.profile import MECHANISMS, profile_named
+from .graph import Graph, Operator
+
+# A result is half way between two codes if it is nearer to it than this share of itself; float64 holds 2**-53.
+TIE = 2.0**-40
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """What makes two devices differ in one operator.
+
+    Attributes:
+        properties: of `Profile`, in which they differ and which explain all codes; empty: none does.
+        differing: codes that were looked at.
+        ties: how many of them lie, before they are rounded, exactly half way between two codes; None: not known.
+        sentence: the same in words.
+    """
+
+    properties: tuple[str, ...]
+    differing: int
+    ties: int | None
+    sentence: str
+
+
+def mechanism_of(
+    graph: Graph,
+    operator: Operator,
+    values: Mapping[str, np.ndarray],
+    first: str | Profile,
+    second: str | Profile,
+) -> Mechanism | None:
+    """Why the operator's results differ on two devices that have the same operands; None if they do not.
+
+    Args:
+        values: codes of the operands by tensor name.
+    """
+    first, second = profile_named(first), profile_named(second)
+    declaration = OPERATORS[operator.kind]
+    inputs, outputs = ([graph.tensors[name] for name in names] for names in (operator.inputs, operator.outputs))
+    codes = [values[tensor.name] if tensor.data is None else tensor.data for tensor in inputs]
+
+    def computed(profile: Profile) -> tuple[np.ndarray, ...]:
+        return declaration.all_results(codes, inputs, outputs, operator.attributes, profile)
+
+    ours, theirs = computed(first), computed(second)
+    where = [one != other for one, other in zip(ours, theirs, strict=True)]
+    differing = sum(int(np.count_nonzero(each)) for each in where)
+    if not differing:
+        return None
+    found = _fewest(first, second, lambda profile: _equal(computed(profile), theirs))
+    ties = None
+    steps = declaration.exact_steps(codes, inputs, outputs[0], operator.attributes)
+    if steps is not None:
+        exact = np.abs(steps[where[0]])
+        ties = int(np.count_nonzero(np.abs(exact % 1 - 0.5) <= TIE * np.maximum(exact, 1)))
+    return Mechanism(found, differing, ties, _sentence(operator.kind, found, differing, ties))
+
+
+def _equal(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
+    return all(np.array_equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+def _fewest(first: Profile, second: Profile, explains: Callable[[Profile], bool]) -> tuple[str, ...]:
+    """The fewest properties of the second device with which the first one computes as the second does."""
+    parted = [name for name in MECHANISMS if getattr(first, name) != getattr(second, name)]
+    for count in range(1, len(parted) + 1):
+        for names in combinations(parted, count):
+            mixed = replace(first, **{name: getattr(second, name) for name in names})
+            try:
+                if explains(mixed):
+                    return names
+            except ValueError:  # no device is so
+                continue
+    return ()
+
+
+def _sentence(kind: str, properties: Sequence[str], differing: int, ties: int | None) -> str:
+    reasons = {**MECHANISMS, **OPERATORS[kind].mechanisms}
+    words = []
+    for name in properties:
+        halves = f"{name}:ties"
+        words.append(reasons[halves] if ties == differing and halves in reasons else reasons[name])
+    text = "; and ".join(words) or "a mechanism that is not declared"
+    if ties and ties < differing:
+        text += f" ({ties:,} of {differing:,} lie exactly half way between two codes)"
+    return text
+
+
+__all__ = ["Mechanism", "mechanism_of"]

@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The smallest graph and input on which a file still shows a difference: a bug report for the authors of a runtime.
+
+The difference is between two devices, or between a runtime and its simulation where both should be equal. One operator
+is cut out, with the operands that it had; then its axes are cut, and codes and weights set to zero, as long as the
+difference stays.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..device import OPERATORS, Profile, profile_named
+from .formats.read_tflite import TfliteFile, read_content, to_file
+from .formats.tflite import tflite_bytes, with_outputs_at, write_whole
+from .graph import Graph, Operator, Tensor, check_operator
+from .inspect import EXAMPLES, SECONDS, Inspection, inspect, random_codes, read_codes
+from .mechanism import mechanism_of
+from .runtimes import open_runtime
+from .runtimes.trial import RuntimeRefusal, try_in_a_child
+from .simulate import simulate
+
+# Of smaller graphs and inputs that are tried.
+MOST_TRIES = 3000
+Codes = Mapping[str, np.ndarray]
+Differs = Callable[[Graph, Codes], bool]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What `reduce` wrote.
+
+    Attributes:
+        graph: a .tflite file of one operator, or of as few as show the difference.
+        arrays: an .npz file: the codes of its inputs by name, and ``SIDE/RESULT`` for both sides.
+        sides: the devices, or "a device's runtime" and "its simulation".
+        kinds: of the operators.
+        values: in the operands, weights included.
+        differing: codes of the result.
+        sentence: all of it in words.
+    """
+
+    graph: Path
+    arrays: Path
+    sides: tuple[str, str]
+    kinds: tuple[str, ...]
+    values: int
+    differing: int
+    sentence: str
+
+
+@dataclass(frozen=True)
+class _Sought:
+    """A difference that an inspection found: between two devices, or a runtime (first) and its simulation."""
+
+    result: str
+    first: str
+    second: str
+
+    @property
+    def runtime(self) -> bool:
+        return self.first == self.second
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        return (f"{self.first} runtime", f"{self.first} simulation") if self.runtime else (self.first, self.second)
+
+
+def reduce(
+    path: str | os.PathLike[str],
+    into: str | os.PathLike[str],
+    data: Any = None,
+    examples: int = EXAMPLES,
+    devices: Sequence[str | Profile] | None = None,
+    seed: int = 0,
+    seconds: float = SECONDS,
+    progress: Callable[[str], None] | None = None,
+) -> Reduction | None:
+    """Writes the smallest graph and input that show a difference of this file; None if it shows none.
+
+    A runtime that differs from its simulation comes first, then two devices whose simulations differ.
+
+    Args:
+        into: both files without their endings: ``into.tflite`` and ``into.npz``.
+        data, examples, devices, seed, seconds, progress: as in `inspect`.
+
+    Raises:
+        OSError, Refusal, ValueError: as `inspect`.
+        RuntimeError: the difference went away outside of the file, or a runtime died of it.
+    """
+    path, into = Path(path), Path(into)
+    found = inspect(path, data, examples, devices, seed, seconds, progress)
+    sought = _sought(found)
+    if sought is None:
+        return None
+    if progress is not None:
+        progress("reducing the difference")
+    content = path.read_bytes()
+    file = read_content(content, path.name)
+    codes = random_codes(file.graph, examples, seed) if data is None else read_codes(file, data, examples)
+    with tempfile.TemporaryDirectory() as folder:
+        given: dict[str, Any] = {str(at): codes[name] for at, name in enumerate(file.graph.inputs)}
+        np.savez(Path(folder) / "codes.npz", **given)
+        try:
+            said = try_in_a_child(_work, content, file, sought, folder, seconds=seconds)
+        except RuntimeRefusal as error:
+            said = str(error)
+        if not (Path(folder) / "facts.json").exists():
+            reason = next(
+                (line for line in reversed(said.splitlines()) if line.strip()), "outside of the file both agree"
+            )
+            raise RuntimeError(f"the difference could not be reduced: {reason}")
+        facts = json.loads((Path(folder) / "facts.json").read_text())
+        written = [
+            write_whole(into.with_name(f"{into.name}{ending}"), (Path(folder) / f"reduced{ending}").read_bytes())
+            for ending in (".tflite", ".npz")
+        ]
+    return Reduction(written[0], written[1], sought.sides, tuple(facts.pop("kinds")), **facts)
+
+
+def _sought(found: Inspection) -> _Sought | None:
+    rows = [(row, device.profile) for device in found.devices for row in device.operators if row.differing]
+    rows.sort(key=lambda pair: not pair[0].exact)
+    if rows:
+        row, profile = rows[0]
+        return _Sought(row.name, profile, profile)
+    here = [each for each in found.disagreements if set(each.profiles) <= set(found.ran_on)]
+    for each in (*here, *found.disagreements):
+        return _Sought(each.layer, *each.profiles)
+    return None
+
+
+# --- in another process ---------------------------------------------------------------------------------------------
+
+
+def _work(content: bytes, file: TfliteFile, sought: _Sought, folder: str) -> None:
+    graph = file.graph
+    with np.load(Path(folder) / "codes.npz") as archive:
+        codes = {name: archive[str(at)] for at, name in enumerate(graph.inputs)}
+    number = next(at for at, each in enumerate(graph.operators) if sought.result in each.outputs)
+    differs = difference(sought.first, sought.second)
+    for example in range(len(next(iter(codes.values())))):
+        batch = {name: array[example : example + 1] for name, array in codes.items()}
+        values = {**batch, **_values(content, file, sought, batch, number)}
+        for depth in range(1, number + 2):
+            part = cut_out(graph, number, depth)
+            given: Codes = {name: values[name] for name in part.inputs}
+            if differs(part, given):
+                # A runtime may die of what is tried; then this is what there is.
+                _keep(part, given, sought, Path(folder))
+                part, given = shrink(part, given, differs)
+                _keep(part, given, sought, Path(folder))
+                return
+
+
+def _values(content: bytes, file: TfliteFile, sought: _Sought, batch: Codes, number: int) -> Codes:
+    """What is computed up to an operator: by the runtime where it is sought, else by the first device's simulation."""
+    names = tuple(name for operator in file.graph.operators[:number] for name in operator.outputs)
+    if not names:
+        return {}
+    if not sought.runtime:
+        return simulate(file.graph, batch, sought.first, names)
+    ends = tuple(end.name for end in file.inputs)
+    opened = open_runtime(
+        with_outputs_at(content, [file.positions[name] for name in names]), ends, names, sought.first, True
+    )
+    return opened.run({end.name: to_file(file.graph, batch[end.tensor], end) for end in file.inputs})
+
+
+def difference(first: str | Profile, second: str | Profile) -> Differs:
+    """Whether a graph's results differ between two devices' simulations, or, for the same one twice, between its
+    runtime and its simulation."""
+    first, second = profile_named(first), profile_named(second)
+
+    def differs(graph: Graph, codes: Codes) -> bool:
+        ours, theirs = both(graph, codes, first, second)
+        return any(not np.array_equal(ours[name], theirs[name]) for name in graph.outputs)
+
+    return differs
+
+
+def both(graph: Graph, codes: Codes, first: Profile, second: Profile) -> tuple[Codes, Codes]:
+    """The graph's results on either side."""
+    simulated = simulate(graph, codes, second)
+    if first.name != second.name:
+        return simulate(graph, codes, first), simulated
+    return open_runtime(tflite_bytes(graph), graph.inputs, graph.outputs, first).run(codes), simulated
+
+
+def cut_out(graph: Graph, number: int, depth: int = 1) -> Graph:
+    """The operator of that number and what leads to it among the `depth` last ones, as a graph of its own."""
+    kept: list[Operator] = []
+    wanted = set(graph.operators[number].outputs)
+    for operator in reversed(graph.operators[max(number + 1 - depth, 0) : number + 1]):
+        if wanted & set(operator.outputs):
+            kept.insert(0, operator)
+            wanted.update(operator.inputs)
+    made = {name for operator in kept for name in operator.outputs}
+    read = dict.fromkeys(name for operator in kept for name in operator.inputs if name not in made)
+    inputs = tuple(name for name in read if graph.tensors[name].data is None)
+    tensors = {name: graph.tensors[name] for name in (*read, *made)}
+    return Graph(tensors, tuple(kept), inputs, graph.operators[number].outputs)
+
+
+def _keep(graph: Graph, codes: Codes, sought: _Sought, folder: Path) -> None:
+    sides = both(graph, codes, profile_named(sought.first), profile_named(sought.second))
+    arrays: dict[str, Any] = dict(codes)
+    for side, results in zip(sought.sides, sides, strict=True):
+        arrays |= {f"{side}/{name}": results[name] for name in graph.outputs}
+    np.savez(folder / "reduced.npz", **arrays)
+    (folder / "reduced.tflite").write_bytes(tflite_bytes(graph, "reduced"))
+    values = sum(int(np.size(codes[name])) for name in graph.inputs)
+    values += sum(tensor.data.size for tensor in graph.tensors.values() if tensor.data is not None)
+    differing = sum(int(np.count_nonzero(sides[0][name] != sides[1][name])) for name in graph.outputs)
+    kinds = [operator.kind for operator in graph.operators]
+    name = next(each for each in graph.outputs if np.any(sides[0][each] != sides[1][each]))
+    place = tuple(int(at[0]) for at in np.nonzero(sides[0][name] != sides[1][name]))
+    why = None if sought.runtime else mechanism_of(graph, graph.operators[-1], codes, sought.first, sought.second)
+    sentence = (
+        f"{', '.join(kinds)} of {values:,} values: {sought.sides[0]} computes {int(sides[0][name][place])}, "
+        f"{sought.sides[1]} {int(sides[1][name][place])}"
+    )
+    facts = {
+        "kinds": kinds,
+        "values": values,
+        "differing": differing,
+        "sentence": sentence if why is None else f"{sentence} ({why.sentence})",
+    }
+    (folder / "facts.json").write_text(json.dumps(facts))
+
+
+# --- smaller --------------------------------------------------------------------------------------------------------
+
+
+def shrink(graph: Graph, codes: Codes, differs: Differs) -> tuple[Graph, Codes]:
+    """A smaller graph and smaller codes that still differ: no single cut makes them smaller yet."""
+    left = MOST_TRIES
+    changed = True
+    while changed:
+        changed = False
+        for candidates in (_shorter, _zeroed):
+            again = True
+            while again and left > 0:
+                again = False
+                for smaller in candidates(graph, codes):
+                    left -= 1
+                    if left <= 0:
+                        break
+                    try:
+                        fits = differs(*smaller)
+                    except (ValueError, RuntimeError):  # no device takes it
+                        continue
+                    if fits:
+                        graph, codes = smaller
+                        again = changed = True
+                        break
+    return graph, codes
+
+
+def _spans(size: int) -> Iterator[np.ndarray]:
+    """What may be kept of an axis: halves first, then all but a part."""
+    every = np.arange(size)
+    length = size // 2
+    while length >= 1:
+        for start in range(0, size, length):
+            part = slice(start, start + length)
+            if length == size // 2:
+                yield every[part]
+            if size - length >= 1 and (size > 8 or length == 1):
+                yield np.delete(every, part)
+        length //= 2
+
+
+def _shorter(graph: Graph, codes: Codes) -> Iterator[tuple[Graph, Codes]]:
+    """One axis shorter, in all operands that have to follow. Of several operators none is cut."""
+    if len(graph.operators) != 1:
+        return
+    (operator,) = graph.operators
+    names = tuple(dict.fromkeys(operator.inputs))
+    for name in names:
+        for axis, size in enumerate(graph.tensors[name].shape):
+            if size == 1 or (axis == 0 and graph.tensors[name].data is None):
+                continue
+            for others in _followers(graph, names, name, size):
+                for kept in _spans(size):
+                    smaller = _taken(graph, codes, {name: axis, **others}, kept)
+                    if smaller is not None:
+                        yield smaller
+
+
+def _followers(graph: Graph, names: Sequence[str], name: str, size: int) -> list[dict[str, int]]:
+    """Axes of other operands that are as long: any of them may be the same axis."""
+    others = [each for each in names if each != name]
+    choices: list[list[int | None]] = []
+    for each in others:
+        tensor = graph.tensors[each]
+        first = 0 if tensor.data is not None else 1
+        choices.append([*(axis for axis in range(first, len(tensor.shape)) if tensor.shape[axis] == size), None])
+    found = [
+        {each: axis for each, axis in zip(others, axes, strict=True) if axis is not None} for axes in product(*choices)
+    ]
+    return sorted(found, key=len)
+
+
+def _taken(graph: Graph, codes: Codes, axes: Mapping[str, int], kept: np.ndarray) -> tuple[Graph, Codes] | None:
+    """The graph with these entries of an axis of each operand; None if the operator does not take them."""
+    (operator,) = graph.operators
+    declaration = OPERATORS[operator.kind]
+    tensors, given = dict(graph.tensors), dict(codes)
+    for name, axis in axes.items():
+        tensor = tensors[name]
+        grid, shape = tensor.quantization, list(tensor.shape)
+        shape[axis] = len(kept)
+        if grid.axis == axis:
+            grid = replace(grid, scale=grid.scale[kept], zero_point=grid.zero_point[kept])
+        data = None if tensor.data is None else tensor.data.take(kept, axis)
+        if data is None:
+            given[name] = given[name].take(kept, axis)
+        tensors[name] = replace(tensor, shape=tuple(shape), quantization=grid, data=data)
+    try:
+        shapes = declaration.checked_shapes([tensors[name].shape for name in operator.inputs], operator.attributes)
+        for name, whole in zip(operator.outputs, shapes, strict=True):
+            tensors[name] = replace(tensors[name], shape=whole)
+        check_operator(operator, tensors, set(operator.inputs), operator.kind)
+    except (ValueError, IndexError):
+        return None
+    return replace(graph, tensors=tensors), given
+
+
+def _zeroed(graph: Graph, codes: Codes) -> Iterator[tuple[Graph, Codes]]:
+    """Codes at real 0, and weights of 0: all, halves, and so on."""
+    for name in dict.fromkeys(name for operator in graph.operators for name in operator.inputs):
+        tensor = graph.tensors[name]
+        values = codes.get(name) if tensor.data is None else tensor.data
+        if values is None:
+            continue
+        zero = 0 if tensor.data is not None else int(tensor.quantization.zero_point[0])
+        places = np.flatnonzero(values != zero)
+        length = len(places)
+        while length >= 1:
+            for start in range(0, len(places), length):
+                changed = values.copy()
+                changed.reshape(-1)[places[start : start + length]] = zero
+                yield _with(graph, codes, tensor, changed)
+            length //= 2
+
+
+def _with(graph: Graph, codes: Codes, tensor: Tensor, values: np.ndarray) -> tuple[Graph, Codes]:
+    if tensor.data is None:
+        return graph, {**codes, tensor.name: values}
+    return replace(graph, tensors={**graph.tensors, tensor.name: replace(tensor, data=values)}), codes
+
+
+__all__ = ["Reduction", "reduce"]

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparisons, logic, and choices by their results: what others' files make of conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from .arithmetic import Arrays, Tensors, broadcast_shape, centered, fixed_point, multiply_fixed_point, scale_of
+from .movement import Movement
+from .operator import BOOL, Attributes, DeviceOperator, Shape, need, register
+from .profile import Profile
+from .tensor import Tensor
+
+PURPOSE = "files: a plan makes tables and products of conditions"
+
+
+class Condition(DeviceOperator):
+    """Operands that broadcast; true or false for each value."""
+
+    floats = True
+    operands = (2, 2)
+    constants = True
+    most_axes = 4
+    purpose = PURPOSE
+    function: ClassVar[Callable[..., np.ndarray]]
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        return broadcast_shape(shapes)
+
+    def dtype(self, attributes: Attributes, stored: str = "int8") -> str:
+        return BOOL
+
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        need_rows(inputs, output)
+
+    def float_results(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        return type(self).function(*codes)
+
+
+def need_rows(inputs: Tensors, output: Tensor) -> None:
+    """Refuses what would broadcast along the batch."""
+    rank, rows = len(output.shape), output.shape[0]
+    for tensor in inputs:
+        if tensor.data is None:
+            fits = len(tensor.shape) == rank and tensor.shape[0] == rows
+            need(fits, f"{tensor.name!r} {tensor.shape} must have rank {rank} and {rows} rows, as the result has")
+        else:
+            fits = len(tensor.shape) < rank or tensor.shape[0] == 1
+            need(fits, f"{tensor.name!r} {tensor.shape} is a constant, which cannot differ along the batch")
+
+
+class Comparison(Condition):
+    """Of two tensors, each on a grid of its own, in fixed point."""
+
+    dtypes = ("int8",)
+
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        super().check(inputs, output, attributes)
+        for tensor in inputs:
+            scale = float(scale_of(tensor))
+            need(2.0**-30 <= scale < 1, f"scales must be in [2**-30, 1), got {scale:g} of {tensor.name!r}")
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        terms = [
+            multiply_fixed_point(centered(code, tensor) << 8, *fixed_point(float(scale_of(tensor))))
+            for code, tensor in zip(codes, inputs, strict=True)
+        ]
+        return type(self).function(*terms)
+
+
+class Logic(Condition):
+    """Of conditions."""
+
+    dtypes = (BOOL,)
+    floats = False
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        return type(self).function(*codes)
+
+
+# Kind, what it computes, the name of its options table, and the version of its int8 form.
+COMPARISONS: tuple[tuple[str, Callable[..., np.ndarray], str], ...] = (
+    ("EQUAL", np.equal, "EqualOptions"),
+    ("NOT_EQUAL", np.not_equal, "NotEqualOptions"),
+    ("GREATER", np.greater, "GreaterOptions"),
+    ("GREATER_EQUAL", np.greater_equal, "GreaterEqualOptions"),
+    ("LESS", np.less, "LessOptions"),
+    ("LESS_EQUAL", np.less_equal, "LessEqualOptions"),
+)
+LOGIC: tuple[tuple[str, Callable[..., np.ndarray], str], ...] = (
+    ("LOGICAL_AND", np.logical_and, "LogicalAndOptions"),
+    ("LOGICAL_OR", np.logical_or, "LogicalOrOptions"),
+)
+
+
+def _declare() -> None:
+    for base, rows, version in ((Comparison, COMPARISONS, 2), (Logic, LOGIC, 1)):
+        for kind, function, options in rows:
+            members = {"kind": kind, "function": staticmethod(function), "options": options, "version": version}
+            register(type(kind.title().replace("_", ""), (base,), {**members, "__module__": __name__}))
+
+
+_declare()
+
+
+@register
+class LogicalNot(Logic):
+    """The other one."""
+
+    kind = "LOGICAL_NOT"
+    operands = (1, 1)
+    options = "LogicalNotOptions"
+    function = staticmethod(np.logical_not)
+
+
+class Choice(Movement):
+    """Where a condition holds the first tensor's value, elsewhere the second's; both lie on the grid of the result."""
+
+    operands = (3, 3)
+    dtypes = ("int8",)
+    conditions = (0,)
+    constants = True
+    purpose = PURPOSE
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        return broadcast_shape(shapes)
+
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        need_rows(inputs, output)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        return np.where(*codes)
+
+
+@register
+class SelectV2(Choice):
+    """Of operands that broadcast."""
+
+    kind = "SELECT_V2"
+    options = "SelectV2Options"
+    most_axes = 4
+
+
+@register
+class Select(Choice):
+    """Of operands of one shape."""
+
+    kind = "SELECT"
+    options = "SelectOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        need(len(set(shapes)) == 1, f"operands must have one shape, got {list(shapes)}")
+        return tuple(shapes[0])
+
+
+__all__ = ["Choice", "Comparison", "Condition", "Logic"]

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of one operand that only others' files hold: plans make tables of them, which round alike everywhere."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from . import fixed_point_functions as fixed
+from .activation import CODES, Tabulated, Unary, rescaled, rounded, within_int8
+from .arithmetic import (
+    Arrays,
+    Tensors,
+    centered,
+    fixed_point,
+    multiply_fixed_point,
+    round_half_away,
+    scale_of,
+    zero_point_of,
+)
+from .functions import NumPyPrimitives
+from .operator import Attributes, DeviceOperator, need, register
+from .profile import Profile
+from .tensor import INT8_MAX, Tensor, dequantize
+
+PURPOSE = "files: a plan makes a table of 256 codes, which rounds alike on all devices"
+
+
+class OfFiles(DeviceOperator):
+    """In int8, and in float32."""
+
+    floats = True
+    purpose = PURPOSE
+
+    def of_real(self, x: np.ndarray) -> np.ndarray:
+        """The function in float32."""
+        raise NotImplementedError
+
+    def float_results(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        return np.asarray(self.of_real(codes[0]), np.float32)
+
+
+@register
+class InverseSquareRoot(OfFiles, Unary):
+    """1 / sqrt(x) in fixed point; of 0 the largest code. LiteRT refuses to compute it of what is negative."""
+
+    kind = "RSQRT"
+    version = 2
+
+    def of_real(self, x: np.ndarray) -> np.ndarray:
+        return NumPyPrimitives.rsqrt(x)
+
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
+        steps = np.maximum(centered(CODES, source), 0)
+        factor, exponent = fixed.inverse_square_root(steps)
+        multiplier = 1 / float(np.sqrt(scale_of(source)) * scale_of(output))
+        significand, shift = fixed_point(multiplier)
+        inverse = multiply_fixed_point(np.ones_like(steps), factor, FRACTION - exponent)
+        result = multiply_fixed_point(inverse, significand, shift - FRACTION) + zero_point_of(output)
+        return np.where(steps == 0, INT8_MAX, within_int8(result))
+
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        multiplier = 1 / float(np.sqrt(scale_of(inputs[0])) * scale_of(output))
+        fits = 2.0**-12 <= multiplier < 2.0**10
+        need(fits, f"1 / (sqrt(input scale) * output scale) must be in [2**-12, 2**10), got {multiplier:g}")
+
+
+# Bits of the fraction of 1 / sqrt(x).
+FRACTION = 20
+
+
+@register
+class SquareRoot(OfFiles, Unary):
+    """sqrt(x) in float32, rounded down."""
+
+    kind = "SQRT"
+
+    def of_real(self, x: np.ndarray) -> np.ndarray:
+        return np.asarray(np.sqrt(x))
+
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
+        x = np.maximum(dequantize(CODES, source.quantization), 0)
+        return within_int8(np.floor(np.sqrt(x) / scale_of(output)) + zero_point_of(output))
+
+
+@register
+class Logarithm(OfFiles, Tabulated):
+    """log(x), of a table; of 0 and below the smallest code."""
+
+    kind = "LOG"
+
+    def of_real(self, x: np.ndarray) -> np.ndarray:
+        return np.asarray(np.log(x))
+
+    def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(x > 0, rounded(np.log, np.maximum(x, np.finfo(np.float32).tiny)), np.float32(-np.inf))
+
+    def stored(self, real: np.ndarray, output: Tensor, profile: Profile) -> np.ndarray:
+        return super().stored(np.maximum(real, np.float32(-1e30)), output, profile)
+
+
+@register
+class ExponentialLinear(OfFiles, Tabulated):
+    """x, or exp(x) - 1 where x is negative, of a table."""
+
+    kind = "ELU"
+    version = 1
+    delegated = True
+
+    def of_real(self, x: np.ndarray) -> np.ndarray:
+        return np.asarray(np.where(x < 0, rounded(np.expm1, np.minimum(x, 0)), x))
+
+    def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
+        return self.of_real(x).astype(np.float32)
+
+
+class Bounded(OfFiles, Unary):
+    """Within two real bounds, on a grid of its own.
+
+    Attributes:
+        bounds: lowest, highest.
+    """
+
+    bounds: ClassVar[tuple[float, float]]
+
+    def float_results(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        lowest, highest = map(np.float32, self.bounds)
+        return np.asarray(np.clip(codes[0], lowest, highest))
+
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
+        zero_point, scale = zero_point_of(output), scale_of(output)
+        lowest, highest = (zero_point + int(round_half_away(np.float32(bound) / scale)) for bound in self.bounds)
+        steps = rescaled(centered(CODES, source), scale_of(source) / scale)
+        return within_int8(np.clip(steps + zero_point, lowest, highest))
+
+
+@register
+class Relu6(Bounded):
+    """Between 0 and 6. TFLite-Micro's kernel ignores the grid of the result."""
+
+    kind = "RELU6"
+    version = 2
+    bounds = (0.0, 6.0)
+
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
+        if not profile.relu6_keeps_codes:
+            return super().table(source, output, attributes, profile)
+        lowest = zero_point_of(source)
+        highest = lowest + int(round_half_away(np.float32(6) / scale_of(source)))
+        return np.clip(CODES, lowest, min(highest, INT8_MAX))
+
+
+@register
+class ReluN1To1(Bounded):
+    """Between -1 and 1."""
+
+    kind = "RELU_N1_TO_1"
+    bounds = (-1.0, 1.0)
+
+
+@register
+class Relu0To1(Bounded):
+    """Between 0 and 1."""
+
+    kind = "RELU_0_TO_1"
+    bounds = (0.0, 1.0)
+
+
+__all__ = ["Bounded", "OfFiles"]

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real numbers in others' files: near the runtime's, and exact where they meet codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+
+from test_read_tflite import FILES
+
+from exactqat.deploy import simulate
+from exactqat.deploy.formats.read_tflite import read_content
+from exactqat.deploy.formats.tflite import tflite_bytes, with_outputs_at
+from exactqat.deploy.inspect import inspect
+from exactqat.deploy.runtimes import open_runtime
+from exactqat.deploy.simulate import simulate_results
+from exactqat.device import OPERATORS
+from exactqat.device.operator import FLOAT
+
+
+def every_result(path: Path, examples: int = 3) -> tuple[object, dict[str, np.ndarray]]:
+    """The graph, and what LiteRT computes for all of its tensors."""
+    content = path.read_bytes()
+    file = read_content(content)
+    graph = file.graph
+    rng = np.random.default_rng(0)
+    names = graph.results()
+    runtime = open_runtime(
+        with_outputs_at(content, [file.positions[name] for name in names]), graph.inputs, names, "xnnpack-x86", True
+    )
+    parts = []
+    for _ in range(examples):
+        given = {name: rng.normal(size=graph.tensors[name].shape).astype(np.float32) for name in graph.inputs}
+        parts.append({**given, **runtime.run(given)})
+    return graph, {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+@pytest.mark.parametrize("name", ["convolutions", "enlarged", "pooled", "reals"])
+def test_operators_in_float_are_near_the_runtime(name: str) -> None:
+    graph, device = every_result(FILES / f"{name}.float32.tflite")
+    for operator in graph.operators:
+        for result, found in simulate_results(graph, operator, device, "xnnpack-x86").items():
+            assert found.dtype == device[result].dtype == np.float32
+            np.testing.assert_allclose(found, device[result], rtol=2e-5, atol=2e-6, err_msg=operator.kind)
+
+
+def test_which_operators_were_compared_in_float() -> None:
+    """Those that a model can be made of in one line each; the rest are written down here."""
+    compared = set()
+    for path in FILES.glob("*.float32.tflite"):
+        compared |= {operator.kind for operator in read_content(path.read_bytes()).graph.operators}
+    others = {"DEPTH_TO_SPACE", "EXPAND_DIMS", "GATHER", "HARD_SWISH", "L2_NORMALIZATION", "MIRROR_PAD", "PACK", "PAD",
+              "PRELU", "QUANTIZE", "REDUCE_MIN", "RELU_0_TO_1", "RELU_N1_TO_1", "SLICE", "SPACE_TO_DEPTH", "SPLIT",
+              "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "SUB", "TILE", "UNPACK", "ADD", "TRANSPOSE", "ARG_MAX", "ARG_MIN",
+              "BATCH_TO_SPACE_ND", "BROADCAST_TO", "EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL",
+              "NOT_EQUAL", "REVERSE_V2", "SELECT", "SELECT_V2", "SPACE_TO_BATCH_ND"}  # fmt: skip
+    assert {kind for kind, operator in OPERATORS.items() if operator.floats} - compared <= others
+
+
+def test_an_island_is_written_again() -> None:
+    graph = read_content((FILES / "float_island.int8.tflite").read_bytes()).graph
+    assert [operator.kind for operator in graph.operators][1:4] == ["DEQUANTIZE", "ELU", "QUANTIZE"]
+    again = read_content(tflite_bytes(graph)).graph
+    codes = np.random.default_rng(0).integers(-128, 128, (4, 12)).astype(np.int8)
+    for found, expected in zip(simulate(again, codes).values(), simulate(graph, codes).values(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    measured = [graph.measured_as(operator) for operator in graph.operators]
+    assert measured[1:4] == ["DEQUANTIZE", "ELU:float32", "QUANTIZE:float32"]
+
+
+def test_an_island_is_inspected_at_its_ends() -> None:
+    found = inspect(FILES / "float_island.int8.tflite", examples=3, devices=["xnnpack"])
+    (device,) = (each for each in found.devices if each.values)
+    counts = {row.kind: (row.values, row.differing, row.exact) for row in device.operators}
+    assert counts["DEQUANTIZE"] == (24, 0, True) and counts["QUANTIZE:float32"] == (24, 0, True)
+    assert counts["ELU:float32"] == (0, 0, False)
+    assert found.equal and "1 operator computes in float32" in found.text()
+
+
+def test_nothing_is_claimed_of_a_network_in_float() -> None:
+    found = inspect(FILES / "convolutions.dynamic_range.tflite", examples=2, devices=["reference"])
+    assert not found.equal and not any(device.values for device in found.devices)
+    assert {layer.dtype for layer in found.layers} == {FLOAT}
+    assert "no integer was compared" in found.text()

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Made-up files on which devices disagree: why is found from the file alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+
+from device_cases import NAMES, fully_connected_ties, random_codes, random_graph
+
+from exactqat.deploy import PROFILES, Builder, Graph, per_tensor, write_tflite
+from exactqat.deploy.inspect import inspect
+from exactqat.deploy.mechanism import mechanism_of
+from exactqat.device.profile import MECHANISMS
+
+Random = np.random.Generator
+
+
+def convolution(rng: Random, scale: float) -> Graph:
+    """Two layers that all devices compute alike, then a convolution onto a grid of that scale."""
+    builder = Builder()
+    builder.input("x", (1, 8, 8, 4), per_tensor(0.5, 0))
+    builder.pad("x", [(0, 0), (1, 1), (1, 1), (0, 0)], name="padded")
+    builder.max_pool_2d("padded", name="pooled", filter_size=(2, 2), strides=(1, 1))
+    filter, bias = rng.integers(-1, 2, (6, 2, 2, 4)), rng.integers(-9, 10, 6)
+    builder.conv_2d("pooled", filter, [0.25], bias, per_tensor(scale, 3), name="first", padding="VALID")
+    return builder.graph([builder.mean("first", per_tensor(2 * scale, 0), name="y", axes=(1, 2))])
+
+
+def ties(rng: Random) -> Graph:
+    return convolution(rng, 0.25)
+
+
+def no_ties(rng: Random) -> Graph:
+    return convolution(rng, 25.3)
+
+
+def mean(rng: Random) -> Graph:
+    builder = Builder()
+    builder.input("x", (1, 3, 2, 64), per_tensor(0.16432562, 70))
+    return builder.graph([builder.mean("x", per_tensor(0.16432562, 12), name="y", axes=(1, 2))])
+
+
+def product(rng: Random) -> Graph:
+    builder = Builder()
+    for name in ("x", "z"):
+        builder.input(name, (1, 20, 20), per_tensor(0.25, 1))
+    return builder.graph([builder.mul("x", "z", per_tensor(4, 2), name="y")])
+
+
+def dense(rng: Random) -> Graph:
+    builder = Builder()
+    return builder.graph([fully_connected_ties(np.random.default_rng(1), builder)])
+
+
+def sigmoid(rng: Random) -> Graph:
+    builder = Builder()
+    builder.input("x", (1, 256), per_tensor(5.1629415, -30))
+    return builder.graph([builder.logistic("x", name="y")])
+
+
+Case = tuple[Callable[[Random], Graph], tuple[str, str], tuple[str, ...], str]
+CASES: dict[str, Case] = {
+    "half to even or away": (ties, ("xnnpack-x86", "reference"), ("delegates",), "half to even or away from zero"),
+    "two roundings": (no_ties, ("xnnpack-x86", "reference"), ("delegates",), "two roundings"),
+    "fused": (mean, ("xnnpack-x86", "xnnpack-arm64"), ("fuses_multiply_add",), "fused multiply-add"),
+    "half up": (product, ("xnnpack-x86", "xnnpack-arm64"), ("rounds_products_half_up",), "half up or to even"),
+    "dense": (dense, ("reference", "micro"), ("fully_connected_in_float64",), "two roundings: TFLite-Micro"),
+    "fixed point": (sigmoid, ("reference", "micro"), ("fixed_point_functions",), "a function in fixed point"),
+}
+
+
+def made(name: str) -> tuple[Graph, dict[str, np.ndarray]]:
+    """The graph, and codes at which its devices part."""
+    rng = np.random.default_rng(3)
+    graph = CASES[name][0](rng)
+    codes = {}
+    for each in graph.inputs:
+        tensor = graph.tensors[each]
+        reach = 12 if name == "half to even or away" else 128
+        values = rng.integers(-reach, reach, (6, *tensor.shape[1:])) + (0 if reach == 128 else 3)
+        codes[each] = np.zeros_like(values) if name == "dense" else values
+        if name == "fixed point":
+            codes[each] = np.arange(-128, 128)[None]
+    return graph, {each: values.astype(np.int8) for each, values in codes.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_mechanism_is_found_from_the_file(name: str, tmp_path: Path) -> None:
+    graph, codes = made(name)
+    _, pair, properties, words = CASES[name]
+    found = inspect(write_tflite(graph, tmp_path / "model.tflite"), codes, devices=["reference"])
+    each = next(each for each in found.disagreements if each.profiles == pair)
+    assert each.layer == ("first" if len(graph.operators) > 1 else "y")
+    assert each.mechanism.properties == properties
+    assert words in each.mechanism.sentence
+    if name in ("half to even or away", "half up"):
+        assert each.mechanism.ties == each.mechanism.differing
+    if name == "two roundings":
+        assert each.mechanism.ties == 0
+    text = " ".join(found.text().split())
+    assert f"{words[0].upper()}{words[1:]}" in text
+
+
+def test_every_difference_of_the_sweep_has_a_mechanism() -> None:
+    """In random graphs of every operator, some set of properties explains all codes that differ."""
+    rng = np.random.default_rng(0)
+    explained = set()
+    for kind in NAMES:
+        for _ in range(3):
+            graph = random_graph(rng, kind)
+            codes = random_codes(rng, graph)
+            if len(graph.operators) > 1:
+                continue
+            for first in PROFILES:
+                for second in PROFILES:
+                    try:
+                        found = mechanism_of(graph, graph.operators[-1], codes, first, second)
+                    except ValueError:  # codes at which a runtime dies
+                        continue
+                    if found is not None:
+                        assert found.properties and set(found.properties) <= set(MECHANISMS), (kind, first, second)
+                        explained.update(found.properties)
+    assert len(explained) >= 6
