@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..capture.proof import NotComparedWarning
+    from ..capture.proof import HalfPrecisionWarning, NotComparedWarning
     from ..planning import FinalActivationWarning, UnsupportedOperator
     from ..planning.fitting import RangesMovedWarning
     from ..planning.rules import RangePolicy as RangePolicy
@@ -32,7 +32,7 @@ _ROOMS = {
     "..planning.fitting": ("RangesMovedWarning",),
     "..train.core.freezing": ("UnsettledStatisticsWarning",),
     "..planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
-    "..capture.proof": ("NotComparedWarning",),
+    "..capture.proof": ("HalfPrecisionWarning", "NotComparedWarning"),
     "..train.torch.ranges": ("ActivationRange", "WeightRange"),
     ".surface": ("calibrate", "freeze", "prepare"),
     "..train.torch.prepared": ("PreparedModel",),
