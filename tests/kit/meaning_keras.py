@@ -151,6 +151,35 @@ def test_a_branch_of_one_phase_on_one_size_is_refused(training: bool) -> None:
         qat.keras.prepare(around(Phase()))
 
 
+class DoubledSoftmax(layers.Softmax):
+    def call(self, x: Any, mask: Any = None) -> Any:
+        return super().call(x * 2.0, mask=mask) * 3.0
+
+
+class Counting(layers.Layer):
+    calls = 0
+
+    def call(self, x: Any) -> Any:
+        self.calls += 1
+        return x * (1.0 + self.calls)
+
+
+def test_a_call_around_softmax_is_kept() -> None:
+    prepared = qat.keras.prepare(around(layers.Dense(4), DoubledSoftmax(), layers.Dense(2)))
+    assert not prepared.proof.refusal and prepared.proof.trials
+
+
+def test_a_counter_is_not_called_the_size_of_the_batch() -> None:
+    with pytest.raises(qat.UnsupportedOperator, match="each time it is called"):
+        qat.keras.prepare(around(Counting(), layers.Dense(2)))
+
+
+def test_half_precision_is_named() -> None:
+    policy = keras.mixed_precision.DTypePolicy("mixed_bfloat16")
+    with pytest.warns(qat.HalfPrecisionWarning, match="computes in bfloat16 in part"):
+        qat.keras.prepare(around(layers.Dense(4, dtype=policy)))
+
+
 def test_more_examples_than_can_be_run_are_refused() -> None:
     model = around(of("Asking", lambda x: x * (2.0 if x.shape[0] > 900_000 else 1.0))(), shape=(4, 6))
     with pytest.raises(qat.UnsupportedOperator, match="too many to compare"):

@@ -426,6 +426,63 @@ np.testing.assert_allclose(together[0], alone[0], rtol=1e-2)
     assert finished.returncode == 0, finished.stderr
 
 
+SYNCHRONIZED = """
+import jax, numpy as np
+import exactqat.jax
+from exactqat import qat
+from jax.sharding import PartitionSpec as P
+
+rng = np.random.default_rng(0)
+params = {
+    "w": rng.standard_normal((6, 5)), "v": rng.standard_normal((5, 3)), "scale": np.ones(5), "bias": np.zeros(5),
+    "mean": np.zeros(5), "var": np.ones(5),
+}
+params = jax.tree.map(lambda each: each.astype("f"), params)
+# No replica's batch is like another one's.
+x = (rng.standard_normal((16, 6)) * np.linspace(0.1, 4, 16)[:, None] + np.linspace(-1, 2, 16)[:, None]).astype("f")
+
+def network(p, x):
+    y = qat.jax.batch_norm(x @ p["w"], p["scale"], p["bias"], p["mean"], p["var"], momentum=0.9, epsilon=1e-3)
+    return jax.nn.relu(y) @ p["v"]
+
+prepared = qat.jax.prepare(network, params, x, [RULE])
+params, state = prepared.calibrate(*prepared.init(), [x[:5]])
+
+def step(params, state, x, total=lambda value: value):
+    def loss(params):
+        results, after = prepared.apply(params, state, x, train=True)
+        return total((results ** 2).sum()), (results, after)
+    (value, (results, after)), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+    return value, results, after, gradients
+
+def replica(params, state, x):
+    with exactqat.jax.synchronized("batch"):
+        return step(params, state, x, lambda value: jax.lax.psum(value, "batch"))
+
+mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+together = jax.jit(jax.shard_map(replica, mesh=mesh, in_specs=(P(), P(), P("batch")), out_specs=(P(), P("batch"), P(), P())))
+alone = jax.jit(step)
+for _ in range(2):
+    ours, whole = together(params, state, x), alone(params, state, x)
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5 * np.abs(b).max(), err_msg=str(path))
+    moved = [not np.array_equal(a, b) for a, b in zip(jax.tree.leaves(whole[2]), jax.tree.leaves(state), strict=True)]
+    assert any(moved)
+    state = whole[2]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranges", ["ema", "percentile", "learned"])
+@pytest.mark.parametrize("folded", [True, False])
+def test_synchronized_replicas_are_one_device(ranges: str, folded: bool) -> None:
+    """Two steps under `shard_map`: results, gradients, ranges and statistics are those of the whole batch."""
+    script = SYNCHRONIZED.replace("RULE", f"qat.Rule(ranges={ranges!r}, fold_batch_norm={folded})")
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    finished = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+
+
 def test_a_frozen_network_without_a_profile_is_fake_quantization() -> None:
     x = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
     for profile, asks in (("reference", True), (None, False)):

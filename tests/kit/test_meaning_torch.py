@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import threading
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from exactqat import deploy, qat  # noqa: E402
-from exactqat.capture.torch import batch, gradients  # noqa: E402
+from exactqat.capture.torch import batch, draft, gradients  # noqa: E402
 from exactqat.capture.torch import model as capture_torch  # noqa: E402
 from exactqat.train.torch import modules  # noqa: E402
 from exactqat.train.torch import prepared as train_torch  # noqa: E402
@@ -1169,3 +1171,83 @@ def test_what_cannot_be_copied_is_named(held: object) -> None:
     model = Model(lambda m, x: m.last(m.first(x)))
     model.first.held = held
     refused(model, rows(8), match=f"the model cannot be copied.*first.held, of {type(held).__name__}: TypeError")
+
+
+# --- what is said ---------------------------------------------------------------------------------------------------
+
+
+class Held(nn.Module):
+    def __init__(self, held: nn.Module) -> None:
+        super().__init__()
+        self.first, self.held = nn.Linear(8, 8), held
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.held(self.first(x))
+
+
+@pytest.mark.parametrize("held", [nn.Dropout(0.5), nn.BatchNorm1d(8)])
+def test_what_is_in_evaluation_while_its_model_trains_stays_so_and_is_named(held: nn.Module) -> None:
+    with pytest.warns(UserWarning, match="held is in evaluation while the model trains"):
+        prepared = qat.prepare(Held(copy.deepcopy(held).eval()), rows(8))
+    x = rows(8)
+    with unquantized(prepared.train()):
+        one = prepared(x)
+        assert torch.equal(one, prepared(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        qat.prepare(Held(held).train(), rows(8))
+        qat.prepare(Held(held).eval(), rows(8))
+
+
+HALVES = {
+    "autocast": lambda m, x: _autocast(m, x).float(),
+    "a cast": lambda m, x: m.last(m.first(x.half().float())),
+}
+
+
+def _autocast(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return m.last(m.first(x))
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_half_precision_in_forward_is_named(name: str) -> None:
+    with pytest.warns(qat.HalfPrecisionWarning, match="float16 in part"):
+        qat.prepare(Model(HALVES[name]), rows(8))
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+def test_a_recurrent_layer_along_the_batch_is_refused_at_once(
+    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(m: Any, x: Any) -> Any:
+        return m.recurrent(x)[0]
+
+    model = Model(forward)
+    model.recurrent = kind(6, 4)
+    # It would write down each of a thousand steps.
+    monkeypatch.setattr(draft, "exported", None)
+    refused(model, rows(2, 6), match=f"nn.{kind.__name__} without batch_first=True")
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+@pytest.mark.parametrize("steps", [2, 5])
+def test_a_recurrent_layer_along_a_sequence_is_kept(kind: type[nn.Module], steps: int) -> None:
+    model = Model(lambda m, x: m.recurrent(x.transpose(0, 1))[0].transpose(0, 1))
+    model.recurrent = kind(6, 4)
+    assert_same(model, rows(steps, 6))
+
+
+def test_a_clock_is_not_called_the_size_of_the_batch() -> None:
+    ticks = itertools.count()
+    text = refused(Model(lambda m, x: m.last(m.first(x) * next(ticks))), rows(8), match="each time it is called")
+    assert "size of the batch" not in text
+
+
+def test_a_hook_on_an_input_is_named() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        if x.requires_grad:
+            x.register_hook(lambda gradient: 2 * gradient)
+        return m.last(m.first(x))
+
+    refused(Model(forward), rows(8), match="hooks that the model registers on its inputs")

@@ -99,6 +99,10 @@ class NotComparedWarning(UserWarning):
     """The self-check of `prepare` could not run the user's model in training or in evaluation."""
 
 
+class HalfPrecisionWarning(UserWarning):
+    """The user's model computes in half precision; its network trains in float32."""
+
+
 class CannotRun(Exception):
     """One side does not run this way. If it is the original, nothing is compared."""
 
@@ -150,6 +154,7 @@ class Proof:
         not_run: a sentence for each trial that the original did not run.
         seconds: that the check took.
         refusal: what differs, in words; empty where nothing does.
+        halves: the type of half precision that the model computes in, where its network trains in float32; else empty.
     """
 
     trials: list[Trial] = field(default_factory=list)
@@ -159,6 +164,17 @@ class Proof:
     not_run: list[str] = field(default_factory=list)
     seconds: float = 0.0
     refusal: str = ""
+    halves: str = ""
+
+    @property
+    def rounding(self) -> str:
+        """A sentence if the model rounds to half precision."""
+        if not self.halves:
+            return ""
+        return (
+            f"the model computes in {self.halves} in part; the prepared network trains in float32 throughout, with which "
+            "the model was compared without that rounding. What the device computes is integers either way"
+        )
 
     @property
     def missing(self) -> str:
@@ -387,6 +403,8 @@ def _refusal(subject: Subject, trial: Trial, found: Sequence[Difference]) -> str
         if parameters:
             worst = parameters[-1]
             where = f"; it is the one nearest to the results of {len(found)} gradients that differ"
+        else:
+            where = "; gradients of inputs alone differ: hooks that the model registers on its inputs are not kept"
     return (
         f"the captured network is not the model: in {trial}, {worst}{where}. Training it would train another network. "
         "prepare(..., check=False) trains it all the same"

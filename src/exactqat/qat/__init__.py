@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..capture.proof import NotComparedWarning
+    from ..capture.proof import HalfPrecisionWarning, NotComparedWarning
     from ..planning import FinalActivationWarning, UnsupportedOperator
     from ..planning.fitting import RangesMovedWarning
     from ..planning.plans import MissingData
@@ -34,7 +34,7 @@ _ROOMS = {
     "..train.core.freezing": ("UnsettledStatisticsWarning",),
     "..planning.plans": ("MissingData",),
     "..planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
-    "..capture.proof": ("NotComparedWarning",),
+    "..capture.proof": ("HalfPrecisionWarning", "NotComparedWarning"),
     "..train.torch.ranges": ("ActivationRange", "WeightRange"),
     ".surface": ("calibrate", "freeze", "prepare"),
     "..train.torch.prepared": ("PreparedModel",),

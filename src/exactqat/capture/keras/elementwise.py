@@ -104,6 +104,9 @@ def _softmax(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, An
 def _softmax_layer(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if not isinstance(layer.axis, int) and len(layer.axis) > 1:
         raise Refused(f"with axis={layer.axis}; it is computed over one axis")
+    if isinstance(args[0], Moving) and all(each is None for each in (*args[1:], *kwargs.values())):
+        (axis,) = [layer.axis] if isinstance(layer.axis, int) else layer.axis
+        return c.emit("softmax", [args[0]], args[0].shape, axis=axis % args[0].rank)
     return c.expand(layer, args, kwargs)
 
 

@@ -100,6 +100,16 @@ def capture(model: Any, shapes: Any, names: Mapping[int, str], losses: list[str]
         words = [word for word, each in made.items() if isinstance(each, CaptureError) or _refuses(each)]
         if not words:
             break
+    changes = None
+    with suppress(CaptureError):
+        # With as many examples as before.
+        again = [_captured(model, shapes, names, None, sizes["large"][0]) for _ in range(2)]
+        changes = _difference(*again)
+    if changes is not None:
+        raise CaptureError(
+            f"{changes} computes something else each time it is called (a counter, a clock, random numbers of "
+            "Python's); the device computes the same at every call"
+        )
     raise CaptureError(f"{place or 'the model'} computes with the size of the batch, which is another in use")
 
 

@@ -29,6 +29,10 @@ from ..core.stand_ins import MULTIPLE, PRIMES, fitting
 from ..core.watched import Watch, plain
 from .steps import NOT_USERS
 
+EACH_TIME = (
+    "what it computes is another each time it is called with as many examples (a clock, a counter, random numbers of "
+    "Python's); the device computes the same at every call"
+)
 # Another number of examples, even where the primes are odd. One, which broadcasts, is the self-check's.
 FEW = 2
 
@@ -257,6 +261,34 @@ def stand_in(taken: set[int], run: Run | None) -> int:
     return next(iter(fitting(PRIMES, seen)), PRIMES[0])
 
 
+# Functions that run along the first axis of three, if `batch_first` is not set; that is their last argument.
+_ALONG_THE_FIRST = {"gru": "nn.GRU", "lstm": "nn.LSTM", "rnn_tanh": "nn.RNN", "rnn_relu": "nn.RNN"}
+
+
+def along_the_batch(few: Run | None, with_one_more: Callable[[], Run | None]) -> str:
+    """Where a recurrent layer takes the examples of a batch for the steps of a sequence, each of which torch.export
+    would write down; empty if nowhere.
+
+    few: a run with `FEW` examples.
+    """
+
+    def steps(call: Call) -> int:
+        across = call.name in _ALONG_THE_FIRST and call.given[-1] is False and call.sizes
+        return call.sizes[0] if across else 0
+
+    if few is None or not any(steps(call) == FEW for call in few.calls):
+        return ""
+    more = with_one_more()
+    for call, other in zip(few.calls, [] if more is None else more.calls, strict=False):
+        if steps(call) == FEW and steps(other) == FEW + 1:
+            name = _ALONG_THE_FIRST[call.name]
+            return (
+                f"{call.place}: {name} without batch_first=True runs along the first axis, which is the batch here; the "
+                f"device computes every example by itself: {name}(..., batch_first=True), or transpose(0, 1) before"
+            )
+    return ""
+
+
 def dependence(runs: dict[int, Run | None]) -> str:
     """Where what is called depends on the number of examples, by which the runs are listed; empty if nowhere."""
     known = {examples: run.calls for examples, run in runs.items() if run is not None}
@@ -311,4 +343,6 @@ def _follows(values: Sequence[Any], counts: Sequence[int]) -> bool:
     )
 
 
-__all__ = ["FEW", "MULTIPLE", "PRIMES", "Arguments", "Call", "Run", "alike", "dependence", "recorded", "stand_in"]
+__all__ = [
+    "EACH_TIME",
+    "FEW", "MULTIPLE", "PRIMES", "Arguments", "Call", "Run", "alike", "along_the_batch", "dependence", "recorded", "stand_in"]

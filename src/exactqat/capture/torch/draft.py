@@ -252,6 +252,8 @@ def draft_of(
     prime = batch.stand_in(taken, few)
     with FakeTensorMode(allow_non_fake_inputs=True):
         given_args, given_kwargs = given(prime)
+    if along := batch.along_the_batch(few, partial(recorded, batch.FEW + 1)):
+        raise CaptureError(f"the model cannot be captured: {along}")
     now_at(f"torch.export, in {'training' if any(training.values()) else 'evaluation'}")
     try:
         with OneByOne(prime):
@@ -283,6 +285,8 @@ def draft_of(
         # Where the model raises an error for so many examples, it computes nothing else.
         depends = depends or batch.dependence({**runs, asked.examples: recorded(asked.examples, watching=True)})
     if depends:
+        if few is not None and not batch.alike(few, recorded(batch.FEW)):
+            depends = f"{depends.partition(': ')[0]}: {batch.EACH_TIME}"
         raise CaptureError(f"the model cannot be captured: {depends}")
     if few is not None and few.draws:
         raise CaptureError(

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...display import listed
 from ...planning.callers import users_line
 from ...planning.network import Constant, Network, Step
 from ..core.comparison import first_difference
@@ -75,7 +76,8 @@ def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, 
     training, evaluating = _flags(model, True), _flags(model, False)
     if wanted:
         # Both what the user has set by hand and what the model's own train() sets, which may not have been called yet.
-        training = {path: flag and training[path] for path, flag in _flags(model).items()}
+        by_train, training = training, {path: flag and training[path] for path, flag in _flags(model).items()}
+        _warn_of_evaluating(model, by_train, training)
     left = next((path for path, flag in evaluating.items() if flag), None)
     if left is not None:
         raise CaptureError(
@@ -133,6 +135,23 @@ def _flags(model: nn.Module, mode: bool | None = None) -> dict[str, bool]:
     # Either may be the user's own.
     copied.train() if mode else copied.eval()
     return {path: module.training for path, module in copied.named_modules(remove_duplicate=False)}
+
+
+def _warn_of_evaluating(model: nn.Module, by_train: Mapping[str, bool], training: Mapping[str, bool]) -> None:
+    """Names what is in evaluation in a model that trains, where its `train` would change that."""
+    held = [
+        path
+        for path, module in model.named_modules(remove_duplicate=False)
+        if by_train[path] and not training[path] and isinstance(module, _TRAINED_IN_EVALUATION)
+    ]
+    if held:
+        one = len(held) == 1
+        warnings.warn(
+            f"{listed(held)} {'is' if one else 'are'} in evaluation while the model trains, and "
+            f"{'stays' if one else 'stay'} so in the prepared model, whose train() keeps what you set by hand; the "
+            "model's own train() would switch training on: call model.train() before prepare if that is meant",
+            stacklevel=users_line(),
+        )
 
 
 def _hooks(parameter: nn.Parameter, kind: str = "_backward_hooks") -> list[Any]:

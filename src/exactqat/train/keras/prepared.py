@@ -32,7 +32,7 @@ import numpy as np
 
 from ...capture.core.progress import at_work
 from ...capture.keras.model import CaptureError, InTraining, capture, variable_names
-from ...capture.proof import NotComparedWarning, Proof
+from ...capture.proof import HalfPrecisionWarning, NotComparedWarning, Proof
 from ...device import DEFAULT_PROFILE
 from ...display import listed, shortened, table
 from ...planning import UnsupportedOperator, plan, warn_of_logits
@@ -614,6 +614,8 @@ def prepare(
             raise UnsupportedOperator(proof.refusal)
         if proof.missing:
             warnings.warn(proof.missing, NotComparedWarning, stacklevel=users_line())
+        if proof.rounding:
+            warnings.warn(proof.rounding, HalfPrecisionWarning, stacklevel=users_line())
     if prepared.losses_left_out:
         warnings.warn(
             f"losses that layers add of their results are left out: {listed(prepared.losses_left_out)} (add_loss, "

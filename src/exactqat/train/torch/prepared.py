@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...capture.core.progress import at_work
-from ...capture.proof import NotComparedWarning, Proof
+from ...capture.proof import HalfPrecisionWarning, NotComparedWarning, Proof
 from ...capture.torch.custom import unwrapped, with_hooks
 from ...capture.torch.model import CaptureError, capture
 from ...device import DEFAULT_PROFILE, OPERATORS, profile_named
@@ -865,4 +865,6 @@ def prepare(
             raise UnsupportedOperator(prepared.proof.refusal)
         if prepared.proof.missing:
             warnings.warn(prepared.proof.missing, NotComparedWarning, stacklevel=users_line())
+        if prepared.proof.rounding:
+            warnings.warn(prepared.proof.rounding, HalfPrecisionWarning, stacklevel=users_line())
     return prepared

@@ -35,10 +35,15 @@ class _Settled(TorchDispatchMode):
     uniform and normal numbers are constant, other random operators begin with the same seed. And float32 where the
     model asks for 16 bits, as that is what the prepared network trains in."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves = ""
+
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = operator._schema.name.removeprefix("aten::")
         if kwargs.get("dtype") in (torch.float16, torch.bfloat16):
+            self.halves = str(kwargs["dtype"]).removeprefix("torch.")
             kwargs = {**kwargs, "dtype": torch.float32}
         if name == "native_dropout" and args[2] is not False and args[1] < 1:
             return args[0] / (1 - args[1]), torch.ones_like(args[0], dtype=torch.bool)
@@ -76,6 +81,7 @@ class _Sides:
         self.ranges = {id(parameter) for parameter in prepared.range_parameters()}
         names = ({name for name, _ in each.named_buffers()} for each in (model, prepared))
         self.buffers = set.intersection(*names)
+        self.halves = ""
 
     def original(self, trial: Trial, nudge: int = 0, layers: bool = False) -> Evidence:
         model = copied_with_hooks(self.model)
@@ -124,9 +130,10 @@ class _Sides:
         random.seed(0)
         np.random.seed(0)
         try:
-            with torch.set_grad_enabled(trial.gradients), _Settled():
+            with torch.set_grad_enabled(trial.gradients), _Settled() as settled:
                 args, kwargs, followed = self._inputs(trial, nudge)
                 results = _tensors(model(*args, **kwargs))
+                self.halves = self.halves or settled.halves
                 evidence.results = {name: _array(value) for name, value in results.items()}
                 if trial.gradients:
                     evidence.gradients = self._gradients(model, results, followed)
@@ -249,7 +256,9 @@ def compare_with_original(
     devices = [] if sides.device.type == "cpu" else [sides.device]
     try:
         with torch.random.fork_rng(devices=devices):
-            return prove(sides, usual_trials(sides.examples, sides.size))
+            proof = prove(sides, usual_trials(sides.examples, sides.size))
+            proof.halves = sides.halves
+            return proof
     finally:
         random.setstate(python)
         np.random.set_state(numbers)
