@@ -254,6 +254,13 @@ def test_a_run_begins_where_codes_are_given() -> None:
     assert not np.array_equal(changed, whole["y"])
 
 
+def test_progress_is_shown() -> None:
+    shown: list[tuple[int, int]] = []
+    codes = np.zeros((5, 8, 8, 8), np.int8)
+    deploy.compile(chain()).run({"x": codes}, batch_size=2, progress=lambda *counts: shown.append(counts))
+    assert shown == [(2, 5), (4, 5), (5, 5)]
+
+
 def test_what_to_keep_for_a_changed_layer() -> None:
     codes = np.random.default_rng(0).integers(-128, 128, (5, 8, 8, 8)).astype(np.int8)
     compiled, other = deploy.compile(chain()), chain(7)
