@@ -8,7 +8,8 @@ The networks have their published shapes and random weights; no contestant is fa
 are. LiteRT runs its default kernels with as many threads; all profiles are compared with that time, since no runtime
 computes another processor's integers. --peers also times what computes the reference's integers: LiteRT's reference
 kernels and, where it is installed, TFLite-Micro, once each on one image. int16 stands for activations of 16 bits beside
-weights of 8 (16x8), for which LiteRT has no fast kernels: it takes seconds for an image. --quick takes two small networks and few turns.
+weights of 8 (16x8), for which LiteRT has no fast kernels: it takes seconds for an image. --quick takes two small
+networks and few turns.
 
 A ratio is the one of the shortest times: turns that another process disturbs count for neither side.
 

@@ -14,7 +14,7 @@ import pytest
 from device_cases import NAMES, random_codes, random_graph
 
 from exactqat import cpu, deploy
-from exactqat.deploy import Builder, Graph, per_tensor
+from exactqat.deploy import Builder, Graph, Quantization, per_tensor
 from exactqat.device import OPERATORS, PROFILES, Refusal, profile_named
 from exactqat.device.tensor import CODE_RANGES
 from exactqat.engine import Compiled, by_declaration
@@ -195,12 +195,18 @@ def test_layers(name: str, way: str) -> None:
         check(graph, {"x": np.full(shape, low, dtype)}, profile)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
 @pytest.mark.parametrize("count", THREADS)
-def test_threads(count: int, way: str, threads: None) -> None:
+def test_threads(count: int, dtype: str, way: str, threads: None) -> None:
     """Of tensors large enough for all of them to get a part."""
     cpu.kernels.set_thread_count(count)
     builder = Builder()
     rng = np.random.default_rng(0)
+
+    def per_tensor(scale: float, zero_point: int) -> Quantization:
+        wide = dtype == "int16"
+        return deploy.per_tensor(scale / 256 if wide else scale, 0 if wide else zero_point, dtype)
+
     x = builder.input("x", (1, 29, 31, 24), per_tensor(1 / 64, 5))
     grid, scale = per_tensor(1 / 30, -7), np.full(24, 1 / 640, np.float32)
     bias = rng.integers(-500, 500, 24)
@@ -208,8 +214,11 @@ def test_threads(count: int, way: str, threads: None) -> None:
     second = builder.depthwise_conv_2d(first, rng.integers(-127, 128, (1, 3, 3, 24)), scale, bias, grid, name="second")
     total = builder.add(first, second, per_tensor(1 / 20, 3), name="sum")
     pooled = builder.average_pool_2d(total, (3, 3), (2, 2), "SAME", name="pooled")
-    graph = builder.graph([builder.mean(pooled, per_tensor(1 / 50, 0), name="y")])
-    codes = {"x": rng.integers(-128, 128, (5, 29, 31, 24)).astype(np.int8)}
+    taken = builder.gather(pooled, name="taken", axis=2, indices=(7, 0, 3, 3))
+    larger = builder.resize_bilinear(taken, name="larger", size=(31, 9))
+    graph = builder.graph([builder.mean(larger, per_tensor(1 / 50, 0), name="y")])
+    low, high = CODE_RANGES[dtype]
+    codes = {"x": rng.integers(low, high + 1, (5, 29, 31, 24)).astype(dtype)}
     for profile in PROFILES:
         check(graph, codes, profile)
 
@@ -242,6 +251,13 @@ def test_a_run_begins_where_codes_are_given() -> None:
     changed = deploy.compile(other, "reference").run(kept)["y"]
     assert np.array_equal(changed, deploy.simulate(other, codes, "reference")["y"])
     assert not np.array_equal(changed, whole["y"])
+
+
+def test_progress_is_shown() -> None:
+    shown: list[tuple[int, int]] = []
+    codes = np.zeros((5, 8, 8, 8), np.int8)
+    deploy.compile(chain()).run({"x": codes}, batch_size=2, progress=lambda *counts: shown.append(counts))
+    assert shown == [(2, 5), (4, 5), (5, 5)]
 
 
 def test_what_to_keep_for_a_changed_layer() -> None:

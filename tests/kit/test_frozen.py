@@ -20,6 +20,7 @@ import plain_networks  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from agreement import frozen_differences, leaves  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from exactqat import qat  # noqa: E402
 from exactqat.deploy import PROFILES  # noqa: E402
@@ -136,6 +137,18 @@ def test_an_evaluation_computes_the_whole_network_at_once(name: str, whole_runs:
     assert whole_runs == list(PROFILES)
 
 
+class Recorder(TorchDispatchMode):
+    """Names of PyTorch's operations, as they are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
 def test_when_the_whole_network_is_not_computed_at_once(whole_runs: list[str]) -> None:
     model, batch = small()
     prepared = frozen(model, batch)
@@ -153,6 +166,9 @@ def test_when_the_whole_network_is_not_computed_at_once(whole_runs: list[str]) -
         hook = prepared.step("0").register_forward_hook(lambda *arguments: seen.append(arguments))
         assert torch.equal(prepared(batch), after[0]) and seen and len(whole_runs) == 3
         hook.remove()
+        with Recorder() as recorder:
+            assert torch.equal(prepared(batch), after[0])
+        assert any("convolution" in name for name in recorder.names) and len(whole_runs) == 3
         # What has no code is said layer by layer.
         broken = batch.clone()
         broken[2, 0, 0, 0] = torch.nan

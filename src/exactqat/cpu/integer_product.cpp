@@ -239,18 +239,25 @@ struct Row {
 
   // `end` is where the memory of the codes ends; whole vectors are read up to there.
   void put(const int8_t* codes, int64_t count, const int8_t* end) {
+    // By way of a chunk of our own, which nothing else can be: `at` may be the memory of any byte.
     constexpr int64_t kChunk = 32;
+    int64_t k = 0;
     if (form.dot) {
-      int64_t k = 0;
-      for (; k < count && codes + k + kChunk <= end; k += kChunk)
-        for (int64_t i = 0; i < kChunk; ++i) at[k + i] = uint8_t(codes[k + i]) ^ kFlip;
-      for (; k < count; ++k) at[k] = uint8_t(codes[k]) ^ kFlip;
+      uint8_t* to = at;
+      for (; k < count && codes + k + kChunk <= end; k += kChunk) {
+        uint8_t chunk[kChunk];
+        for (int64_t i = 0; i < kChunk; ++i) chunk[i] = uint8_t(codes[k + i]) ^ kFlip;
+        std::memcpy(to + k, chunk, kChunk);
+      }
+      for (; k < count; ++k) to[k] = uint8_t(codes[k]) ^ kFlip;
       at += count;
     } else {
       auto* wide = reinterpret_cast<int16_t*>(at);
-      int64_t k = 0;
-      for (; k < count && codes + k + kChunk <= end; k += kChunk)
-        for (int64_t i = 0; i < kChunk; ++i) wide[k + i] = codes[k + i];
+      for (; k < count && codes + k + kChunk <= end; k += kChunk) {
+        int16_t chunk[kChunk];
+        for (int64_t i = 0; i < kChunk; ++i) chunk[i] = codes[k + i];
+        std::memcpy(wide + k, chunk, sizeof chunk);
+      }
       for (; k < count; ++k) wide[k] = codes[k];
       at += 2 * count;
     }

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -81,6 +81,7 @@ class Compiled:
         codes: Mapping[str, np.ndarray],
         tensors: Sequence[str] | None = None,
         batch_size: int = 8,
+        progress: Callable[[int, int], None] | None = None,
     ) -> dict[str, np.ndarray]:
         """Codes of `tensors` (default: the graph's outputs).
 
@@ -88,7 +89,9 @@ class Compiled:
             codes: by tensor name, [batch * rows of an example, ...]: of the inputs, or of any tensors from which the
                 wanted ones follow. What only leads to given ones is not computed, so that what was kept of an earlier
                 run serves as a beginning.
-            batch_size: examples that are computed at a time.
+            batch_size: examples that are computed at a time. Memory is that of their results, of which places are used
+                again, and of what is returned.
+            progress: is told after every batch how many examples are done, and how many there are.
 
         Raises:
             ValueError: a tensor is unknown, or needs one that is not given; examples differ in number.
@@ -101,7 +104,10 @@ class Compiled:
         results = {name: np.empty(self._shape(name, total), self._tensors[name].dtype) for name in wanted}
         given = {name: np.ascontiguousarray(array) for name, array in codes.items()}
         for start in range(0, total, batch_size):
-            self._run_batch(steps, given, results, start, min(batch_size, total - start))
+            count = min(batch_size, total - start)
+            self._run_batch(steps, given, results, start, count)
+            if progress is not None:
+                progress(start + count, total)
         return results
 
     def operator(self, result: str, codes: Mapping[str, np.ndarray]) -> np.ndarray:

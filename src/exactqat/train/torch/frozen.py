@@ -209,7 +209,8 @@ class Device:
         Args:
             trained: all that `numbers` are made of, in NumPy.
         """
-        if torch.is_grad_enabled() or not all(is_plain(each) and each.device.type == "cpu" for each in inputs.values()):
+        plain = all(is_plain(each) and each.device.type == "cpu" for each in inputs.values())
+        if torch.is_grad_enabled() or not plain or _operations_are_watched():
             return None
         if any(_is_noisy(step) for step in steps.values()) or any(
             _is_watched(module) for step in steps.values() for module in step.modules()
@@ -580,6 +581,12 @@ class Device:
 def real(value: Value) -> Tensor:
     """Real numbers of a tensor on a grid or off all of them."""
     return value.real() if isinstance(value, OnGrid) else value
+
+
+def _operations_are_watched() -> bool:
+    """Whether something records PyTorch's operations, or computes others in their place."""
+    modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
+    return modes > 0 or torch.jit.is_tracing()
 
 
 def _is_noisy(module: nn.Module) -> bool:
