@@ -78,7 +78,7 @@ def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.Complete
     assert metrics["settings"] == {
         "seed": 3, "epochs_float": 1, "epochs_qat": 1, "data": "digits", "model": "small_mobilenet",
         "weight_bits": None, "activation_bits": None, "batch_size": 64, "image_size": None, "device": "xnnpack-x86",
-        "weights": None, "from_job": None,
+        "weights": None, "from_job": None, "ptq": False,
     }  # fmt: skip
     assert metrics["weights"] is None
     assert metrics["resumed"] is False and metrics["data"]["skipped"] == []

@@ -92,16 +92,52 @@ def test_layers_of_a_file_are_ranked(tmp_path: Path) -> None:
     assert status == 2 and "--search needs the directory of a job" in said
 
 
+def test_the_command_that_repeats_a_job_names_the_search(tmp_path: Path) -> None:
+    from exactqat.job.settings import Settings
+
+    command = Settings(tmp_path, ptq=True).commands()[0]
+    assert command.endswith(" --ptq") and "--ptq" not in Settings(tmp_path).commands()[0]
+    with pytest.raises(ValueError, match="ptq must be True or False, got 'yes'"):
+        Settings(tmp_path, ptq="yes")  # type: ignore[arg-type]
+
+
 @pytest.mark.slow
 def test_networks_of_a_job(tmp_path: Path) -> None:
     out = tmp_path / "job"
-    status, said = exactqat("train", "--out", out, "--epochs-float", 6, "--epochs-qat", 4, "--weight-bits", 4,
-                            "--activation-bits", 4, "--quiet")  # fmt: skip
-    assert status == 0, said
-    status, said = exactqat("gate", out, "--min-accuracy", 0.3, "--max-differ", 0, "--run")
+    status, said = exactqat("train", "--out", out, "--epochs-float", 4, "--epochs-qat", 1, "--weight-bits", 4,
+                            "--activation-bits", 4, "--ptq", "--quiet")  # fmt: skip
+    assert status == 0 and "PTQ, searched" in said, said
+    networks = json.loads((out / "metrics.json").read_text())["networks"]["w4a4"]
+    losses = {name: networks[name]["validation_loss"] for name in ("qat_ema", "qat_learned", "ptq_searched")}
+    assert networks["chosen"] == min(losses, key=lambda name: losses[name])
+    searched, plain = networks["ptq_searched"], networks["ptq_min_max"]
+    assert searched["validation_loss"] < plain["validation_loss"]
+    assert searched["values_differing"] == searched["training_differing"] == 0
+    status, said = exactqat("gate", out, "--min-accuracy", 0.2, "--max-differ", 0, "--run")
     assert status == 0 and "w4a4 on xnnpack-x86" in said, said
     assert exactqat("gate", out, "--min-accuracy", 1)[0] == 1
     assert exactqat("gate", out, "--min-accuracy", 0.1, "--precision", "w8a8")[0] == 2
-    searched = tmp_path / "searched.tflite"
-    status, said = exactqat("tune", out, "--examples", 64, "--search", searched, "--budget", 12)
-    assert status == 0 and "held out" in said and searched.exists(), said
+    path = tmp_path / "searched.tflite"
+    status, said = exactqat("tune", out, "--examples", 64, "--search", path, "--budget", 12)
+    assert status == 0 and "held out" in said and path.exists(), said
+
+
+@pytest.mark.slow
+def test_post_training_quantization_is_delivered_where_it_is_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from exactqat.job import settings, training
+
+    kept = tuple(method for method in settings.METHODS if method.name in ("ptq_min_max", "qat_ema"))
+    monkeypatch.setattr(settings, "METHODS", kept)
+    # Training that does harm.
+    monkeypatch.setattr(training, "QAT_LEARNING_RATE", 0.3)
+    out = tmp_path / "job"
+    status, said = exactqat("train", "--out", out, "--epochs-float", 4, "--epochs-qat", 1, "--weight-bits", 4,
+                            "--ptq", "--quiet")  # fmt: skip
+    assert status == 0, said
+    assert json.loads((out / "metrics.json").read_text())["networks"]["w4a8"]["chosen"] == "ptq_searched"
+    status, said = exactqat("verify", out, "--quiet")
+    assert status == 0, said
+    status, said = exactqat("gate", out, "--min-accuracy", 0.5, "--run")
+    assert status == 0, said

@@ -193,6 +193,14 @@ def command_line() -> Any:
                 "(LiteRT with XNNPACK), reference (LiteRT's reference kernels) or micro (TFLite-Micro)."
             ),
         ] = "xnnpack-x86",
+        ptq: Annotated[
+            bool,
+            typer.Option(
+                "--ptq",
+                help="Also search the best post-training quantization on the device's integers; it is delivered if "
+                "its validation loss is the lowest.",
+            ),
+        ] = False,
         from_job: Annotated[
             Path | None,
             typer.Option(

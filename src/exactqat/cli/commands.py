@@ -258,7 +258,7 @@ def _print_results(console: Console, results: Results) -> None:
     explained = (
         "PTQ: post-training quantization. QAT: quantization-aware training. The second part names the source of the "
         "ranges. "
-        "★ delivered (lower validation loss). To float: difference in points on the same test images, and the "
+        "★ delivered (lowest validation loss). To float: difference in points on the same test images, and the "
         "probability p that equally good networks differ this much (McNemar's exact test). Runtime: integers in which "
         "the file differs from its simulation; training: integers in which the device differs from what was trained. "
         "Input and logits keep 8 bits; codes of fewer bits are stored in 8-bit containers. "

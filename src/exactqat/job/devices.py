@@ -74,4 +74,5 @@ def current_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError("settings must not contain both device and its former name, profile")
         settings["device"] = settings.pop("profile")
     settings.setdefault("device", DEFAULT_PROFILE)
+    settings.setdefault("ptq", False)
     return settings

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import qat
+from .. import qat, tune
 from ..deploy.footprint import footprint
 from ..deploy.formats.tflite import tflite_bytes, write_tflite
 from ..deploy.lower import lower, lower_with_layouts
@@ -38,6 +38,8 @@ from .weights import Fit, check, put
 
 # Quantization-aware trainings start from the calibrated float network; this many images at a time are shown to it.
 CALIBRATION_BATCH = 256
+# Training images on which a search tries what it finds, and how many networks it evaluates at most.
+SEARCH_IMAGES, SEARCH_BUDGET = 1024, 200
 # Test images on which delivered networks are compared with what every other device computes.
 ELSEWHERE_IMAGES = 512
 
@@ -322,6 +324,8 @@ def _quantized_network(
             lambda history: progress.epoch(title, history, epochs),
         )
     else:
+        if method.searched:
+            _search(model, dataset, settings)
         qat.freeze(model)
     validation_accuracy, validation_loss = training.accuracy_and_loss(model, dataset.validation)
     return Outcome(
@@ -335,6 +339,13 @@ def _quantized_network(
         validation_loss,
         training.accuracy(model, dataset.test),
     )
+
+
+def _search(model: qat.PreparedModel, dataset: Dataset, settings: Settings) -> None:
+    """Gives a calibrated network what a search finds on training images; the validation images judge it afterwards."""
+    order = np.random.default_rng(settings.seed).permutation(len(dataset.train))[:SEARCH_IMAGES]
+    part = dataset.train.images[order].numpy(), dataset.train.labels[order].numpy()
+    tune.search(model, part, seed=settings.seed, budget=SEARCH_BUDGET, progress=False).apply(model)
 
 
 def _deploy(outcome: Outcome, dataset: Dataset, path: Path) -> None:

@@ -42,6 +42,9 @@ METHODS = (
     Method("qat_learned", "QAT, learned ranges", "learned", trained=True),
 )
 
+# Under `Settings.ptq`.
+SEARCHED = Method("ptq_searched", "PTQ, searched", "min_max", trained=False, searched=True)
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -58,6 +61,7 @@ class Settings:
         image_size: height and width to which images are scaled; None leaves them.
         device: whose integers training computes in its last phase, as `qat.prepare` has them; see `devices`.
         weights: path of weights that float training starts from, as in `weights.put`; None: a new network's.
+        ptq: also search the best post-training quantization (`tune.search`), which may be what is delivered.
         from_job: directory of a finished job, trained for another device, whose networks are trained on for this one;
             see `retrained`.
 
@@ -78,6 +82,7 @@ class Settings:
     device: str = DEFAULT_PROFILE
     weights: str | None = None
     from_job: str | None = None
+    ptq: bool = False
 
     def __post_init__(self) -> None:
         for name in ("weight_bits", "activation_bits"):
@@ -97,6 +102,8 @@ class Settings:
         for name in ("weights", "from_job"):
             if not isinstance(getattr(self, name), str | None):
                 raise ValueError(f"{name} must be a string, got {getattr(self, name)!r}")
+        if not isinstance(self.ptq, bool):
+            raise ValueError(f"ptq must be True or False, got {self.ptq!r}")
         device_named(self.device)
 
     @property
@@ -119,7 +126,7 @@ class Settings:
     @property
     def methods(self) -> tuple[Method, ...]:
         """How each precision is quantized, in this order."""
-        return METHODS
+        return (*METHODS, SEARCHED) if self.ptq else METHODS
 
     @property
     def trainings(self) -> list[str]:
@@ -139,7 +146,7 @@ class Settings:
         if self.from_job is not None:
             shown = {key: shown[key] for key in ("from_job", "device", "epochs_qat")}
         options = "".join(
-            f" {option_of(key)} {shell_word(option_value(value))}"
+            f" {option_of(key)}" + ("" if value is True else f" {shell_word(option_value(value))}")
             for key, value in shown.items()
             if self.from_job is not None or value != defaults[key]
         )

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 FLOAT_COLOR, PTQ_COLORS, QAT_COLORS = "#6b7280", ("#f2b77c", "#e08a3c"), ("#6fa8dc", "#1f5fa8")
 METHOD_COLORS = dict(
     zip(("ptq_min_max", "ptq_least_error", "qat_ema", "qat_learned"), PTQ_COLORS + QAT_COLORS, strict=True)
-)
-METHOD_MARKERS = dict(zip(METHOD_COLORS, "v^os", strict=True))
+) | {"ptq_searched": "#146c43"}
+METHOD_MARKERS = dict(zip(METHOD_COLORS, "v^osP", strict=True))
 PRECISION_COLORS = ("#1f5fa8", "#e08a3c", "#146c43", "#b02a37", "#6fa8dc", "#f2b77c", "#6b7280")
 PRECISION_LINES = ("-", "--", ":", "-.")
 # Characters of a name in a picture, which has to hold the longest.

@@ -147,7 +147,8 @@ def _page(results: Results) -> str:
             "<ol><li><strong>Post-training quantization</strong> (PTQ) measures ranges of the float network's values "
             "and rounds. It needs no training, but costs accuracy when there are few codes. Ranges are the extremes "
             "over the training images (min/max), or are narrowed to minimize the combined error of rounding and "
-            "clipping (least-error).</li>"
+            "clipping (least-error). A search (--ptq) also equalizes channels, corrects biases and rounds weights by "
+            "what the device computes.</li>"
             "<li><strong>Quantization-aware training</strong> (QAT) continues training with rounding inside the "
             "network, so that the weights adapt to the grid. Ranges either follow the data (EMA: an exponential moving "
             "average of the extremes), or start as least-error ranges and are trained like weights (learned).</li>"
@@ -164,7 +165,7 @@ def _page(results: Results) -> str:
                 for good, sentence in closing_sentences(results)
             )
             + f"<p class='note'>{escape(findings.LUCK_NOTE)}</p>"
-            "<p class='note'>★ marks the delivered networks, chosen by the lower validation loss. Input and logits "
+            "<p class='note'>★ marks the delivered networks, chosen by the lowest validation loss. Input and logits "
             "always have 8 bits. Weights and activations of fewer bits are stored in 8-bit containers, so their files "
             "are not smaller. The float32 size is four bytes per parameter, without file overhead. "
             f"{_guessing(results)}</p>" + side_by_side(charts.accuracies(results), charts.accuracy_and_size(results)),

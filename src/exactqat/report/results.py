@@ -169,12 +169,21 @@ class Beside:
 
 @dataclass(frozen=True)
 class Method:
-    """One way to quantize: with training or without, and where activation ranges come from."""
+    """One way to quantize: with training or without, and where activation ranges come from.
+
+    searched: by `tune.search`, which starts from such ranges.
+    """
 
     name: str
     title: str
     ranges: RangePolicy
     trained: bool
+    searched: bool = False
+
+    @property
+    def delivered(self) -> bool:
+        """Whether a network made this way can be what is delivered; others are baselines."""
+        return self.trained or self.searched
 
 
 @dataclass
@@ -235,8 +244,8 @@ class Results:
         return [outcome for outcome in self.outcomes if outcome.precision == precision]
 
     def chosen(self, precision: str) -> Outcome:
-        """The trained network that is delivered: the lower validation loss of the two kinds of ranges."""
-        return min((o for o in self.of(precision) if o.method.trained), key=lambda outcome: outcome.validation_loss)
+        """The network that is delivered: that of the lowest validation loss among the trained and the searched ones."""
+        return min((o for o in self.of(precision) if o.method.delivered), key=lambda outcome: outcome.validation_loss)
 
     @property
     def values_compared(self) -> int:

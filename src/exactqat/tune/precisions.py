@@ -149,11 +149,11 @@ class Precisions:
         return again
 
     def fine_tensor(self, name: str) -> Tensor:
-        """The int16 form of one of the graph's tensors."""
+        """The int16 form of one of the graph's tensors; of those that have none, the tensor itself."""
         tensor = self.graph.tensors[name]
-        if tensor.dtype != "int8":
+        scale = self._scale.get(self._group_of.get(name, ""))
+        if tensor.dtype != "int8" or scale is None:
             return tensor
-        scale = self._scale[self._group_of[name]]
         return self._tensor(f"{name} in 16 bits", tensor.shape, per_tensor(scale, 0, "int16"))
 
     def stored(self, name: str, fine: Collection[Part]) -> Tensor:
