@@ -335,6 +335,9 @@ def command_line() -> Any:
         ] = None,
         seed: Annotated[int, typer.Option(min=0, help="Seed of the random codes.")] = 0,
         as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+        html: Annotated[
+            Path | None, typer.Option(metavar="PAGE.html", help="Write everything as a page too, in one file.")
+        ] = None,
         reduce: Annotated[
             Path | None,
             typer.Option(
@@ -351,7 +354,7 @@ def command_line() -> Any:
         """
         equal = True
         with _failures(errors):
-            equal = commands.inspect(file, data, examples, device, seed, as_json, reduce)
+            equal = commands.inspect(file, data, examples, device, seed, as_json, html, reduce)
         if not equal:
             raise IntegersDiffer
 
