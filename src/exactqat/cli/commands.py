@@ -366,6 +366,7 @@ def inspect(
     devices: Sequence[str] | None,
     seed: int,
     as_json: bool,
+    float_file: Path | None,
     html: Path | None,
     reduced: Path | None,
 ) -> bool:
@@ -379,7 +380,9 @@ def inspect(
     console, errors = console_of(), console_of(stderr=True)
     arrays = None if data is None else read_arrays(data)
     with status_on(errors, "reading") as status:
-        found = inspect_file(file, arrays, examples, devices or None, seed, progress=status.update)
+        found = inspect_file(
+            file, arrays, examples, devices or None, seed, progress=status.update, float_file=float_file
+        )
     # A program may read it: nothing is wrapped or styled.
     console.print(found.as_json() if as_json else found.text(min(columns(), 100)), soft_wrap=True)
     if html is not None:

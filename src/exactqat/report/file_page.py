@@ -5,7 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..deploy.inspect import DeviceFindings, Inspection, name_in_short
+from ..deploy.inspect import (
+    BESIDE_FLOAT,
+    DeviceFindings,
+    Inspection,
+    beside_float_rows,
+    collapse_in_words,
+    name_in_short,
+)
 from .page import cards, escape, page, section, table, warnings
 
 # Characters of a layer's name.
@@ -34,6 +41,10 @@ def file_page(found: Inspection) -> str:
     if found.disagreements:
         parts.append(section("Where devices differ from each other, and why", _disagreements(found), "prose"))
     parts.append(section("Layers", _layers(found, ran), "layers"))
+    if found.beside_float:
+        rows = [(False, row) for row in beside_float_rows(found, NAME)]
+        note = f"<p>{escape(collapse_in_words(found))}</p>"
+        parts.append(section("Beside the float network", note + table(BESIDE_FLOAT, rows, 2), "layers"))
     parts.append(section("What it takes and returns", _ends(found), "prose"))
     return page(f"{found.name}: what devices compute", "".join(parts))
 
