@@ -7,7 +7,7 @@ OUT ?= demo
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
 BIN := $(VENV)/bin
 
-.PHONY: help demo wheels test-wheel test test-all test-kernels test-kit test-jobs test-gpu test-tensorflow check docs goldens oracle fuzz fuzz-jobs sanitize zoo frozen sweep devices arm64 notebooks bench clean
+.PHONY: help demo wheels test-wheel test test-all test-kernels test-kit test-jobs test-gpu test-tensorflow check docs goldens oracle files fuzz fuzz-files fuzz-jobs sanitize zoo frozen sweep devices arm64 notebooks bench clean
 
 help:
 	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html,"
@@ -23,6 +23,8 @@ help:
 	@echo "make goldens  record the expected results from TensorFlow again"
 	@echo "make oracle   compare random calls with TensorFlow, live; ARGS='--values 20000000 --seed 1'"
 	@echo "make fuzz     random calls of every kernel, on strange tensors too, and random training steps"
+	@echo "make files    what TensorFlow's converter makes of 30 models in nine ways, inspected on every runtime"
+	@echo "make fuzz-files 20,000 damaged files through inspect: refused in a sentence, or read"
 	@echo "make fuzz-jobs 1,000 damaged and hostile job folders: no code runs, nothing is lost"
 	@echo "make sanitize the kernel tests and bad inputs with address and undefined-behaviour sanitizers"
 	@echo "make zoo      some 170 networks, torchvision's and timm's among them, end to end; writes docs/networks.md (hours)"
@@ -110,6 +112,13 @@ goldens: $(VENV)-tensorflow/.installed
 
 oracle: $(VENV)/.installed $(VENV)-tensorflow/.installed
 	$(BIN)/python tests/campaigns/oracle.py --tensorflow $(VENV)-tensorflow/bin/python $(ARGS)
+
+files: $(VENV)/.installed $(VENV)-tensorflow/.installed
+	$(VENV)-tensorflow/bin/python tests/campaigns/record_files.py --all build/files
+	$(BIN)/python tests/campaigns/run_files.py build/files $(ARGS)
+
+fuzz-files: $(VENV)/.installed
+	$(BIN)/python tests/campaigns/fuzz_files.py --cases 20000 --inspected 20000 $(ARGS)
 
 fuzz: $(VENV)/.installed
 	$(BIN)/python tests/campaigns/fuzz.py --cases 100000 $(ARGS)

@@ -115,6 +115,8 @@ def inspected(content: bytes, folder: Path, seconds: float) -> str:
         return f"not simulated: {error}"
     found.text()
     found.as_json()
+    if not found.ran_on:
+        return "nothing compared"
     return "inspected, equal" if found.equal else "inspected, differs"
 
 
@@ -155,7 +157,7 @@ def main() -> int:
                 outcome = f"traceback: {traceback.format_exc().splitlines()[-1]}"
                 traceback.print_exc()
             outcomes[outcome] += 1
-            if outcome not in ("refused", "inspected, equal"):
+            if outcome not in ("refused", "nothing compared", "inspected, equal"):
                 print(f"readable {number}: {outcome} ({time.perf_counter() - start:.1f} s)", flush=True)
                 if arguments.keep is not None:
                     (arguments.keep / f"inspected_{arguments.seed}_{number}.tflite").write_bytes(content)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from exactqat.deploy import PROFILES, Builder, Graph, per_tensor, write_tflite
 from exactqat.deploy.inspect import inspect
 from exactqat.deploy.mechanism import mechanism_of
 from exactqat.device.profile import MECHANISMS
+from exactqat.report.file_page import file_page
 
 Random = np.random.Generator
 
@@ -103,6 +105,9 @@ def test_the_mechanism_is_found_from_the_file(name: str, tmp_path: Path) -> None
         assert each.mechanism.ties == each.mechanism.differing
     if name == "two roundings":
         assert each.mechanism.ties == 0
+    assert words in file_page(replace(found, name="<b>bold</b>")) and "<b>bold" not in file_page(
+        replace(found, name="<b>")
+    )
     text = " ".join(found.text().split())
     assert f"{words[0].upper()}{words[1:]}" in text
 

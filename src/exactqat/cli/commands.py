@@ -366,19 +366,27 @@ def inspect(
     devices: Sequence[str] | None,
     seed: int,
     as_json: bool,
+    float_file: Path | None,
+    html: Path | None,
     reduced: Path | None,
 ) -> bool:
     """Prints what is in a file and how devices compute it, and says whether what is claimed to be equal is."""
+    from ..deploy.formats.tflite import write_whole
     from ..deploy.inspect import inspect as inspect_file
     from ..deploy.inspect import read_arrays
     from ..deploy.reduce import reduce
+    from ..report.file_page import file_page
 
     console, errors = console_of(), console_of(stderr=True)
     arrays = None if data is None else read_arrays(data)
     with status_on(errors, "reading") as status:
-        found = inspect_file(file, arrays, examples, devices or None, seed, progress=status.update)
+        found = inspect_file(
+            file, arrays, examples, devices or None, seed, progress=status.update, float_file=float_file
+        )
     # A program may read it: nothing is wrapped or styled.
     console.print(found.as_json() if as_json else found.text(min(columns(), 100)), soft_wrap=True)
+    if html is not None:
+        write_whole(html, file_page(found).encode())
     if reduced is not None:
         with status_on(errors, "reducing") as status:
             made = reduce(file, reduced, arrays, examples, devices or None, seed, progress=status.update)

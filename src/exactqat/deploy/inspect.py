@@ -25,10 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from ..device import OPERATORS, PROFILES, Profile
+from ..device import DEFAULT_PROFILE, OPERATORS, PROFILES, Profile
 from ..device.operator import FLOAT
 from ..device.tensor import CODE_RANGES, dequantize
 from ..display import printable, shortened
+from .beside_float import LOST, LayerBesideFloat, beside_float, collapse
 from .comparison import Comparison, Tally
 from .footprint import arena_of
 from .formats.read_tflite import FileEnd, TfliteFile, read_content, to_file
@@ -131,6 +132,7 @@ class Inspection:
         examples: how many examples were run.
         devices: what each device made of it.
         disagreements: pairs of devices whose simulations differ.
+        beside_float: each layer beside the float network, if one was given.
     """
 
     name: str
@@ -146,6 +148,7 @@ class Inspection:
     examples: int
     devices: tuple[DeviceFindings, ...]
     disagreements: tuple[Disagreement, ...]
+    beside_float: tuple[LayerBesideFloat, ...] = ()
 
     @property
     def multiply_accumulates(self) -> int:
@@ -181,6 +184,7 @@ def inspect(
     seed: int = 0,
     seconds: float = SECONDS,
     progress: Callable[[str], None] | None = None,
+    float_file: str | os.PathLike[str] | None = None,
 ) -> Inspection:
     """Says what is in a quantized .tflite file, whoever wrote it, and compares the devices on it, integer for integer.
 
@@ -193,6 +197,8 @@ def inspect(
         seed: of the random codes.
         seconds: after which a process that runs a device, or simulates all of them, is ended.
         progress: called with what is done next.
+        float_file: the float network that it was made of, a .tflite or an .onnx file: `Inspection.beside_float` then
+            says how much of each layer's signal is left. It needs `data` of its own kind to say something of use.
 
     Raises:
         OSError: the file cannot be read.
@@ -220,6 +226,10 @@ def inspect(
         say("simulating all devices")
         ran = tuple(profile for profile in wanted if not reasons[profile])
         counts = _compare_in_a_child(graph, folder, ran, seconds)
+    beside: tuple[LayerBesideFloat, ...] = ()
+    if float_file is not None:
+        say("computing the float network")
+        beside = beside_float(graph, codes, float_file, wanted[0] if wanted else DEFAULT_PROFILE, seconds)
     here, absent = profiles_here(), "its runtime is not on this machine"
     missing = {name: "it was not asked for" if name in here else absent for name in PROFILES if name not in wanted}
     found = [
@@ -253,6 +263,7 @@ def inspect(
         len(next(iter(codes.values()))),
         tuple(found),
         tuple(pairs),
+        beside,
     )
 
 
@@ -700,8 +711,41 @@ def _text(found: Inspection, width: int) -> str:
     in_codes = any(layer.dtype in CODE_RANGES for layer in found.layers)
     if in_codes and not found.disagreements and len(simulated) > 1:
         lines += wrapped(f"Simulated from these inputs, {', '.join(simulated)} compute the same codes.")
+    if found.beside_float:
+        lines += ["", *_beside_float_lines(found, NAME), *wrapped(collapse_in_words(found)), ""]
     lines += wrapped(_verdict(found))
     return "\n".join(lines)
+
+
+def beside_float_rows(found: Inspection, length: int) -> list[tuple[str, ...]]:
+    """Cells of a table of `BESIDE_FLOAT`."""
+
+    def number(value: float | None, form: str) -> str:
+        return "–" if value is None else format(value, form)
+
+    return [
+        (name_in_short(each.result, length), each.kind, number(each.own, ".1f"), number(each.cumulative, ".1f"),
+         number(each.clipped, ".1%"), number(each.wasted, ".0%"), f"{each.dead_channels} of {each.channels}")
+        for each in found.beside_float
+    ]  # fmt: skip
+
+
+BESIDE_FLOAT = ("result", "operator", "own dB", "dB so far", "clipped", "unused codes", "dead channels")
+
+
+def _beside_float_lines(found: Inspection, length: int) -> list[str]:
+    return _table(BESIDE_FLOAT, beside_float_rows(found, length - 8), 2)
+
+
+def collapse_in_words(found: Inspection) -> str:
+    """Where the float network's signal is lost first."""
+    first = collapse(found.beside_float)
+    unknown = sum(not each.of for each in found.beside_float)
+    without = f" {unknown} of {len(found.beside_float)} layers have no partner in it." if unknown else ""
+    if first is None:
+        return f"No layer falls below {LOST:g} dB beside the float network.{without}"
+    where = f"{first.kind} {name_in_short(first.result)!r}"
+    return f"The first layer below {LOST:g} dB beside the float network is {where}.{without}"
 
 
 def _verdict(found: Inspection) -> str:

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A quantized network beside the float network that it was made of: how much of each layer's signal is left.
+
+The float network's tensors are found by their names, or else as the ones of that many values that go along with the
+quantized layer's; so it may come from another framework, with its axes in another order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..device import Refusal
+from ..device.operator import FLOAT
+from ..device.tensor import CODE_RANGES, dequantize, quantize
+from .formats.read_tflite import read_content
+from .formats.tflite import import_deploy
+from .graph import Graph, Operator
+from .runtimes.trial import RuntimeRefusal, try_in_a_child
+from .simulate import simulate, simulate_operator
+
+# Tensors go along with each other from this correlation on.
+ALIKE = 0.7
+# Below so many decibels a layer's signal is taken for lost.
+LOST = 10.0
+
+
+@dataclass(frozen=True)
+class LayerBesideFloat:
+    """One layer of the quantized network.
+
+    Attributes:
+        result, kind: of its operator.
+        of: the float network's tensor; "": none was found, and what needs one is None.
+        cumulative: signal to noise in dB of the whole quantized network up to here.
+        own: likewise of this layer alone, from the float network's own operands.
+        clipped: share of the float values that are beyond the grid.
+        wasted: share of the codes between its ends that no value has.
+        dead_channels, channels: entries of the last axis whose codes never change, and how many there are.
+    """
+
+    result: str
+    kind: str
+    of: str
+    cumulative: float | None
+    own: float | None
+    clipped: float | None
+    wasted: float
+    dead_channels: int
+    channels: int
+
+
+def beside_float(
+    graph: Graph, codes: Mapping[str, np.ndarray], path: str | os.PathLike[str], profile: str, seconds: float
+) -> tuple[LayerBesideFloat, ...]:
+    """Every layer that stores codes, in order of execution.
+
+    Args:
+        codes: of the graph's inputs, by name; the float network gets the real numbers that they stand for.
+        path: the float network, a .tflite or an .onnx file with as many inputs, in the same order.
+        profile: whose integers are looked at.
+        seconds: after which the process that computes both is ended.
+
+    Raises:
+        OSError: the file cannot be read.
+        Refusal: it is no float network with these inputs, or cannot be computed.
+    """
+    path = Path(path)
+    content = path.read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            said = try_in_a_child(_work, graph, dict(codes), content, path.suffix, profile, folder, seconds=seconds)
+        except RuntimeRefusal as error:
+            said = str(error)
+        found = Path(folder) / "layers.json"
+        if not found.exists():
+            note = Path(folder) / "reason"
+            lines = [line for line in said.splitlines() if line.strip()] or ["no reason given"]
+            reason = note.read_text() if note.exists() else lines[-1]
+            raise Refusal(f"{path.name} cannot be compared: {reason}")
+        return tuple(LayerBesideFloat(**row) for row in json.loads(found.read_text()))
+
+
+def collapse(layers: tuple[LayerBesideFloat, ...]) -> LayerBesideFloat | None:
+    """The first layer from which on the signal is lost; None: it never is."""
+    return next((each for each in layers if each.cumulative is not None and each.cumulative < LOST), None)
+
+
+# --- in another process ---------------------------------------------------------------------------------------------
+
+
+def _work(
+    graph: Graph, codes: Mapping[str, np.ndarray], content: bytes, suffix: str, profile: str, folder: str
+) -> None:
+    try:
+        real = [dequantized(graph, name, codes[name]) for name in graph.inputs]
+        values = _of_onnx(content, real) if suffix.lower() == ".onnx" else _of_tflite(content, real)
+        rows = [asdict(row) for row in _rows(graph, codes, values, profile)]
+    except (ValueError, ImportError, RuntimeError) as error:
+        (Path(folder) / "reason").write_text(" ".join(str(error).split()))
+        return
+    (Path(folder) / "layers.json").write_text(json.dumps(rows))
+
+
+def dequantized(graph: Graph, name: str, codes: np.ndarray) -> np.ndarray:
+    """What a tensor's codes stand for."""
+    tensor = graph.tensors[name]
+    return dequantize(codes, tensor.quantization) if tensor.dtype in CODE_RANGES else codes
+
+
+def _of_tflite(content: bytes, real: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """All results of a float .tflite network, computed in NumPy."""
+    graph = read_content(content, "it").graph
+    if len(graph.inputs) != len(real) or any(graph.tensors[name].dtype != FLOAT for name in graph.inputs):
+        raise Refusal(f"it must take {len(real)} inputs in {FLOAT}, it takes {len(graph.inputs)}")
+    given = dict(zip(graph.inputs, real, strict=True))
+    return simulate(graph, given, tensors=graph.results(), batch_size=1)
+
+
+def _of_onnx(content: bytes, real: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """All results in float32 of an ONNX network on onnxruntime, example by example."""
+    onnx: Any = import_deploy("onnx", "onnx")
+    runtime: Any = import_deploy("onnxruntime", "onnx")
+    try:
+        model = onnx.load_from_string(content)
+    except Exception as error:  # noqa: BLE001 - of the library that reads it
+        raise Refusal(f"it is no ONNX file ({error})") from None
+    inferred = onnx.shape_inference.infer_shapes(model)
+    present = {value.name for value in model.graph.output}
+    model.graph.output.extend(
+        value
+        for value in inferred.graph.value_info
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT and value.name not in present
+    )
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    inputs = session.get_inputs()
+    if len(inputs) != len(real):
+        raise Refusal(f"it must take {len(real)} inputs, it takes {len(inputs)}")
+    names, parts = [each.name for each in session.get_outputs()], []
+    for example in range(len(real[0])):
+        feeds = {
+            each.name: _as_shaped(array[example : example + 1], each.shape)
+            for each, array in zip(inputs, real, strict=True)
+        }
+        parts.append(session.run(names, feeds))
+    kept = [at for at, found in enumerate(parts[0]) if found.dtype == np.float32 and found.shape[:1] == (1,)]
+    return {names[at]: np.concatenate([part[at] for part in parts]) for at in kept}
+
+
+def _as_shaped(array: np.ndarray, shape: list[Any]) -> np.ndarray:
+    """With the channels first, if that is what fits."""
+    sizes = [size if isinstance(size, int) else None for size in shape]
+
+    def fits(other: tuple[int, ...]) -> bool:
+        return len(other) == len(sizes) and all(
+            size in (None, given) for size, given in zip(sizes[1:], other[1:], strict=True)
+        )
+
+    turned = np.ascontiguousarray(np.moveaxis(array, -1, 1))
+    if not fits(array.shape) and fits(turned.shape):
+        return turned
+    return array
+
+
+def _rows(
+    graph: Graph, codes: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray], profile: str
+) -> list[LayerBesideFloat]:
+    stored = {**codes, **simulate(graph, codes, profile, graph.results(), 1)}
+    matched = {name: ("", dequantized(graph, name, codes[name])) for name in graph.inputs}
+    rows = []
+    for operator in graph.operators:
+        for name in operator.outputs:
+            if graph.tensors[name].dtype not in CODE_RANGES:
+                continue
+            real = dequantized(graph, name, stored[name])
+            of, signal = _partner(name, real, values)
+            if signal is not None:
+                matched[name] = of, signal
+            rows.append(_row(graph, operator, name, stored, of, signal, matched, profile))
+    return rows
+
+
+def _partner(name: str, real: np.ndarray, values: Mapping[str, np.ndarray]) -> tuple[str, np.ndarray | None]:
+    """The float network's tensor that goes with a layer, with the layer's axes."""
+    named = values.get(name)
+    if named is not None and named.shape == real.shape:
+        return name, named
+    best = ALIKE
+    found: tuple[str, np.ndarray | None] = ("", None)
+    for other, array in values.items():
+        forms = [array, np.moveaxis(array, 1, -1)] if array.ndim > 2 else [array]
+        for form in forms:
+            if form.size != real.size or len(form) != len(real):
+                continue
+            form = np.ascontiguousarray(form).reshape(real.shape)
+            along = _correlation(real, form)
+            if along > best:
+                best, found = along, (other, form)
+    return found
+
+
+def _correlation(first: np.ndarray, second: np.ndarray) -> float:
+    one, other = (array.astype(np.float64) - array.mean(dtype=np.float64) for array in (first, second))
+    size = math.sqrt(float(np.square(one).sum()) * float(np.square(other).sum()))
+    return float((one * other).sum()) / size if size and math.isfinite(size) else 0.0
+
+
+def _row(
+    graph: Graph,
+    operator: Operator,
+    name: str,
+    stored: Mapping[str, np.ndarray],
+    of: str,
+    signal: np.ndarray | None,
+    matched: Mapping[str, tuple[str, np.ndarray]],
+    profile: str,
+) -> LayerBesideFloat:
+    tensor, codes = graph.tensors[name], stored[name]
+    used = np.unique(codes)
+    flat = codes.reshape(-1, codes.shape[-1])
+    dead = int(np.count_nonzero((flat == flat[0]).all(0))) if len(flat) > 1 else 0
+    cumulative = own = clipped = None
+    if signal is not None:
+        cumulative = decibels(signal, dequantized(graph, name, codes))
+        ends = np.array(CODE_RANGES[tensor.dtype]) - tensor.quantization.zero_point[0] + (-0.5, 0.5)
+        low, high = ends * float(tensor.quantization.scale[0])
+        clipped = float(np.mean((signal < low) | (signal > high)))
+        activations = [each for each in operator.inputs if graph.tensors[each].data is None]
+        in_codes = all(each in matched and graph.tensors[each].dtype in CODE_RANGES for each in activations)
+        if in_codes and operator.outputs[0] == name:
+            given = {each: quantize(matched[each][1], graph.tensors[each].quantization) for each in activations}
+            own = decibels(signal, dequantized(graph, name, simulate_operator(graph, operator, given, profile)))
+    lowest, highest = CODE_RANGES[tensor.dtype]
+    return LayerBesideFloat(
+        name, operator.kind, of, cumulative, own, clipped, 1 - len(used) / (highest - lowest + 1), dead, codes.shape[-1]
+    )
+
+
+def decibels(signal: np.ndarray, quantized: np.ndarray) -> float | None:
+    """Signal to noise; None where there is no signal or no noise."""
+    exact = signal.astype(np.float64)
+    power, noise = float(np.square(exact).sum()), float(np.square(exact - quantized).sum())
+    return 10 * math.log10(power / noise) if power > 0 and noise > 0 else None
+
+
+__all__ = ["LOST", "LayerBesideFloat", "beside_float", "collapse"]
