@@ -18,6 +18,7 @@ from .expression import Node, leaves, tree_map
 from .gradients import NAMESPACE, read_mark
 from .schema import (
     DROPOUTS,
+    FORM_OF_OTHER,
     IDENTITIES,
     PERMUTES,
     RESHAPES,
@@ -66,6 +67,10 @@ class Converter(StepBuilder):
         shape_only = SHAPE_ONLY.get(name)
         if shape_only is not None and isinstance(bound.get("self"), Content) and bound["self"].is_value:
             operator, bound = shape_only(bound, meta)
+        form_of_other = FORM_OF_OTHER.get(name)
+        if form_of_other is not None and isinstance(bound.get("other"), Content):
+            operator, bound = form_of_other(bound, meta)
+            name, overload = base_name(operator), operator._overloadname
         tensors = leaves(Content, bound)
         noise = any(tensor.noise for tensor in tensors)
         if not any(tensor.is_value for tensor in tensors):
