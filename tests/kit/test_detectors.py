@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from network_interpreter import differences  # noqa: E402
 from torch import nn  # noqa: E402
 
+from exactqat.capture.torch.expression import Expression  # noqa: E402
 from exactqat.capture.torch.model import capture  # noqa: E402
 
 BINS, CLASSES = 8, 3
@@ -89,3 +90,51 @@ def test_a_detector_is_captured(form: str) -> None:
     network = capture(model.train(), (images,))
     assert not [step.label for step in network.steps if step.kind == "unsupported"]
     assert differences(network, model, (torch.cat([images, images.flip(0)]),), False) <= 1e-5
+
+
+class Queries(nn.Module):
+    """DETR in small: learned queries read an image through PyTorch's own decoder."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 4, 4)
+        layer = nn.TransformerDecoderLayer(16, 2, 32, dropout, batch_first=True)
+        self.decoder = nn.TransformerDecoder(layer, 2)
+        self.queries = nn.Embedding(5, 16)
+        self.boxes = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        memory = self.stem(x).flatten(2).transpose(1, 2)
+        queries = self.queries.weight.unsqueeze(0).repeat(x.shape[0], 1, 1)
+        return self.boxes(self.decoder(queries, memory))
+
+
+def test_learned_queries_are_not_random() -> None:
+    model, images = Queries(0.1), torch.rand(2, 3, 16, 16)
+    network = capture(model.train(), (images,))
+    assert not [step.label for step in network.steps if step.kind == "unsupported"]
+    model.eval()
+    assert differences(network, model, (torch.cat([images, images.flip(0)]),), False) <= 1e-5
+
+
+def test_a_prepared_decoder_trains_its_queries_with_their_dropout() -> None:
+    from exactqat import qat
+
+    model, images = Queries(0.5), torch.rand(2, 3, 16, 16)
+    prepared = qat.prepare(model.train(), images)
+    prepared(images).square().mean().backward()
+    gradient = dict(prepared.named_parameters())["queries.weight"].grad
+    assert gradient is not None and gradient.abs().sum() > 0
+    found = [module for module in prepared.modules() if isinstance(module, Expression)]
+    expressions = [each for each in found if "operand" not in [name for name, *_ in each.instructions]]
+    assert expressions and all(module.training for module in expressions)
+    made = [[module(*given(prepared, module)) for _ in range(2)] for module in expressions]
+    assert any(not torch.equal(first, second) for first, second in made)
+    prepared.eval()
+    assert torch.equal(prepared(images), prepared(images))
+
+
+def given(prepared: nn.Module, expression: nn.Module) -> list[torch.Tensor]:
+    """The parameters that an expression reads."""
+    tensors = dict(prepared.named_parameters())
+    return [tensors[path] for path in expression.sources]

@@ -14,7 +14,7 @@ from ..core.builder import entering
 from ..core.progress import now_at
 from ..core.refusals import CaptureError, Refused
 from .contents import Content, Meta, Storage, View, ViewStep
-from .expression import Node, leaves, tree_map
+from .expression import InTraining, Node, leaves, tree_map
 from .gradients import NAMESPACE, read_mark
 from .schema import (
     DROPOUTS,
@@ -74,7 +74,12 @@ class Converter(StepBuilder):
         tensors = leaves(Content, bound)
         noise = any(tensor.noise for tensor in tensors)
         if not any(tensor.is_value for tensor in tensors):
-            return self.program(operator, bound, meta, noise or is_random(operator, bound))
+            random = is_random(operator, bound)
+            probability = "p" if operator is aten.dropout.default else "dropout_p"
+            if random and self.noise_is_training and bound.get(probability):
+                # Of learned queries: a constant that training computes with dropout, evaluation without.
+                bound, random = {**bound, probability: InTraining(bound[probability])}, False
+            return self.program(operator, bound, meta, noise or random)
         outer_operator, self.operator = self.operator, self.operator or operator
         outer_applied, self.applied = self.applied, operator
         growing: tuple[dict[Any, Any], ...] = (self.values, self.constants, self.constant_of, self.calls)
