@@ -8,11 +8,13 @@ model, examples = entry.build()
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import zoo
 from torch import nn
 
 Built = tuple[nn.Module, tuple[Any, ...]]
@@ -41,7 +43,7 @@ _YOLO = {"": "Detection", "seg": "Segmentation", "pose": "Pose", "obb": "OBB", "
 
 
 def yolo(name: str, form: str) -> Built:
-    """form: "plain", or "export" as Ultralytics sets its heads before it writes a file."""
+    """form: "plain", "end2end", or "export" as Ultralytics sets its heads before it writes a file."""
     from ultralytics.nn import tasks
 
     model = getattr(tasks, f"{_YOLO[name.partition('-')[2]]}Model")(f"{name}.yaml", verbose=False)
@@ -49,11 +51,12 @@ def yolo(name: str, form: str) -> Built:
         for module in model.modules():
             if hasattr(module, "export"):
                 module.export, module.format = True, "tflite"
+    model.end2end = form == "end2end"
     return model.train(), (torch.rand(2, 3, SIZE, SIZE),)
 
 
 def _all_boxes(model: Any, examples: tuple[Any, ...]) -> Built:
-    model.model[-1].end2end = False
+    model.end2end = False
     return model, examples
 
 
@@ -64,11 +67,10 @@ def _yolos() -> dict[str, Entry]:
             name = "-".join(filter(None, (version, kind)))
             for form in ("plain",) if kind == "cls" else ("plain", "export"):
                 build = functools.partial(yolo, name, form)
-                # The best boxes are chosen by topk, which is the program's to do.
-                choosing = version == "yolo26n" and kind != "cls"
-                entry = Entry(build, "model.model[-1].end2end = False", _all_boxes) if choosing else Entry(build)
-                found[f"ultralytics {name}{', export form' if form == 'export' else ''}"] = entry
-    return found
+                found[f"ultralytics {name}{', export form' if form == 'export' else ''}"] = Entry(build)
+    # Its head chooses the best boxes by topk.
+    choosing = Entry(functools.partial(yolo, "yolo26n", "end2end"), "model.end2end = False", _all_boxes)
+    return {**found, "ultralytics yolo26n, end2end": choosing}
 
 
 # --- transformers -----------------------------------------------------------------------------------------------------
@@ -81,7 +83,10 @@ _TEXT: dict[str, tuple[str, dict[str, Any]]] = {
         "MobileBertModel",
         {**_SMALL, "embedding_size": 32, "intermediate_size": 64, "intra_bottleneck_size": 32},
     ),
-    "T5": ("T5EncoderModel", {"vocab_size": 100, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}),
+    "T5": (
+        "T5EncoderModel",
+        {"vocab_size": 100, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2},
+    ),
 }
 
 
@@ -96,9 +101,13 @@ class Embedded(nn.Module):
         return self.model(inputs_embeds=embeddings)[0]
 
 
-def text(name: str) -> Built:
-    import transformers
+def _transformers() -> Any:
+    zoo.torchvision()
+    return importlib.import_module("transformers")
 
+
+def text(name: str) -> Built:
+    transformers = _transformers()
     kind, settings = _TEXT[name]
     model = getattr(transformers, kind)(getattr(transformers, f"{name}Config")(**settings))
     return model.train(), (torch.randint(0, 100, (2, WORDS)), torch.ones(2, WORDS, dtype=torch.long))
@@ -109,8 +118,7 @@ def _embedded(model: nn.Module, examples: tuple[Any, ...]) -> Built:
 
 
 def detr() -> Built:
-    import transformers
-
+    transformers = _transformers()
     backbone = transformers.ResNetConfig(
         embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"]
     )
@@ -122,8 +130,23 @@ def detr() -> Built:
     return transformers.DetrForObjectDetection(config).train(), (torch.rand(2, 3, SIZE, SIZE),)
 
 
+def superpoint() -> Built:
+    config = _transformers().SuperPointConfig(
+        encoder_hidden_sizes=[8, 8, 16, 16], decoder_hidden_size=16, descriptor_decoder_dim=16
+    )
+    return _transformers().SuperPointForKeypointDetection(config).train(), (torch.rand(2, 3, SIZE, SIZE),)
+
+
+def _evaluating(model: nn.Module, examples: tuple[Any, ...]) -> Built:
+    return model.eval(), examples
+
+
 def networks() -> dict[str, Entry]:
     """By package and name."""
     words = "model(inputs_embeds=...), without a mask"
     texts = {f"transformers {name}": Entry(functools.partial(text, name), words, _embedded) for name in _TEXT}
-    return {**_yolos(), **texts, "transformers Detr": Entry(detr)}
+    others = {
+        "transformers Detr": Entry(detr, "model.eval()", _evaluating),
+        "transformers SuperPoint": Entry(superpoint),
+    }
+    return {**_yolos(), **texts, **others}

@@ -43,7 +43,7 @@ def tried(outcome: str, model: torch.nn.Module, examples: tuple[Any, ...]) -> di
 
     with tempfile.TemporaryDirectory() as folder:
         try:
-            return {"outcome": outcome, **end_to_end(model, examples, Path(folder))}
+            return {"outcome": outcome, **end_to_end(model, examples, Path(folder), training=model.training)}
         except UnsupportedOperator as refusal:
             return {"outcome": "refused", "reason": str(refusal)}
         except Exception as error:

@@ -92,6 +92,17 @@ def test_a_detector_is_captured(form: str) -> None:
     assert differences(network, model, (torch.cat([images, images.flip(0)]),), False) <= 1e-5
 
 
+@pytest.mark.parametrize("form", ["raw", "export"])
+@pytest.mark.filterwarnings("ignore:training computes something else")
+def test_a_detector_computes_the_devices_integers(form: str, tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+    pytest.importorskip("onnxruntime", reason="needs exactqat[onnx]")
+    from run_zoo import end_to_end
+
+    row = end_to_end(Detector(form), (torch.rand(2, 3, 32, 32),), tmp_path)
+    assert row["values"] > 0 and row["differing"] == 0 and not row["unclaimed"]
+
+
 class Queries(nn.Module):
     """DETR in small: learned queries read an image through PyTorch's own decoder."""
 
