@@ -7,7 +7,7 @@ OUT ?= demo
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
 BIN := $(VENV)/bin
 
-.PHONY: help demo wheels test-wheel test test-all test-kernels test-kit test-jobs test-gpu test-tensorflow check docs goldens oracle files fuzz fuzz-files fuzz-jobs sanitize zoo frozen sweep devices arm64 notebooks bench clean
+.PHONY: help demo wheels test-wheel test test-all test-kernels test-kit test-jobs test-gpu test-tensorflow check docs goldens oracle files fuzz fuzz-files fuzz-jobs sanitize zoo packages frozen sweep devices arm64 notebooks bench clean
 
 help:
 	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html,"
@@ -28,6 +28,7 @@ help:
 	@echo "make fuzz-jobs 1,000 damaged and hostile job folders: no code runs, nothing is lost"
 	@echo "make sanitize the kernel tests and bad inputs with address and undefined-behaviour sanitizers"
 	@echo "make zoo      some 170 networks, torchvision's and timm's among them, end to end; writes docs/networks.md (hours)"
+	@echo "make packages networks of Ultralytics and transformers, end to end; prints a table (an hour); ARGS='yolo11 Bert' for some"
 	@echo "make frozen   some 170 frozen networks in PyTorch beside the device, all codes of all layers (an hour)"
 	@echo "make sweep    every operator of the device against the runtimes; writes what was measured (an hour)"
 	@echo "make devices  ARM64 under emulation, TFLite-Micro, Vela: all operators and all networks (an hour)"
@@ -135,6 +136,18 @@ sanitize: $(VENV)/.installed
 zoo: $(VENV)-zoo/.installed
 	$(VENV)-zoo/bin/python tests/campaigns/run_zoo.py --write --rows build/zoo.jsonl $(ARGS)
 
+packages: $(VENV)-packages/.installed
+	$(VENV)-packages/bin/python tests/campaigns/run_packages.py --rows build/packages.jsonl $(ARGS)
+	$(VENV)-packages/bin/python -m pytest tests/docs/test_yolo_page.py
+
+$(VENV)-packages/.installed: $(SOURCES) tests/campaigns/packages_requirements.txt
+	$(PYTHON) -m venv $(VENV)-packages
+	$(VENV)-packages/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt '.[test]'
+	$(VENV)-packages/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/campaigns/packages_requirements.txt
+	mkdir -p build
+	rm -f build/packages.jsonl
+	touch $@
+
 frozen: $(VENV)-zoo/.installed
 	$(VENV)-zoo/bin/python tests/campaigns/run_frozen.py --rows build/frozen.jsonl $(ARGS)
 
@@ -176,4 +189,4 @@ bench: $(VENV)/.installed
 	$(BIN)/python bench/step.py
 
 clean:
-	rm -rf build dist $(VENV) $(VENV)-release $(VENV)-tensorflow $(VENV)-zoo $(OUT) $(OUT).[0-9]*
+	rm -rf build dist $(VENV) $(VENV)-release $(VENV)-tensorflow $(VENV)-zoo $(VENV)-packages $(OUT) $(OUT).[0-9]*

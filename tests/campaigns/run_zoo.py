@@ -43,8 +43,10 @@ def leaves(outputs: Any) -> Iterator[torch.Tensor]:
             yield leaf
 
 
-def end_to_end(model: torch.nn.Module, examples: tuple[Any, ...], folder: Path, images: int = 2) -> dict[str, Any]:
-    """What became of one network. Refusals raise `UnsupportedOperator`."""
+def end_to_end(
+    model: torch.nn.Module, examples: tuple[Any, ...], folder: Path, images: int = 2, training: bool = True
+) -> dict[str, Any]:
+    """What became of one network. Refusals raise `UnsupportedOperator`. training: the mode it is prepared in."""
     from exactqat import deploy, qat
     from exactqat.deploy.lower import lower_with_layouts
     from exactqat.deploy.simulate import EXACT
@@ -53,7 +55,7 @@ def end_to_end(model: torch.nn.Module, examples: tuple[Any, ...], folder: Path, 
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        prepared = qat.prepare(model.train(), examples if len(examples) > 1 else examples[0])
+        prepared = qat.prepare(model.train(training), examples if len(examples) > 1 else examples[0])
     prepared.train()
     optimizer = torch.optim.SGD(prepared.parameters(), 1e-4)
     for number in range(3):

@@ -14,10 +14,11 @@ from ..core.builder import entering
 from ..core.progress import now_at
 from ..core.refusals import CaptureError, Refused
 from .contents import Content, Meta, Storage, View, ViewStep
-from .expression import Node, leaves, tree_map
+from .expression import InTraining, Node, leaves, tree_map
 from .gradients import NAMESPACE, read_mark
 from .schema import (
     DROPOUTS,
+    FORM_OF_OTHER,
     IDENTITIES,
     PERMUTES,
     RESHAPES,
@@ -66,10 +67,19 @@ class Converter(StepBuilder):
         shape_only = SHAPE_ONLY.get(name)
         if shape_only is not None and isinstance(bound.get("self"), Content) and bound["self"].is_value:
             operator, bound = shape_only(bound, meta)
+        form_of_other = FORM_OF_OTHER.get(name)
+        if form_of_other is not None and isinstance(bound.get("other"), Content):
+            operator, bound = form_of_other(bound, meta)
+            name, overload = base_name(operator), operator._overloadname
         tensors = leaves(Content, bound)
         noise = any(tensor.noise for tensor in tensors)
         if not any(tensor.is_value for tensor in tensors):
-            return self.program(operator, bound, meta, noise or is_random(operator, bound))
+            random = is_random(operator, bound)
+            probability = "p" if operator is aten.dropout.default else "dropout_p"
+            if random and self.noise_is_training and bound.get(probability):
+                # Of learned queries: a constant that training computes with dropout, evaluation without.
+                bound, random = {**bound, probability: InTraining(bound[probability])}, False
+            return self.program(operator, bound, meta, noise or random)
         outer_operator, self.operator = self.operator, self.operator or operator
         outer_applied, self.applied = self.applied, operator
         growing: tuple[dict[Any, Any], ...] = (self.values, self.constants, self.constant_of, self.calls)

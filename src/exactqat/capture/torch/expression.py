@@ -28,6 +28,13 @@ class _Slot:
     index: int
 
 
+@dataclass(frozen=True)
+class InTraining:
+    """A probability of dropout, which is 0 in evaluation."""
+
+    probability: float
+
+
 @dataclass(eq=False, frozen=True)
 class Node:
     """A result in the graph of what is computed without the input.
@@ -54,10 +61,12 @@ class Expression(nn.Module):
     Called with the tensors of `sources` in their order, then the operands; differentiable. `rows` is the number of rows
     that an operand's batch axis holds for one example, `axis` that axis: they give the batch, one without operands.
     Floating-point numbers of the expression take the dtype and the device of the first tensor that it is given.
+    It is in evaluation until the model that holds it is set to training.
     """
 
     def __init__(self, node: Node, prime: int, axis: int = 0, rows: int = 1) -> None:
         super().__init__()
+        self.training = False
         self.axis, self.rows = axis, rows
         self.instructions: list[tuple[str, list[Any], dict[str, Any], bool]] = []
         indices: dict[int, int] = {}
@@ -111,6 +120,8 @@ class Expression(nn.Module):
                 return value.count * batch
             if isinstance(value, list):
                 return [decode(element) for element in value]
+            if isinstance(value, InTraining):
+                return value.probability if self.training else 0.0
             if isinstance(value, torch.dtype):
                 return dtype if value.is_floating_point else value
             return device if isinstance(value, torch.device) else value
@@ -135,10 +146,30 @@ class Expression(nn.Module):
         return results[-1]
 
     def same_as(self, other: Expression) -> bool:
-        """Whether both are the same instructions on the same sources and data."""
-        ours, theirs = dict(self.named_buffers()), dict(other.named_buffers())
-        same = (self.axis, self.rows) == (other.axis, other.rows) and identical(ours, theirs)
-        return same and identical(self.instructions, other.instructions)
+        """Whether both are the same instructions on the same sources and data, dropout aside."""
+        same = (self.axis, self.rows) == (other.axis, other.rows)
+        return same and identical(self._without_dropout(), other._without_dropout())
+
+    def _without_dropout(self) -> list[tuple[Any, ...]]:
+        """The instructions as they are in evaluation, with the data in their places."""
+        kept: list[tuple[Any, ...]] = []
+        moved: dict[int, _Slot] = {}
+
+        def encode(value: Any) -> Any:
+            if isinstance(value, _Slot):
+                return moved[value.index]
+            if isinstance(value, InTraining):
+                return 0.0
+            return [encode(element) for element in value] if isinstance(value, list) else value
+
+        for index, (name, args, kwargs, in_place) in enumerate(self.instructions):
+            if name == "aten.dropout.default" and isinstance(args[1], InTraining):
+                moved[index] = moved[args[0].index]
+                continue
+            moved[index] = _Slot(len(kept))
+            args = [getattr(self, args[0])] if name == "data" else encode(args)
+            kept.append((name, args, {key: encode(value) for key, value in kwargs.items()}, in_place))
+        return kept
 
 
 def nodes_in(value: Any) -> list[Node]:

@@ -120,6 +120,22 @@ SHAPE_ONLY: dict[str, Callable[..., Any]] = {
 }
 
 
+def _as_shape(operator: Any, argument: str) -> Callable[..., Any]:
+    def make(bound: Mapping[str, Any], meta: Meta) -> Any:
+        return operator, arguments(operator, [bound["self"]], {argument: list(meta.shape)})
+
+    return make
+
+
+# Operators that read only the shape or the dtype of another tensor, `other`.
+FORM_OF_OTHER: dict[str, Callable[..., Any]] = {
+    "type_as": lambda bound, meta: (aten.to.dtype, arguments(aten.to.dtype, [bound["self"], meta.dtype], {})),
+    "expand_as": _as_shape(aten.expand.default, "size"),
+    "view_as": _as_shape(aten.reshape.default, "shape"),
+    "reshape_as": _as_shape(aten.reshape.default, "shape"),
+}
+
+
 def permutation(name: str, a: SimpleNamespace, rank: int) -> list[int]:
     """For each axis of the result, the operand's."""
     order = list(range(rank))
