@@ -181,7 +181,7 @@ def predict(model, data=x):
     return model.predict(data, verbose=0)
 
 
-# Regularizers and constraints of weights train as they did; losses of results are told to be left out.
+# Regularizers and constraints of weights train as they did; a warning says that losses of results are left out.
 regular = prepared_by(head(kernel_regularizer="l2", kernel_constraint=keras.constraints.NonNeg()), x)
 assert len(regular.losses) == 1
 regular.compile("sgd", "mse")
@@ -192,7 +192,7 @@ with pytest.warns(UserWarning, match="left out: .*dense"):
     qat.keras.prepare(adding)
 assert adding.losses == []  # nothing symbolic stays in the user's layers
 
-# Mixed precision is a policy of the float model; the device's arithmetic is told in float32.
+# Mixed precision is a policy of the float model; the device's arithmetic is emulated in float32.
 keras.mixed_precision.set_global_policy("mixed_float16")
 half = prepared_by(keras.Sequential([keras.Input((6,)), layers.Dense(8, "relu"), layers.Dense(4)]), x)
 half.compile("adam", "mse")

@@ -145,7 +145,7 @@ void integer_add_shifted(const Call& call) {
   });
 }
 
-// What each code of both operands stands for (int32 [2, 256], codes from -128 on), added, or the difference squared, then rounded
+// What each code of both operands represents (int32 [2, 256], codes from -128 on), added, or the difference squared, then rounded
 // twice: TensorFlow Lite's sum and squared difference.
 void integer_add_terms(const Call& call) {
   const Bounds to(call.numbers);
