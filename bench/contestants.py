@@ -249,7 +249,7 @@ class Jax:
 class Torch:
     """PyTorch's own operators, eagerly, in its two layouts; `torch.compile` of the plain formulas; and the copy.
 
-    What stands for what: fixed ranges and quantize-and-dequantize are `fake_quantize_per_tensor_affine`, with one range
+    What is compared: fixed ranges and quantize-and-dequantize are `fake_quantize_per_tensor_affine`, with one range
     or one for each channel; trained ranges' gradients are the backward passes of the learnable fake quantization, the
     others those of the cached mask (the mask was made before); where PyTorch has no operator, the formula runs eagerly.
     On a GPU batch norm has two operators, PyTorch's own and cuDNN's.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations as anybody would write them in array arithmetic: what `torch.compile` and `jax.jit` are given.
 
-`xp` is `torch` or `jax.numpy`. Each function takes the operands of the raw operator it stands for, by name, and its
+`xp` is `torch` or `jax.numpy`. Each function takes the operands of the raw operator it replaces, by name, and its
 attributes; channels are last unless `data_format` says otherwise. They compute what the operators compute, but in
 float32 and without a promise about bits.
 """

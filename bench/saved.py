@@ -5,7 +5,7 @@
      "races": {operation: {"contestants": [...], "rows": [[tensor, threads, times, what else there is], ...]}}}
 
 Of each contestant's times a race keeps the median in microseconds and, in percent of it, half the distance between the
-quartiles; null, or nothing behind the last, stands for who did not take part. Ours are called "preallocated NHWC" and
+quartiles; null, or a missing entry at the end, means did not take part. Ours are called "preallocated NHWC" and
 so on, another commit's "base fresh NHWC". `networks` are numbers of the list `networks`.
 """
 

@@ -98,7 +98,7 @@ def mobilenet_v2_graph() -> deploy.Graph:
         if entry.kind == "depthwise":
             layer = grown.depthwise(layer, entry.kernel[0], entry.stride)
             continue
-        # A pointwise layer behind a depthwise one is the end of a block, without an activation.
+        # A pointwise layer after a depthwise one is the end of a block, without an activation.
         ends = pointwise and entry.outputs < entry.inputs
         layer = grown.conv(source, entry.outputs, entry.kernel[0], entry.stride, "NONE" if ends else "RELU")
         if ends:

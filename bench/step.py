@@ -275,7 +275,7 @@ def keras_layers(model: nn.Module, shape: Sequence[int]) -> list[dict[str, Any]]
             add(node, "Input", shape=[*shape[1:], shape[0]])
         elif isinstance(module, qat.Conv2d):
             if module.padding_rule != "SAME" or module.dilation != (1, 1):
-                raise ValueError(f"{node.target}: only undilated convolutions with SAME padding can be told to Keras")
+                raise ValueError(f"{node.target}: only undilated convolutions with SAME padding can be built in Keras")
             common = {
                 "kernel_size": module.kernel_size, "strides": module.stride, "padding": "same",
                 "use_bias": module.bias is not None,
@@ -299,7 +299,7 @@ def keras_layers(model: nn.Module, shape: Sequence[int]) -> list[dict[str, Any]]
         elif isinstance(module, nn.Identity) or node.target == "flatten":
             names[node] = names[node.all_input_nodes[0]]
         elif node.op != "output":
-            raise ValueError(f"{node.target} cannot be told to Keras")
+            raise ValueError(f"{node.target} cannot be built in Keras")
     return layers
 
 

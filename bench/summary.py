@@ -11,8 +11,8 @@ A row is the race of one operation on one tensor in one layout, at one number of
                                                             sets of operands; preallocated is replayed, fresh called
 
 A ratio is the other's median over ours: above 1 we are faster. Peers' results are freshly allocated, so goals are
-stated on ours freshly allocated too; ratios with a preallocated result stand beside them. On a GPU both are the ratio
-to ours by the peer's clock.
+stated on ours freshly allocated too; ratios with a preallocated result are listed next to them. On a GPU both are the
+ratio to ours by the peer's clock.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 A turn is untimed calls for about a millisecond and then timed ones for as long; its sample is their median. So every
 contestant is measured in the state it is in when it is called again and again: its operands as near in the caches as
 they fit (they are the same for every call), its threads awake, the memory of the last result free again. One untimed
-call is not enough for that: of a gradient of three tensors of 2.4 MB the first calls behind another contestant took
+call is not enough for that: of a gradient of three tensors of 2.4 MB the first calls after another contestant's took
 634, 307, 197 and 178 us, and all later ones 177. Contestants take turns, so that what else happens on the machine meets
 all of them.
 

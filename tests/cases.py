@@ -878,7 +878,7 @@ def _quantize_and_dequantize_v1() -> Iterator[Case]:
 
 
 def _quantize_and_dequantize_deviations() -> Iterator[Case]:
-    """Where TensorFlow's answer depends on where in the data a value stands."""
+    """Where TensorFlow's answer depends on where in the data a value is."""
     for dtype in (np.float32, np.float64):
         for place in range(3):
             values = np.array([1.0, 2.0, -3.0], dtype)
@@ -891,7 +891,7 @@ def _quantize_and_dequantize_deviations() -> Iterator[Case]:
         values = np.array([[1.0, np.nan, 2.0], [127.0, -1.0, 0.5]], dtype)
         expected = np.array([[np.nan] * 3, [127.0, -1.0, 0.0]], dtype)
         yield _v2("auto_nan_axis_0", values, None, tags="edge", expected=expected, axis=0)
-        # The largest of zeros is +0 if there is one, wherever it stands; so is the inverse scale, and signs are kept.
+        # The largest of zeros is +0 if there is one, wherever it is; so is the inverse scale, and signs are kept.
         zeros = np.array([-0.0, 0.0, -0.0, 0.0, -0.0], dtype)
         yield _v2("auto_zeros_of_both_signs", zeros, None, tags="edge", expected=zeros)
         # Denormals count as zeros: the range is 0, the inverse scale is 0 of the range's sign, and so are the products.

@@ -188,7 +188,7 @@ def as_array(tensor: Any) -> np.ndarray:
 
 def _correct_interpreter() -> None:
     """Its conversions to bfloat16 truncate, where every GPU rounds to nearest even; and it replaces the language's
-    functions anew at each call of each function, which takes most of its time."""
+    functions again at each call of each function, which takes most of its time."""
     import ml_dtypes
     import triton.language as tl
     import triton.runtime.interpreter as interpreter

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a captured `Network` step by step with PyTorch's own functions: what every kind of step means, told once more.
+"""Runs a captured `Network` step by step with PyTorch's own functions: a second definition of every kind of step.
 
     results = run(network, model, inputs, training=False)
 

@@ -80,7 +80,7 @@ class Sketch:
     def conv(
         self, x: str, outputs: int, window: int = 1, *, bias: bool = True, module: str = "conv", **how: Any
     ) -> str:
-        """A convolution over all axes behind the channels."""
+        """A convolution over all axes after the channels."""
         shape = self.values[x].shape
         axes, groups = len(shape) - 2, how.get("groups", 1)
         weight = self.parameter(f"{module}.weight", outputs, shape[1] // groups, *[window] * axes)

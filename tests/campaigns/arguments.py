@@ -424,7 +424,7 @@ def examine(name: str, exact: bool) -> str:
     except Exception as error:
         return f"not a call: {type(error).__name__}: {str(error).splitlines()[0]}"
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as raised:
             warnings.simplefilter("always")
             # PyTorch's gradient passes by the least length that it divides by, ours by the length itself: a small input
             # has another gradient, which the self-check refuses. Values agree.
@@ -444,7 +444,7 @@ def examine(name: str, exact: bool) -> str:
         if not (mine.double() - wanted.double()).abs().sum() <= 2e-3 * scale * wanted.numel():
             return f"WRONG: differs by {float((mine.double() - wanted.double()).abs().max()):g} of {scale:g}"
     # Where training is something else, which is said, it is evaluation that is captured.
-    same = not any("training computes something else" in str(each.message) for each in told)
+    same = not any("training computes something else" in str(each.message) for each in raised)
     if same and not noise(name) and all(each.dtype == torch.float32 for each in theirs):
         difference = differences(prepared.plan.network, model, [batch], True)
         if not difference <= 1e-4:

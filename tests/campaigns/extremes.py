@@ -3,7 +3,7 @@
 
     python tests/campaigns/extremes.py [--networks NAME ...] [--seeds 1] [--how before after learned wide]
 
-Half of the parameters (or of the learned ranges) are multiplied by random powers of ten before calibration, or behind
+Half of the parameters (or of the learned ranges) are multiplied by random powers of ten before calibration, or after
 `freeze`, when ranges no longer follow. The network then has to be frozen, lowered and run under every profile that this
 machine has, with every integer of training equal to the device's. `test_fitting.py` takes some of them.
 """

@@ -10,7 +10,7 @@ Then a command is run there, most in a forked process and some as a user starts 
 - the canary is not there: a file that code in the folder would write if anything ran it;
 - it prints no traceback and dies of no signal;
 - its status is 0, 1 or 2, and 1 only if it says that integers differ;
-- every file is where it was, with the content it had unless the command is there to write it anew, or in the folder to
+- every file is where it was, with the content it had unless the command is there to replace it, or in the folder to
   which `--restart` moves jobs.
 
 It prints its seed; `--seed S --case N` runs one case again, in a folder that stays, and shows what it prints.
@@ -48,9 +48,9 @@ from exactqat.job import figures, pipeline
 from exactqat.job.settings import Settings
 
 SETTINGS = ["--epochs-float", "1", "--epochs-qat", "1", "--weight-bits", "4", "--activation-bits", "4"]
-# What stands in every folder and is none of the job's business.
+# What every folder has and the job must ignore.
 OTHERS = ("notes.txt", "w4a4/notes.txt", "training/notes.txt")
-# What each command may write anew where it was.
+# What each command may replace.
 REWRITES = {
     "verify": r"(?!)",
     "export": r"w4a4/model\.(tflite|onnx)",

@@ -154,7 +154,7 @@ def in_child(case: dict[str, Any], seed: int) -> str:
 
 
 def checked_again() -> None:
-    """Starts this program anew with the C library's checks of its heap, where it has them."""
+    """Starts this program again with the C library's checks of its heap, where it has them."""
     if "MALLOC_CHECK_" in os.environ:
         return
     library = ctypes.util.find_library("c_malloc_debug")

@@ -86,7 +86,7 @@ class Wrapper(torch.Tensor):
 
 
 def value_of(tensor: Any) -> np.ndarray | None:
-    """The numbers that a strange tensor stands for; None where there are none."""
+    """The numbers that a strange tensor represents; None where there are none."""
     if isinstance(tensor, Wrapper):
         return value_of(tensor.inner)
     if tensor.device.type == "meta" or type(tensor).__name__ == "FakeTensor":
@@ -100,7 +100,7 @@ def value_of(tensor: Any) -> np.ndarray | None:
         return to_numpy(tensor.as_subclass(torch.Tensor).detach().clone().resolve_neg())
 
 
-# Kinds of operands: each makes a tensor and tells the values it stands for, None for those that must be refused, or
+# Kinds of operands: each makes a tensor and tells the values it represents, None for those that must be refused, or
 # does not apply and makes a plain one.
 
 Made = tuple[Any, np.ndarray | None]
@@ -231,7 +231,7 @@ KINDS: dict[str, Callable[[np.ndarray, Source], Made]] = {
     "ended level": _ended_level,
     "leaked": _leaked,
     "freed": _freed(0, 0),
-    "freed behind an offset": _freed(0, 20000),
+    "freed after an offset": _freed(0, 20000),
     "shrunk": _freed(1, 2),
     "sparse": _elsewhere(lambda t: t.to_sparse()),
     "sparse rows": _elsewhere(lambda t: t.to_sparse_csr()),
@@ -242,7 +242,7 @@ KINDS: dict[str, Callable[[np.ndarray, Source], Made]] = {
     "complex": _elsewhere(lambda t: torch.complex(t, t).conj()),
     "integer": _elsewhere(lambda t: t.isnan().to(torch.int32)),
 }
-# These stand for ordinary numbers, so nothing is refused for them where no place for results is given.
+# These represent ordinary numbers, so nothing is refused for them where no place for results is given.
 PLAIN = {
     "plain",
     "parameter",
@@ -366,7 +366,7 @@ OUT = (
     "ended level",
     "leaked",
     "freed",
-    "freed behind an offset",
+    "freed after an offset",
     "shrunk",
     "sparse",
     "nested",

@@ -42,7 +42,7 @@ def scan(f: Function) -> Function:
 
 
 def loop(f: Function) -> Function:
-    """Carried on by a loop that computes it anew."""
+    """Carried on by a loop that computes it again."""
     return lambda x: jax.lax.scan(lambda c, _: (f(x), None), f(x), None, length=2)[0]
 
 
@@ -51,7 +51,7 @@ def vmap(f: Function) -> Function:
 
 
 def vmap_inside(f: Function) -> Function:
-    """With the batch behind the other dimensions."""
+    """With the batch after the other dimensions."""
     return lambda x: jax.vmap(f, in_axes=2, out_axes=1)(jnp.stack([x, x * 0.5], axis=2))[:, 0]
 
 

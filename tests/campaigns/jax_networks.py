@@ -375,7 +375,7 @@ def _assert_training_computed_it(
 
 
 def _before_rounding(run: Run, number: int, step: Any, real: dict[str, Any], layout: Any) -> np.ndarray:
-    """A step's result before it is put on its grid."""
+    """A step's result before it is quantized to its grid."""
     run.store, kept = lambda grid, x: x, run.store  # type: ignore[method-assign]
     try:
         return on_device(np.asarray(run.step(number, step, real)), layout)

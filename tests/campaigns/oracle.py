@@ -144,7 +144,7 @@ def neighbours(rng: np.random.Generator, values: np.ndarray) -> np.ndarray:
 def probing_values(
     rng: np.random.Generator, low: np.ndarray, high: np.ndarray, codes: tuple[int, int], step: Any, offset: Any
 ) -> np.ndarray:
-    """Values for a quantizer whose code k stands for `(k - offset) * step`; all arguments of one size, flat.
+    """Values for a quantizer whose code k represents `(k - offset) * step`; all arguments of one size, flat.
 
     Half of them are grid points and the middles between these, with their neighbours; the others are spread over the
     range and beyond it, normally distributed, special, or arbitrary.

@@ -40,7 +40,7 @@ from exactqat import deploy, qat
 
 # The largest weight: 127 steps of 2**-6.
 PILOT = 127 / 64
-# What keeps the first channel of a layer at 0, behind its ReLU.
+# What keeps the first channel of a layer at 0, after its ReLU.
 DEAD = -64.0
 RATE = 2.0**-12
 FRAMEWORKS = ("torch", "jax", "keras")

@@ -87,7 +87,7 @@ def sweep(kind: str, profile: str, count: int, folder: Path) -> Outcome:
 
 
 def processors(profile: str) -> tuple[str, ...]:
-    """Those that are emulated for a profile, one after the other; an empty name stands for this machine's own."""
+    """Those that are emulated for a profile, one after the other; an empty name means this machine's own."""
     native = PROFILES[profile].runs_on(platform.machine())
     return tuple(emulation.CPUS) if PROFILES[profile].emulated and not native else ("",)
 

@@ -276,11 +276,11 @@ def test_what_a_child_does_is_not_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batch_size, batches", [(8, 1), (2, 2)])
 def test_progress_of_a_comparison(batch_size: int, batches: int, tmp_path: Path) -> None:
-    graph, told = small_network(np.random.default_rng(0)), []
+    graph, reported = small_network(np.random.default_rng(0)), []
     codes = np.zeros((3, 4, 4, 3), np.int8)
     path = write_tflite(graph, tmp_path / "model.tflite")
-    verify(graph, path, codes, batch_size=batch_size, progress=lambda *counts: told.append(counts))
-    assert told == [(done, 2 * batches) for done in range(1, 2 * batches + 1)]
+    verify(graph, path, codes, batch_size=batch_size, progress=lambda *counts: reported.append(counts))
+    assert reported == [(done, 2 * batches) for done in range(1, 2 * batches + 1)]
 
 
 def test_written_files_are_deterministic_and_whole(tmp_path: Path) -> None:

@@ -362,7 +362,7 @@ def test_on_onnxruntime(kind: str, tmp_path: Path) -> None:
 
 
 def test_fewer_bits_are_clamped_around_a_table(tmp_path: Path) -> None:
-    """A table of a four-bit result stands at the top of int8; the QUANTIZE behind it clamps the lower end."""
+    """A table of a four-bit result uses the top codes of int8; the QUANTIZE after it clamps the lower end."""
     from exactqat.deploy import place_codes
 
     builder = Builder()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator of the device computes in real numbers, for training, is what its integers stand for."""
+"""What an operator of the device computes in real numbers, for training, is what its integers represent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file belongs to the user: fed with the user's arrays under the user's names, it gives what the model gives.
 
-Nothing of this library stands between: LiteRT and onnxruntime run the files, the axes come from the files' metadata.
+Nothing of this library comes between: LiteRT and onnxruntime run the files, the axes come from the files' metadata.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def test_an_image_network_has_no_transpose() -> None:
 
 @pytest.mark.parametrize("flatten_first", [True, False])
 def test_weights_follow_a_flattened_map(flatten_first: bool) -> None:
-    """A Linear behind a flatten reads the device's order of features; anything else gets the user's."""
+    """A Linear after a flatten reads the device's order of features; anything else gets the user's."""
     rng = np.random.default_rng(1)
     weight = rng.integers(-127, 128, (5, 24))
     numbers = Numbers(NUMBERS.grids, {"fc": WeightNumbers(weight, np.full(5, 0.001, np.float32), np.zeros(5))})

@@ -200,7 +200,7 @@ def test_a_job_is_trained_on_for_another_device(job: tuple[Path, Results], call:
     assert all(torch.equal(first[name], second[name]) for name in first)
     first, second = (torch.load(path / "w4a4" / "checkpoint.pt", weights_only=True)["state"] for path in (source, out))
     assert any(not torch.equal(first[name], second[name]) for name in first if name.endswith("weight"))
-    # It may be continued and told again without the finished job.
+    # It may be continued and reported again without the finished job.
     moved = source.with_name("moved")
     source.rename(moved)
     try:

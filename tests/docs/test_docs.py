@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation: differences from TensorFlow are told, examples run, and pages are built without a warning."""
+"""The documentation: differences from TensorFlow are listed, examples run, and pages are built without a warning."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def test_differences_name_operators_and_cases_that_exist(entry: dict) -> None:
             assert any(fnmatchcase(name.partition("/")[0], operator) for operator in entry["operators"]), name
 
 
-def test_every_case_that_differs_from_tensorflow_is_told() -> None:
-    told = [pattern for entry in DIFFERENCES for pattern in entry.get("cases", ())]
+def test_every_case_that_differs_from_tensorflow_is_documented() -> None:
+    documented = [pattern for entry in DIFFERENCES for pattern in entry.get("cases", ())]
     differing = [case.name for case in cases() if case.tags & {"deviation", "beyond_tensorflow", "tolerance"}]
     differing += [call.name for call in bad_calls() if call.aborts or call.accepted]
-    assert [name for name in differing if not any(fnmatchcase(name, pattern) for pattern in told)] == []
+    assert [name for name in differing if not any(fnmatchcase(name, pattern) for pattern in documented)] == []
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -175,7 +175,7 @@ def test_the_pages_are_built_without_a_warning() -> None:
         assert f"{name}.ipynb" in (html / "tutorials" / f"{name}.html").read_text()
 
 
-# Resolves names as a reader would who types them behind the imports that the pages show.
+# Resolves names as a reader would who types them after the imports that the pages show.
 RESOLVE = """
 import importlib, sys
 import exactqat, exactqat as eq

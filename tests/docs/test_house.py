@@ -288,12 +288,12 @@ def test_device_operators_are_told_apart_in_their_declarations_only() -> None:
         for path in (PACKAGE / room).rglob("*.py")
     ]:
         where, tree = path.relative_to(PACKAGE), ast.parse(path.read_text())
-        told = kinds_named(tree)
+        named = kinds_named(tree)
         if "planning" in where.parts:  # says which operators a step becomes, and asks nothing of them
-            told = kinds_compared(tree, told)
+            named = kinds_compared(tree, named)
         elif "deploy" in where.parts:
-            told |= kinds_compared(tree)
-        assert not told, f"{where} tells operators of the device apart on lines {sorted(told)}; ask the declaration"
+            named |= kinds_compared(tree)
+        assert not named, f"{where} tells operators of the device apart on lines {sorted(named)}; ask the declaration"
 
 
 def profiles_compared(tree: ast.AST) -> set[int]:
@@ -333,7 +333,7 @@ def test_every_source_file_has_its_licence_line() -> None:
         if path.suffix in (".py", ".cpp", ".h", ".toml", ".txt") or path.name in ("Makefile", "run"):
             head = path.read_text().splitlines()[:3]
             assert any("SPDX-License-Identifier: Apache-2.0" in line for line in head), path.relative_to(ROOT)
-        if path.suffix == ".ipynb":  # a cell would stand on the page
+        if path.suffix == ".ipynb":  # a cell would be shown on the page
             licence = json.loads(path.read_text())["metadata"].get("license")
             assert licence == "SPDX-License-Identifier: Apache-2.0", path.relative_to(ROOT)
 

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BANNED = re.compile(r"\b(?:told|stands|anew|whereof|behind|(?:is|are|be|was|were) put|by bits)\b", re.IGNORECASE)
 # Code in a text.
 CODE = re.compile(r"```.*?```|``[^`]*``|`[^`]*`", re.DOTALL)
+CPP_TEXT = re.compile(r'//[^\n]*(?:\n[ \t]*//[^\n]*)*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 
 
 def texts_of_python(path: Path) -> Iterator[tuple[int, str]]:
@@ -36,17 +37,42 @@ def texts_of_notebook(path: Path) -> Iterator[tuple[int, str]]:
         yield number, "".join(cell["source"])
 
 
+def texts_of_cpp(path: Path) -> Iterator[tuple[int, str]]:
+    """Comments, those of neighbouring lines as one text, and strings."""
+    text = path.read_text(encoding="utf-8")
+    for found in CPP_TEXT.finditer(text):
+        yield 1 + text.count("\n", 0, found.start()), found[0]
+
+
+def names_in(path: Path) -> Iterator[tuple[int, str]]:
+    """The names that a Python program uses."""
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+        if token.type == tokenize.NAME:
+            yield token.start[0], token.string
+
+
 def pages() -> list[Path]:
     found = [path for suffix in ("md", "toml", "py", "ipynb") for path in (ROOT / "docs").rglob(f"*.{suffix}")]
     return [*(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")), *sorted(found)]
 
 
 def sources() -> list[Path]:
-    return sorted((ROOT / "src" / "exactqat").rglob("*.py"))
+    """Programs of every language, except for this one, which has to name the words."""
+    found = [
+        path
+        for folder in ("src/exactqat", "tests", "bench", "release", "examples", ".github")
+        for suffix in ("py", "cpp", "h", "yml", "sh")
+        for path in (ROOT / folder).rglob(f"*.{suffix}")
+    ]
+    others = [ROOT / name for name in ("Makefile", "CMakeLists.txt", "pyproject.toml")]
+    return sorted(path for path in (*found, *others) if path != Path(__file__).resolve() and path.exists())
+
+
+READERS = {".py": texts_of_python, ".ipynb": texts_of_notebook, ".cpp": texts_of_cpp, ".h": texts_of_cpp}
 
 
 def banned_in(path: Path) -> list[str]:
-    read = {".py": texts_of_python, ".ipynb": texts_of_notebook}.get(path.suffix)
+    read = READERS.get(path.suffix)
     texts = read(path) if read else [(1, path.read_text(encoding="utf-8"))]
     found = []
     for start, text in texts:
@@ -65,6 +91,14 @@ def test_texts_are_in_plain_english(path: Path) -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.parametrize(
+    "path", [path for path in sources() if path.suffix == ".py"], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_names_are_in_plain_english(path: Path) -> None:
+    found = [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in names_in(path) if BANNED.fullmatch(name)]
+    assert not found, "\n".join(found)
+
+
 def test_banned_words_are_found_outside_of_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     page = tmp_path / "page.md"
@@ -75,3 +109,9 @@ def test_banned_words_are_found_outside_of_code(tmp_path: Path, monkeypatch: pyt
         'def told() -> str:\n    """Reads it.\n\n    Compared by bits.\n    """\n    return "once told"\n'
     )
     assert sorted(banned_in(module)) == ["module.py:4: 'by bits'", "module.py:6: 'told'"]
+    assert [line for line, name in names_in(module) if BANNED.fullmatch(name)] == [1]
+    kernel = tmp_path / "kernel.cpp"
+    kernel.write_text('int told;  // What is\n  // put here.\nauto text = "behind \\" stands";\n')
+    assert banned_in(kernel) == ["kernel.cpp:3: 'behind'", "kernel.cpp:3: 'stands'"]
+    kernel.write_text("// Rows are put\n// there.\n/* Compared\n   anew. */\n")
+    assert banned_in(kernel) == ["kernel.cpp:1: 'are put'", "kernel.cpp:4: 'anew'"]

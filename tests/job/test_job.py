@@ -280,7 +280,7 @@ def test_a_log_has_one_line_for_each_epoch(finished: tuple[Path, subprocess.Comp
 
 
 def on_a_terminal(columns: int, arguments: list[str]) -> str:
-    """What a person sees there of a command, without colors; a line that is drawn over stands for itself."""
+    """What a person sees there of a command, without colors; each state of a redrawn line counts."""
     child, screen = pty.fork()
     if child == 0:
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}

@@ -444,11 +444,11 @@ def test_a_model_that_is_the_runtimes_death_is_named(folder: Path, call: Call) -
 
 
 def test_a_comparison_tells_how_far_it_is(folder: Path) -> None:
-    told: list[tuple[int, int]] = []
-    progress = Progress(compared=lambda *counts: told.append(counts))
+    reported: list[tuple[int, int]] = []
+    progress = Progress(compared=lambda *counts: reported.append(counts))
     (found,) = restored.verify_directory(folder / "job", progress).values()
-    assert [done for done, _ in told] == list(range(1, told[-1][1] + 1)) and found.differing == 0
-    assert len(told) % len(found.report.operators) == 0 and {all for _, all in told} == {len(told)}
+    assert [done for done, _ in reported] == list(range(1, reported[-1][1] + 1)) and found.differing == 0
+    assert len(reported) % len(found.report.operators) == 0 and {all for _, all in reported} == {len(reported)}
 
 
 def test_status_1_means_that_integers_differ(folder: Path, call: Call) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights to begin with: what fits is taken and the rest told; files are data, whoever wrote them."""
+"""Weights to begin with: what fits is taken and the rest is reported; files are data, whoever wrote them."""
 
 from __future__ import annotations
 
@@ -257,8 +257,8 @@ def test_a_job_with_weights_begins_with_them_and_goes_on_without(
 ) -> None:
     settings, dataset = begun
     given = Path(settings.weights or "")
-    told: list[str] = []
-    progress = Progress(say=told.append)
+    said: list[str] = []
+    progress = Progress(say=said.append)
     begins: list[Any] = []
     train = training.train
 
@@ -274,7 +274,7 @@ def test_a_job_with_weights_begins_with_them_and_goes_on_without(
         pipeline.run(settings, progress, dataset)
     assert torch.equal(begins[0][0], network().state_dict()["stem.0.weight"])
     assert begins[0][1] == training.GIVEN_WEIGHTS_LEARNING_RATE < training.FLOAT_LEARNING_RATE
-    assert "tensors match" in told[0] and "classifier.bias" in told[1]
+    assert "tensors match" in said[0] and "classifier.bias" in said[1]
     content = given.read_bytes()
     given.write_bytes(saved(network(seed=5).state_dict()))
     with pytest.raises(ValueError, match="--weights .*given.pt is not the file the job in .* started from"):

@@ -130,13 +130,13 @@ for results, wanted in (
     made = names.quantize_apply(keras.Sequential([keras.Input((4,)), head]))
     rule = made.plan.grids[made.plan.stored("head").grid].rule
     assert {key: getattr(rule, key) for key in wanted} == wanted, rule
-with warnings.catch_warnings(record=True) as told:
+with warnings.catch_warnings(record=True) as raised:
     warnings.simplefilter("always")
     guide = Config(LastValueQuantizer(8, False, True, False), MovingAverageQuantizer(8, False, False, False))
     compared(names.quantize_apply(names.quantize_annotate_model(
         network(lambda layer: names.quantize_annotate_layer(layer, guide))
     )))  # fmt: skip
-assert any("the device stores -127 to 127" in str(each.message) for each in told)
+assert any("the device stores -127 to 127" in str(each.message) for each in raised)
 
 # Schemes.
 scheme = names.experimental.default_n_bit.DefaultNBitQuantizeScheme(num_bits_weight=4, num_bits_activation=6)

@@ -28,7 +28,7 @@ WHOLE = os.environ.get("EXACTQAT_ACCURACY") == "1"
 
 
 def device_outputs(graph: deploy.Graph, layouts: dict[str, Any], images: torch.Tensor) -> list[torch.Tensor]:
-    """What the device's integers stand for, in PyTorch's order of axes."""
+    """What the device's integers represent, in PyTorch's order of axes."""
     (given,) = graph.inputs
     codes = deploy.quantize(on_device(images.numpy(), layouts[given]), graph.tensors[given].quantization)
     results = deploy.simulate(graph, codes, batch_size=64)

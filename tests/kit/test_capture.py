@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A captured network computes what its model does, in training and in evaluation, and says where everything stands."""
+"""A captured network computes what its model does, in training and in evaluation, and says where everything is."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ RECOGNISED = {
     "clamp": [lambda m, x: torch.where(x > 1, 1.0, torch.where(x < -1, -1.0, x))],
     "hardswish": [lambda m, x: torch.where(x < -3, 0.0, torch.where(x < 3, x * (x + 3) / 6, x))],
     "composition": [
-        # Corners between the points at which functions are told.
+        # Corners between the points at which functions are sampled.
         lambda m, x: torch.where(x > 0.01, x, 0.0),
         lambda m, x: torch.where(x > 5e-5, x, 0.0),
         lambda m, x: torch.where(x < 20000, x, 0.0),

@@ -414,7 +414,7 @@ def test_dropout_in_the_frozen_phase_is_real() -> None:
     torch.manual_seed(3)
     result = prepared(batch)
     torch.manual_seed(3)
-    # The layer before the noise is the device's, the one behind it computes in real numbers.
+    # The layer before the noise is the device's, the one after it computes in real numbers.
     before = prepared.step("0")(prepared.step("input")(batch))
     assert torch.allclose(result, prepared.step("3").compose(F.dropout(before, 0.5)), atol=1e-6)
     result.sum().backward()

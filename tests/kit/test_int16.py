@@ -72,7 +72,7 @@ class SuperResolution(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """int8 in front and behind, int16 in the middle."""
+    """int8 before and after, int16 in the middle."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -341,7 +341,7 @@ def test_what_no_runtime_has_is_refused_in_one_list() -> None:
     rules = [qat.Rule("log_softmax*"), WIDE]
     graph = lower(trained(Logarithms(summed=False), torch.randn(2, 6), rules))
     kinds = [operator.kind for operator in graph.operators]
-    # Down to int8 in front of the first of them, and up again behind the last.
+    # Down to int8 in front of the first of them, and up again after the last.
     assert kinds.count("QUANTIZE") == 2 and graph.tensors[graph.outputs[0]].dtype == "int16"
 
 

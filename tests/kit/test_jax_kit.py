@@ -119,7 +119,7 @@ def test_calibration_anew_forgets(policy: str) -> None:
 
 
 def test_ranges_that_do_not_fit_one_another_are_moved(tmp_path: Path) -> None:
-    """A difference of nearly equal values, a layer behind values that vanish, a constant a few steps from zero."""
+    """A difference of nearly equal values, a layer after values that vanish, a constant a few steps from zero."""
     params = {
         "gate": np.full(6, 3e-9, np.float32),
         "shift": np.full(6, 2e-6, np.float32),

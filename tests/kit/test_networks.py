@@ -145,7 +145,7 @@ def even_sizes_with_strides() -> tuple[nn.Module, torch.Tensor]:
 
 
 def concatenation() -> tuple[nn.Module, torch.Tensor]:
-    """Dense connections: ranges shared across two concatenations, batch norm and ReLU that stand alone."""
+    """Dense connections: ranges shared across two concatenations, batch norm and ReLU of their own."""
 
     def forward(self: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         first = F.relu(self.one(batch))
@@ -232,7 +232,7 @@ def dead_channels() -> tuple[nn.Module, torch.Tensor]:
         model[3].weight[4] = 0.0
         model[4].weight[5] = 0.0
         model[5].weight[1] = 0.0
-        model[5].bias.fill_(-1000.0)  # nothing passes the ReLU behind it
+        model[5].bias.fill_(-1000.0)  # nothing passes the ReLU after it
     return model, images(6, 3, 8)
 
 
@@ -466,7 +466,7 @@ def squeezenet_on_other_sizes() -> tuple[nn.Module, torch.Tensor]:
 
 
 def windows_over_the_edge() -> tuple[nn.Module, torch.Tensor]:
-    """ceil_mode: SAME on even sizes, zeros behind a ReLU elsewhere, nothing where the windows fit."""
+    """ceil_mode: SAME on even sizes, zeros after a ReLU elsewhere, nothing where the windows fit."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),
         nn.MaxPool2d(3, 2, ceil_mode=True),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What planning decides: what is fused, shared, named, taken apart and refused. Networks are put together by hand."""
+"""What planning decides: what is fused, shared, named, taken apart and refused. Networks are built by hand."""
 
 from __future__ import annotations
 
@@ -441,7 +441,7 @@ def attention(mask: str, causal: bool = False) -> Callable[[Sketch], str]:
 
 
 def token(s: Sketch) -> str:
-    """A class token in front, registers behind, positions added."""
+    """A class token first, registers last, positions added."""
     x = s.linear(s.input(1, 4, 6), 6)
     x = s.add("concat", s.parameter("token", 1, 1, 6), x, s.parameter("registers", 1, 2, 6), axis=1)
     return s.add("add", x, s.parameter("positions", 1, 7, 6))

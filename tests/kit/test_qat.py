@@ -231,7 +231,7 @@ def test_in_8_bits_no_gradient_goes_to_the_data(bits: int, trained: bool) -> Non
 def test_ranges_move_by_numbers_as_by_tensors(ranges: str, nonnegative: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = [torch.randn(50, generator=torch.Generator().manual_seed(n)) * (n + 1) - 0.3 for n in range(30)]
     batches += [torch.full((50,), value) for value in (0.0, 1e-42, 3e38)]
-    # Values that are not finite move no range; behind a ReLU nothing below zero counts, -inf included.
+    # Values that are not finite move no range; after a ReLU nothing below zero counts, -inf included.
     odd = [torch.full((50,), value) for value in (torch.inf, torch.nan, -torch.inf)]
     count = len(batches) + int(nonnegative)
     batches = [*odd[: 1 if ranges == "ema" else 0], *batches[:3], *odd, *batches[3:]]

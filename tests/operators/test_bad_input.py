@@ -677,7 +677,7 @@ def ways_of(made: Call) -> list[str]:
     return [way for way in WAYS if made.name in TRACED or way != "torch.compile" and (refused or way != "jax.jit")]
 
 
-# The process that is put at risk
+# The process that may crash
 
 CRASH = "crash on purpose"
 
@@ -772,7 +772,7 @@ ENGINES: dict[str, Callable[[], Any]] = {
 
 @lru_cache
 def answers(way: str) -> dict[str, Any]:
-    """What each call came to, by name; a process that died is started again behind the call it died of."""
+    """What each call came to, by name; a process that died is started again after the call it died of."""
     names = list(CALLS)
     found: dict[str, Any] = {}
     first = 0
@@ -906,7 +906,7 @@ def test_given_ranges_along_an_axis(op: str, way: str) -> None:
 @pytest.mark.parametrize("way", FRAMEWORKS)
 @pytest.mark.parametrize("op", (V2, V3, V4))
 def test_a_range_from_data_that_hold_nan(op: str, way: str) -> None:
-    """In TensorFlow the result depends on where the NaN stands; here its whole slice is NaN, and no other."""
+    """In TensorFlow the result depends on where the NaN is; here its whole slice is NaN, and no other."""
     for place in range(9):
         data = np.stack([np.arange(9, dtype=np.float32), np.arange(9, dtype=np.float32) - 4])
         expected = evaluate_in(

@@ -142,7 +142,7 @@ def test_operands_that_begin_between_lines(offset: int, channels: int, device: s
             arrays, checked = op.bind((), dict(zip(op.operands, moved, strict=True)) | attributes)
             expected = reference.call(op, dict(zip(op.operands, arrays, strict=True)), checked)
             (result,) = DEVICES[device](op, arrays, checked)
-            assert_same_bits(result, expected, what=f"{name}, {channels} channels, {offset} elements behind a line")
+            assert_same_bits(result, expected, what=f"{name}, {channels} channels, {offset} elements after a line")
 
 
 @pytest.mark.parametrize("batch, channels", [(3, 160), (12, 152), (12, 160), (12, 256)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing but the operands and attributes decides about the bits of a result, and a call leaves nothing behind.
+"""Nothing but the operands and attributes decides about the bits of a result, and a call leaves no state.
 
 Not the instruction set, the number of threads, the process, where the operands lie, what other threads do meanwhile,
 nor a fork. The calls are those of the fuzzer; what they should give is test_fuzz.py's business.

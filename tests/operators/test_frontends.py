@@ -62,7 +62,7 @@ def test_every_case(op: str, framework: str) -> None:
 
 @pytest.mark.parametrize("op", OPS)
 def test_every_fifth_case_in_jax(op: str) -> None:
-    # XLA compiles anew for each shape, which takes longer than everything else here.
+    # XLA compiles again for each shape, which takes longer than everything else here.
     for case in list(cases(op=op))[::5]:
         with jax.enable_x64("float64" in case.tags):
             if isinstance(expected_of(case), Exception):

@@ -79,7 +79,7 @@ def test_every_argument_in_every_form(op: str, framework: str) -> None:
     seen: dict[str, list[np.ndarray]] = {}
     for manner in manners(op):
         plain = {k: TO[framework](v) if isinstance(v, np.ndarray) else v for k, v in manner.plain.items()}
-        # Some forms cannot hold the plain values, and None stands for the default.
+        # Some forms cannot hold the plain values, and None means the default.
         key = manner.name if manner.form in ("uint8", "bool", "none") else "plain"
         if key not in seen:
             seen[key] = results_of(op, plain)
@@ -104,8 +104,8 @@ def test_every_operator_has_a_plain_call() -> None:
 
 
 def test_differences_are_told() -> None:
-    told = {entry["about"] for entry in tomllib.loads(DIFFERENCES.read_text())["difference"]}
-    assert told >= set(STATED)
+    documented = {entry["about"] for entry in tomllib.loads(DIFFERENCES.read_text())["difference"]}
+    assert documented >= set(STATED)
 
 
 @pytest.mark.parametrize("framework", TO)

@@ -65,7 +65,7 @@ def test_a_result_that_begins_between_lines(offset: int) -> None:
     result = np.empty(x.size + offset, np.float32)[offset:].reshape(x.shape)
     eq.fake_quant_with_min_max_vars_per_channel(x, low, high, out=result)
     pieces = [eq.fake_quant_with_min_max_vars_per_channel(x[i : i + PIECE], low, high) for i in range(0, ROWS, PIECE)]
-    assert_same_bits(result, np.concatenate(pieces), what=f"a result {offset} elements behind a line")
+    assert_same_bits(result, np.concatenate(pieces), what=f"a result {offset} elements after a line")
 
 
 @pytest.mark.parametrize("axis", [-1, 1])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the compiler makes of the GPU kernels. No GPU is needed, and it shows what interpreting them cannot: that they
-compile, and that nothing is fused, approximated, flushed or added atomically behind our back.
+compile, and that nothing is fused, approximated, flushed or added atomically without our knowledge.
 
 Compiling takes most of a minute for each target, so one is tried; `EXACTQAT_TARGETS=all` tries all.
 """

@@ -250,7 +250,7 @@ def test_pass_through_in_forward_mode() -> None:
 
 @pytest.mark.parametrize("version", ["", "_v2", "_v3"])
 def test_what_follows_batch_norm_may_write_in_place(version: str) -> None:
-    """As behind PyTorch's own: an activation over y, and new running statistics over the old."""
+    """As after PyTorch's own: an activation over y, and new running statistics over the old."""
     op = OPERATORS[f"fused_batch_norm{version}"]
     x, scale, offset = randn(2, 3, 3, 4), rand(4) + 0.5, randn(4)
     gradients = []

@@ -119,7 +119,7 @@ def handler() -> ctypes._CFuncPtr:
 
 
 class Runtime:
-    """What stands on the other side: keeps all that a frame points at, and the errors that were made."""
+    """The other side: keeps all that a frame points at, and the errors that were made."""
 
     def __init__(self, minor: int = 3) -> None:
         self.errors: list[tuple[int, str]] = []

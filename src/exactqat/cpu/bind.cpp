@@ -100,7 +100,7 @@ Plan make_plan(const std::string& kernel, const std::vector<std::tuple<std::stri
   return plan;
 }
 
-// The memory behind an argument: an address, or an object with the buffer protocol, whose size is then checked.
+// The memory of an argument: an address, or an object with the buffer protocol, whose size is then checked.
 class Memory {
  public:
   Memory(nb::handle object, const Array& array) {

@@ -72,7 +72,7 @@ Stored(T*, Pass) -> Stored<T, Pass>;  // for Clang before 17
 template <bool Past, class T, class Pass>
 inline void fill_plane(T* out, int64_t begin, int64_t size, int64_t ahead, const typename Pass::Parameters& parameters,
                        Pass pass) {
-  Line<Pass> q;  // copied: what is behind a reference would be loaded again after every store
+  Line<Pass> q;  // a copy: a reference would be loaded again after every store
   for (auto& of_vector : q) of_vector = parameters;
   const Stored<T, Pass> stored{out, pass};
   int64_t i = begin;
@@ -127,7 +127,7 @@ inline bool goes_past_the_cache(const T* out, int64_t size, int64_t length, int6
 
 // Rows of channels. Several rows share what is loaded of the parameters while all tensors of a pass stay in the last cache. Beyond it
 // memory is so slow that only going straight on counts, unless each row has pages of its own, which the processor foresees one by
-// one. Rows of few channels are put together to longer ones that are whole lines, and not so few that beginning a row counts.
+// one. Rows of few channels are joined into longer ones that are whole lines, and not so few that beginning a row counts.
 struct Rows {
   static constexpr int64_t kLong = 256, kLongest = 1024, kTogether = 4, kPage = 4096;
   int64_t size, channels, width;
@@ -144,7 +144,7 @@ struct Rows {
     past = goes_past_the_cache(out, size, width, tensors, in_place);
   }
 
-  // Parameters for a row, with room for a whole line behind them.
+  // Parameters for a row, with room for a whole line after them.
   template <class T>
   LineVector<T> spread(const T* parameters) const {
     return exactqat::spread(parameters, channels, width + kLineElements);
@@ -213,7 +213,7 @@ struct Planes {
   const T* plane(int64_t n) const { return first + n * stride; }
 };
 
-// Small planes are put together in `room`, those of a channel one after the other: pieces of them take longer to be found than to
+// Small planes are collected in `room`, those of a channel one after the other: pieces of them take longer to be found than to
 // be read. Images come one after the other, so that memory is read in runs.
 template <class S, class T>
 void gather(const Planes<S>& planes, int64_t channels, T* room) {

@@ -124,7 +124,7 @@ void sum_planes(const Geometry& g, const T* operand, int64_t operand_height, int
         operand_planes[k] = operand + (first + k) / share * operand_height * operand_width;
         result_planes[k] = result + (first + k) * height * width;
       }
-      // Planes of two images may be neighbours; behind the last one any taps do.
+      // Planes of two images may be neighbours; after the last one any taps do.
       for (int64_t k = 0, output = first % outputs; k < N; ++k, output = output + 1 == outputs ? 0 : output + 1)
         for (int64_t tap = 0; tap < g.taps(); ++tap) taps[tap * N + k] = filter[tap * outputs + output];
       gather_planes(operand_planes, count, needed.begin * operand_width, positions, from);

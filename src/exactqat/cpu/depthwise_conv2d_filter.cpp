@@ -80,7 +80,7 @@ void add_filter_rows(const Geometry& g, const T* input, const T* gradient, int64
       T *x = memory.get(), *dy = x + inputs * N;
       gather_planes(planes, int(count), needed.begin * g.input_width, inputs, x);
       gather_planes(gradient_planes, int(count), row * g.output_width, outputs, dy);
-      const int64_t whole = quotient_rounded_up(count, Vector<double>::kWidth) * Vector<double>::kWidth;  // zeros lie behind
+      const int64_t whole = quotient_rounded_up(count, Vector<double>::kWidth) * Vector<double>::kWidth;  // zeros follow
       for (int64_t k = 0; k < next - item; ++k)
         add_filter_sums(g, Rows<const T>{x, needed.begin, g.input_width, N}, Rows<const T>{dy, row, g.output_width, N}, row + k,
                         whole, sums(k), tile);

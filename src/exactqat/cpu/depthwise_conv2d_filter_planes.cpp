@@ -61,7 +61,7 @@ template <bool All>
 int64_t turned_columns(int64_t width) { return (width + 7) / 8 * 8; }
 
 // `count` rows to columns: to[column][row], `step` numbers from one column to the next. Up to 15 rows more are turned. All: up to
-// seven numbers behind each row may be read.
+// seven numbers after each row may be read.
 template <bool All>
 void turn_rows(const float* base, const int64_t* rows, int64_t count, int64_t width, int64_t next, float* to, int64_t step) {
   for (int64_t row = 0; row < count; row += 16)
@@ -96,7 +96,7 @@ struct Met {
 // The sums of a channel's output rows that are neighbours, `turned` to columns.
 template <int K, int S, class Edges>
 struct TurnedRows {
-  const float *input, *gradient;  // of input rows those a stride apart are neighbours, and the S kinds lie one behind the other
+  const float *input, *gradient;  // of input rows those a stride apart are neighbours, and the S kinds lie one after the other
   int64_t step, kind_step, input_columns, output_columns, pad_left;
 
   // Adds the sums of G times eight rows, the first of which is `row`, to lanes[taps][8]. Two at a time are chains enough to keep

@@ -51,7 +51,7 @@ struct Geometry {
   int64_t input_size() const { return batch * input_plane() * channels; }
 };
 
-// Rows of an image that lie in memory one behind the other, `step` elements from one column to the next.
+// Rows of an image that lie in memory one after the other, `step` elements from one column to the next.
 template <class T>
 struct Rows {
   T* data;  // channel 0 of column 0 of the first row

@@ -123,14 +123,14 @@ std::vector<Row<T>> backward_rows(const Geometry& g, const Rows<const T>& gradie
 }
 
 // Two result rows that are made together: rows of inputs that the first of them meets alone, that both meet, and that the second
-// one meets alone, one behind the other. Or one row, which meets all of its inputs alone.
+// one meets alone, one after the other. Or one row, which meets all of its inputs alone.
 template <class T>
 struct Strip {
   Row<T> first;
   const T* second_taps;
   T* second_output;  // null where there is no second one
   int64_t alone, together, second_alone;
-  int64_t ahead;  // so many input rows behind these are asked for in advance
+  int64_t ahead;  // how many input rows after these are prefetched
 };
 
 // Whether a second row can be made together with the first one; if so, how.
@@ -230,7 +230,7 @@ template <int K, int Advance, int P, int V, class T>
   });
 }
 
-// Asks for what the strips behind this one meet of `columns` columns, when it is the turn of `channel` of [begin, end). In the
+// Asks for what the strips after this one meet of `columns` columns, when it is the turn of `channel` of [begin, end). In the
 // order of memory if these are all channels, because that is what the processor goes on with by itself.
 template <class T>
 [[gnu::always_inline]] inline void fetch_ahead(const Strip<T>& strip, int64_t column, int64_t columns, int64_t channel,
@@ -238,12 +238,12 @@ template <class T>
   constexpr int64_t kWidth = Vector<T>::kWidth, kLine = 64 / sizeof(T);
   const Row<T>& row = strip.first;
   const int64_t first = row.begin + column * row.advance, step = std::abs(row.input_step);
-  const T* behind = row.input + (strip.alone + strip.together + strip.second_alone) * row.input_row_step;
-  for (int64_t i = strip.ahead; i > 0; --i, behind += row.input_row_step) {
+  const T* following = row.input + (strip.alone + strip.together + strip.second_alone) * row.input_row_step;
+  for (int64_t i = strip.ahead; i > 0; --i, following += row.input_row_step) {
     if (end - begin < step) {
-      for (int64_t n = 0; n < columns; ++n) __builtin_prefetch(behind + (first + n) * row.input_step + channel);
+      for (int64_t n = 0; n < columns; ++n) __builtin_prefetch(following + (first + n) * row.input_step + channel);
     } else {
-      const T* next = behind + (row.input_step < 0 ? first + columns - 1 : first) * row.input_step;
+      const T* next = following + (row.input_step < 0 ? first + columns - 1 : first) * row.input_step;
       const int64_t part = (channel - begin) / kWidth, parts = quotient_rounded_up(end - begin, kWidth), size = columns * step;
       for (int64_t k = size * part / parts; k < size * (part + 1) / parts; k += kLine) __builtin_prefetch(next + k);
     }
@@ -319,7 +319,7 @@ void columns_in_groups(const Strip<T>& strip, int64_t begin, int64_t end) {
   constexpr int64_t kWidth = Vector<T>::kWidth;
   if (!kMasksLanes && end - begin < kWidth) return columns_of_any_kind(strip, begin, end);
   const Row<T>& row = strip.first;
-  // Where inputs begin between two lines of the cache, a short vector comes first: those behind it lie in one line each. Where
+  // Where inputs begin between two lines of the cache, a short vector comes first: those after it lie in one line each. Where
   // what is loaded is used more often it does not pay.
   const int64_t head = kMasksLanes && K == 3 && Advance == 2 ? lanes_before_a_line(row, begin, end) : 0;
   for (int64_t c = 0; c < row.columns; c += P) {

@@ -69,8 +69,8 @@ struct SlidPlanes {
   int64_t count, share, outputs, height, width, result_height, result_width, pad_top, pad_left;
 };
 
-// A vector's lanes stand for neighbouring columns of a result; or each half of them for a whole row of a plane of its own, where
-// rows are short. In the input gradient of stride S a lane stands for S columns, the first a multiple of S with the padding. Both
+// A vector's lanes hold neighbouring columns of a result; or each half of them for a whole row of a plane of its own, where
+// rows are short. In the input gradient of stride S a lane holds S columns, the first a multiple of S with the padding. Both
 // take what they meet from two vectors of the operand: neighbours in a row, or rows of two planes.
 template <int Shifts, class T>
 struct Strip2d {
@@ -82,12 +82,12 @@ struct Strip2d {
 template <bool Backward, int K, int S>
 struct Slide {
   static constexpr int kShifts = Backward ? (K + S - 1) / S : K;  // how many different columns taps meet
-  static constexpr int kColumns = Backward ? S : 1;               // of a result, for which a lane stands
+  static constexpr int kColumns = Backward ? S : 1;               // of a result, held by one lane
 
   template <class T>
   using Strip = Strip2d<kShifts, T>;
 
-  // What a strip, or two rows, are made of and where they stand: for each of the two vectors, row 0.
+  // What a strip, or two rows, are made of and where they are: for each of the two vectors, row 0.
   template <class T>
   struct Unit {
     const T* from[2];

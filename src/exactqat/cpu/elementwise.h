@@ -204,7 +204,7 @@ inline Vector<float> widened(__m256i halves, bfloat16) {
   return {_mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, halves), 16))};
 }
 inline Vector<float> widened(__m256i halves, float16) { return {_mm512_maskz_cvtph_ps(0xffff, halves)}; }
-// To be cut off behind the high words.
+// To be cut off after the high words.
 inline __m512i rounded_up(Vector<float> a) {
   const __m512i bits = _mm512_castps_si512(a.v);
   const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
@@ -370,7 +370,7 @@ inline Vector<float> widened(__m128i halves, bfloat16) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16))};
 }
 inline Vector<float> widened(__m128i halves, float16) { return {_mm256_cvtph_ps(halves)}; }
-// To be cut off behind the high words.
+// To be cut off after the high words.
 inline __m256i rounded_up(Vector<float> a) {
   const __m256i bits = _mm256_castps_si256(a.v), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   return _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
@@ -739,7 +739,7 @@ inline Vector<double> doubles(Vector<double> a) {
 template <class T>
 inline Vector<T> flushed_quotient(Vector<T> a, Vector<T> b) {
 #if defined(EXACTQAT_NEON)
-  return told_by(divided(a * Vector<T>::all(kUp<T>), b), divided(a, b));
+  return flushed_by(divided(a * Vector<T>::all(kUp<T>), b), divided(a, b));
 #elif defined(__aarch64__)
   return vector_by<T>([&](int64_t k) { return flushed_quotient(a.v[k], b.v[k]); });
 #else
@@ -867,7 +867,7 @@ bool store_both(bfloat16*, Vector<float>, Vector<float>);
 #endif
 
 // Puts step(i, extent) into out[i] and what follows it, for [begin, end). Steps are copied and hold what they need by value: what
-// is behind a reference would be loaded again after every store.
+// a reference refers to would be loaded again after every store.
 template <bool Past, class S, class Step>
 inline void fill_run(S* out, int64_t begin, int64_t end, Step step) {
   constexpr int64_t kWidth = Vector<Real<S>>::kWidth;
@@ -978,7 +978,7 @@ struct Runs {
     if (head % unit != 0) past = false, head = 0;
   }
 
-  // Parameters for a run, with room for a whole vector behind them.
+  // Parameters for a run, with room for a whole vector after them.
   template <class T>
   Spread<T> spread(const T* parameters) const {
     if (length == channels && length % Vector<T>::kWidth == 0 && head % channels == 0 && aligned(parameters, kLine))

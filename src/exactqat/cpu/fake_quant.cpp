@@ -22,7 +22,7 @@ NudgedVectors<T> nudge_attributes(const Numbers& numbers) {
   return nudge_all(T(numbers.real("min")), T(numbers.real("max")), numbers);
 }
 
-// The same for each channel, one array for each quantity, from the beginning of a line on and with room for a vector behind.
+// The same for each channel, one array for each quantity, from the beginning of a line on and with room for a vector at the end.
 template <class T>
 struct NudgedChannels {
   LineVector<T> memory;
@@ -40,7 +40,7 @@ struct NudgedChannels {
     const Quantized<T> quantized(numbers);
     const auto vector = [&](int64_t c, auto extent) {
       const NudgedVectors<T> n(load(min + c, extent), load(max + c, extent), quantized);
-      const uint32_t real = (uint32_t{1} << count_of<T>(extent)) - 1;  // not the lanes behind the last channel
+      const uint32_t real = (uint32_t{1} << count_of<T>(extent)) - 1;  // not the lanes after the last channel
       any_no_range |= (bits_of(n.no_range) & real) != 0;
       any_unordered |= (bits_of(less_equal(n.nudged_min, n.nudged_max)) & real) != real;
       const Vector<T> one = Vector<T>::all(T(1));
@@ -403,7 +403,7 @@ struct GradientCall {
   template <Way way>
   bool block(int64_t offset, int64_t rows, double* below, double* above) const {
     constexpr int kTogether = kWidth * sizeof(T) == 64 ? 4 : 1;  // vectors, as many as there are registers for
-    const GradientCall here = *this;  // what is behind `this` would be loaded again after every store
+    const GradientCall here = *this;  // a copy: members would be loaded through `this` again after every store
     const int64_t width = kLanes * here.channels, steps = rows / kLanes, rest = rows % kLanes * here.channels;
     Vector<T> check;
     int64_t place = 0;
@@ -420,8 +420,8 @@ struct GradientCall {
         if constexpr (kParts == 2) add_sides<way, 1>(lows[v][1], highs[v][1], e.sides, e.wide[1]);
       };
       int64_t begin = offset + p;
-      // Going along eight rows at a time the processor foresees little: it is told the next block, straight on, or, of
-      // many channels, what follows in the rows.
+      // Going along eight rows at a time the processor foresees little: the next block is prefetched, straight on, or,
+      // with many channels, what follows in the rows.
       const bool straight = here.channels <= kFewChannels;
       const int64_t next = straight ? offset + kBlock * here.channels + p * (kBlock / kLanes) : begin + 4 * Vectors * kWidth;
       const int64_t further = straight ? Vectors * kWidth : width;
@@ -434,7 +434,7 @@ struct GradientCall {
             __builtin_prefetch(here.gradients + ahead, 0, 2);
             here.source.prefetch(ahead);
           }
-          // Nor where it will write next; and a store that waits for its line holds up those behind it.
+          // Nor where it will write next; and a store that waits for its line holds up those after it.
           if constexpr (way != Way::past) __builtin_prefetch(here.backprops + i + Vectors * kWidth, 1);
           add(v, i, extent);
         }

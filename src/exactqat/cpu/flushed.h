@@ -23,21 +23,21 @@ constexpr uint64_t kLeadingBits = 0x7ffffffff0000000, kLastLeadingBit = 0x100000
 
 #if defined(__aarch64__)
 
-// A result, told by the same one 64 binary orders higher.
+// A result, determined from the same one 64 binary orders higher.
 template <class T>
-inline T told_by(T up, T result) {
+inline T flushed_by(T up, T result) {
   return std::abs(up) == kSmallest<T> * kUp<T> ? std::copysign(kSmallest<T>, up) : result;
 }
 
-inline float flushed_product(float a, float b) { return told_by(a * kUp<float> * b, a * b); }
-inline double flushed_product(double a, double b) { return told_by(a * kUp<double> * b, a * b); }
-inline float flushed_quotient(float a, float b) { return told_by(a * kUp<float> / b, a / b); }
-inline double flushed_quotient(double a, double b) { return told_by(a * kUp<double> / b, a / b); }
+inline float flushed_product(float a, float b) { return flushed_by(a * kUp<float> * b, a * b); }
+inline double flushed_product(double a, double b) { return flushed_by(a * kUp<double> * b, a * b); }
+inline float flushed_quotient(float a, float b) { return flushed_by(a * kUp<float> / b, a / b); }
+inline double flushed_quotient(double a, double b) { return flushed_by(a * kUp<double> / b, a / b); }
 inline float flushed_fused_multiply_add(float a, float b, float c) {
-  return told_by(std::fma(a * kUp<float>, b, c * kUp<float>), std::fma(a, b, c));
+  return flushed_by(std::fma(a * kUp<float>, b, c * kUp<float>), std::fma(a, b, c));
 }
 inline double flushed_fused_multiply_add(double a, double b, double c) {
-  return told_by(std::fma(a * kUp<double>, b, c * kUp<double>), std::fma(a, b, c));
+  return flushed_by(std::fma(a * kUp<double>, b, c * kUp<double>), std::fma(a, b, c));
 }
 
 // Rounded to T.

@@ -776,7 +776,7 @@ EXACTQAT_TENSOR_KERNEL(quantized_batch_norm_gradient) {
   // The gradients of the range are sums over the tensor as rows of one channel.
   Doubles below_and_above(range_gradients ? 2 * flat_blocks : 0);
   const bool in_halves = x_backprop.in_halves();
-  // What passes is written where the result will stand.
+  // What passes is written where the result will be.
   const auto pass = [&](int64_t begin, int64_t rows) {
     const int64_t end = begin + rows * layout.channels;
     for (int64_t i = begin; i < end; i += kBlock) {

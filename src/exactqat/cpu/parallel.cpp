@@ -306,7 +306,7 @@ bool is_forked() {
   std::ifstream file("/proc/self/stat");
   std::string line, flags;
   std::getline(file, line);
-  // The flags are the seventh field behind the program's name, which may hold anything.
+  // The flags are the seventh field after the program's name, which may hold anything.
   size_t at = line.rfind(')');
   for (int field = 0; field < 7 && at != std::string::npos; ++field) at = line.find(' ', at + 1);
   constexpr unsigned long kForkedWithoutExec = 0x40;

@@ -173,7 +173,7 @@ void for_ranges_of_columns(const S* input, int64_t rows, int64_t columns, Then&&
   const int64_t tasks = (wide_rows + rows_per_task - 1) / rows_per_task;
   const int64_t quantity = (width + kWidth - 1) / kWidth * kWidth;
   const bool far = rows * columns * int64_t{sizeof(S)} >= too_large_for_the_cache() / 4;
-  LineVector<T> seen(3 * tasks * quantity + kWidth);  // minimum, maximum, NaN; and room behind
+  LineVector<T> seen(3 * tasks * quantity + kWidth);  // minimum, maximum, NaN; and room at the end
   parallel_for(tasks, rows * columns, [&](int64_t task) {
     const int64_t begin = task * rows_per_task, end = std::min(wide_rows, begin + rows_per_task);
     T* const lows = seen.data() + 3 * task * quantity;
@@ -277,7 +277,7 @@ void fill_slices(S* out, int64_t outer, int64_t slices, int64_t inner, RangeOf&&
   });
 }
 
-// Scales of slices, one array for each quantity, with room for a whole vector behind them.
+// Scales of slices, one array for each quantity, with room for a whole vector after them.
 template <class T>
 struct Scales {
   LineVector<T> memory;

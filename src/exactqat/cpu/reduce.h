@@ -76,7 +76,7 @@ inline int64_t rows_together(int64_t channels, int64_t rows) {
 
 using Doubles = std::vector<double>;
 
-// Parameters for the sums below: by channel, all 8 lanes of few channels, and room for a whole vector behind the last one.
+// Parameters for the sums below: by channel, all 8 lanes of few channels, and room for a whole vector after the last one.
 template <class T>
 Doubles sum_parameters(const T* parameters, int64_t channels) {
   Doubles doubles;

@@ -8,7 +8,7 @@
 
 #include "flushed.h"
 
-// Compilers for ARM64 say that there is NEON wherever it is: the module that is named after it is told.
+// Compilers for ARM64 define the macro of NEON wherever it is available; the module named after it defines its own.
 #if defined(__AVX2__)
 #include <immintrin.h>
 #elif defined(__SSE2__)
@@ -209,12 +209,12 @@ struct Vector {
 #if defined(EXACTQAT_NEON)
 
 // The same result 64 binary orders higher tells whether it rounds up to the smallest normal number.
-inline Vector<float> told_by(Vector<float> up, Vector<float> result) {
+inline Vector<float> flushed_by(Vector<float> up, Vector<float> result) {
   const uint32x4_t smallest = vceqq_f32(vabsq_f32(up.v), vdupq_n_f32(kSmallest<float> * kUp<float>));
   const uint32x4_t bits = vandq_u32(smallest, vreinterpretq_u32_f32(vdupq_n_f32(kSmallest<float>)));
   return {vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(result.v), bits))};
 }
-inline Vector<double> told_by(Vector<double> up, Vector<double> result) {
+inline Vector<double> flushed_by(Vector<double> up, Vector<double> result) {
   const uint64x2_t smallest = vceqq_f64(vabsq_f64(up.v), vdupq_n_f64(kSmallest<double> * kUp<double>));
   const uint64x2_t bits = vandq_u64(smallest, vreinterpretq_u64_f64(vdupq_n_f64(kSmallest<double>)));
   return {vreinterpretq_f64_u64(vorrq_u64(vreinterpretq_u64_f64(result.v), bits))};
@@ -222,12 +222,12 @@ inline Vector<double> told_by(Vector<double> up, Vector<double> result) {
 
 template <class T>
 inline Vector<T> flushed_product(Vector<T> a, Vector<T> b) {
-  return told_by(a * Vector<T>::all(kUp<T>) * b, a * b);
+  return flushed_by(a * Vector<T>::all(kUp<T>) * b, a * b);
 }
 template <class T>
 inline Vector<T> flushed_fused_multiply_add(Vector<T> a, Vector<T> b, Vector<T> c) {
   const Vector<T> up = Vector<T>::all(kUp<T>);
-  return told_by(Vector<T>::fused_multiply_add(a * up, b, c * up), Vector<T>::fused_multiply_add(a, b, c));
+  return flushed_by(Vector<T>::fused_multiply_add(a * up, b, c * up), Vector<T>::fused_multiply_add(a, b, c));
 }
 
 #else

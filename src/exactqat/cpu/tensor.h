@@ -49,7 +49,7 @@ struct Tensor {
     return data();
   }
 
-  // Rounds what stands in `room` to its elements [begin, begin + count). Past the cache: see finish_streaming.
+  // Rounds what is in `room` to its elements [begin, begin + count). Past the cache: see finish_streaming.
   void write(int64_t begin, int64_t count, const T* room, bool past) const {
     if constexpr (kMayBeHalves<T>) round_into(data_, dtype_, begin, count, room, past);
   }

@@ -36,9 +36,9 @@ def interpolation_table(
     factor = real(INT16_MAX - INT16_MIN + 1) / (output_scale * real(INT16_MAX) - output_scale * real(INT16_MIN))
     step = (high - low) / real(512)
     at = low + np.arange(512).astype(real) * step
-    behind = low + np.arange(1, 513).astype(real) * step
+    following = low + np.arange(1, 513).astype(real) * step
     value = round_half_away(function(at) * factor)
-    line = round_half_away((function(behind) * factor + value) / real(2))
+    line = round_half_away((function(following) * factor + value) / real(2))
     middle = round_half_away(function(at + step / real(2)) * factor)
     values = value - round_half_away((line - middle) / real(2))
     last = round_half_away(function(np.array([high])) * factor)

@@ -499,10 +499,10 @@ class Blocks(Movement):
         block, beside = attributes["block_size"], large[2] // small[2] * large[3]
         by_rows = (small[0], small[1], block, small[2], beside)
         by_places = (small[0], small[1], small[2], block, beside)
-        before, behind = (by_rows, by_places) if inputs[0].shape[1] == large[1] else (by_places, by_rows)
+        before, after = (by_rows, by_places) if inputs[0].shape[1] == large[1] else (by_places, by_rows)
         return (
             reshape_step(0, before, "split", output.dtype),
-            FileStep("TRANSPOSE", ("split", SWAPPED), 5, "TransposeOptions", {}, "turned", output.dtype, behind),
+            FileStep("TRANSPOSE", ("split", SWAPPED), 5, "TransposeOptions", {}, "turned", output.dtype, after),
             reshape_step("turned", output.shape),
         )
 

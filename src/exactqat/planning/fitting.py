@@ -179,7 +179,7 @@ def _fit(
                 scales[operands[0]] *= limits.lowest / max(value, math.ulp(0.0)) * _MARGIN
 
 
-def told(moved: Mapping[str, Ends], ends: Mapping[str, Ends]) -> str:
+def moved_sentence(moved: Mapping[str, Ends], ends: Mapping[str, Ends]) -> str:
     """A sentence for people on what `fitting_ranges` has moved; empty if that is nothing but ranges of zeros."""
     names = [name for name in moved if ends[name][1] - ends[name][0] >= SMALLEST_WIDTH]
     if not names:
@@ -193,4 +193,4 @@ def told(moved: Mapping[str, Ends], ends: Mapping[str, Ends]) -> str:
     )
 
 
-__all__ = ["RangesMovedWarning", "constant_limits", "constant_step", "fitting_ranges", "limits_of", "told"]
+__all__ = ["RangesMovedWarning", "constant_limits", "constant_step", "fitting_ranges", "limits_of", "moved_sentence"]

@@ -376,7 +376,7 @@ def _pooled(
     x: Array, attributes: Mapping[str, Any], function: Callable[..., Any], fill: float, after: Sequence[int]
 ) -> Array:
     last = channels_last(x, attributes["channel_axis"])
-    pairs = [(before, behind + more) for (before, behind), more in zip(attributes["padding"], after, strict=True)]
+    pairs = [(begin, end + more) for (begin, end), more in zip(attributes["padding"], after, strict=True)]
     met = windows_of(padded(last, [(0, 0), *pairs, (0, 0)], fill), attributes["window"], attributes)
     return np.asarray(np.moveaxis(function(met, axis=tuple(range(x.ndim, met.ndim))), -1, attributes["channel_axis"]))
 

@@ -532,7 +532,7 @@ def _channels_after_reshape(x: Stored, shape: tuple[int, ...]) -> int | None:
         return None
     if shape[: axis + 1] == x.shape[: axis + 1]:
         return axis
-    behind = x.rank - axis
-    if behind <= len(shape) and shape[-behind:] == x.shape[-behind:]:
-        return len(shape) - behind
+    trailing = x.rank - axis
+    if trailing <= len(shape) and shape[-trailing:] == x.shape[-trailing:]:
+        return len(shape) - trailing
     return None

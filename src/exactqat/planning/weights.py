@@ -54,7 +54,7 @@ def take_batch_norm(planner: Planner, channel_axis: int) -> BatchNorm | None:
     return norm
 
 
-def take_behind_reshape(planner: Planner, x_shape: tuple[int, ...], channel_axis: int) -> tuple[BatchNorm | None, str]:
+def take_after_reshape(planner: Planner, x_shape: tuple[int, ...], channel_axis: int) -> tuple[BatchNorm | None, str]:
     """The batch norm, and the activation after it, of a result of which only the axes in front were joined or split.
 
     The reshape stays and reads what is normalized already.
@@ -72,10 +72,10 @@ def take_behind_reshape(planner: Planner, x_shape: tuple[int, ...], channel_axis
     except Refused:
         return None, "NONE"
     planner.done_before.add(step.output)
-    behind = planner.only_reader(step)
-    activation = "NONE" if behind is None else fused_activation(behind)
-    if behind is not None and activation != "NONE":
-        planner.done_before.add(behind.output)
+    reader = planner.only_reader(step)
+    activation = "NONE" if reader is None else fused_activation(reader)
+    if reader is not None and activation != "NONE":
+        planner.done_before.add(reader.output)
     return norm, activation
 
 
@@ -94,7 +94,7 @@ def put(
     norm = take_batch_norm(planner, channel_axis)
     activation = planner.take_activation()
     if norm is None and activation == "NONE":
-        norm, activation = take_behind_reshape(planner, planner.shape(step), channel_axis)
+        norm, activation = take_after_reshape(planner, planner.shape(step), channel_axis)
     rule = maker.rule(maker.path)
     return maker.store(
         kind,

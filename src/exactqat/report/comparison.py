@@ -63,8 +63,8 @@ def differing_settings(jobs: Sequence[FinishedJob]) -> list[list[str]]:
         values = [job.settings.get(name) for job in jobs]
         if any(value != values[0] for value in values):
             option = shortened(option_of(name), 40)
-            told = ("–" if value is None else shortened(option_value(value), WRITTEN_LENGTH) for value in values)
-            rows.append([option, *told])
+            written = ("–" if value is None else shortened(option_value(value), WRITTEN_LENGTH) for value in values)
+            rows.append([option, *written])
     return rows
 
 

@@ -25,7 +25,7 @@ DARK = {
     "#6fa8dc": "#4f86b8",
     "#1f5fa8": "#7cb4f2",
 }
-INK, NOTE, LINE, BEHIND, PAPER, DELIVERED, WARNING, GOOD, BAD = list(DARK)[:9]
+INK, NOTE, LINE, BACKGROUND, PAPER, DELIVERED, WARNING, GOOD, BAD = list(DARK)[:9]
 
 
 def variable(color: str) -> str:

@@ -88,10 +88,10 @@ class Tidying:
             self._take(step, reader, inputs=(*step.inputs[:2], self.c.constant(vector)))
             return reader.output
         if reader.kind == "reshape":
-            self._bias_behind_reshapes(step, reader)
+            self._bias_after_reshapes(step, reader)
         return step.output
 
-    def _bias_behind_reshapes(self, step: Step, reshape: Step) -> None:
+    def _bias_after_reshapes(self, step: Step, reshape: Step) -> None:
         """Likewise where axes of size 1 came or went in between, or the channels of a product were split."""
         last, reader = reshape, self._only_reader(reshape.output)
         while reader is not None and reader.kind == "reshape":

@@ -67,17 +67,17 @@ def composed(c: Any, name: str, operands: Sequence[Any], attributes: Mapping[str
     """
     target = formula(c, name, operands, attributes)
     order = {value: number for number, value in enumerate(c.values)}
-    behind = _values(c, target)
+    left = _values(c, target)
     found: list[tuple[str, Formula]] = []
     # The latest value first: nothing that is still looked at is computed from it.
-    while len(behind) > 1 or any(is_composed(each) for each in behind.values()):
-        latest = behind.pop(max(behind, key=order.__getitem__))
-        made_by = latest.formula or _formula_behind(c, latest)
+    while len(left) > 1 or any(is_composed(each) for each in left.values()):
+        latest = left.pop(max(left, key=order.__getitem__))
+        made_by = latest.formula or _formula_that_made(c, latest)
         if made_by is None or latest.shape != meta.shape:
-            raise SeveralValues(_several(c, [latest, *behind.values()]))
+            raise SeveralValues(_several(c, [latest, *left.values()]))
         found.append((latest.name, made_by))
-        behind.update(_values(c, made_by))
-    (root,) = behind.values()
+        left.update(_values(c, made_by))
+    (root,) = left.values()
     if root.shape != meta.shape:
         raise SeveralValues(f"it repeats {_described(c, root)} of shape {list(c.for_one(root.shape))}")
     numbers = {root.name: 0}
@@ -113,7 +113,7 @@ def _values(c: Any, part: Formula) -> dict[str, Content]:
     return found
 
 
-def _formula_behind(c: Any, value: Content) -> Formula | None:
+def _formula_that_made(c: Any, value: Content) -> Formula | None:
     """What made a value, if that was value by value."""
     if value.name not in c.producers:
         return None

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...display import shortened
 from ...planning.callers import users_line
-from ...planning.fitting import Ends, RangesMovedWarning, fitting_ranges, told
+from ...planning.fitting import Ends, RangesMovedWarning, fitting_ranges, moved_sentence
 from ...planning.plans import Plan, branch_range
 
 # Share of the values that running statistics began with, from which they count as unsettled. Deviations that are wrong
@@ -98,6 +98,6 @@ def move_ranges(
     moved = fitting_ranges(plan, known, wanted())
     for name, each in moved.items():
         move(name, each)
-    words = told(moved, known)
+    words = moved_sentence(moved, known)
     if words:
         warnings.warn(words, RangesMovedWarning, stacklevel=users_line())

@@ -31,7 +31,7 @@ import numpy as np
 from ...capture.core.progress import at_work
 from ...capture.core.refusals import CaptureError
 from ...capture.core.safeguards import SAFEGUARDS
-from ...capture.jax.layers import batch_norm as _told_batch_norm
+from ...capture.jax.layers import batch_norm as _captured_batch_norm
 from ...capture.jax.layers import capturing, layer
 from ...capture.jax.model import capture, named_leaves
 from ...capture.proof import NotComparedWarning, Proof
@@ -541,7 +541,7 @@ def batch_norm(
         momentum: as in Flax: how much of the running statistics stays at each batch.
     """
     if capturing():
-        return _told_batch_norm(x, scale, bias, mean, variance, epsilon, momentum, axis)
+        return _captured_batch_norm(x, scale, bias, mean, variance, epsilon, momentum, axis)
     shape = [-1 if at == axis % x.ndim else 1 for at in range(x.ndim)]
     factor = jax.lax.rsqrt(variance + epsilon) * (1.0 if scale is None else scale)
     y = (x - mean.reshape(shape)) * factor.reshape(shape)

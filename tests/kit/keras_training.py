@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What training a prepared Keras model changes, what is refused, and how the user's own layers are read.
+
+test_keras_kit.py runs it.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+from keras_checks import run_checks
+from keras_networks import ds_cnn
+
+from exactqat import qat
+
+
+class Squared(layers.Layer):
+    def build(self, shape):
+        self.w = self.add_weight(shape=(shape[-1],), name="w")
+
+    def call(self, x):
+        return x * ops.square(self.w)
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm = layers.Dense(4), layers.BatchNormalization()
+
+    def call(self, x, training=False):
+        return ops.relu(self.norm(self.dense(x), training=training))
+
+
+def check_what_is_fused_and_trained() -> None:
+    x = np.random.default_rng(0).standard_normal((8, 25, 10, 1)).astype("f")
+    model = ds_cnn()
+    nodes = [len(layer._inbound_nodes) for layer in model.layers]
+    prepared = qat.keras.prepare(model, [qat.Rule(ranges="learned")])
+    assert [len(layer._inbound_nodes) for layer in model.layers] == nodes  # the user's graph is as it was
+    steps = {step.path: step for step in prepared.plan.steps}
+    assert steps["conv2d"].activation == "RELU" and steps["conv2d"].weights.batch_norm is not None
+    assert any(step.expression is not None for step in prepared.plan.steps)  # dropout trains
+    with pytest.raises(ValueError, match="call calibrate first"):
+        prepared(x)
+    broken = x.copy()
+    broken[1, 2, 3] = np.nan
+    with pytest.raises(ValueError, match="batch 2 of batches gives NaN or infinity in 'input'"):
+        qat.keras.calibrate(prepared, [x, broken], restart=True)
+    qat.keras.calibrate(prepared, [x])
+    before = [float(variable.numpy()) for variable in prepared.range_parameters() if variable.value.ndim == 0]
+    assert before and any(before)
+    qat.keras.calibrate(prepared, [x * 100])
+    other = [float(variable.numpy()) for variable in prepared.range_parameters() if variable.value.ndim == 0]
+    with pytest.raises(ValueError, match="batches is empty"):
+        qat.keras.calibrate(prepared, [], restart=True)
+    assert other == [float(variable.numpy()) for variable in prepared.range_parameters() if variable.value.ndim == 0]
+    assert other != before
+    qat.keras.calibrate(prepared, [x], restart=True)
+    assert before == [float(variable.numpy()) for variable in prepared.range_parameters() if variable.value.ndim == 0]
+    prepared.compile("adam", "mse")
+    prepared.fit(x, np.zeros((8, 4), "f"), verbose=0)
+    after = [float(variable.numpy()) for variable in prepared.range_parameters() if variable.value.ndim == 0]
+    assert before != after  # ranges are trained
+    mean = next(v for v in prepared.non_trainable_variables if "moving_mean" in v.name)
+    assert np.abs(mean.numpy()).max() > 0  # statistics follow
+    qat.keras.freeze(prepared)
+    kept = mean.numpy().copy()
+    prepared.fit(x, np.zeros((8, 4), "f"), verbose=0)
+    assert np.array_equal(mean.numpy(), kept)
+    assert [float(v.numpy()) for v in prepared.range_parameters() if v.value.ndim == 0] == after
+    prepared.save("model.keras")
+    loaded = keras.saving.load_model("model.keras")
+    assert loaded.frozen and np.array_equal(loaded.predict(x, verbose=0), prepared.predict(x, verbose=0))
+    assert len(loaded.trainable_variables) == len(prepared.trainable_variables)
+    with pytest.raises(ValueError, match="before freeze"):
+        qat.keras.calibrate(prepared, [x])
+
+
+def check_what_is_refused() -> None:
+    with pytest.raises(TypeError, match="must be a keras.Model"):
+        qat.keras.prepare(3)
+    any_size = keras.Sequential([keras.Input((None, None, 3)), layers.Conv2D(4, 3)])
+    with pytest.raises(ValueError, match="give example"):
+        qat.keras.prepare(any_size)
+    assert qat.keras.prepare(any_size, example=np.zeros((1, 8, 8, 3), "f")).plan.inputs[0].shape == (1, 8, 8, 3)
+    words = keras.Sequential([keras.Input((8, 4)), layers.Lambda(lambda x: ops.sort(x, axis=-1))])
+    with pytest.raises(qat.UnsupportedOperator, match="Sort has no int8 operator"):
+        qat.keras.prepare(words)
+
+
+def check_layers_of_ones_own() -> None:
+    squared = qat.keras.prepare(keras.Sequential([keras.Input((4, 4)), Squared()]))
+    assert squared.proof is not None and len(squared.trainable_variables) == 1
+
+    subclassed = Subclassed()
+    made = qat.keras.prepare(subclassed, example=np.zeros((2, 6), "f"))
+    assert [(step.kind, step.activation) for step in made.plan.steps] == [("FULLY_CONNECTED", "RELU")]
+
+
+def check_activations_that_leave_keras_ops() -> None:
+    # Activations that leave keras.ops before they compute.
+    for word, kinds in (("hard_swish", ["HARD_SWISH", "DEPTHWISE_CONV_2D"]), ("mish", ["TABLE"])):
+        for ones in ([layers.Dense(4), layers.Activation(word)], [layers.Dense(4, activation=word)]):
+            steps = qat.keras.prepare(keras.Sequential([keras.Input((6,)), *ones])).plan.steps
+            assert steps[0].kind == "FULLY_CONNECTED" and steps[1].kind in kinds, (word, steps)
+
+
+if __name__ == "__main__":
+    run_checks(globals())
