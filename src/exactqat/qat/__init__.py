@@ -49,6 +49,7 @@ __all__ = [
     "FakeQuantize",
     "FinalActivationWarning",
     "FusedBatchNorm2d",
+    "HalfPrecisionWarning",
     "NotComparedWarning",
     "PreparedModel",
     "QuantizedInput",
