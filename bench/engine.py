@@ -37,7 +37,7 @@ from step import RESULTS, machine
 
 import exactqat as eq
 from exactqat import deploy
-from exactqat.deploy.verify import open_runtime, profiles_here
+from exactqat.deploy.runtimes import open_runtime, profiles_here
 from exactqat.device import PROFILES
 
 LIMITS = {1: 3.0, 8: 2.0}

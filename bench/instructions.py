@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from exactqat.deploy import emulation
+from exactqat.deploy.runtimes import emulation
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = (

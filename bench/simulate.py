@@ -27,7 +27,7 @@ from rich.table import Table
 from timing import summarize
 
 from exactqat import deploy
-from exactqat.deploy.verify import open_runtime, profile_here
+from exactqat.deploy.runtimes import open_runtime, profile_here
 
 # Of the tables, also where output goes into a file.
 WIDTH = 120

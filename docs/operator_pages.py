@@ -20,7 +20,7 @@ from docstrings import Docstring, Entry, markdown, parse, table
 
 from exactqat import raw_ops, reference
 from exactqat.operators import OPERATORS, Operator
-from exactqat.operators.op import FLOATS, TensorSpec
+from exactqat.operators.specification import FLOATS, TensorSpec
 from exactqat.reference import arithmetic, summation
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -17,8 +17,8 @@ from matplotlib.axes import Axes
 
 import exactqat as eq
 from exactqat import deploy, qat
-from exactqat.job import charts
-from exactqat.job.page import BAD, DARK, NOTE, variable
+from exactqat.report import charts
+from exactqat.report.page import BAD, DARK, NOTE, variable
 
 PICTURES = Path(__file__).resolve().parent / "_static" / "pictures"
 SHOWN = {"accuracy": "Test accuracy of every network"}
@@ -165,7 +165,7 @@ def rounding() -> str:
         ("xnnpack-x86", "o", 10, charts.QAT_COLORS[0]),
         ("reference", "D", 5, charts.PTQ_COLORS[1]),
     ):
-        stored = deploy.simulate(graph, codes.reshape(-1, 1, 1, 1), profile=profile)[half].ravel()
+        stored = deploy.simulate(graph, codes.reshape(-1, 1, 1, 1), device=profile)[half].ravel()
         axes.plot(codes / 2, stored, marker, color=color, markersize=size, label=profile)
     axes.set_xlabel("sum, in steps of the result")
     axes.set_ylabel("code that is stored")
@@ -190,14 +190,14 @@ def profiles() -> str:
         names.append(result)
     graph = builder.graph(names)
     codes = random.integers(-60, 61, (16, 12, 12, 8)).astype(np.int8)
-    trained = deploy.simulate(graph, codes, profile="xnnpack-x86")
+    trained = deploy.simulate(graph, codes, device="xnnpack-x86")
     figure, axes = charts._figure()
     for profile, style, color in (
         ("xnnpack-arm64", "o", charts.QAT_COLORS[0]),
         ("reference", "o-", charts.PTQ_COLORS[1]),
         ("micro", "s:", charts.QAT_COLORS[1]),
     ):
-        found = deploy.simulate(graph, codes, profile=profile)
+        found = deploy.simulate(graph, codes, device=profile)
         parts = [100 * float((found[name] != trained[name]).mean()) for name in names]
         axes.plot(range(1, 13), parts, style, color=color, markersize=5, label=profile)
     axes.set_xlabel("layer")

@@ -6,8 +6,8 @@
     python release/try_wheel.py --jax                JAX's tests as well, after jax was installed beside the wheel
 
 An environment holds the wheel, NumPy, ml_dtypes, pytest and Hypothesis; the tests are copied away from the source,
-which nothing finds there. A wheel for ARM64 runs under emulation, where `python -m exactqat.deploy.set_up_arm64` has
-set that up.
+which nothing finds there. A wheel for ARM64 runs under emulation, where
+`python -m exactqat.deploy.runtimes.set_up_arm64` has set that up.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ def say_last(output: str) -> None:
 
 
 def try_emulated(wheel: Path, version: tuple[int, int]) -> None:
-    # As deploy.emulation finds it, which cannot be imported here: this Python may have no NumPy.
+    # As deploy.runtimes.emulation finds it, which cannot be imported here: this Python may have no NumPy.
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     home = Path(os.environ.get("EXACTQAT_ARM64") or cache / "exactqat" / "arm64").resolve()
     if not (home / "ready.json").is_file():
-        print("  left out: the emulation of ARM64 is not set up (python -m exactqat.deploy.set_up_arm64)")
+        print("  left out: the emulation of ARM64 is not set up (python -m exactqat.deploy.runtimes.set_up_arm64)")
         return
     ready = json.loads((home / "ready.json").read_text("utf-8"))
     python = home / "system" / "usr" / "bin" / ready["python"]

@@ -12,9 +12,10 @@ from torch import nn
 
 from exactqat import qat
 from exactqat.deploy import Graph, dequantize, profiles_here, simulate, unclaimed, verify, write_tflite
-from exactqat.deploy.lower import lower_with_layouts, on_device
+from exactqat.deploy.axes import on_device
+from exactqat.deploy.lower import lower_with_layouts
+from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.deploy.values import device_codes, in_users_order, layer_values
-from exactqat.deploy.verify import RuntimeRefusal
 
 
 def leaves(result: Any) -> list[torch.Tensor]:

@@ -25,7 +25,7 @@ from cases import Case
 
 from exactqat import cpu, reference
 from exactqat.operators import OPERATORS, Operator
-from exactqat.operators.op import Lowering, TensorSpec
+from exactqat.operators.specification import Lowering, TensorSpec
 
 # Tests import what campaigns share with them, and so do the programs that tests start.
 HERE = Path(__file__).resolve().parent

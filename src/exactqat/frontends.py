@@ -12,7 +12,7 @@ import os
 import sys
 from types import ModuleType
 
-from exactqat.operators.op import FRONTENDS
+from exactqat.operators.dispatch import FRONTENDS
 
 # Import statements rather than import_module: torch.compile can follow them when the first call is a compiled one.
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from exactqat.operators.op import Operator, framework_of, frontend
+from exactqat.operators.dispatch import framework_of, frontend
+from exactqat.operators.op import Operator
 
 
 def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:

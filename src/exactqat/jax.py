@@ -23,17 +23,11 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from exactqat.cpu import kernels
-from exactqat.operators.op import (
-    FLOAT32_LIMIT,
-    Axes,
-    Lowering,
-    Operator,
-    TensorSpec,
-    dtypes_that_fit,
-    guest,
-    is_array_like,
-    unreadable,
-)
+from exactqat.operators.dispatch import is_array_like
+from exactqat.operators.memory import dtypes_that_fit, guest, unreadable
+from exactqat.operators.op import Operator
+from exactqat.operators.plain_numbers import FLOAT32_LIMIT
+from exactqat.operators.specification import Axes, Lowering, TensorSpec
 from exactqat.reference import arrays as reference_arrays
 from exactqat.reference import computed
 

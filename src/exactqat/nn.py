@@ -8,9 +8,9 @@ from exactqat.operators import depthwise_conv2d as _depthwise
 from exactqat.operators import fused_batch_norm as _batch_norm
 from exactqat.operators.depthwise_conv2d import DataFormat
 from exactqat.operators.fused_batch_norm import DataFormat as ImageFormat
-from exactqat.operators.op import integer as _integer
 from exactqat.operators.op import showing_arrays as _showing_arrays
-from exactqat.operators.op import text as _text
+from exactqat.operators.plain_numbers import integer as _integer
+from exactqat.operators.plain_numbers import text as _text
 
 Paddings = Literal["SAME", "VALID"] | Sequence[Sequence[int]]
 

@@ -8,16 +8,10 @@ from typing import Any
 import numpy as np
 
 from exactqat.cpu import LARGE, block, planned, shortcut
-from exactqat.operators.op import (
-    FLOATS,
-    Memory,
-    Operator,
-    TensorSpec,
-    check_out,
-    dtypes_that_fit,
-    is_array_like,
-    unreadable,
-)
+from exactqat.operators.dispatch import is_array_like
+from exactqat.operators.memory import Memory, check_out, dtypes_that_fit, unreadable
+from exactqat.operators.op import Operator
+from exactqat.operators.specification import FLOATS, TensorSpec
 
 _FLOAT32 = np.dtype("float32")
 _NUMBERS = (np.float16, np.float32, np.float64)  # an array's `min()` is one of them

@@ -5,8 +5,8 @@ from typing import Any
 
 from exactqat.operators import OPERATORS
 from exactqat.operators import quantize_and_dequantize as _operators
+from exactqat.operators.dispatch import rank_of as _rank_of
 from exactqat.operators.op import Operator as _Operator
-from exactqat.operators.op import rank_of as _rank_of
 from exactqat.operators.op import showing_arrays as _showing_arrays
 from exactqat.operators.quantize_and_dequantize import RoundMode
 

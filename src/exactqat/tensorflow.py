@@ -12,18 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from exactqat.operators.op import (
-    InTensorFlow,
-    Operator,
-    TensorSpec,
-    arrays_in,
-    dtypes_that_fit,
-    framework_of,
-    frontend,
-    guest,
-    is_array_like,
-    unreadable,
-)
+from exactqat.operators.dispatch import arrays_in, framework_of, frontend, is_array_like
+from exactqat.operators.memory import dtypes_that_fit, guest, unreadable
+from exactqat.operators.op import Operator
+from exactqat.operators.specification import InTensorFlow, TensorSpec
 
 Attributes = tuple[tuple[str, Any], ...]
 Function = Callable[..., list[tf.Tensor]]

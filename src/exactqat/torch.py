@@ -18,23 +18,19 @@ from torch.autograd import forward_ad
 
 from exactqat.cpu import LARGE, block, kernels, planned, shortcut
 from exactqat.operators import OPERATORS
-from exactqat.operators.op import (
-    FLOAT32_LIMIT,
-    HALVES,
-    ITEM_SIZES,
+from exactqat.operators.dispatch import arrays_in, framework_of, is_array_like
+from exactqat.operators.memory import (
     Memory,
-    Operator,
-    TensorSpec,
-    arrays_in,
     check_out,
     check_out_specs,
     dtypes_that_fit,
-    framework_of,
     guest,
-    is_array_like,
     out_is_not_dense,
     unreadable,
 )
+from exactqat.operators.op import Operator
+from exactqat.operators.plain_numbers import FLOAT32_LIMIT
+from exactqat.operators.specification import HALVES, ITEM_SIZES, TensorSpec
 
 _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "uint8")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}

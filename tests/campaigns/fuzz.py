@@ -38,7 +38,8 @@ from conftest import DEVICES as ALL_DEVICES
 
 from exactqat import cpu, reference
 from exactqat.operators import OPERATORS, Operator
-from exactqat.operators.op import FLOATS, Lowering, TensorSpec, rounded
+from exactqat.operators.plain_numbers import rounded
+from exactqat.operators.specification import FLOATS, Lowering, TensorSpec
 
 DEVICES = {name: run for name, run in ALL_DEVICES.items() if name not in ANSWERS_NAN}
 

@@ -25,9 +25,9 @@ import _tests_folder
 import numpy as np
 from device_cases import NAMES, random_graph
 
+from exactqat.deploy.formats.read_tflite import read_content
+from exactqat.deploy.formats.tflite import tflite_bytes
 from exactqat.deploy.inspect import inspect
-from exactqat.deploy.read_tflite import read_content
-from exactqat.deploy.tflite import tflite_bytes
 from exactqat.device import Refusal
 
 # Seconds to read a file, and bytes for each byte of it and beside them.

@@ -44,7 +44,8 @@ import numpy as np
 import torch
 
 from exactqat import cli
-from exactqat.job import pipeline
+from exactqat.job import figures, pipeline
+from exactqat.job.settings import Settings
 
 SETTINGS = ["--epochs-float", "1", "--epochs-qat", "1", "--weight-bits", "4", "--activation-bits", "4"]
 # What stands in every folder and is none of the job's business.
@@ -338,9 +339,9 @@ def make_job(folder: Path) -> None:
     np.savez(folder / "data.npz", x=x, y=y)
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
         # The path is relative: the data travels with the copies.
-        settings = pipeline.Settings(Path("job"), 0, 1, 1, "data.npz", weight_bits=4, activation_bits=4)
+        settings = Settings(Path("job"), 0, 1, 1, "data.npz", weight_bits=4, activation_bits=4)
         results = pipeline.run(settings)
-        pipeline.write_metrics(results)
+        figures.write_metrics(results)
     (folder / "job" / "report.html").write_text("<p>a report</p>")
     for name in OTHERS:
         (folder / "job" / name).write_text("mine")
@@ -444,7 +445,7 @@ def main() -> int:
     import rich.progress  # noqa: F401
     from ai_edge_litert import interpreter, schema_py_generated  # noqa: F401
 
-    import exactqat.job.report  # noqa: F401
+    import exactqat.report.job_page  # noqa: F401
 
     torch.set_num_threads(1)
     scratch = Path(tempfile.mkdtemp(prefix="exactqat-jobs-"))

@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from exactqat import deploy
-from exactqat.deploy.lower import lower_with_layouts, on_device
+from exactqat.deploy.axes import on_device
+from exactqat.deploy.lower import lower_with_layouts
+from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.deploy.values import device_codes, in_users_order
-from exactqat.deploy.verify import RuntimeRefusal
 from exactqat.device import OPERATORS
 from exactqat.qat.jax import Prepared, State, batch_norm, dropout, prepare
 from exactqat.train.core.functional import Mode, Run

@@ -20,8 +20,8 @@ from keras import layers, ops
 
 from exactqat import deploy, qat
 from exactqat.deploy.lower import lower_with_layouts
+from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.deploy.values import device_codes
-from exactqat.deploy.verify import RuntimeRefusal
 
 
 @keras.saving.register_keras_serializable(package="tests")

@@ -24,8 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 from exactqat import qat
-from exactqat.deploy import Graph, emulation, footprint, npu_footprint, profiles_here, unclaimed, verify, write_tflite
+from exactqat.deploy import Graph, footprint, npu_footprint, profiles_here, unclaimed, verify, write_tflite
 from exactqat.deploy.lower import lower
+from exactqat.deploy.runtimes import emulation
 from exactqat.job.models import NETWORKS, network
 
 # Shapes and classes of MLPerf Tiny: spotting of keywords, classes of images, anomalies in sounds, visual wake words.
@@ -48,7 +49,7 @@ def graph_of(name: str, bits: tuple[int, int] = (8, 8), per_channel: bool = True
     prepared = qat.prepare(model, x, rules)
     qat.calibrate(prepared, [x])
     qat.freeze(prepared)
-    return lower(prepared, x)
+    return lower(prepared)
 
 
 def devices() -> Iterator[tuple[str, str, str]]:

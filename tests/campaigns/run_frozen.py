@@ -33,7 +33,7 @@ from torch import nn
 from exactqat import deploy, qat
 from exactqat.deploy import PROFILES, unclaimed
 from exactqat.deploy.lower import lower
-from exactqat.deploy.verify import RuntimeRefusal
+from exactqat.deploy.runtimes.trial import RuntimeRefusal
 
 SECONDS = 1800
 BITS = {"": {}, " 4 bits": {"weight_bits": 4, "activation_bits": 4}}

@@ -477,8 +477,8 @@ class Jax:
             }
             for name, each in self.params["model"].items()
         }
-        ranges = jax.tree.map(lambda p, g: p - RATE * g, self.params["ranges"], gradients["ranges"])
-        self.params = {"model": model, "ranges": ranges}
+        ranges = jax.tree.map(lambda p, g: p - RATE * g, self.params["range_parameters"], gradients["range_parameters"])
+        self.params = {"model": model, "range_parameters": ranges}
         return [np.asarray(each) for each in results]
 
     def freeze(self) -> None:
@@ -491,7 +491,7 @@ class Jax:
     def ends(self) -> dict[str, tuple[Any, Any, int]]:
         return {
             name: (
-                *({**each, **self.params["ranges"].get(name, {})}[end] for end in ("minimum", "maximum")),
+                *({**each, **self.params["range_parameters"].get(name, {})}[end] for end in ("minimum", "maximum")),
                 int(each["batches"]),
             )
             for name, each in self.state.ranges.items()
@@ -540,7 +540,7 @@ class Keras:
         sum((each * torch.from_numpy(weights(each.shape))).sum() for each in results).backward()
         moved = [variable for name, variable in self.owned.items() if name in trained]
         with torch.no_grad():
-            for variable in (*moved, *self.device_of.range_variables()):
+            for variable in (*moved, *self.device_of.range_parameters()):
                 if variable.value.grad is not None:
                     variable.assign(variable.value - RATE * variable.value.grad)
         return [each.detach().numpy() for each in results]

@@ -31,8 +31,9 @@ from device_cases import NAMES, random_codes, random_graph
 
 import exactqat.device
 from exactqat import cpu
-from exactqat.deploy import Graph, emulation, profiles_here, verify, write_tflite
-from exactqat.deploy.verify import RuntimeRefusal
+from exactqat.deploy import Graph, profiles_here, verify, write_tflite
+from exactqat.deploy.runtimes import emulation
+from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.device import OPERATORS, PROFILES, Refusal, profile_named
 from exactqat.engine import Compiled
 

@@ -38,7 +38,7 @@ from exactqat.deploy import (
     write_tflite,
 )
 from exactqat.deploy.graph import ACTIVATIONS, same_padding
-from exactqat.deploy.verify import RuntimeRefusal
+from exactqat.deploy.runtimes.trial import RuntimeRefusal
 
 HERE = profiles_here()
 Random = np.random.Generator
@@ -262,7 +262,7 @@ def test_only_files_of_others_are_tried_first(tmp_path: Path, monkeypatch: pytes
 
 def test_what_a_child_does_is_not_told(tmp_path: Path) -> None:
     """Refusals are left to this process, which says them better; only death counts, and what keeps a child from it."""
-    trial = sys.modules["exactqat.deploy.trial"]
+    trial = sys.modules["exactqat.deploy.runtimes.trial"]
     trial.try_in_a_child(np.testing.assert_array_equal, 1, 2)
     with pytest.raises(RuntimeRefusal, match="SIGKILL"):
         trial.try_in_a_child(signal.raise_signal, signal.SIGKILL)

@@ -30,7 +30,7 @@ from exactqat.deploy import (
     verify,
     write_tflite,
 )
-from exactqat.deploy.verify import RuntimeRefusal
+from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.device import OPERATORS, Refusal
 from exactqat.device import fixed_point_functions as fixed
 from exactqat.device.activation import FUNCTIONS, Table, off_the_pole

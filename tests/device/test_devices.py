@@ -26,7 +26,6 @@ from exactqat.deploy import (
     Builder,
     Graph,
     c_array,
-    emulation,
     footprint,
     npu_footprint,
     per_tensor,
@@ -37,8 +36,9 @@ from exactqat.deploy import (
     write_c_array,
     write_tflite,
 )
-from exactqat.deploy.tflite import tflite_bytes
-from exactqat.deploy.trial import RuntimeRefusal
+from exactqat.deploy.formats.tflite import tflite_bytes
+from exactqat.deploy.runtimes import emulation
+from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.device import OPERATORS, PROFILES
 
 needs_micro = pytest.mark.skipif("micro" not in profiles_here(), reason="needs exactqat[micro]")
@@ -141,7 +141,7 @@ def test_what_tflite_micro_lacks_is_named(tmp_path: Path) -> None:
     assert found.arena_bytes is None and "GELU" in found.why_not
     codes = np.zeros((2, 8), np.int8)
     with pytest.raises(RuntimeRefusal, match="TFLite-Micro rejects the file: .*GELU"):
-        verify(graph, write_tflite(graph, tmp_path / "model.tflite"), codes, profile="micro")
+        verify(graph, write_tflite(graph, tmp_path / "model.tflite"), codes, device="micro")
 
 
 def test_without_tflite_micro_the_arena_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

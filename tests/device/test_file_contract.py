@@ -458,7 +458,7 @@ def test_a_last_step_in_the_file(name: str, shape: str, tmp_path: Path) -> None:
             continue
         prepared.profile = profile
         graph = deploy.lower(prepared)
-        assert deploy.verify(graph, path, profile=profile, model=prepared, data=x).equal, profile
+        assert deploy.verify(graph, path, device=profile, model=prepared, data=x).equal, profile
     onnx = by_onnxruntime(deploy.write_onnx(graph, tmp_path / "model.onnx"), {"image": x.numpy()})["output"]
     assert onnx.shape == own.shape
 

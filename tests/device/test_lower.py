@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exactqat.deploy import simulate
-from exactqat.deploy.lower import Lowering, on_device
+from exactqat.deploy.axes import on_device
+from exactqat.deploy.lower import Lowering
 from exactqat.deploy.values import in_users_order
 from exactqat.planning.network import Network
 from exactqat.planning.plans import Grid, Numbers, Plan, PlanInput, PlanStep, WeightNumbers, Weights

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The .onnx writer against onnxruntime: at most one in ten thousand codes off, and by one at most.
 
-The file is defined by float arithmetic, so exactness cannot be asked for: see `exactqat.deploy.onnx`.
+The file is defined by float arithmetic, so exactness cannot be asked for: see `exactqat.deploy.formats.onnx`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from exactqat.deploy import (  # noqa: E402
     write_onnx,
 )
 from exactqat.deploy.graph import ACTIVATIONS  # noqa: E402
-from exactqat.deploy.trial import RuntimeRefusal  # noqa: E402
+from exactqat.deploy.runtimes.trial import RuntimeRefusal  # noqa: E402
 from exactqat.device import OPERATORS  # noqa: E402
 
 Random = np.random.Generator
@@ -201,7 +201,7 @@ def test_the_jobs_networks(name: str, tmp_path: Path) -> None:
     model = qat.prepare(network.eval(), batch)
     qat.calibrate(model, [batch])
     qat.freeze(model)
-    graph = lower(model, batch)
+    graph = lower(model)
     codes = device_codes(model, batch)["input"]
     report = check(graph, codes, tmp_path / "model.onnx", SHARE_OFF_BY_ONE)
     print(f"{name}: {sum(row.differing for row in report.operators)} of {report.values} differ")

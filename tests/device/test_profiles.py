@@ -12,7 +12,7 @@ import pytest
 
 from exactqat import deploy
 from exactqat.deploy import Builder, Graph, per_tensor, simulate, unclaimed, verify, write_tflite
-from exactqat.deploy.verify import profile_here
+from exactqat.deploy.runtimes import profile_here
 from exactqat.device import PROFILES, Profile, declare, profile, profile_named
 from exactqat.job.devices import device_named, device_to_verify
 
@@ -123,8 +123,8 @@ def test_the_command_line_names_every_device(command: str) -> None:
     pytest.importorskip("typer")
     from typer.main import get_command
 
-    from exactqat import cli
+    from exactqat.cli import application
 
-    commands = get_command(cli._application()).commands  # type: ignore[attr-defined]
+    commands = get_command(application.command_line()).commands  # type: ignore[attr-defined]
     (option,) = (each for each in commands[command].params if each.name == "device")
     assert all(name in option.help for name in PROFILES)

@@ -17,8 +17,8 @@ from device_cases import NAMES, random_codes, random_graph
 from fuzz_files import cases, read
 
 from exactqat.deploy import PROFILES, Builder, Graph, per_tensor, read_tflite, simulate, write_tflite
-from exactqat.deploy.read_tflite import read_content
-from exactqat.deploy.tflite import tflite_bytes
+from exactqat.deploy.formats.read_tflite import read_content
+from exactqat.deploy.formats.tflite import tflite_bytes
 from exactqat.device import Refusal
 
 schema: Any = importlib.import_module("ai_edge_litert.schema_py_generated")

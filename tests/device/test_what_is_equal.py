@@ -23,8 +23,11 @@ pytest.importorskip("typer")
 
 from exactqat import cli, deploy, qat  # noqa: E402
 from exactqat.deploy import profiles_here  # noqa: E402
-from exactqat.job import data, pipeline, report, retrained  # noqa: E402
-from exactqat.job.luck import paired  # noqa: E402
+from exactqat.job import beside, data, figures, pipeline, restored, retrained, store  # noqa: E402
+from exactqat.job.settings import METHODS, Settings  # noqa: E402
+from exactqat.report import job_page as report  # noqa: E402
+from exactqat.report.luck import paired  # noqa: E402
+from exactqat.report.results import Results  # noqa: E402
 
 Call = Callable[..., tuple[int, str, str]]
 FORMER, NOW = "xnnpack-x86", "reference"
@@ -33,23 +36,23 @@ FORMER, NOW = "xnnpack-x86", "reference"
 def two_methods(patch: pytest.MonkeyPatch) -> None:
     """One way without training, one with it: they take a third of the time of four."""
     kept = ("ptq_min_max", "qat_ema")
-    patch.setattr(pipeline, "METHODS", tuple(method for method in pipeline.METHODS if method.name in kept))
+    patch.setattr("exactqat.job.settings.METHODS", tuple(method for method in METHODS if method.name in kept))
 
 
-def settings(out: Path, **given: Any) -> pipeline.Settings:
-    return pipeline.Settings(out, epochs_float=1, epochs_qat=2, weight_bits=4, activation_bits=4, **given)
+def settings(out: Path, **given: Any) -> Settings:
+    return Settings(out, epochs_float=1, epochs_qat=2, weight_bits=4, activation_bits=4, **given)
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, pipeline.Results]]:
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Results]]:
     """Trained for XNNPACK on x86."""
     torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("jobs") / "digits"
     with pytest.MonkeyPatch.context() as patch:
         two_methods(patch)
         results = pipeline.run(settings(out, device=FORMER))
-        pipeline.write_metrics(results)
-        report.write_report(results)
+        figures.write_metrics(results)
+        figures.write_report(results)
         yield out, results
 
 
@@ -69,7 +72,7 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
-def test_another_device_is_not_what_was_trained(job: tuple[Path, pipeline.Results], call: Call) -> None:
+def test_another_device_is_not_what_was_trained(job: tuple[Path, Results], call: Call) -> None:
     """The file runs there as simulated, and yet status 0 would be wrong."""
     out, _ = job
     status, output, _ = call("verify", str(out), "--device", NOW, "--quiet")
@@ -84,8 +87,8 @@ def test_another_device_is_not_what_was_trained(job: tuple[Path, pipeline.Result
     assert f"It was trained for {FORMER}, and not for {NOW}" in output
     assert f"exactqat train --from {out} --device {NOW} --out {out}-{NOW}\n" in output
     # The same from the user's side: the file itself, on both runtimes.
-    graph, _ = pipeline.restore_graph(out / "w4a4" / "checkpoint.pt")
-    codes, content = pipeline.input_codes(graph, data.load("digits")), (out / "w4a4" / "model.tflite").read_bytes()
+    graph, _ = restored.restore_graph(out / "w4a4" / "checkpoint.pt")
+    codes, content = beside.input_codes(graph, data.load("digits")), (out / "w4a4" / "model.tflite").read_bytes()
     answers = [
         next(iter(runtime.run({graph.inputs[0]: codes}).values()))
         for runtime in (deploy_runtime(content, graph, device) for device in (FORMER, NOW))
@@ -94,12 +97,12 @@ def test_another_device_is_not_what_was_trained(job: tuple[Path, pipeline.Result
 
 
 def deploy_runtime(content: bytes, graph: deploy.Graph, device: str) -> Any:
-    from exactqat.deploy.verify import open_runtime
+    from exactqat.deploy.runtimes import open_runtime
 
     return open_runtime(content, graph.inputs, graph.outputs, device)
 
 
-def test_its_own_device_computes_what_was_trained(job: tuple[Path, pipeline.Results], call: Call) -> None:
+def test_its_own_device_computes_what_was_trained(job: tuple[Path, Results], call: Call) -> None:
     out, results = job
     for arguments in ([], ["--device", FORMER]):
         status, output, _ = call("verify", str(out), *arguments)
@@ -109,15 +112,15 @@ def test_its_own_device_computes_what_was_trained(job: tuple[Path, pipeline.Resu
     assert results.equal and results.training_differing == 0 < results.training_values
 
 
-def test_all_devices_beside_training_need_no_runtime(job: tuple[Path, pipeline.Results]) -> None:
+def test_all_devices_beside_training_need_no_runtime(job: tuple[Path, Results]) -> None:
     """What is said of every device is what its simulation gives for the trained network's own codes."""
     out, results = job
     metrics = json.loads((out / "metrics.json").read_text())
     network = metrics["networks"]["w4a4"]["qat_ema"]
     assert metrics["device"] == metrics["ran_as"] == FORMER
-    graph, _ = pipeline.restore_graph(out / "w4a4" / "checkpoint.pt")
+    graph, _ = restored.restore_graph(out / "w4a4" / "checkpoint.pt")
     assert graph.trained_for == FORMER
-    codes = pipeline.input_codes(graph, results.dataset)
+    codes = beside.input_codes(graph, results.dataset)
     (trained,) = deploy.simulate(graph, codes, FORMER).values()
     labels = results.dataset.test.labels.numpy()
     assert list(network["devices"]) == list(deploy.PROFILES)
@@ -166,9 +169,9 @@ def test_a_report_of_a_deployment_states_three_things(tmp_path: Path) -> None:
 
 
 def test_a_runtime_that_is_not_here_is_no_proof(
-    job: tuple[Path, pipeline.Results], call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    job: tuple[Path, Results], call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from exactqat.deploy import emulation
+    from exactqat.deploy.runtimes import emulation
 
     monkeypatch.setenv("EXACTQAT_ARM64", str(tmp_path / "nothing"))
     if "xnnpack-arm64" in profiles_here() or emulation.is_set_up():
@@ -181,7 +184,7 @@ def test_a_runtime_that_is_not_here_is_no_proof(
     assert "LiteRT with XNNPACK on 64-bit ARM computes what was trained: none of" in output
 
 
-def test_a_job_is_trained_on_for_another_device(job: tuple[Path, pipeline.Results], call: Call, tmp_path: Path) -> None:
+def test_a_job_is_trained_on_for_another_device(job: tuple[Path, Results], call: Call, tmp_path: Path) -> None:
     source, _ = job
     before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
     out = tmp_path / "other"
@@ -190,8 +193,8 @@ def test_a_job_is_trained_on_for_another_device(job: tuple[Path, pipeline.Result
     assert "W4A4 QAT, EMA ranges: epoch 1 of 3, " in output and ", frozen\n" in output
     assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
     assert call("verify", str(out), "--quiet")[0] == 0 and call("verify", str(out), "--device", FORMER)[0] == 1
-    restored, _ = pipeline.restore(out / "w4a4" / "checkpoint.pt")
-    assert restored.profile == NOW and restored.frozen
+    network, _ = restored.restore(out / "w4a4" / "checkpoint.pt")
+    assert network.profile == NOW and network.frozen
     # The float network is the finished job's; the ranges are, too, and the weights went on.
     first, second = (torch.load(path / "float" / "checkpoint.pt", weights_only=True)["state"] for path in (source, out))
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -217,7 +220,7 @@ def test_a_job_is_trained_on_for_another_device(job: tuple[Path, pipeline.Result
     assert f"--from {source} --device {NOW} --epochs-qat 3" in page and "were trained for" in page
 
 
-def test_what_cannot_be_trained_on_is_refused(job: tuple[Path, pipeline.Results], call: Call, tmp_path: Path) -> None:
+def test_what_cannot_be_trained_on_is_refused(job: tuple[Path, Results], call: Call, tmp_path: Path) -> None:
     source, _ = job
     new = ["train", "--from", str(source), "--out", str(tmp_path / "new")]
     for arguments, message in (
@@ -241,11 +244,11 @@ def test_what_cannot_be_trained_on_is_refused(job: tuple[Path, pipeline.Results]
     # A state that changed after the new job began is not mixed with it.
     copied = tmp_path / "copied"
     shutil.copytree(source, copied)
-    begun = pipeline.settings_from(copied, tmp_path / "new", {"device": NOW})
+    begun = store.settings_from(copied, tmp_path / "new", {"device": NOW})
     assert begun.epochs_qat == 1 and begun.device == NOW and begun.seed == 0
     dataset = data.load("digits")
     begun.out.mkdir()
-    pipeline.start(begun, dataset)
+    store.start(begun, dataset)
     path = copied / "training" / "w4a4-qat_ema.pt"
     path.write_bytes(path.read_bytes() + b"\0")
     with pytest.raises(ValueError, match="has changed since the job in"):
@@ -253,12 +256,12 @@ def test_what_cannot_be_trained_on_is_refused(job: tuple[Path, pipeline.Results]
 
 
 def test_a_device_without_its_runtime_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: tuple[Path, pipeline.Results]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: tuple[Path, Results]
 ) -> None:
     """Trained for a device that this machine does not have: what ran is named as what it was."""
     _, results = job
     here = [name for name in profiles_here() if name != "micro"]
-    monkeypatch.setattr(pipeline, "profiles_here", lambda: tuple(here))
+    monkeypatch.setattr(beside, "profiles_here", lambda: tuple(here))
     others = pipeline.run(settings(tmp_path / "micro", device="micro"), dataset=results.dataset)
     found = others.outcomes[-1].report
     assert found is not None and (found.profile, found.ran_as, found.trained_for) == ("micro", FORMER, "micro")
@@ -271,7 +274,7 @@ def test_a_device_without_its_runtime_is_said(
     assert "The files were not run there: this machine does not have TFLite-Micro" in sentences[2]
 
 
-def test_an_unfinished_job_is_called_one(job: tuple[Path, pipeline.Results], call: Call, tmp_path: Path) -> None:
+def test_an_unfinished_job_is_called_one(job: tuple[Path, Results], call: Call, tmp_path: Path) -> None:
     source, _ = job
     out = tmp_path / "cut short"
     shutil.copytree(source, out)
@@ -285,7 +288,7 @@ def test_an_unfinished_job_is_called_one(job: tuple[Path, pipeline.Results], cal
         assert status == 2 and "contains an unfinished job" in errors and "run `exactqat train` first" not in errors
 
 
-def test_luck_is_judged_pair_by_pair(job: tuple[Path, pipeline.Results]) -> None:
+def test_luck_is_judged_pair_by_pair(job: tuple[Path, Results]) -> None:
     binomtest = pytest.importorskip("scipy.stats").binomtest
     generator = np.random.default_rng(0)
     for images, share, other in ((359, 0.9, 0.93), (1000, 0.5, 0.5), (40, 0.9, 0.2), (5, 1.0, 0.0), (2000, 0.95, 0.9)):
@@ -347,7 +350,7 @@ def test_photos_are_called_by_their_files(tmp_path: Path) -> None:
             assert np.array_equal(pixels, image[0].numpy()) and name.startswith(dataset.class_names[label])
     two = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
     wrong = 1 - dataset.test.labels.numpy()
-    results = pipeline.Results(settings(tmp_path), dataset, two, None, 0.0, 0.0, 0, [])  # type: ignore[arg-type]
+    results = Results(settings(tmp_path), dataset, two, None, 0.0, 0.0, 0, [])  # type: ignore[arg-type]
     object.__setattr__(results.settings, "weight_bits", None)
     results.__dict__["float_predictions"] = wrong
     results.outcomes = []
@@ -356,7 +359,7 @@ def test_photos_are_called_by_their_files(tmp_path: Path) -> None:
         device_predictions = wrong
 
     results.chosen = lambda precision: Chosen()  # type: ignore[assignment, return-value, method-assign]
-    from exactqat.job import findings
+    from exactqat.report import findings
 
     listed = findings.mistakes(results)["listed"]
     assert sorted(entry["file"] for entry in listed) == sorted(dataset.test.names)
@@ -364,7 +367,7 @@ def test_photos_are_called_by_their_files(tmp_path: Path) -> None:
     assert all(f"<figcaption>{name}: shows" in page for name in dataset.test.names) and "numbered" not in page
 
 
-def test_two_headers_are_part_of_one_program(job: tuple[Path, pipeline.Results], call: Call, tmp_path: Path) -> None:
+def test_two_headers_are_part_of_one_program(job: tuple[Path, Results], call: Call, tmp_path: Path) -> None:
     source, _ = job
     headers = []
     for name in ("keywords", "2 faces"):
@@ -386,7 +389,7 @@ def test_two_headers_are_part_of_one_program(job: tuple[Path, pipeline.Results],
     assert status == 2 and "already exists and was not written by exactqat" in errors and own.read_text() == "of others"
     assert call("export", str(tmp_path / "keywords"), "--name", "mine")[0] == 2
     assert call("export", str(tmp_path / "keywords"), "--c-array", "--name", "1st")[0] == 2
-    graph, checkpoint = pipeline.restore_graph(source / "w4a4" / "checkpoint.pt")
+    graph, checkpoint = restored.restore_graph(source / "w4a4" / "checkpoint.pt")
     written = deploy.write_c_array(
         graph, tmp_path / "small-net.h", class_names=['a"b\\', "??/", "ä", *map(str, range(7))]
     )

@@ -851,11 +851,11 @@ def test_another_commit_must_exist() -> None:
 
 def test_the_command_finds_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("typer")
-    from exactqat import cli
+    from exactqat.cli import application
 
     monkeypatch.chdir(ROOT / "tests")
-    assert cli._bench_script("run.py") == ROOT / "bench" / "run.py"
+    assert application._bench_script("run.py") == ROOT / "bench" / "run.py"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "__file__", str(tmp_path / "a" / "b" / "cli.py"))
+    monkeypatch.setattr(application, "__file__", str(tmp_path / "a" / "b" / "cli" / "application.py"))
     with pytest.raises(ValueError, match="checkout"):
-        cli._bench_script("run.py")
+        application._bench_script("run.py")

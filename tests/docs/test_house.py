@@ -139,7 +139,7 @@ def test_the_neutral_files_of_the_kit_know_no_framework() -> None:
     """What is shared by all frameworks imports none, whatever a user has installed."""
     paths = [PACKAGE / "capture" / "proof.py", *(PACKAGE / "capture" / "core").glob("*.py")]
     paths += (PACKAGE / "train" / "core").glob("*.py")
-    for path in [*paths, *(PACKAGE / "planning").glob("*.py"), *(PACKAGE / "deploy").glob("*.py")]:
+    for path in [*paths, *(PACKAGE / "planning").glob("*.py"), *(PACKAGE / "deploy").rglob("*.py")]:
         found = roots(imports_of(path)) & {"torch", "jax", "flax", "optax", "keras", "tensorflow"}
         assert not found, f"{path.relative_to(ROOT)} imports {found}"
     for framework in ("torch", "jax", "keras"):
@@ -150,6 +150,13 @@ def test_the_neutral_files_of_the_kit_know_no_framework() -> None:
         for path in own:
             found = roots(imports_of(path)) & ({"torch", "jax", "keras", "tensorflow"} - {framework} - beneath)
             assert not found, f"{path.relative_to(ROOT)} imports {found}"
+
+
+def test_files_are_written_and_read_without_runtimes() -> None:
+    for path in (PACKAGE / "deploy" / "formats").glob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        used = set().union(*(imported_by(node, parts) for node in ast.walk(ast.parse(path.read_text()))))
+        assert not {name for name in used if name.startswith("deploy.runtimes") or name == "deploy.verify"}, path.name
 
 
 def test_every_framework_answers_all_that_declarations_ask() -> None:
@@ -175,7 +182,7 @@ def test_every_framework_answers_all_that_declarations_ask() -> None:
 def test_the_kit_uses_public_operators_only() -> None:
     for path in [
         path
-        for room in ("planning", "capture", "train", "qat", "deploy", "job")
+        for room in ("planning", "capture", "train", "qat", "deploy", "report", "job")
         for path in (PACKAGE / room).rglob("*.py")
     ]:
         used = inside(imports_of(path))
@@ -211,6 +218,7 @@ FLOORS = (
     ("deploy", "capture"),
     ("train",),
     ("qat",),
+    ("report",),
     ("job",),
     ("cli",),
     ("__main__",),

@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("typer")
 
 from exactqat import cli  # noqa: E402
+from exactqat.cli import terminal  # noqa: E402
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -183,7 +184,7 @@ def test_terminals_without_unicode_show_plain_signs(jobs: Path) -> None:
     rows = [line for line in done.stdout.splitlines() if line.startswith(("|", "+"))]
     assert "\\u" not in done.stdout and {len(row) for row in rows[-6:]} == {len(rows[-1])}
     assert re.search(r"\| float32 \| one +\| .* - \|", done.stdout)
-    assert cli._in_their_place(UnicodeEncodeError("ascii", "a★…–é\udc80", 1, 6, "")) == (r"*...-\xe9\udc80", 6)
+    assert terminal._in_their_place(UnicodeEncodeError("ascii", "a★…–é\udc80", 1, 6, "")) == (r"*...-\xe9\udc80", 6)
 
 
 WILD = [None, True, -1, 2.5, float("nan"), float("inf"), 10**30, "x", [], {}, [[1]], {"a": 1}]

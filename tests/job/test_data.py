@@ -334,8 +334,9 @@ def test_skipped_images_are_shown_and_counted(tmp_path: Path) -> None:
     path = folder(tmp_path / "pets", count=4)
     (path / "dog" / "note.txt").write_text("not an image")
     code = (
-        "from rich.console import Console; from exactqat import cli; from exactqat.job import data; import sys\n"
-        "cli._print_skipped(Console(width=1000), data.load(sys.argv[1]).skipped * 30)"
+        "import sys; from rich.console import Console; from exactqat.cli import commands\n"
+        "from exactqat.job import data\n"
+        "commands._print_skipped(Console(width=1000), data.load(sys.argv[1]).skipped * 30)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True, timeout=60

@@ -34,7 +34,12 @@ from PIL import Image  # noqa: E402
 from sklearn.datasets import load_digits  # noqa: E402
 
 from exactqat import cli  # noqa: E402
-from exactqat.job import charts, data, files, findings, pipeline, report, training  # noqa: E402
+from exactqat.cli import terminal  # noqa: E402
+from exactqat.deploy.formats.tflite import write_tflite  # noqa: E402
+from exactqat.job import beside, data, figures, files, pipeline, restored, store, training  # noqa: E402
+from exactqat.job.settings import METHODS, Settings  # noqa: E402
+from exactqat.report import charts, findings  # noqa: E402
+from exactqat.report import job_page as report  # noqa: E402
 
 PRECISIONS = ("w8a8", "w4a4", "w3a4")
 RUN = [sys.executable, "-m", "exactqat.cli"]
@@ -124,9 +129,9 @@ def test_the_report_shows_mistakes_classes_and_parts(
     out, _ = finished
     page, metrics = (out / "report.html").read_text(), json.loads((out / "metrics.json").read_text())
     labels = data.load("digits").test.labels.numpy()
-    graph, _ = pipeline.restore_graph(out / "w8a8" / "checkpoint.pt")
-    codes = pipeline.input_codes(graph, data.load("digits"))
-    answers = pipeline.run_on_device(graph, out / "w8a8" / "model.tflite", codes).argmax(1)
+    graph, _ = restored.restore_graph(out / "w8a8" / "checkpoint.pt")
+    codes = beside.input_codes(graph, data.load("digits"))
+    answers = beside.run_on_device(graph, out / "w8a8" / "model.tflite", codes).argmax(1)
     assert [row["images"] for row in metrics["classes"]] == np.bincount(labels).tolist()
     for code, row in enumerate(metrics["classes"]):
         assert row["class"] == str(code)
@@ -146,7 +151,7 @@ def test_the_report_shows_mistakes_classes_and_parts(
         network = metrics["networks"][precision][metrics["networks"][precision]["chosen"]]
         parts, footprint = network["footprint"]["parts"], network["footprint"]
         assert sum(parts.values()) == footprint["flash_bytes"] == (out / precision / "model.tflite").stat().st_size
-        graph, _ = pipeline.restore_graph(out / precision / "checkpoint.pt")
+        graph, _ = restored.restore_graph(out / precision / "checkpoint.pt")
         constants = [tensor.data for tensor in graph.tensors.values() if tensor.data is not None]
         assert parts["weights"] >= sum(data.size for data in constants if data.dtype == np.int8) > 0
         assert min(parts.values()) > 0
@@ -251,7 +256,7 @@ def test_ticks_below_the_bars_are_apart(lowest: float, monkeypatch: pytest.Monke
     for highest in {lowest, (2 * lowest + 1) / 3, (lowest + 1) / 2, 1.0}:
         outcomes = [
             SimpleNamespace(method=method, device_accuracy=lowest + (highest - lowest) * place / 3)
-            for place, method in enumerate(pipeline.METHODS)
+            for place, method in enumerate(METHODS)
         ]
         results = SimpleNamespace(
             float_test_accuracy=highest,
@@ -320,19 +325,19 @@ class Screen(io.StringIO):
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 200])
 def test_the_bar_fits_and_shows_loss_and_accuracy(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    console = cli._console(file=Screen(), width=columns, force_terminal=True, color_system=None)
-    bars = cli._bars(console, disable=False)
+    console = terminal.console_of(file=Screen(), width=columns, force_terminal=True, color_system=None)
+    bars = terminal.bars_on(console, disable=False)
     task = bars.add_task("W4A4 QAT, learned ranges", total=100)
     bars.advance(task, 45)
-    for figures in (None, (0.12345, 0.9314), (12345.0, 1.0)):
-        bars.update(task, figures=figures)
+    for shown in (None, (0.12345, 0.9314), (12345.0, 1.0)):
+        bars.update(task, figures=shown)
         with console.capture() as capture:
             console.print(bars.make_tasks_table(bars.tasks))
         (line,) = capture.get().splitlines()
         assert len(line) <= columns and "45%" in line and "W4A4" in line
-        if figures == (0.12345, 0.9314):
+        if shown == (0.12345, 0.9314):
             assert "0.123" in line and "93.1%" in line
-    assert cli._bars(cli._console(file=io.StringIO(), force_terminal=True), disable=False).disable
+    assert terminal.bars_on(terminal.console_of(file=io.StringIO(), force_terminal=True), disable=False).disable
 
 
 def test_errors_in_pipes_are_lines() -> None:
@@ -354,7 +359,7 @@ def test_help_on_benchmarks_needs_no_checkout(
     def missing(name: str) -> Path:
         raise ValueError("the benchmarks are not part of the installed package")
 
-    monkeypatch.setattr(cli, "_bench_script", missing)
+    monkeypatch.setattr("exactqat.cli.application._bench_script", missing)
     monkeypatch.setattr(sys, "argv", ["exactqat", "bench", "--help"])
     with pytest.raises(SystemExit) as end:
         cli.main()
@@ -366,30 +371,30 @@ def test_help_on_benchmarks_needs_no_checkout(
 def test_a_job_for_another_device(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     given = {"epochs_float": 1, "epochs_qat": 1, "weight_bits": 4, "activation_bits": 8}
-    results = pipeline.run(pipeline.Settings(tmp_path, device="micro", **given))
+    results = pipeline.run(Settings(tmp_path, device="micro", **given))
     for outcome in results.outcomes:
         assert outcome.model.profile == "micro" and outcome.report.trained_for == "micro"
         assert outcome.report.training_differing == 0 < outcome.report.training_values
         assert outcome.test_accuracy == pytest.approx(outcome.device_accuracy)
-    restored, checkpoint = pipeline.restore(tmp_path / "w4a8" / "checkpoint.pt")
-    assert restored.profile == checkpoint["profile"] == "micro"
-    (tmp_path / "metrics.json").write_text(json.dumps(pipeline.metrics(results)))
-    assert "the device itself, here those of <code>micro</code>" in report.write_report(results).read_text()
+    network, checkpoint = restored.restore(tmp_path / "w4a8" / "checkpoint.pt")
+    assert network.profile == checkpoint["profile"] == "micro"
+    (tmp_path / "metrics.json").write_text(json.dumps(figures.metrics(results)))
+    assert "the device itself, here those of <code>micro</code>" in figures.write_report(results).read_text()
     with pytest.raises(ValueError, match="--device must be one of xnnpack-x86, .*, got 'npu'"):
-        pipeline.Settings(tmp_path, device="npu")
+        Settings(tmp_path, device="npu")
     job = json.loads((tmp_path / "job.json").read_text())
     job["settings"]["profile"] = job["settings"].pop("device")  # as it was called in jobs before
     (tmp_path / "job.json").write_text(json.dumps(job))
-    assert pipeline.stored_settings(tmp_path).device == "micro"
+    assert store.stored_settings(tmp_path).device == "micro"
     job["settings"]["device"] = "micro"
     (tmp_path / "job.json").write_text(json.dumps(job))
     with pytest.raises(
         ValueError, match="job.json cannot be read: settings must not contain both device and its former name, profile"
     ):
-        pipeline.stored_settings(tmp_path)
+        store.stored_settings(tmp_path)
     del job["settings"]["profile"], job["settings"]["device"]  # as jobs were that knew no devices
     (tmp_path / "job.json").write_text(json.dumps(job))
-    assert pipeline.stored_settings(tmp_path).device == "xnnpack-x86"
+    assert store.stored_settings(tmp_path).device == "xnnpack-x86"
 
 
 @pytest.mark.slow
@@ -397,7 +402,7 @@ def test_the_same_seed_gives_the_same_bits(
     finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     torch.set_num_threads(1)
-    pipeline.run(pipeline.Settings(tmp_path, seed=3, epochs_float=1, epochs_qat=1, weight_bits=4, activation_bits=4))
+    pipeline.run(Settings(tmp_path, seed=3, epochs_float=1, epochs_qat=1, weight_bits=4, activation_bits=4))
     for name in ("float/checkpoint.pt", "w4a4/checkpoint.pt", "w4a4/model.tflite"):
         assert (finished[0] / name).read_bytes() == (tmp_path / name).read_bytes(), name
 
@@ -405,17 +410,17 @@ def test_the_same_seed_gives_the_same_bits(
 def test_verify_accepts_the_result_and_notices_a_changed_file(
     finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    reports = pipeline.verify_directory(finished[0])
+    reports = restored.verify_directory(finished[0])
     assert sorted(reports) == sorted(PRECISIONS)
     assert all(found.differing == 0 and found.report.values > 100_000 for found in reports.values())
     (tmp_path / "w8a8").mkdir()
     for name in ("checkpoint.pt", "model.tflite"):
         (tmp_path / "w8a8" / name).write_bytes((finished[0] / "w8a8" / name).read_bytes())
-    graph, _ = pipeline.restore_graph(tmp_path / "w8a8" / "checkpoint.pt")
+    graph, _ = restored.restore_graph(tmp_path / "w8a8" / "checkpoint.pt")
     weight = graph.tensors["classifier/filter"].data
     assert weight is not None
     weight[0, 0] = weight[0, 0] - 9 if weight[0, 0] > 0 else weight[0, 0] + 9
-    pipeline.write_tflite(graph, tmp_path / "w8a8" / "model.tflite")
+    write_tflite(graph, tmp_path / "w8a8" / "model.tflite")
     done = subprocess.run([*RUN, "verify", str(tmp_path)], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "differ" in done.stdout
@@ -423,9 +428,9 @@ def test_verify_accepts_the_result_and_notices_a_changed_file(
 
 @pytest.mark.slow
 def test_eight_bits_take_a_quarter_of_the_epochs(tmp_path: Path) -> None:
-    settings = pipeline.Settings(tmp_path, epochs_float=3, epochs_qat=40)
+    settings = Settings(tmp_path, epochs_float=3, epochs_qat=40)
     assert [settings.epochs_of(bits) for bits in ((8, 8), (4, 8), (3, 4))] == [10, 40, 40]
-    assert pipeline.Settings(tmp_path, epochs_qat=1).epochs_of((8, 8)) == 1
+    assert Settings(tmp_path, epochs_qat=1).epochs_of((8, 8)) == 1
     dataset = data.load("digits")
     steps = training.steps_per_epoch(dataset.train)
     # Two ways to train for each of W8A8, W4A4 and W3A4.
@@ -492,7 +497,7 @@ def test_export_writes_the_files_again(finished: tuple[Path, subprocess.Complete
         files.write_atomically(
             tmp_path / precision / "checkpoint.pt", (finished[0] / precision / "checkpoint.pt").read_bytes()
         )
-    written = pipeline.export_directory(tmp_path)
+    written = restored.export_directory(tmp_path)
     for precision in PRECISIONS:
         name = f"{precision}/model.tflite"
         assert (tmp_path / name).read_bytes() == (finished[0] / name).read_bytes()
@@ -515,9 +520,9 @@ def test_export_writes_the_files_again(finished: tuple[Path, subprocess.Complete
     ],
 )
 def test_precisions(settings: dict[str, Any], precisions: dict[str, tuple[int, int]]) -> None:
-    found = pipeline.Settings(Path("x"), **settings)
+    found = Settings(Path("x"), **settings)
     assert list(found.precisions.items()) == list(precisions.items())
-    again = pipeline.Settings(Path("x"), **json.loads(json.dumps(found.stored())))
+    again = Settings(Path("x"), **json.loads(json.dumps(found.stored())))
     assert again == found and again.precisions == precisions
 
 
@@ -539,7 +544,7 @@ def test_precisions(settings: dict[str, Any], precisions: dict[str, tuple[int, i
 )
 def test_settings_outside_of_what_is_allowed(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        pipeline.Settings(Path("x"), **settings)
+        Settings(Path("x"), **settings)
 
 
 @pytest.mark.parametrize(
@@ -664,7 +669,7 @@ def test_one_job_for_several_widths(
 
 def codes_of_weights(folder: Path) -> set[int]:
     """All codes of weights in the network of a folder."""
-    graph, _ = pipeline.restore_graph(folder / "checkpoint.pt")
+    graph, _ = restored.restore_graph(folder / "checkpoint.pt")
     return {
         int(code)
         for tensor in graph.tensors.values()
@@ -731,13 +736,14 @@ def test_atomic_writing_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_report_names_differences_as_what_they_are() -> None:
     class Results:
-        settings = pipeline.Settings(Path("x"), device="micro")
+        settings = Settings(Path("x"), device="micro")
         outcomes = [object()] * 2
         dataset = data.load("digits")
         values_compared, values_differing = 1000, 7
         training_values, training_differing = 2000, 9
         ran_as = "xnnpack-x86"
         predictions = (0, 10)
+        formerly = ""
 
     (ran, runs), (computes, trained), (there, device) = report.closing_sentences(Results())  # type: ignore[arg-type]
     assert not ran and "(LiteRT with XNNPACK on x86): 7 of them differ" in runs

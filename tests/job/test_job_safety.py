@@ -36,7 +36,13 @@ import fuzz_jobs  # noqa: E402
 from deadly import deadly  # noqa: E402
 
 from exactqat import cli  # noqa: E402
-from exactqat.job import checkpoints, files, models, pipeline, processes, report, text, training  # noqa: E402
+from exactqat.cli import terminal  # noqa: E402
+from exactqat.deploy.formats.tflite import write_tflite  # noqa: E402
+from exactqat.job import checkpoints, files, models, processes, restored, training  # noqa: E402
+from exactqat.job.progress import Progress  # noqa: E402
+from exactqat.job.settings import METHODS, Settings  # noqa: E402
+from exactqat.report import job_page as report  # noqa: E402
+from exactqat.report import text  # noqa: E402
 
 RUN = [sys.executable, "-m", "exactqat.cli"]
 Call = Callable[..., tuple[int, str, str]]
@@ -82,7 +88,7 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 def fewer_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """One network is quantized without training and one with it, for tests of what is around them."""
     kept = ("ptq_min_max", "qat_ema")
-    monkeypatch.setattr(pipeline, "METHODS", tuple(method for method in pipeline.METHODS if method.name in kept))
+    monkeypatch.setattr("exactqat.job.settings.METHODS", tuple(method for method in METHODS if method.name in kept))
 
 
 def changed(folder: Path, **fields: Any) -> Path:
@@ -419,12 +425,12 @@ def test_report_trains_nothing_even_if_a_training_is_not_at_its_end(folder: Path
 
 def test_regions_of_zeros_in_a_model_are_refused_or_harmless(original: Path) -> None:
     content = (original / "job" / "w4a4" / "model.tflite").read_bytes()
-    graph, _ = pipeline.restore_graph(original / "job" / "w4a4" / "checkpoint.pt")
+    graph, _ = restored.restore_graph(original / "job" / "w4a4" / "checkpoint.pt")
     refused = 0
     for start in range(0, len(content), 192):
         damaged = content[:start] + bytes(len(content[start : start + 64])) + content[start + 64 :]
         try:
-            importlib.import_module("exactqat.deploy.verify")._with_outputs(damaged, graph.results())
+            importlib.import_module("exactqat.deploy.formats.tflite").with_outputs(damaged, graph.results())
         except ValueError:
             refused += 1
     assert 3 < refused < len(content) // 192
@@ -439,19 +445,19 @@ def test_a_model_that_is_the_runtimes_death_is_named(folder: Path, call: Call) -
 
 def test_a_comparison_tells_how_far_it_is(folder: Path) -> None:
     told: list[tuple[int, int]] = []
-    progress = pipeline.Progress(compared=lambda *counts: told.append(counts))
-    (found,) = pipeline.verify_directory(folder / "job", progress).values()
+    progress = Progress(compared=lambda *counts: told.append(counts))
+    (found,) = restored.verify_directory(folder / "job", progress).values()
     assert [done for done, _ in told] == list(range(1, told[-1][1] + 1)) and found.differing == 0
     assert len(told) % len(found.report.operators) == 0 and {all for _, all in told} == {len(told)}
 
 
 def test_status_1_means_that_integers_differ(folder: Path, call: Call) -> None:
     path = folder / "job" / "w4a4" / "model.tflite"
-    graph, _ = pipeline.restore_graph(path.with_name("checkpoint.pt"))
+    graph, _ = restored.restore_graph(path.with_name("checkpoint.pt"))
     weight = graph.tensors["classifier/filter"].data
     assert weight is not None
     weight[:] = -weight
-    pipeline.write_tflite(graph, path)
+    write_tflite(graph, path)
     status, output, _ = call("verify", "job")
     assert status == 1 and "does not run as simulated" in output and "computes what was trained" in output
 
@@ -463,14 +469,15 @@ def test_status_1_means_nothing_else(
     def end(*given: Any) -> None:
         raise ending
 
-    monkeypatch.setattr(cli, "_export", end)
+    monkeypatch.setattr("exactqat.cli.commands.export", end)
     assert call("export", "job")[0] == 2
 
 
 def test_a_defect_keeps_its_traceback_and_has_status_2() -> None:
     code = (
         "import sys; sys.argv = ['exactqat', 'export', 'x']\nfrom exactqat import cli\n"
-        "def end(*given): raise AssertionError('a defect')\ncli._export = end\ncli.main()"
+        "from exactqat.cli import commands\ndef end(*given): raise AssertionError('a defect')\n"
+        "commands.export = end\ncli.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "Traceback" in done.stderr and "a defect" in done.stderr
@@ -489,7 +496,7 @@ def no_reader() -> Iterator[IO[str]]:
     os.close(read)
     stream = os.fdopen(write, "w")
     yield stream
-    cli._to_nobody(stream)
+    terminal.to_nobody(stream)
     stream.close()
 
 
@@ -691,7 +698,7 @@ def test_settings_are_told_from_the_users_word() -> None:
     assert models.named_in(Path("x"), "dscnn", None) == "dscnn"
     with pytest.raises(ValueError, match="--model"):
         models.named_in(Path("x"), "a:b", None)
-    assert replace(pipeline.Settings(Path("x")), model="a:b").model == "a:b"
+    assert replace(Settings(Path("x")), model="a:b").model == "a:b"
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from exactqat.deploy import Builder, Graph, per_tensor  # noqa: E402
-from exactqat.job import layer_graph  # noqa: E402
-from exactqat.job.page import DARK  # noqa: E402
+from exactqat.report import layer_graph  # noqa: E402
+from exactqat.report.page import DARK  # noqa: E402
 
 GRID = per_tensor(0.05, 3)
 

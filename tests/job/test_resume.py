@@ -34,8 +34,12 @@ pytest.importorskip("ai_edge_litert")
 pytest.importorskip("matplotlib")
 pytest.importorskip("typer")
 
-from exactqat import cli, qat  # noqa: E402
-from exactqat.job import checkpoints, data, files, pipeline, training  # noqa: E402
+from exactqat import qat  # noqa: E402
+from exactqat.cli import commands  # noqa: E402
+from exactqat.job import checkpoints, data, files, models, pipeline, restored, store, training  # noqa: E402
+from exactqat.job import settings as settings_of_jobs  # noqa: E402
+from exactqat.job.progress import Progress  # noqa: E402
+from exactqat.job.settings import METHODS, Settings  # noqa: E402
 
 GIVEN = {"epochs_float": 8, "epochs_qat": 8, "weight_bits": 4, "activation_bits": 4, "batch_size": 16}
 
@@ -90,7 +94,7 @@ def interrupt(moments: int, seed: int) -> None:
         given = GIVEN | {"data": str(folder / "data.npz")}
 
         def start(out: Path) -> int:
-            return in_a_child(lambda: cli._train(out, dict(given), True, False, True))
+            return in_a_child(lambda: commands.train(out, dict(given), True, False, True))
 
         began = time.monotonic()
         assert os.waitpid(start(folder / "whole"), 0)[1] == 0
@@ -141,7 +145,7 @@ def train(dataset: data.Dataset, path: Path, quantized: bool, on_step: Callable[
     """Three epochs of the job's network; the last one frozen if quantized."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = pipeline.new_model("small_mobilenet", (1, 8, 8), 3)
+    model = models.new_model("small_mobilenet", (1, 8, 8), 3)
     groups: list[dict[str, Any]] = [{"params": list(model.parameters()), "lr": 1e-3}]
     if quantized:
         prepared = qat.prepare(model, dataset.train.images[:2], [qat.Rule(ranges="learned")])
@@ -263,7 +267,7 @@ def test_a_range_that_collapses_is_named(dataset: data.Dataset, tmp_path: Path) 
 
 
 def test_weights_that_are_all_zero_count_as_a_collapsed_range(dataset: data.Dataset) -> None:
-    model = pipeline.new_model("small_mobilenet", (1, 8, 8), 3)
+    model = models.new_model("small_mobilenet", (1, 8, 8), 3)
     with torch.no_grad():
         model.classifier.weight.zero_()
         model.classifier.bias.fill_(1.0)
@@ -288,10 +292,10 @@ def test_a_damaged_or_foreign_checkpoint_is_refused(dataset: data.Dataset, tmp_p
 
 
 def test_resume_refuses_other_settings_and_names_them(dataset: data.Dataset, tmp_path: Path) -> None:
-    settings = pipeline.Settings(tmp_path, **GIVEN)
-    assert pipeline.start(settings, dataset, resume=True) is False
-    assert pipeline.start(settings, dataset, resume=True) is True
-    assert pipeline.stored_settings(tmp_path) == settings
+    settings = Settings(tmp_path, **GIVEN)
+    assert store.start(settings, dataset, resume=True) is False
+    assert store.start(settings, dataset, resume=True) is True
+    assert store.stored_settings(tmp_path) == settings
     others = {
         "seed": 1, "epochs_float": 4, "epochs_qat": 4, "data": "else", "weight_bits": 5, "activation_bits": None,
         "batch_size": 17, "image_size": 9,
@@ -300,19 +304,19 @@ def test_resume_refuses_other_settings_and_names_them(dataset: data.Dataset, tmp
         option = "--" + name.replace("_", "-")
         expected = f"a job with {option} {getattr(settings, name)}, it cannot be continued with {option} {value}"
         with pytest.raises(ValueError, match=re.escape(expected)):
-            pipeline.start(replace(settings, **{name: value}), dataset, resume=True)
+            store.start(replace(settings, **{name: value}), dataset, resume=True)
     several = replace(settings, weight_bits=(8, 4))
     for given in (several, replace(settings, weight_bits=[4, 8, 4])):
         assert given == several
     expected = "a job with --weight-bits 4, it cannot be continued with --weight-bits 8,4"
     with pytest.raises(ValueError, match=re.escape(expected)):
-        pipeline.start(several, dataset, resume=True)
+        store.start(several, dataset, resume=True)
     images = data.Split(dataset.train.images.flip(0), dataset.train.labels)
     with pytest.raises(ValueError, match="the images in --data digits differ from those the job in"):
-        pipeline.start(settings, replace(dataset, train=images), resume=True)
+        store.start(settings, replace(dataset, train=images), resume=True)
     (tmp_path / "job.json").write_text("{}")
     with pytest.raises(ValueError, match=r"job\.json cannot be read"):
-        pipeline.start(settings, dataset, resume=True)
+        store.start(settings, dataset, resume=True)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -324,19 +328,19 @@ JOB_FILES = ("metrics.json", "report.html", "w4a4/model.tflite", "w4a4/checkpoin
 
 def test_a_job_is_not_replaced_by_accident_and_nothing_is_ever_deleted(dataset: data.Dataset, tmp_path: Path) -> None:
     out = tmp_path / "job"
-    settings = pipeline.Settings(out, **GIVEN)
+    settings = Settings(out, **GIVEN)
     said: list[str] = []
-    progress = pipeline.Progress(say=said.append)
-    pipeline.start(settings, dataset)
+    progress = Progress(say=said.append)
+    store.start(settings, dataset)
     state, half, other = out / "training" / "float.pt", out / "training" / "float.ptab12.tmp", out / "notes.tmp"
     checkpoints.save_checkpoint(state, {"format": checkpoints.CHECKPOINT_FORMAT})
     half.touch()
     other.touch()
     before = contents(out)
     with pytest.raises(ValueError, match="an unfinished job: continue it with --resume, or move it aside .* --restart"):
-        pipeline.start(settings, dataset)
+        store.start(settings, dataset)
     assert contents(out) == before
-    assert pipeline.start(settings, dataset, restart=True, progress=progress) is False
+    assert store.start(settings, dataset, restart=True, say=progress.say) is False
     assert not state.exists() and sorted(contents(out)) == ["job.json", "notes.tmp"]
     # Halves of files are worth nothing.
     assert sorted(contents(tmp_path / "job.1")) == ["job.json", "training/float.pt"]
@@ -346,9 +350,9 @@ def test_a_job_is_not_replaced_by_accident_and_nothing_is_ever_deleted(dataset: 
         files.write_atomically(out / name, name.encode())
     before = contents(out)
     with pytest.raises(ValueError, match="contains a finished job: use another directory, or move it aside"):
-        pipeline.start(settings, dataset)
+        store.start(settings, dataset)
     assert contents(out) == before
-    assert pipeline.start(settings, dataset, restart=True) is False
+    assert store.start(settings, dataset, restart=True) is False
     moved = contents(tmp_path / "job.2")
     assert all(moved[name] == name.encode() for name in JOB_FILES) and sorted(contents(out)) == [
         "job.json",
@@ -369,7 +373,7 @@ def test_what_others_wrote_is_not_touched(
     (tmp_path / "report.htmlab12.tmp").write_bytes(b"mine too")
     before = contents(tmp_path)
     with pytest.raises(ValueError, match=f"contains {name.split('/')[0]} but no job.json"):
-        pipeline.run(pipeline.Settings(tmp_path, **GIVEN), dataset=dataset, **options)  # type: ignore[arg-type]
+        pipeline.run(Settings(tmp_path, **GIVEN), dataset=dataset, **options)  # type: ignore[arg-type]
     assert contents(tmp_path) == before
 
 
@@ -377,8 +381,8 @@ def test_a_job_begins_beside_what_does_not_concern_it(dataset: data.Dataset, tmp
     (tmp_path / "wallpapers").mkdir()
     (tmp_path / "wallpapers" / "model.tflite").write_bytes(b"mine")
     (tmp_path / "notes.txt").write_bytes(b"mine")
-    assert pipeline.start(pipeline.Settings(tmp_path, **GIVEN), dataset) is False
-    assert pipeline.start(pipeline.Settings(tmp_path, **GIVEN), dataset, restart=True) is False
+    assert store.start(Settings(tmp_path, **GIVEN), dataset) is False
+    assert store.start(Settings(tmp_path, **GIVEN), dataset, restart=True) is False
     assert sorted(contents(tmp_path)) == ["job.json", "notes.txt", "wallpapers/model.tflite"]
 
 
@@ -386,8 +390,8 @@ def test_what_cannot_be_moved_aside_stays_whole(
     dataset: data.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "job"
-    settings = pipeline.Settings(out, **GIVEN)
-    pipeline.start(settings, dataset)
+    settings = Settings(out, **GIVEN)
+    store.start(settings, dataset)
     for name in JOB_FILES:
         files.write_atomically(out / name, b"content")
     before, rename = contents(out), files.os.rename
@@ -399,12 +403,12 @@ def test_what_cannot_be_moved_aside_stays_whole(
 
     monkeypatch.setattr(files.os, "rename", fail)
     with pytest.raises(OSError, match="cannot be moved aside to .*: No space left on device"):
-        pipeline.start(settings, dataset, restart=True)
+        store.start(settings, dataset, restart=True)
     assert contents(out) == before and [path.name for path in tmp_path.iterdir()] == ["job"]
 
 
 def test_a_directory_belongs_to_one_process_at_a_time(dataset: data.Dataset, tmp_path: Path) -> None:
-    settings = pipeline.Settings(tmp_path / "job", **GIVEN)
+    settings = Settings(tmp_path / "job", **GIVEN)
     read, write = os.pipe()
 
     def hold() -> None:
@@ -423,7 +427,7 @@ def test_a_directory_belongs_to_one_process_at_a_time(dataset: data.Dataset, tmp
         (tmp_path / "job" / "w4a4").mkdir()
         for name in ("checkpoint.pt", "model.tflite"):
             (tmp_path / "job" / "w4a4" / name).touch()
-        for command in (pipeline.verify_directory, pipeline.export_directory):
+        for command in (restored.verify_directory, restored.export_directory):
             with pytest.raises(ValueError, match="another process is using .*job: wait until it has finished"):
                 command(tmp_path / "job")
     finally:
@@ -465,17 +469,17 @@ def test_a_finished_job_is_told_again_without_training(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", x=x, y=y)
     out = tmp_path / "out"
     given = GIVEN | {"epochs_float": 1, "epochs_qat": 1, "data": str(tmp_path / "data.npz")}
-    cli._train(out, given, resume=False, restart=False, quiet=True)
+    commands.train(out, given, resume=False, restart=False, quiet=True)
     files, page = written(out), (out / "report.html").read_bytes()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "batches", lambda *arguments: pytest.fail("it trained"))
         (out / "report.html").unlink()
-        cli._report(out)
+        commands.report(out)
         assert (out / "report.html").read_bytes() == page
         # Settings that are not given are those of the job.
-        assert cli._train(out, {}, resume=True, restart=False, quiet=True)
+        assert commands.train(out, {}, resume=True, restart=False, quiet=True)
         with pytest.raises(ValueError, match="a job with --seed 0, it cannot be continued with --seed 4"):
-            cli._train(out, {"seed": 4}, resume=True, restart=False, quiet=True)
+            commands.train(out, {"seed": 4}, resume=True, restart=False, quiet=True)
     assert written(out) == files
     (out / "training" / "w4a4-qat_ema.pt").unlink()
     with pytest.raises(FileNotFoundError, match=r"w4a4-qat_ema\.pt is missing"):
@@ -489,5 +493,5 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true", help="one network with training and one without")
     arguments = parser.parse_args()
     if arguments.quick:
-        pipeline.METHODS = tuple(method for method in pipeline.METHODS if method.name in ("ptq_min_max", "qat_ema"))
+        settings_of_jobs.METHODS = tuple(each for each in METHODS if each.name in ("ptq_min_max", "qat_ema"))
     interrupt(arguments.moments, arguments.seed)

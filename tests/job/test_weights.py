@@ -26,7 +26,9 @@ pytest.importorskip("typer")
 import fuzz_jobs  # noqa: E402
 
 from exactqat import cli  # noqa: E402
-from exactqat.job import data, models, pipeline, training, weights  # noqa: E402
+from exactqat.job import data, figures, models, pipeline, training, weights  # noqa: E402
+from exactqat.job.progress import Progress  # noqa: E402
+from exactqat.job.settings import METHODS, Settings  # noqa: E402
 
 SHAPE, CLASSES = (1, 8, 8), 3
 
@@ -234,29 +236,29 @@ def test_members_of_archives_that_are_forged(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[pipeline.Settings, data.Dataset]:
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, data.Dataset]:
     """Settings of a job with weights, of one network, and its data."""
     kept = ("ptq_min_max", "qat_ema")
-    monkeypatch.setattr(pipeline, "METHODS", tuple(method for method in pipeline.METHODS if method.name in kept))
+    monkeypatch.setattr("exactqat.job.settings.METHODS", tuple(method for method in METHODS if method.name in kept))
     torch.set_num_threads(1)
     x, y = fuzz_jobs.patterns(30)
     np.savez(tmp_path / "data.npz", x=x, y=y)
     state = network().state_dict()
     del state["classifier.bias"]
     torch.save(state, tmp_path / "given.pt")
-    settings = pipeline.Settings(
+    settings = Settings(
         tmp_path / "job", 0, 2, 1, str(tmp_path / "data.npz"), weight_bits=4, weights=str(tmp_path / "given.pt")
     )
     return settings, data.load(settings.data)
 
 
 def test_a_job_with_weights_begins_with_them_and_goes_on_without(
-    begun: tuple[pipeline.Settings, data.Dataset], monkeypatch: pytest.MonkeyPatch
+    begun: tuple[Settings, data.Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, dataset = begun
     given = Path(settings.weights or "")
     told: list[str] = []
-    progress = pipeline.Progress(say=told.append)
+    progress = Progress(say=told.append)
     begins: list[Any] = []
     train = training.train
 
@@ -279,7 +281,7 @@ def test_a_job_with_weights_begins_with_them_and_goes_on_without(
         pipeline.run(settings, progress, dataset, resume=True)
     given.write_bytes(content)
     results = pipeline.run(settings, progress, dataset, resume=True)
-    pipeline.write_metrics(results)
+    figures.write_metrics(results)
     stored = json.loads((settings.out / "metrics.json").read_text())["weights"]
     assert stored["missing"] == ["classifier.bias"] and 0.9 < stored["share"] < 1
     # From here on the job has all that it needs.

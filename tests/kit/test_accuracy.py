@@ -21,7 +21,8 @@ from drawn import TASKS, Task, train
 pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 
 from exactqat import deploy, qat
-from exactqat.deploy.lower import lower_with_layouts, on_device
+from exactqat.deploy.axes import on_device
+from exactqat.deploy.lower import lower_with_layouts
 
 WHOLE = os.environ.get("EXACTQAT_ACCURACY") == "1"
 

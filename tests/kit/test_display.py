@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 
+from exactqat.deploy.comparison import Comparison, Report
 from exactqat.deploy.graph import Builder, Graph, Operator, per_tensor
-from exactqat.deploy.verify import Comparison, Report
 from exactqat.device.tensor import Quantization, Tensor
 from exactqat.display import ROWS, listed, table
 

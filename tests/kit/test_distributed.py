@@ -28,7 +28,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 from exactqat import qat  # noqa: E402
-from exactqat.job import data, pipeline, processes, training  # noqa: E402
+from exactqat.job import data, models, processes, training  # noqa: E402
 from exactqat.qat.distributed import synchronized  # noqa: E402
 
 COUNT = 2
@@ -122,7 +122,7 @@ def train(kind: str, path: Path, together: processes.Processes, epochs: int = 2)
     """Two epochs: float, dense, or quantized with the second one frozen."""
     torch.manual_seed(1)
     source = dataset()
-    model = dense() if kind == "dense" else pipeline.new_model("small_mobilenet", (1, 8, 8), 3)
+    model = dense() if kind == "dense" else models.new_model("small_mobilenet", (1, 8, 8), 3)
     groups = [{"params": list(model.parameters()), "lr": 1e-3}]
     if kind in QUANTIZED:
         model = qat.prepare(model, source.train.images[:2], [QUANTIZED[kind]])

@@ -22,8 +22,8 @@ import plain_networks
 from exactqat import deploy, qat
 from exactqat.deploy import EXACT, Builder, Graph, per_tensor, place_codes, profiles_here, quantize, simulate, verify
 from exactqat.deploy.lower import lower, lower_with_layouts
+from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.deploy.values import device_codes
-from exactqat.deploy.verify import RuntimeRefusal
 from exactqat.device.tensor import CODE_RANGES, dequantize
 
 WIDE = qat.Rule(activation_bits=16)

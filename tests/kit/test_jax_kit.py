@@ -252,7 +252,7 @@ def test_what_is_not_finite_moves_no_range_and_is_told(ranges: str) -> None:
         with pytest.raises(ValueError, match="batch 2 of batches gives NaN or infinity in 'input'"):
             prepared.calibrate(params, state, [X, broken])
         _, after = prepared.apply(params, state, broken, train=True)
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((after.ranges, params["ranges"])))
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((after.ranges, params["range_parameters"])))
         assert ranges == "learned" or int(after.ranges["input"]["batches"]) == 1
     _, frozen = prepared.freeze(params, state)
     prepared.lower(params, frozen)
@@ -283,7 +283,7 @@ def test_training_is_a_scan_and_gives_what_single_steps_give() -> None:
         np.testing.assert_allclose(value, losses[at], rtol=1e-5)
     for ours, theirs in zip(jax.tree.leaves(scanned), jax.tree.leaves(carry), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-    moved = scanned[0]["ranges"]["w"]["maximum"] - params["ranges"]["w"]["maximum"]
+    moved = scanned[0]["range_parameters"]["w"]["maximum"] - params["range_parameters"]["w"]["maximum"]
     assert abs(float(moved)) > 0 and float(losses[2]) < float(losses[0])
 
 

@@ -75,19 +75,19 @@ broken[1, 2, 3] = np.nan
 with pytest.raises(ValueError, match="batch 2 of batches gives NaN or infinity in 'input'"):
     qat.keras.calibrate(prepared, [x, broken], restart=True)
 qat.keras.calibrate(prepared, [x])
-before = [float(variable.numpy()) for variable in prepared.range_variables() if variable.value.ndim == 0]
+before = [float(variable.numpy()) for variable in prepared.range_parameters() if variable.value.ndim == 0]
 assert before and any(before)
 qat.keras.calibrate(prepared, [x * 100])
-other = [float(variable.numpy()) for variable in prepared.range_variables() if variable.value.ndim == 0]
+other = [float(variable.numpy()) for variable in prepared.range_parameters() if variable.value.ndim == 0]
 with pytest.raises(ValueError, match="batches is empty"):
     qat.keras.calibrate(prepared, [], restart=True)
-assert other == [float(variable.numpy()) for variable in prepared.range_variables() if variable.value.ndim == 0]
+assert other == [float(variable.numpy()) for variable in prepared.range_parameters() if variable.value.ndim == 0]
 assert other != before
 qat.keras.calibrate(prepared, [x], restart=True)
-assert before == [float(variable.numpy()) for variable in prepared.range_variables() if variable.value.ndim == 0]
+assert before == [float(variable.numpy()) for variable in prepared.range_parameters() if variable.value.ndim == 0]
 prepared.compile("adam", "mse")
 prepared.fit(x, np.zeros((8, 4), "f"), verbose=0)
-after = [float(variable.numpy()) for variable in prepared.range_variables() if variable.value.ndim == 0]
+after = [float(variable.numpy()) for variable in prepared.range_parameters() if variable.value.ndim == 0]
 assert before != after  # ranges are trained
 mean = next(v for v in prepared.non_trainable_variables if "moving_mean" in v.name)
 assert np.abs(mean.numpy()).max() > 0  # statistics follow
@@ -95,7 +95,7 @@ qat.keras.freeze(prepared)
 kept = mean.numpy().copy()
 prepared.fit(x, np.zeros((8, 4), "f"), verbose=0)
 assert np.array_equal(mean.numpy(), kept)
-assert [float(v.numpy()) for v in prepared.range_variables() if v.value.ndim == 0] == after
+assert [float(v.numpy()) for v in prepared.range_parameters() if v.value.ndim == 0] == after
 prepared.save("model.keras")
 loaded = keras.saving.load_model("model.keras")
 assert loaded.frozen and np.array_equal(loaded.predict(x, verbose=0), prepared.predict(x, verbose=0))

@@ -102,10 +102,10 @@ def test_a_learned_end_beyond_zero_counts_as_zero_and_finds_its_way_back() -> No
         model.load_state_dict({**state, name: torch.tensor(torch.nan)})
     prepared = qat.jax.prepare(lambda p, x: x @ p["w"], {"w": network.weight.detach().numpy().T}, x.numpy(), rules)
     params, state_ = prepared.calibrate(*prepared.init(), [x.numpy()])
-    (grid,) = (name for name in params["ranges"] if not name.startswith("weights"))
-    params["ranges"][grid]["minimum"] = jnp.float32(0.25)
+    (grid,) = (name for name in params["range_parameters"] if not name.startswith("weights"))
+    params["range_parameters"][grid]["minimum"] = jnp.float32(0.25)
     gradients = jax.grad(lambda params: prepared.apply(params, state_, x.numpy(), train=True)[0].sum())(params)
-    assert float(gradients["ranges"][grid]["minimum"]) == float(minimum.grad)
+    assert float(gradients["range_parameters"][grid]["minimum"]) == float(minimum.grad)
 
 
 def test_freeze_moves_learned_ranges_in_jax_too() -> None:
@@ -114,10 +114,11 @@ def test_freeze_moves_learned_ranges_in_jax_too() -> None:
     params = {"w": np.zeros((6, 6), np.float32), "v": 0.05 * np.eye(6, dtype=np.float32)}
     prepared = qat.jax.prepare(lambda p, x: x @ p["w"] + x @ p["v"], params, x, [qat.Rule(ranges="learned")])
     params, state = prepared.calibrate(*prepared.init(), [x])
-    activations = [name for name in params["ranges"] if not name.startswith("weights")]
-    (grid,) = (name for name in activations if float(params["ranges"][name]["maximum"]) == 0)
+    activations = [name for name in params["range_parameters"] if not name.startswith("weights")]
+    (grid,) = (name for name in activations if float(params["range_parameters"][name]["maximum"]) == 0)
     after, frozen = prepared.freeze(params, state)
-    assert frozen.frozen and float(params["ranges"][grid]["maximum"]) == 0 < float(after["ranges"][grid]["maximum"])
+    before, moved = (each["range_parameters"][grid]["maximum"] for each in (params, after))
+    assert frozen.frozen and float(before) == 0 < float(moved)
 
 
 @pytest.mark.parametrize("framework", ["jax", "keras"])

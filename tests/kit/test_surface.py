@@ -29,7 +29,7 @@ def test_a_module_of_pytorch(tmp_path: Any) -> None:
     qat.freeze(model)
     graph = deploy.lower(model.eval())
     path = deploy.write_tflite(graph, tmp_path / "m.tflite")
-    assert deploy.verify(graph, path, profile="micro", model=model, data=images).equal
+    assert deploy.verify(graph, path, device="micro", model=model, data=images).equal
 
 
 def test_functions_and_modules_for_jax() -> None:

@@ -19,7 +19,7 @@ from triton.runtime.jit import MockTensor
 
 from exactqat import triton as room
 from exactqat.operators import OPERATORS
-from exactqat.operators.op import TensorSpec, wide
+from exactqat.operators.specification import TensorSpec, wide
 from exactqat.triton.launch import Launch
 
 

@@ -19,7 +19,7 @@ from conftest import DEVICES, ON_CPU, unwritten
 import exactqat as eq
 from exactqat import cpu, reference
 from exactqat.operators import OPERATORS
-from exactqat.operators.op import TensorSpec
+from exactqat.operators.specification import TensorSpec
 
 NAMES = (
     "depthwise_conv2d_native",

@@ -31,7 +31,7 @@ from conftest import unwritten
 import exactqat as eq
 from exactqat import cpu
 from exactqat.operators import OPERATORS, Operator
-from exactqat.operators.op import TensorSpec
+from exactqat.operators.specification import TensorSpec
 
 ANY_NAN = b"NaN"  # its sign and payload are promised by nobody
 

@@ -21,7 +21,7 @@ from conftest import BY_RAW_NAME, expected_of, in_halves
 
 from exactqat import reference
 from exactqat.operators import OPERATORS, Operator
-from exactqat.operators.op import TensorSpec
+from exactqat.operators.specification import TensorSpec
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy

@@ -87,7 +87,7 @@ def test_axes_count_from_the_end_or_cover_everything() -> None:
     [
         "import exactqat as eq; assert callable(eq.deploy.lower) and eq.deploy.simulate",
         "import exactqat.deploy.lower; from exactqat import deploy; assert callable(deploy.lower)",
-        "from exactqat.deploy.lower import lower, on_device; import exactqat; assert exactqat.deploy.lower is lower",
+        "from exactqat.deploy.lower import lower, lower_step; import exactqat; assert exactqat.deploy.lower is lower",
         "from exactqat import deploy; import exactqat.deploy.lower as lower; assert lower is deploy.lower",
         "import exactqat.deploy.values, exactqat as eq; assert callable(eq.deploy.lower)",
         "from exactqat import deploy; assert callable(deploy.layer_values) and deploy.values",

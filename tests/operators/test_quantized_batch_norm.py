@@ -12,7 +12,8 @@ from conftest import DEVICES, ON_CPU
 
 import exactqat as eq
 from exactqat import reference
-from exactqat.operators import OPERATORS, fused_batch_norm
+from exactqat.operators import OPERATORS
+from exactqat.operators.kit import quantized_batch_norm
 
 torch = pytest.importorskip("torch")
 
@@ -103,10 +104,10 @@ def composed(x, scale, offset, low, high, activation, bits, narrow):
 
 def fused(x, scale, offset, low, high, activation, bits, narrow):
     zeros = torch.zeros_like(scale)
-    statistics = fused_batch_norm.batch_norm_statistics(
+    statistics = quantized_batch_norm.batch_norm_statistics(
         x.detach(), scale.detach(), offset.detach(), zeros, zeros, 1e-3, 1.0, activation
     )
-    return statistics, fused_batch_norm.quantized_batch_norm(
+    return statistics, quantized_batch_norm.quantized_batch_norm(
         x, scale, offset, statistics.precise_mean, statistics.precise_variance, low, high,
         1e-3, activation, bits, narrow,
     )  # fmt: skip
@@ -162,10 +163,10 @@ def test_bits_do_not_depend_on_the_number_of_threads(threads: int) -> None:
     try:
         for count in (1, threads):
             eq.set_num_threads(count)
-            statistics = fused_batch_norm.batch_norm_statistics(x, scale, offset, scale, scale)
+            statistics = quantized_batch_norm.batch_norm_statistics(x, scale, offset, scale, scale)
             precise = statistics.precise_mean, statistics.precise_variance
-            outputs, mask = fused_batch_norm.quantized_batch_norm_training(x, scale, offset, *precise, low, high)
-            backward = fused_batch_norm.quantized_batch_norm_gradient(gradients, x, scale, *precise, mask)
+            outputs, mask = quantized_batch_norm.quantized_batch_norm_training(x, scale, offset, *precise, low, high)
+            backward = quantized_batch_norm.quantized_batch_norm_gradient(gradients, x, scale, *precise, mask)
             results.append([*statistics, outputs, mask, *backward])
     finally:
         eq.set_num_threads(before)
@@ -176,12 +177,12 @@ def test_bits_do_not_depend_on_the_number_of_threads(threads: int) -> None:
 def test_refusals() -> None:
     x, scale, offset, mean, variance = operands_of((4, 3))
     with pytest.raises(ValueError, match="empty"):
-        fused_batch_norm.batch_norm_statistics(x[:0], scale, offset, mean, variance)
+        quantized_batch_norm.batch_norm_statistics(x[:0], scale, offset, mean, variance)
     low, high = np.float32(1), np.float32(-1)
     wide = mean.astype(np.float64), variance.astype(np.float64)
     with pytest.raises(ValueError, match="min must not be greater than max"):
-        fused_batch_norm.quantized_batch_norm(x, scale, offset, *wide, low, high)
+        quantized_batch_norm.quantized_batch_norm(x, scale, offset, *wide, low, high)
     with pytest.raises(TypeError, match="mean must be float64"):
-        fused_batch_norm.quantized_batch_norm(x, scale, offset, mean, variance, high, low)
+        quantized_batch_norm.quantized_batch_norm(x, scale, offset, mean, variance, high, low)
     with pytest.raises(ValueError, match="mask must be uint8 of shape"):
-        fused_batch_norm.quantized_batch_norm_gradient(x, x, scale, *wide, np.zeros(2, np.uint8))
+        quantized_batch_norm.quantized_batch_norm_gradient(x, x, scale, *wide, np.zeros(2, np.uint8))

@@ -181,7 +181,7 @@ X = np.linspace(-8, 8, 9, dtype=np.float32)
 def kernel_call() -> tuple[str, dict[str, object], np.ndarray]:
     """A kernel's name, its numbers, and what it answers when Python calls it."""
     from exactqat.operators import OPERATORS
-    from exactqat.operators.op import TensorSpec
+    from exactqat.operators.specification import TensorSpec
 
     op = OPERATORS["fake_quant_with_min_max_args"]
     lowered = op.lower(

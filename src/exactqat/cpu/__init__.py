@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import Any
 
 from exactqat.cpu._features import instruction_sets
-from exactqat.operators.op import OPERATORS, Lowering, TensorSpec
+from exactqat.operators.op import OPERATORS
+from exactqat.operators.specification import Lowering, TensorSpec
 
 INSTRUCTION_SETS: tuple[str, ...] = tuple(instruction_sets())  # those this processor can run, best first
 

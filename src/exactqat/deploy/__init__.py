@@ -7,35 +7,44 @@ verification.
 Importing this package only requires NumPy; writing and running files requires `pip install 'exactqat[deploy]'`.
 """
 
-from .c_array import c_array, write_c_array
+from ..device.operator import Refusal
+from ..planning.plans import MissingData
+from .comparison import Comparison, Report
 from .footprint import Footprint, NpuFootprint, footprint, npu_footprint
+from .formats.c_array import c_array, write_c_array
+from .formats.onnx import write_onnx
+from .formats.read_tflite import read_tflite
+from .formats.tflite import write_tflite
 from .graph import Builder, Graph, Operator, Quantization, Tensor, per_tensor, place_codes
 
 # These functions stand in front of the modules they come from, which Python puts here only while it loads them.
 from .inspect import Inspection, inspect
 from .lower import lower
-from .onnx import verify_onnx, write_onnx
-from .read_tflite import read_tflite
+from .runtimes import profiles_here
+from .runtimes.trial import RuntimeRefusal
 from .signature import Port, Signature, input_codes, output_values
 from .simulate import EXACT, MEASURED, PROFILES, Compiled, compile, dequantize, quantize, simulate, unclaimed
-from .tflite import write_tflite
 from .values import device_codes, layer_values
-from .verify import Report, profiles_here, verify
+from .verify import verify, verify_onnx
 
 __all__ = [
     "EXACT",
     "MEASURED",
     "PROFILES",
     "Builder",
+    "Comparison",
     "Compiled",
     "Footprint",
     "Graph",
     "Inspection",
+    "MissingData",
     "NpuFootprint",
     "Operator",
     "Port",
     "Quantization",
+    "Refusal",
     "Report",
+    "RuntimeRefusal",
     "Signature",
     "Tensor",
     "c_array",

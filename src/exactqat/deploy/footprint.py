@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
+from .formats.tflite import import_deploy, tflite_bytes
 from .graph import Graph, require_graph
-from .tflite import import_deploy, tflite_bytes
 
 MICRO = "pip install 'exactqat[micro]'"
 NPU = "pip install 'exactqat[npu]'"

@@ -28,13 +28,15 @@ import numpy as np
 from ..device import PROFILES, Profile
 from ..device.tensor import CODE_RANGES, dequantize
 from ..display import printable, shortened
+from .comparison import Comparison, Tally
 from .footprint import arena_of
+from .formats.read_tflite import FileEnd, TfliteFile, read_content
+from .formats.tflite import with_outputs_at
 from .graph import Graph
-from .read_tflite import FileEnd, TfliteFile, read_content
+from .runtimes import open_runtime, profile_here, profiles_here
+from .runtimes.trial import RuntimeRefusal, try_in_a_child
 from .signature import input_codes
 from .simulate import EXACT, check_inputs, simulate, simulate_operator
-from .trial import RuntimeRefusal, try_in_a_child
-from .verify import Comparison, Tally, open_runtime, profile_here, profiles_here, with_outputs_at
 
 # Of examples, where no data are given.
 EXAMPLES = 8

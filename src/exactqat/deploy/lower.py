@@ -19,11 +19,10 @@ import numpy as np
 from ..device import OPERATORS
 from ..device.operator import DeviceOperator, Layout
 from ..planning.plans import Numbers, Plan, PlanInput, PlanStep
+from .axes import neighbours_grouped, on_device, reshape_groups, restricted, split_at, with_last, without_units
 from .graph import INT8_MIN, Builder, Graph, Quantization, per_tensor, place_codes, same_padding
 from .signature import Port, Signature
 
-# A factor that no size has, for the axis of the batch: sizes alone do not tell it from others.
-_BATCH = 1_000_003
 # Axes that TFLite-Micro's kernel moves; LiteRT's moves one more.
 TRANSPOSED_AXES = 5
 
@@ -54,12 +53,11 @@ class _Reshape:
     path: str
 
 
-def lower(model: Any, example_input: Any = None) -> Graph:
+def lower(model: Any) -> Graph:
     """The integer graph of a frozen model.
 
     Args:
         model: prepared and frozen.
-        example_input: ignored; accepted for callers that still pass it.
 
     Returns:
         The graph. Every layer's stored tensor is named by the layer's path, the network's input is named "input".
@@ -122,37 +120,6 @@ def lower_step(plan: Plan, step: PlanStep, numbers: Numbers) -> LoweredStep:
     graph = lowering.run(validated=False)
     layouts = {each.path: lowering.layout(each.path) for each in inputs}
     return LoweredStep(graph, layouts, lowering.stored(step.path))
-
-
-def on_device(values: np.ndarray, layout: Layout) -> np.ndarray:
-    """Converts an array from the user's axis order to the device's."""
-    present = [axis for axis in layout.axes if axis >= 0]
-    turned = np.transpose(values, present)
-    units = tuple(position for position, axis in enumerate(layout.axes) if axis < 0)
-    expanded = np.expand_dims(turned, units)
-    return expanded if layout.order is None else expanded[..., list(layout.order)]
-
-
-def _together(permutation: Sequence[int]) -> list[list[int]]:
-    """The axes in their new order, neighbours that stay neighbours in one group; the batch stays by itself."""
-    groups: list[list[int]] = []
-    for place, axis in enumerate(permutation):
-        if place > 1 and axis == permutation[place - 1] + 1 and axis > 1:
-            groups[-1].append(axis)
-        else:
-            groups.append([axis])
-    return groups
-
-
-def _apart(axes: Sequence[int], rank: int) -> list[list[int]]:
-    """All axes in order, those between `axes` in one group; the batch, of as many rows as there are, by itself."""
-    groups: list[list[int]] = []
-    for axis in range(rank):
-        if axis > 1 and axis not in axes and axis - 1 not in axes:
-            groups[-1].append(axis)
-        else:
-            groups.append([axis])
-    return groups
 
 
 class Lowering:
@@ -232,8 +199,8 @@ class Lowering:
         rank = len(result.shape)
         if result.pending is not None:
             source, stored = self.results[result.pending.source], self._first(result.pending.source)
-            *groups, (joined, made) = _groups(source.shape, source.batch_axis, result.shape, result.batch_axis)
-            now = _without_units(stored.layout.axes, source.shape, source.batch_axis)
+            *groups, (joined, made) = reshape_groups(source.shape, source.batch_axis, result.shape, result.batch_axis)
+            now = without_units(stored.layout.axes, source.shape, source.batch_axis)
             head = [axis for group, _ in groups for axis in group]
             if made == (rank - 1,) and result.batch_axis == 0 and now[: len(head)] == head and len(joined) > 1:
                 sizes = [source.shape[axis] for axis in joined]
@@ -241,7 +208,7 @@ class Lowering:
                 order = order.transpose([joined.index(axis) for axis in now[len(head) :]]).reshape(-1)
                 name = self._reshape(stored.name, result.shape, f"{stored.name}/{_last(result.pending.path)}")
                 return name, order, Layout(tuple(range(rank)))
-        layout = _with_last(self._first(path).layout, rank, (rank - 1,))
+        layout = with_last(self._first(path).layout, rank, (rank - 1,))
         return self.operand(path, layout), None, layout
 
     def channels_last(self, path: str, channel_axis: int) -> Layout:
@@ -346,10 +313,10 @@ class Lowering:
         changed = [
             axis for axis in range(len(layout.axes)) if any(attributes[key][axis] != units[key] for key in units)
         ]
-        rounds = [changed] if len(_apart(changed, len(layout.axes))) <= most else [[axis] for axis in changed]
+        rounds = [changed] if len(split_at(changed, len(layout.axes))) <= most else [[axis] for axis in changed]
         for axes in rounds:
             shape = self.builder.tensor(name).shape
-            groups = _apart(axes, len(shape))
+            groups = split_at(axes, len(shape))
             sizes = tuple(math.prod(shape[axis] for axis in group) for group in groups)
             name = self._reshape(name, sizes, f"{name}/as_{'x'.join(map(str, sizes))}")
             joined = {
@@ -375,11 +342,11 @@ class Lowering:
         layout = self._whole(self.layout(main), self.results[main], rank)
         trailing = operator.trailing(rank, step.attributes)
         if trailing:
-            layout = _with_last(layout, rank, trailing)
+            layout = with_last(layout, rank, trailing)
         names = []
         for position, path in enumerate(step.operands):
             if path in self.results:
-                names.append(self.operand(path, _restricted(layout, rank, len(self.shape(path)))))
+                names.append(self.operand(path, restricted(layout, rank, len(self.shape(path)))))
             else:
                 names.append(self.constant(step, position, layout, rank))
         attributes = self._device_attributes(operator, step, layout)
@@ -550,7 +517,7 @@ class Lowering:
     def _reshaped(self, result: _Result, pending: _Reshape) -> Stored:
         source = self.results[pending.source]
         stored = self._first(pending.source)
-        groups = _groups(source.shape, source.batch_axis, result.shape, result.batch_axis)
+        groups = reshape_groups(source.shape, source.batch_axis, result.shape, result.batch_axis)
         for taken, made in groups:
             if source.batch_axis in taken and (taken[0], made[0]) != (source.batch_axis, result.batch_axis):
                 raise ValueError(
@@ -560,7 +527,7 @@ class Lowering:
         # Axes that are split or joined must be neighbours in the user's order; the groups stay where they are.
         ordered = sorted(groups, key=lambda g: (source.batch_axis not in g[0], min(place[axis] for axis in g[0])))
         wanted = [axis for group in ordered for axis in group[0]]
-        now = _without_units(stored.layout.axes, source.shape, source.batch_axis)
+        now = without_units(stored.layout.axes, source.shape, source.batch_axis)
         name = stored.name
         if now != wanted:
             name = self.operand(pending.source, Layout(tuple(wanted)))
@@ -579,8 +546,8 @@ class Lowering:
         def sizes(axes: Sequence[int]) -> tuple[int, ...]:
             return tuple(result.shape[axis] if axis >= 0 else 1 for axis in axes)
 
-        now = _without_units(first.layout.axes, result.shape, result.batch_axis)
-        wanted = _without_units(layout.axes, result.shape, result.batch_axis)
+        now = without_units(first.layout.axes, result.shape, result.batch_axis)
+        wanted = without_units(layout.axes, result.shape, result.batch_axis)
         name = first.name
         if now != wanted:
             if sorted(first.layout.axes) == sorted(layout.axes) and len(set(layout.axes)) == len(layout.axes):
@@ -596,14 +563,14 @@ class Lowering:
         target = tuple(shape[axis] for axis in permutation)
         # Axes that stay together move as one; if that leaves too many, one of them after the other.
         moves, order = [list(permutation)], list(range(len(shape)))
-        if len(_together(permutation)) > TRANSPOSED_AXES:
+        if len(neighbours_grouped(permutation)) > TRANSPOSED_AXES:
             moves = []
             for place, axis in enumerate(permutation):
                 if (now := order.index(axis)) != place:
                     moves.append([*range(place), now, *range(place, now), *range(now + 1, len(shape))])
                     order.insert(place, order.pop(now))
         for move in moves:
-            groups = _together(move)
+            groups = neighbours_grouped(move)
             places = sorted(groups)
             sizes = tuple(math.prod(shape[axis] for axis in group) for group in places)
             name = self._reshape(name, sizes, f"{name}/as_{'x'.join(map(str, sizes))}")
@@ -709,50 +676,6 @@ class Lowering:
         result = _Result(shape, batch_axis, stored)
         result.forms[stored.layout.axes] = stored.name
         self.results[path] = result
-
-
-def _without_units(axes: Sequence[int], shape: Sequence[int], batch_axis: int = -1) -> list[int]:
-    return [axis for axis in axes if axis >= 0 and (shape[axis] != 1 or axis == batch_axis)]
-
-
-def _restricted(layout: Layout, rank: int, own_rank: int) -> Layout:
-    """A result's layout for an operand of fewer axes, which are the result's last ones."""
-    shift = rank - own_rank
-    return Layout(tuple(axis - shift if axis >= shift else -1 for axis in layout.axes))
-
-
-def _with_last(layout: Layout, rank: int, last: tuple[int, ...]) -> Layout:
-    """The layout with some axes moved to its end, and without axes that the user does not have."""
-    rest = [axis for axis in layout.axes if axis >= 0 and axis not in last]
-    missing = [axis for axis in range(rank) if axis not in rest and axis not in last]
-    return Layout((*rest, *missing, *last))
-
-
-def _groups(
-    before: Sequence[int], batch_before: int, after: Sequence[int], batch_after: int
-) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The smallest runs of neighbouring axes that a reshape takes into one another; axes of size 1 are left out."""
-
-    def sizes(shape: Sequence[int], batch: int) -> list[tuple[int, int]]:
-        marked = [(axis, size * _BATCH if axis == batch else size) for axis, size in enumerate(shape)]
-        return [(axis, size) for axis, size in marked if size != 1]
-
-    old, new = sizes(before, batch_before), sizes(after, batch_after)
-    groups = []
-    i = j = 0
-    while i < len(old) or j < len(new):
-        first, second = [old[i]], [new[j]]
-        i, j = i + 1, j + 1
-        left, right = first[0][1], second[0][1]
-        while left != right:
-            if left < right:
-                first.append(old[i])
-                left, i = left * old[i][1], i + 1
-            else:
-                second.append(new[j])
-                right, j = right * new[j][1], j + 1
-        groups.append((tuple(axis for axis, _ in first), tuple(axis for axis, _ in second)))
-    return groups
 
 
 def _last(path: str) -> str:

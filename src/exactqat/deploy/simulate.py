@@ -33,9 +33,9 @@ MEASURED: dict[tuple[str, str], tuple[int, int, int]] = _measured()
 EXACT: dict[tuple[str, str], int] = {pair: values for pair, (values, differing, _) in MEASURED.items() if not differing}
 
 
-def unclaimed(graph: Graph, profile: str | Profile) -> tuple[str, ...]:
-    """The kinds of operators in a graph whose equality with the profile's runtime has not been shown; usually none."""
-    name = profile_named(profile).name
+def unclaimed(graph: Graph, device: str | Profile) -> tuple[str, ...]:
+    """The kinds of operators in a graph whose equality with the device's runtime has not been shown; usually none."""
+    name = profile_named(device).name
     require_graph(graph)
     kinds = dict.fromkeys(graph.measured_as(operator) for operator in graph.operators)
     return tuple(kind for kind in kinds if (kind, name) not in EXACT)
@@ -44,23 +44,22 @@ def unclaimed(graph: Graph, profile: str | Profile) -> tuple[str, ...]:
 def simulate(
     graph: Graph,
     x: np.ndarray | Mapping[str, np.ndarray],
-    profile: str | Profile = "xnnpack",
+    device: str | Profile = "xnnpack",
     tensors: Sequence[str] | None = None,
     batch_size: int = 8,
 ) -> dict[str, np.ndarray]:
     """Codes of `tensors` (default: the graph's outputs) for a batch of input codes.
 
     x: int8 or int16, like the graph's input, [batch, ...] for a graph with one input, or one such array per input name.
-    `batch_size` examples are computed at a time, which limits memory use. Every (operator, profile) pair in EXACT is
-    bit-exact.
+    device: one of `PROFILES`, a short name of one, or a `Profile`; every (operator, device) pair in EXACT is bit-exact.
+    `batch_size` examples are computed at a time, which limits memory use.
     """
-    profile = profile_named(profile)
     inputs = check_inputs(graph, x)
     wanted = tuple(dict.fromkeys(graph.outputs if tensors is None else tensors))
     unknown = [name for name in wanted if name not in (*graph.inputs, *graph.results())]
     if unknown:
         raise ValueError(f"tensors names {unknown}, which the graph does not compute")
-    return compiled_for(graph, profile).run(inputs, wanted, batch_size)
+    return compiled_for(graph, profile_named(device)).run(inputs, wanted, batch_size)
 
 
 def check_inputs(graph: Graph, x: np.ndarray | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..device.operator import Layout
+from .axes import on_device
 from .graph import Graph
-from .lower import lower_with_layouts, on_device
+from .lower import lower_with_layouts
 
 Lowered = tuple[Graph, Mapping[str, Layout]]
 
@@ -54,7 +55,7 @@ def layer_values(
 
 
 def in_users_order(array: np.ndarray, layout: Layout) -> np.ndarray:
-    """Converts an array from the device's axis order to the user's; the inverse of `lower.on_device`."""
+    """Converts an array from the device's axis order to the user's; the inverse of `on_device`."""
     if layout.order is not None:
         array = array[..., np.argsort(layout.order)]
     units = tuple(position for position, axis in enumerate(layout.axes) if axis < 0)

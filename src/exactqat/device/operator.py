@@ -245,7 +245,7 @@ class DeviceOperator:
         """The result in real numbers, differentiable, before it is stored on its grid.
 
         `operands` are a framework's arrays in the user's order of axes, and so are the axes that `attributes` name;
-        `primitives` are that framework's functions (`train/<framework>/primitives.py`): `primitives.maximum`, ...
+        `primitives` are that framework's functions, such as `primitives.maximum` (see `train/core/primitives.py`).
         """
         raise NotImplementedError(f"{self.kind} is not differentiated")
 

@@ -38,10 +38,10 @@ class Profile:
         sums_as_unsigned: SUM takes int8 codes for uint8 ones.
         multiplier_dtype: what quotients of scales are formed in, where the kernels differ.
         table_dtype: what the tables for SOFTMAX of int16 are made in.
-        runtime: the distribution that proves it, a key of `deploy.verify.RUNTIMES`; "": none that runs on a computer,
+        runtime: the distribution that proves it, a key of `deploy.runtimes.RUNTIMES`; "": none that runs on a computer,
             so that it can be trained for and simulated only.
         machines: the processors it runs on without emulation, as `platform.machine` calls them; empty: on all.
-        emulated: `deploy.emulation` runs it on other machines.
+        emulated: `deploy.runtimes.emulation` runs it on other machines.
     """
 
     name: str

@@ -8,92 +8,27 @@ simulation in turn is compared with the runtime, where there is one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .. import qat
+from ..deploy.comparison import Report, Tally
 from ..deploy.graph import Graph
 from ..deploy.lower import lower_with_layouts
+from ..deploy.runtimes import profile_here, profiles_here
+from ..deploy.signature import input_codes as codes_of
 from ..deploy.simulate import simulate
 from ..deploy.values import Lowered, device_codes
-from ..deploy.verify import Comparison, Report, Tally
-from .data import Split
+from ..device.profile import DEFAULT_KERNELS
+from ..report.results import Beside, Dataset, Split
 
+# Images whose values are kept for all layers at once.
+LAYER_IMAGES = 128
 # Of whose values all layers are held at once.
 IMAGES_AT_A_TIME = 128
-
-
-@dataclass(frozen=True)
-class Beside:
-    """A device compared with training, over some images.
-
-    Attributes:
-        tensors: what the device stores against what training stored, tensor by tensor, the outputs among them.
-        logits: the same, of the outputs alone.
-        trained_answers, device_answers: the class that each names, [n].
-        labels: the class that an image shows, [n].
-    """
-
-    tensors: tuple[Comparison, ...]
-    logits: Comparison
-    trained_answers: np.ndarray
-    device_answers: np.ndarray
-    labels: np.ndarray
-
-    @property
-    def differing(self) -> int:
-        """Stored integers that are not training's."""
-        return sum(each.differing for each in self.tensors)
-
-    @property
-    def values(self) -> int:
-        """Stored integers compared."""
-        return sum(each.values for each in self.tensors)
-
-    @property
-    def trained_accuracy(self) -> float:
-        return float((self.trained_answers == self.labels).mean())
-
-    @property
-    def device_accuracy(self) -> float:
-        return float((self.device_answers == self.labels).mean())
-
-    @property
-    def answers_differing(self) -> int:
-        """Images that the device calls something else than the trained network does."""
-        return int((self.trained_answers != self.device_answers).sum())
-
-    def in_report(self, report: Report) -> Report:
-        """A report on the file, completed with it."""
-        return replace(report, training=self.tensors)
-
-    def accuracies(self) -> str:
-        """A clause on the answers."""
-        images = len(self.labels)
-        changed = (
-            f"{self.answers_differing:,} of {images:,} answers change"
-            if self.answers_differing
-            else "no answer changes"
-        )
-        return (
-            f"accuracy on {images:,} test images {self.device_accuracy:.1%}, in training {self.trained_accuracy:.1%}, "
-            f"{changed}"
-        )
-
-    def stored(self) -> dict[str, Any]:
-        """For metrics.json."""
-        return {
-            "images": len(self.labels),
-            "values": self.values,
-            "differing": self.differing,
-            "logits": self.logits.values,
-            "logits_differing": self.logits.differing,
-            "answers_differing": self.answers_differing,
-            "accuracy": self.device_accuracy,
-            "trained_accuracy": self.trained_accuracy,
-        }
 
 
 def beside_training(
@@ -134,3 +69,41 @@ def beside_training(
         device_answers = np.concatenate(answers[device])
         found[device] = Beside(tuple(rows.values()), rows[output], trained_answers, device_answers, labels)
     return found
+
+
+def about(ran: Report, device: str, beside: Beside) -> Report:
+    """What was found out about a device: the file on a runtime, its own if possible, and what it computes beside
+    training."""
+    return replace(ran, profile=device, training=beside.tensors, ran_as="" if ran.profile == device else ran.profile)
+
+
+def runs_here(profile: str) -> str:
+    """The profile itself where this machine has its runtime, else the runtime's default."""
+    return profile if profile in profiles_here() else DEFAULT_KERNELS
+
+
+def input_codes(graph: Graph, dataset: Dataset) -> np.ndarray:
+    """All test images as the device takes them, int8, with the axes of the graph's signature."""
+    return codes_of(graph, dataset.test.images.numpy())[graph.inputs[0]]
+
+
+def users_own(model: qat.PreparedModel, dataset: Dataset, runs: str) -> dict[str, Any]:
+    """Images as the user has them, for `verify` to feed the file with and compare with the model; nothing where the
+    runtime is not that of the model's device."""
+    if profile_here(runs) != model.profile:
+        return {}
+    return {"model": model, "data": dataset.test.images[:LAYER_IMAGES]}
+
+
+def run_on_device(graph: Graph, path: Path, codes: np.ndarray) -> np.ndarray:
+    """The plain file on the runtime: int8 codes of the logits, [n, classes]."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    # Not by its path, which need not be UTF-8.
+    interpreter = Interpreter(model_content=path.read_bytes(), num_threads=1)
+    (entry,), (exit_,) = interpreter.get_input_details(), interpreter.get_output_details()
+    interpreter.resize_tensor_input(entry["index"], codes.shape)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(entry["index"], codes)
+    interpreter.invoke()
+    return np.asarray(interpreter.get_tensor(exit_["index"]))

@@ -13,19 +13,17 @@ How images become numbers, whatever they come from:
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from ..display import on_one_line
+from ..report.results import Dataset, Split
 from .files import check_file
 
 # The split belongs to the data, not to a run: every seed is judged on the same test images.
@@ -33,46 +31,6 @@ SPLIT_SEED = 0
 TEST_SHARE, VALIDATION_SHARE = 0.2, 0.15
 # What the parts may be called, as folders and as endings of names in an .npz file.
 PART_NAMES = {"train": ("train", "training"), "validation": ("val", "valid", "validation"), "test": ("test",)}
-
-
-@dataclass(frozen=True)
-class Split:
-    """images: float32 [n, channels, height, width]; labels: int64 [n]; names: of the images' files, below the data's
-    folder, if they have any."""
-
-    images: Tensor
-    labels: Tensor
-    names: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Images and labels in three disjoint parts, and what is known about them.
-
-    Attributes:
-        value_range: (min, max) that any image may take; it becomes the input's fixed quantization range.
-        skipped: one sentence for each image that could not be used.
-    """
-
-    name: str
-    class_names: tuple[str, ...]
-    value_range: tuple[float, float]
-    train: Split
-    validation: Split
-    test: Split
-    skipped: tuple[str, ...] = ()
-
-    def fingerprint(self) -> str:
-        """A hash of everything that a training sees."""
-        digest = hashlib.sha256(repr((self.class_names, self.value_range)).encode())
-        for part in (self.train, self.validation, self.test):
-            digest.update(repr(tuple(part.images.shape)).encode())
-            digest.update(part.images.numpy().tobytes())
-            digest.update(part.labels.numpy().tobytes())
-        return digest.hexdigest()
 
 
 def load(name: str, image_size: int | None = None) -> Dataset:

@@ -12,11 +12,13 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from ..qat import Conv2d, DepthwiseConv2d
+from ..report.text import shell_word
+from ..train.torch.primitives import overruns_channels_last
 from .imported import described, imported
-from .text import shell_word
 
 Shape = Sequence[int]
 
@@ -320,3 +322,21 @@ def named_in(file: Path, name: str, given: str | None) -> str:
             f"--model {shell_word(name)}"
         )
     return name
+
+
+def new_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
+    """The untrained network of that name (see `network`), in the memory format that needs no copies, if that is
+    safe.
+
+    Args:
+        input_shape: channels, height, width.
+    """
+    model = network(name, input_shape, classes)
+    if any(isinstance(layer, nn.Conv2d) and _overruns(layer) for layer in model.modules()):
+        return model
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _overruns(layer: nn.Conv2d) -> bool:
+    padding = (0,) if isinstance(layer.padding, str) else layer.padding
+    return overruns_channels_last(layer.weight, layer.stride, padding)

@@ -7,7 +7,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from .. import qat
 from ..planning.plans import SMALLEST_WIDTH
+from ..report.results import History, Split
 from .checkpoints import CHECKPOINT_FORMAT, check_alike, first_line, load_checkpoint, save_checkpoint
-from .data import Split
 from .processes import ALONE, Processes
 
 CPU = torch.device("cpu")
@@ -47,15 +47,6 @@ class TrainingDiverged(RuntimeError):
 
 class RangeCollapsed(RuntimeError):
     """A quantization range has collapsed, so the network's answer is the same for all images."""
-
-
-@dataclass
-class History:
-    """One entry per epoch."""
-
-    loss: list[float] = field(default_factory=list)
-    validation_accuracy: list[float] = field(default_factory=list)
-    frozen_from: int | None = None
 
 
 def accelerator_named(name: str, option: str = "--accelerator") -> torch.device:

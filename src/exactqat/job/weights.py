@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..report.text import printable, shortened
 from .checkpoints import DTYPES, read_archive, reason
 from .files import check_file
-from .text import printable, shortened
 
 # Under which names programs keep a state dict among other things; the first that holds tensors counts.
 WRAPPERS = ("state_dict", "model_state_dict", "best", "state", "model", "module", "network", "net", "weights", "params")

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The declarations of all operators."""
+"""The declarations of all operators: TensorFlow's families, and in `kit` the training kit's own."""
 
 from exactqat.operators import (
     depthwise_conv2d,
     fake_quant,
-    fake_quant_rows,
     fused_batch_norm,
     in_tensorflow,
+    kit,
     quantize_and_dequantize,
-    rounded_sums,
 )
 from exactqat.operators.op import OPERATORS, Operator
 
@@ -17,9 +16,8 @@ __all__ = [
     "Operator",
     "depthwise_conv2d",
     "fake_quant",
-    "fake_quant_rows",
     "fused_batch_norm",
     "in_tensorflow",
+    "kit",
     "quantize_and_dequantize",
-    "rounded_sums",
 ]

@@ -4,7 +4,9 @@
 import math
 from typing import Literal
 
-from exactqat.operators.op import Axes, Lowering, Tensor, TensorSpec, check_dtypes, check_rank, operator
+from exactqat.operators.checks import check_dtypes, check_rank
+from exactqat.operators.op import operator
+from exactqat.operators.specification import Axes, Lowering, Tensor, TensorSpec
 
 # An array of so many elements cannot exist; said before anybody tries to make one.
 _TOO_MANY = 2**60

@@ -3,23 +3,10 @@
 
 from typing import Any
 
-from exactqat.operators.op import (
-    Axes,
-    Lowering,
-    Operator,
-    Range,
-    Tensor,
-    TensorSpec,
-    check_dtypes,
-    check_length,
-    check_rank,
-    check_same_shape,
-    check_wide_dtypes,
-    letters_of,
-    operator,
-    rounded,
-    written,
-)
+from exactqat.operators.checks import check_dtypes, check_length, check_rank, check_same_shape, check_wide_dtypes
+from exactqat.operators.op import Operator, operator
+from exactqat.operators.plain_numbers import rounded, written
+from exactqat.operators.specification import Axes, Lowering, Range, Tensor, TensorSpec, letters_of
 
 GRADIENTS = ("backprops_wrt_input", "backprop_wrt_min", "backprop_wrt_max")
 

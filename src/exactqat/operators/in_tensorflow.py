@@ -9,7 +9,8 @@ docs/differences.toml.
 from typing import Any
 
 from exactqat.operators import depthwise_conv2d, fake_quant, fused_batch_norm, quantize_and_dequantize
-from exactqat.operators.op import InTensorFlow, Operator, TensorSpec
+from exactqat.operators.op import Operator
+from exactqat.operators.specification import InTensorFlow, TensorSpec
 
 # Its gradient operators of these families have no gradients of their own.
 

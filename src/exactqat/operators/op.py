@@ -9,42 +9,17 @@ test enumeration) is derived from it.
 """
 
 import inspect
-import math
 import numbers
-import operator as python_operator
-import string
-import struct
 import sys
-import types
 import typing
-from array import array
 from collections import namedtuple
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial, partialmethod, update_wrapper
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-
-class TensorSpec(NamedTuple):
-    """An array as the declarations see it: its shape and the name of its dtype."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def rank(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-
-# How a declaration marks an array parameter: what its rule sees of it is the specification.
-Tensor = TensorSpec
-
-# The same for ranges and statistics: a few numbers about the data, at least float32, which may be given as numbers of
-# any kind.
-Range = Annotated[TensorSpec, "range"]
+from exactqat.operators.dispatch import AN_ARRAY, compiling, frontend_for
+from exactqat.operators.plain_numbers import integer, text, written
+from exactqat.operators.specification import Axes, InTensorFlow, Lowering, Range, Tensor, TensorSpec
 
 
 class _Shown:
@@ -79,61 +54,7 @@ def showing_arrays(function: Function) -> Function:
     return function
 
 
-class Lowering(NamedTuple):
-    """A checked call: what it returns and which kernel computes it from which numbers."""
-
-    results: tuple[TensorSpec, ...]
-    kernel: str
-    numbers: Mapping[str, int | float]
-
-
-class Axes(NamedTuple):
-    """How one call may be cut into calls on parts of its arrays, or several calls of one kind be made one.
-
-    operands, results: a letter for each dimension of each array; dimensions of one letter are cut together. A leading
-    "." means any number of further dimensions in front, which mean the same in all arrays that have it. "/" is a
-    mask of 2 bits for each element, four to a byte, of an array with ".". "-" is a dimension of an operand that is
-    ignored.
-    sums: for each result the letters that it is a sum over: what the parts of a cut along one of them give is added up.
-    Results without a letter that is not among them do not depend on anything along it.
-    whole: letters along which nothing may be cut, or, with `Operator.by_parts`, not without the other parts' sums; "?"
-    is one along which nothing is ever cut.
-    sizes: attributes that hold sizes of dimensions, and the letters of these.
-    """
-
-    operands: tuple[str, ...]
-    results: tuple[str, ...]
-    sums: tuple[str, ...]
-    whole: str = ""
-    sizes: Mapping[str, str] = types.MappingProxyType({})
-
-
-class InTensorFlow(NamedTuple):
-    """How TensorFlow's own operator handles a checked call.
-
-    gradients: whether those it has registered, of every order, are the declared ones.
-    everywhere: whether every build of it takes the call; otherwise it has to be tried.
-    unwritten: results it leaves uninitialized, and the operands whose values belong there.
-    opaque: operands that it makes for itself, of whatever shape.
-    nan_over: axes over which a NaN in the first operand makes the result NaN, which in TensorFlow depends on the NaN's
-    position.
-    """
-
-    gradients: bool
-    everywhere: bool = True
-    unwritten: Mapping[str, str] = types.MappingProxyType({})
-    opaque: tuple[str, ...] = ()
-    nan_over: tuple[int, ...] = ()
-
-
 OPERATORS: dict[str, "Operator"] = {}
-
-# What loads the module for each framework; `exactqat.frontends` fills it, as declarations know none of them.
-FRONTENDS: dict[str, Callable[[], types.ModuleType]] = {}
-
-# Where an array type is defined, in the order in which they are asked; a framework counts only once the caller
-# imported it.
-FRAMEWORKS = {"numpy": ("numpy", "ndarray"), "torch": ("torch", "Tensor"), "jax": ("jax", "Array")}
 
 
 class Operator:
@@ -348,7 +269,7 @@ class Operator:
                 elif key not in values:
                     raise TypeError(f"{self.name}() is missing the required argument {key!r}")
                 elif key not in self.attributes:
-                    raise TypeError(f"{self.name}: {key} must be {_ARRAY}, got None")
+                    raise TypeError(f"{self.name}: {key} must be {AN_ARRAY}, got None")
             if key in self.attributes:
                 attributes[key] = self.attribute(key, value)
             else:
@@ -382,7 +303,7 @@ class Operator:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         """`__call__` for a caller that has collected the arguments: passing them by name costs as much as a kernel."""
         arrays = out if out is None or isinstance(out, tuple) else (out,)
-        if not _compiling():
+        if not compiling():
             first = args[self.first] if len(args) > self.first else kwargs.get(self.operands[0])
             shortcut = self.shortcuts.get(type(first))
             if shortcut is not None:
@@ -466,48 +387,7 @@ class Operator:
             raise ValueError(f"{self.name}: {name} must fit 64 bits, got {value}")
 
 
-def integer(value: Any) -> Any:
-    """`value` as an int if it is one of any kind, else None; JAX's symbolic sizes stay what they are."""
-    if isinstance(value, int):  # before anything that torch.compile cannot ask of a number that it holds symbolically
-        return int(value)
-    if hasattr(value, "dimension_as_value"):
-        return value
-    try:
-        return python_operator.index(value)
-    except Exception:  # arrays, tracers and tensors each refuse in their own way
-        pass
-    if isinstance(value, str | bytes | bytearray) or getattr(value, "shape", ()) != ():
-        return None
-    try:
-        whole = int(value)
-        return whole if whole == value else None
-    except Exception:
-        return None
-
-
-def text(value: Any) -> Any:
-    """Decodes `value` if it is bytes; other values are returned unchanged."""
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
-
-
-def written(value: Any) -> str:
-    """A number as people write it: no more digits than its dtype (or float32, if it came from there) distinguishes."""
-    if _compiling():
-        return str(value)
-    number = float(value.reshape(()) if hasattr(value, "reshape") else value)
-    text = repr(number)
-    try:
-        of_float32 = struct.unpack("f", struct.pack("f", number))[0] == number
-    except OverflowError:
-        return text
-    if not of_float32 or (isinstance(value, float) and len(text) <= 12):
-        return text
-    shorter = (f"{number:.{digits}g}" for digits in range(1, 10))
-    return next(short for short in shorter if struct.unpack("f", struct.pack("f", float(short)))[0] == number)
-
-
 _MOST_DIMENSIONS = 64  # NumPy's
-_ARRAY = "a NumPy, PyTorch, JAX or TensorFlow array or a number"
 _WANTED = {
     "bool": "a bool",
     "int": "a static integer",
@@ -556,277 +436,3 @@ def _results(name: str, *results: Any) -> Any:
 
 def _reduced(results: Any, name: str) -> Any:
     return _results, (name, *results)
-
-
-def _compiling() -> bool:
-    """Whether torch.compile is tracing, which cannot follow shortcuts."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
-
-
-def is_array_like(value: Any) -> bool:
-    """Whether `value` is an object that NumPy can unambiguously convert to an array: pandas' columns, TensorFlow's
-    tensors, the standard library's arrays."""
-    return hasattr(value, "__array__") or isinstance(value, array | memoryview)
-
-
-def arrays_in(value: Any) -> list[Any]:
-    """What a nested sequence holds beside numbers."""
-    found = []
-    for item in value:
-        if isinstance(item, list | tuple):
-            found += arrays_in(item)
-        elif type(item) not in (float, int) and not isinstance(item, numbers.Number):
-            found.append(item)
-    return found
-
-
-def rank_of(value: Any) -> int:
-    """Number of dimensions of anything that can be an operand."""
-    if hasattr(value, "shape"):
-        return len(value.shape)
-    if isinstance(value, list | tuple):
-        return 1 + (rank_of(value[0]) if value else 0)
-    if hasattr(value, "__array__"):
-        return len(value.__array__().shape)
-    return memoryview(value).ndim if isinstance(value, array | memoryview) else 0
-
-
-def framework_of(value: Any) -> str | None:
-    """ "numpy", "torch", "jax" or "tensorflow" for an array, None for a Python number or sequence."""
-    for framework, (module, array_type) in FRAMEWORKS.items():
-        loaded = sys.modules.get(module)
-        if loaded is not None and isinstance(value, getattr(loaded, array_type)):
-            return framework
-    # Its tensors and variables, and those of Keras that hold one of these, have no class in common that is public.
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is not None and not _compiling() and getattr(tensorflow, "is_tensor", _is_nothing)(value):
-        return "tensorflow"
-    return None
-
-
-def _is_nothing(value: Any) -> bool:
-    return False
-
-
-def frontend_for(declared: Operator, operands: list[Any]) -> types.ModuleType:
-    """The module that runs `declared` for these arrays: one framework's, optionally mixed with NumPy's."""
-    found, first = None, ""
-    for name, value in zip(declared.operands, operands, strict=True):
-        for item in arrays_in(value) if isinstance(value, list | tuple) else (value,):
-            framework = framework_of(item)
-            if framework is None:
-                if type(item).__name__ == "KerasTensor":
-                    raise TypeError(
-                        f"{declared.name}: {name} is a KerasTensor, which has no values yet; call it in the `call` "
-                        "method of a keras.layers.Layer"
-                    )
-                if not isinstance(item, numbers.Number) and not is_array_like(item):
-                    raise TypeError(f"{declared.name}: {name} must be {_ARRAY}, got {type(item).__name__}")
-            elif found in (None, "numpy"):
-                found, first = framework, name
-            elif framework not in (found, "numpy"):
-                raise TypeError(
-                    f"{declared.name}: {name} is a {framework} array but {first} is a {found} array; "
-                    f"all operands must come from one framework, or from NumPy"
-                )
-    return frontend(found or "numpy")
-
-
-def frontend_of(array: Any) -> types.ModuleType:
-    """The module that runs operators on what `array` is."""
-    return frontend(framework_of(array) or "numpy")
-
-
-def frontend(framework: str) -> types.ModuleType:
-    """The module that runs operators on the arrays of one framework."""
-    return FRONTENDS[framework]()
-
-
-# Checks that several families share. Each names the argument, what was given and what is allowed.
-
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-HALVES = ("float16", "bfloat16")
-ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}  # in bytes
-
-
-def check_dtypes(**specs: TensorSpec) -> None:
-    """Checks that all have one dtype, which the kernels support."""
-    (first, leading), *others = specs.items()
-    if leading.dtype not in FLOATS:
-        raise TypeError(f"{first} must be {', '.join(FLOATS[:-1])} or {FLOATS[-1]}, got {leading.dtype}")
-    for name, spec in others:
-        if spec.dtype != leading.dtype:
-            raise TypeError(f"{name} must be {leading.dtype} like {first}, got {spec.dtype}")
-
-
-def wide(dtype: str) -> str:
-    """The dtype of ranges and statistics that goes with `dtype`: at least float32, since 16 bits are too few."""
-    return "float32" if dtype in HALVES else dtype
-
-
-def check_wide_dtypes(leading: TensorSpec, first: str, **specs: TensorSpec) -> None:
-    """Ranges and statistics of a tensor: of its dtype, or float32 if it has 16 bits."""
-    for name, spec in specs.items():
-        if spec.dtype != wide(leading.dtype):
-            raise TypeError(f"{name} must be {wide(leading.dtype)} for {leading.dtype} {first}, got {spec.dtype}")
-
-
-def check_rank(rank: int, **specs: TensorSpec) -> None:
-    for name, spec in specs.items():
-        if spec.rank != rank:
-            raise ValueError(f"{name} must be rank {rank} but is rank {spec.rank} (shape {list(spec.shape)})")
-
-
-def check_same_shape(**specs: TensorSpec) -> None:
-    (first, leading), *others = specs.items()
-    for name, spec in others:
-        if spec.shape != leading.shape:
-            raise ValueError(
-                f"{first} and {name} must be the same size, got {list(leading.shape)} and {list(spec.shape)}"
-            )
-
-
-def check_length(length: int, of: str, **specs: TensorSpec) -> None:
-    """Vectors of one length; `of` tells what the length is taken from."""
-    check_rank(1, **specs)
-    for name, spec in specs.items():
-        if spec.shape[0] != length:
-            raise ValueError(f"{name} has incorrect size, expected {length} ({of}), got {spec.shape[0]}")
-
-
-def dtypes_that_fit(op: Operator, kept: list[str | None], otherwise: str) -> list[str]:
-    """A dtype for each operand that goes with those of the arrays that keep theirs: that of the first of them that
-    holds data, `otherwise` where there is none. `kept`: None for operands that become what fits."""
-    leading = next(
-        (dtype for name, dtype in zip(op.operands, kept, strict=True) if dtype and name not in op.ranges), ""
-    )
-    leading = leading if leading in FLOATS else otherwise
-    return [
-        dtype or (wide(leading) if name in op.ranges else leading)
-        for name, dtype in zip(op.operands, kept, strict=True)
-    ]
-
-
-def guest(op: Operator, name: str, array: Any) -> Any:
-    """A NumPy array that other frameworks can read: real numbers in a dtype they support, dense, and writable, which
-    they require."""
-    kind, flags = array.dtype.kind, array.flags
-    if kind not in "biuf" and array.dtype.name != "bfloat16":
-        raise TypeError(f"{op.name}: {name} must contain real numbers, got an array of {array.dtype}")
-    if kind == "f" and array.dtype.itemsize > 8:
-        return array.astype("float64", order="C")
-    # One without gaps may have negative strides where it has one element.
-    dense = flags.c_contiguous and min(array.strides, default=0) >= 0
-    if dense and flags.aligned and flags.writeable and array.dtype.isnative:
-        return array
-    return array.astype(array.dtype.newbyteorder("="), order="C")
-
-
-def unreadable(op: Operator, name: str, error: Exception) -> Exception:
-    """The error for an operand that no framework can convert to an array."""
-    why = str(error).split("\n")[0]
-    if why.startswith(op.name):  # it says all
-        return error
-    return ValueError(f"{op.name}: {name} must be an array, a number or a regular nest of numbers, got one with: {why}")
-
-
-class Memory(NamedTuple):
-    """An array's place in memory, as `check_out` needs it."""
-
-    spec: TensorSpec
-    address: int
-    dense: bool  # row-major without gaps, in the machine's byte order
-    writable: bool
-
-    @property
-    def end(self) -> int:
-        return self.address + self.spec.size * ITEM_SIZES[self.spec.dtype]
-
-    def overlaps(self, other: "Memory") -> bool:
-        return self.address < other.end and other.address < self.end
-
-
-def check_out_specs(op: Operator, lowered: Lowering, out: list[TensorSpec]) -> None:
-    """Refuse arrays for the results that are not like them."""
-    for name, spec, given in zip(op.results, lowered.results, out, strict=True):
-        if given != spec:
-            wanted = f"{spec.dtype} of shape {list(spec.shape)}"
-            raise ValueError(
-                f"{op.name}: out for {name} must be {wanted}, got {given.dtype} of shape {list(given.shape)}"
-            )
-
-
-def out_is_not_dense(op: Operator, name: str) -> ValueError:
-    """The error for result memory that is not contiguous."""
-    return ValueError(f"{op.name}: out for {name} must be a dense and writable array (row-major, native byte order)")
-
-
-def check_out(op: Operator, lowered: Lowering, operands: list[Memory], out: list[Memory]) -> None:
-    """Refuse arrays for the results that do not match or whose memory is still needed."""
-    check_out_specs(op, lowered, [given.spec for given in out])
-    for i, (name, given) in enumerate(zip(op.results, out, strict=True)):
-        where = f"{op.name}: out for {name}"
-        if not given.dense or not given.writable:
-            raise out_is_not_dense(op, name)
-        for operand_name, operand in zip(op.operands, operands, strict=True):
-            same = given.address == operand.address and given.spec == operand.spec
-            if given.overlaps(operand) and not (same and i == 0 and operand_name in op.reuses):
-                allowed = ", ".join(op.reuses) or "no operand"
-                raise ValueError(
-                    f"{where} shares memory with {operand_name}; the first result may only overwrite {allowed}"
-                )
-        for other_name, other in zip(op.results[:i], out, strict=False):
-            if given.overlaps(other):
-                raise ValueError(f"{where} shares memory with out for {other_name}")
-
-
-_LETTERS = string.ascii_lowercase
-
-
-def letters_of(spec: TensorSpec) -> str:
-    """For `Axes`: a letter of its own for each dimension."""
-    if spec.rank > len(_LETTERS):
-        return ""  # nothing is said of so many
-    return _LETTERS[: spec.rank]
-
-
-def widened(array: Any) -> Any:
-    """A 16-bit array of any framework as float32; others as they are."""
-    if getattr(array.dtype, "itemsize", None) != 2 and getattr(array.dtype, "name", "") not in HALVES:
-        return array
-    if hasattr(array, "astype"):
-        return array.astype("float32")
-    return array.float() if hasattr(array, "float") else frontend_of(array).cast(array, "float32")
-
-
-def reshaped(array: Any, shape: Any) -> Any:
-    """An array of any framework in another shape."""
-    return array.reshape(shape) if hasattr(array, "reshape") else frontend_of(array).reshape(array, shape)
-
-
-def positions(array: Any, axis: int) -> Any:
-    """How many elements an array of any framework has for each index of an axis, at least 1."""
-    if None in array.shape:
-        return frontend_of(array).positions(array, axis)
-    return max(math.prod(array.shape) // max(array.shape[axis], 1), 1)
-
-
-def repeated(array: Any, like: Any) -> Any:
-    """An array of any framework, broadcast to the shape of another one."""
-    everywhere = (like == like) | (like != like)
-    return array * (everywhere if hasattr(everywhere, "reshape") else frontend_of(array).cast(everywhere, array.dtype))
-
-
-FLOAT32_LIMIT = 2.0**128 - 2.0**103  # from here on float32 rounds to infinity
-
-
-def rounded(dtype: str, value: float) -> float:
-    """A number as the kernels see it: rounded to the dtype they compute in, with denormals flushed to 0.
-
-    A compiler's symbol stays as it is; the kernel's call checks the number.
-    """
-    if dtype != "float64" and not _compiling() and isinstance(value, float | int):
-        value = struct.unpack("f", struct.pack("f", value))[0]
-    smallest_normal = sys.float_info.min if dtype == "float64" else 2.0**-126
-    return 0.0 if abs(value) < smallest_normal else value

@@ -4,20 +4,10 @@
 import math
 from typing import Any, Literal
 
-from exactqat.operators.op import (
-    Axes,
-    Lowering,
-    Operator,
-    Range,
-    Tensor,
-    TensorSpec,
-    check_dtypes,
-    check_same_shape,
-    letters_of,
-    operator,
-    wide,
-    written,
-)
+from exactqat.operators.checks import check_dtypes, check_same_shape
+from exactqat.operators.op import Operator, operator
+from exactqat.operators.plain_numbers import written
+from exactqat.operators.specification import Axes, Lowering, Range, Tensor, TensorSpec, letters_of, wide
 
 RoundMode = Literal["HALF_TO_EVEN", "HALF_UP"]
 

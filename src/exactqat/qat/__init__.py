@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..capture.proof import HalfPrecisionWarning, NotComparedWarning
     from ..planning import FinalActivationWarning, UnsupportedOperator
     from ..planning.fitting import RangesMovedWarning
+    from ..planning.plans import MissingData
     from ..planning.rules import RangePolicy as RangePolicy
     from ..planning.rules import Rule, UnusedRuleWarning
     from ..train.core.freezing import UnsettledStatisticsWarning
@@ -31,6 +32,7 @@ _ROOMS = {
     "..planning": ("FinalActivationWarning", "UnsupportedOperator"),
     "..planning.fitting": ("RangesMovedWarning",),
     "..train.core.freezing": ("UnsettledStatisticsWarning",),
+    "..planning.plans": ("MissingData",),
     "..planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
     "..capture.proof": ("HalfPrecisionWarning", "NotComparedWarning"),
     "..train.torch.ranges": ("ActivationRange", "WeightRange"),
@@ -50,6 +52,7 @@ __all__ = [
     "FinalActivationWarning",
     "FusedBatchNorm2d",
     "HalfPrecisionWarning",
+    "MissingData",
     "NotComparedWarning",
     "PreparedModel",
     "QuantizedInput",

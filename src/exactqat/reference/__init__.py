@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from exactqat.operators import OPERATORS, Operator
-from exactqat.operators.op import Lowering, TensorSpec
+from exactqat.operators.specification import Lowering, TensorSpec
 from exactqat.reference import (
     depthwise_conv2d,
     fake_quant,

@@ -8,7 +8,7 @@ graphs; a given range that is not `input_min <= input_max`, which the other devi
 from functools import lru_cache
 from typing import Any
 
-from exactqat.operators.op import Lowering, TensorSpec
+from exactqat.operators.specification import Lowering, TensorSpec
 
 try:
     import triton as _  # noqa: F401

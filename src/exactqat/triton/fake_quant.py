@@ -7,7 +7,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from exactqat.operators.op import TensorSpec
+from exactqat.operators.specification import TensorSpec
 from exactqat.triton.arithmetic import clamp, divide, flush, masked, multiply, narrow, quotient, subtract, widened
 from exactqat.triton.launch import Plan, bits_of, launch, packed_tiles_of, plan, real, tile, tiles, tiles_of
 from exactqat.triton.reduce import STEPS, add_rows, folded, no_lanes, rows_of, store_sums, sum_tile, sum_tiles, total

@@ -9,7 +9,7 @@ float64 operands: what is made in float64 of float32 ones never comes near the d
 import triton
 import triton.language as tl
 
-from exactqat.operators.op import TensorSpec
+from exactqat.operators.specification import TensorSpec
 from exactqat.triton.arithmetic import add, flush, multiply, narrow, subtract, widened
 from exactqat.triton.launch import Launch, Plan, bits_of, launch, plan, real, tile, tiles
 from exactqat.triton.reduce import (

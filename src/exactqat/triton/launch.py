@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from exactqat.operators.op import TensorSpec, rounded
+from exactqat.operators.plain_numbers import rounded
+from exactqat.operators.specification import TensorSpec
 
 
 class Launch(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from exactqat.operators.op import TensorSpec
+from exactqat.operators.specification import TensorSpec
 from exactqat.triton.arithmetic import clamp, divide, flush, masked, multiply, widened
 from exactqat.triton.launch import COLUMNS, Launch, Plan, bits_of, launch, plan, real, tile, tiles
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from exactqat.operators.op import TensorSpec
+from exactqat.operators.specification import TensorSpec
 from exactqat.triton.arithmetic import flush, narrow
 from exactqat.triton.launch import Launch, launch
 

@@ -2,6 +2,6 @@
 """What a plan means in training: how ranges move, the grids of weights, constants and biases, batch norm folded into
 weights, what `freeze` changes and what it warns of.
 
-Pure functions. `p` is a framework's primitives (`train/<framework>/primitives.py`, or NumPy's), so that each rule is
-stated once for PyTorch, JAX and Keras; integers are always made in NumPy, so that equal numbers give equal integers.
+Pure functions. `p` is a framework's primitives (see `primitives`), so that each rule is stated once for PyTorch, JAX
+and Keras; integers are always made in NumPy, so that equal numbers give equal integers.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a plan by pure functions: parameters and state go in, results and the next state come out.
 
-It knows no framework. What it computes with is handed over as `primitives`, a framework's `primitives_*` file; what an
-operator computes is said by the device's declarations. Where a framework keeps parameters and state, its own file says.
+It knows no framework. It computes with a framework's `primitives`; what an operator computes is said by the device's
+declarations. Where a framework keeps parameters and state, its own file says.
 Integers are made in NumPy, so equal numbers give equal integers in all frameworks.
 
 What a plan means in training is said by `train.core`, which PyTorch's modules call as well.
@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from ...planning.rules import Rule
 from . import primitives_numpy
 from .freezing import Settling, move_ranges, warn_of_unsettled
 from .frozen import DeviceStep
+from .primitives import FunctionalPrimitives, NumberPrimitives
 from .ranges import (
     CALIBRATED,
     FOLLOWING,
@@ -119,7 +120,9 @@ class Functional:
             quantization, as under rules that no device knows.
     """
 
-    def __init__(self, plan: Plan, primitives: Any = None, profile: str | None = DEFAULT_PROFILE) -> None:
+    def __init__(
+        self, plan: Plan, primitives: FunctionalPrimitives | None = None, profile: str | None = DEFAULT_PROFILE
+    ) -> None:
         """primitives: None where only integers are made of what has been trained."""
         self.plan = plan
         self.primitives = primitives
@@ -467,11 +470,12 @@ class Run:
         arrays: Arrays,
         mode: Mode,
         key: Callable[[int], Any] | None = None,
-        primitives: Any = None,
+        primitives: NumberPrimitives | None = None,
     ) -> None:
         self.functional = functional
         self.plan = functional.plan
-        self.primitives = functional.primitives if primitives is None else primitives
+        # NumPy's few, a `NumberPrimitives`, do where only integers are made.
+        self.primitives = cast(FunctionalPrimitives, functional.primitives if primitives is None else primitives)
         self.arrays = arrays
         self.mode = mode
         self.key = key

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...planning.plans import SMALLEST_WIDTH
+from .primitives import NumberPrimitives, Primitives, RangePrimitives
 
 # Policies whose ranges every training batch moves, without gradients.
 FOLLOWING = ("ema", "last_batch", "percentile")
@@ -51,37 +52,37 @@ def grid_steps(bits: int, narrow_range: bool) -> int:
     return 2**bits - 1 - int(narrow_range)
 
 
-def with_width(p: Any, low: Any, high: Any) -> tuple[Any, Any]:
+def with_width(p: RangePrimitives, low: Any, high: Any) -> tuple[Any, Any]:
     """``[0, 1]`` in place of a range without a usable scale."""
     collapsed = high - low < SMALLEST_WIDTH
     return p.where(collapsed, low * 0.0, low), p.where(collapsed, low * 0.0 + 1.0, high)
 
 
-def symmetric(p: Any, low: Any, high: Any) -> tuple[Any, Any]:
+def symmetric(p: RangePrimitives, low: Any, high: Any) -> tuple[Any, Any]:
     """The ends -32768 and 32767 steps from 0, so that 32767 steps reach the larger magnitude, as TensorFlow Lite's
     quantizer has it."""
     step = p.maximum(-low, high) / (2**15 - 1)
     return step * -(2.0**15), step * (2**15 - 1)
 
 
-def usable(p: Any, low: Any, high: Any, wide: bool) -> tuple[Any, Any]:
+def usable(p: RangePrimitives, low: Any, high: Any, wide: bool) -> tuple[Any, Any]:
     """The ends that fake quantization takes. wide: of 16 bits."""
     low, high = with_width(p, low, high)
     return symmetric(p, low, high) if wide else (low, high)
 
 
-def below_zero(p: Any, low: Any) -> Any:
+def below_zero(p: NumberPrimitives, low: Any) -> Any:
     """A trained lower end as it is used: an optimizer's step may have moved it above zero. Gradients pass either way,
     or it would stay there."""
     return p.straight_through(p.minimum(low, 0.0), low)
 
 
-def above_zero(p: Any, high: Any) -> Any:
+def above_zero(p: NumberPrimitives, high: Any) -> Any:
     """A trained upper end as it is used; see `below_zero`."""
     return p.straight_through(p.maximum(high, 0.0), high)
 
 
-def with_zero(p: Any, low: Any, high: Any, nonnegative: bool) -> tuple[Any, Any]:
+def with_zero(p: RangePrimitives, low: Any, high: Any, nonnegative: bool) -> tuple[Any, Any]:
     """The range that one tensor's extremes ask for: low <= 0 <= high. nonnegative: the tensor comes from a ReLU."""
     low = p.minimum(p.maximum(low, 0.0) if nonnegative else low, 0.0)
     return low, p.maximum(high, 0.0)
@@ -93,7 +94,7 @@ def rank_of_ends(percentile: float, count: int) -> int:
 
 
 def observed(
-    p: Any,
+    p: RangePrimitives,
     policy: str,
     decay: float,
     shown: Sequence[tuple[Any, Any]],
@@ -124,7 +125,7 @@ def observed(
 
 
 def _moved(
-    p: Any, policy: str, decay: float, asked: tuple[Any, Any], before: tuple[Any, Any], batches: Any
+    p: RangePrimitives, policy: str, decay: float, asked: tuple[Any, Any], before: tuple[Any, Any], batches: Any
 ) -> tuple[Any, Any]:
     if policy == "min_max":
         return p.minimum(asked[0], before[0]), p.maximum(asked[1], before[1])
@@ -141,14 +142,16 @@ def _moved(
     return low, high
 
 
-def learned_start(p: Any, x: Any, low: Any, high: Any, bits: int, wide: bool) -> tuple[Any, Any]:
+def learned_start(p: NumberPrimitives, x: Any, low: Any, high: Any, bits: int, wide: bool) -> tuple[Any, Any]:
     """Where a learned range starts: it already clips a little, since gradients reach a bound only through values
     outside of it."""
     fraction = least_error_fraction(p, x, *usable(p, low, high, wide), bits, False)
     return low * fraction, high * fraction
 
 
-def least_error_fraction(p: Any, channels_last: Any, low: Any, high: Any, bits: int, narrow_range: bool) -> Any:
+def least_error_fraction(
+    p: NumberPrimitives, channels_last: Any, low: Any, high: Any, bits: int, narrow_range: bool
+) -> Any:
     """The fraction of a range, from 1 down to about a quarter, that quantizes a tensor with the least squared error.
 
     Args:
@@ -171,7 +174,7 @@ def least_error_fraction(p: Any, channels_last: Any, low: Any, high: Any, bits: 
     return best
 
 
-def device_grid(p: Any, low: Any, scale: Any, bits: int, wide: bool, high: bool) -> DeviceGrid:
+def device_grid(p: Primitives, low: Any, scale: Any, bits: int, wide: bool, high: bool) -> DeviceGrid:
     """A grid as the device places its codes. low: of its range; high: at the top of int8, not at its bottom."""
     exact = p.clip(-low / scale, 0.0, 2.0**bits - 1)
     whole = p.floor(exact)

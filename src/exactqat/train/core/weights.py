@@ -14,6 +14,7 @@ from ...planning.fitting import constant_step
 from ...planning.plans import WeightNumbers, Weights
 from ...planning.rules import Rule
 from . import primitives_numpy
+from .primitives import NumberPrimitives
 from .ranges import above_zero, below_zero, grid_steps, least_error_fraction
 
 LARGEST_BIAS_CODE = 2.0**30
@@ -38,7 +39,7 @@ class ChannelGrid(NamedTuple):
     bias: Any
 
 
-def per_channel(p: Any, vector: Any, rank: int, axis: int) -> Any:
+def per_channel(p: NumberPrimitives, vector: Any, rank: int, axis: int) -> Any:
     """A vector [channels] that broadcasts along all axes of an array but `axis`."""
     shape = [1] * rank
     shape[axis] = -1
@@ -59,7 +60,7 @@ def shared_range(weights: Weights) -> tuple[Any, ...]:
 # --- ranges -----------------------------------------------------------------------------------------------------------
 
 
-def extremes(p: Any, rule: Rule, channels_last: Any) -> tuple[Any, Any]:
+def extremes(p: NumberPrimitives, rule: Rule, channels_last: Any) -> tuple[Any, Any]:
     """The range that holds a weight, per channel of the last axis or rank 0."""
     rank = len(channels_last.shape)
     axes = tuple(range(rank - 1 if rule.per_channel and rank else rank))
@@ -69,14 +70,16 @@ def extremes(p: Any, rule: Rule, channels_last: Any) -> tuple[Any, Any]:
     return p.minimum(p.amin(channels_last, axes), 0.0), p.maximum(p.amax(channels_last, axes), 0.0)
 
 
-def learned_ends(p: Any, rule: Rule, channels_last: Any) -> dict[str, Any]:
+def learned_ends(p: NumberPrimitives, rule: Rule, channels_last: Any) -> dict[str, Any]:
     """Where the learned range of a weight starts: where its squared error is least. Symmetric ones have no minimum."""
     low, high = extremes(p, rule, channels_last)
     fraction = least_error_fraction(p, channels_last, low, high, rule.weight_bits, rule.narrow_range)
     return {"maximum": high * fraction} | ({} if rule.symmetric else {"minimum": low * fraction})
 
 
-def weight_ends(p: Any, rule: Rule, channels_last: Any, learned: Mapping[str, Any] | None) -> tuple[Any, Any]:
+def weight_ends(
+    p: NumberPrimitives, rule: Rule, channels_last: Any, learned: Mapping[str, Any] | None
+) -> tuple[Any, Any]:
     """The range of a weight. learned: what `learned_ends` started, where it is trained."""
     if learned is None:
         return extremes(p, rule, p.stop_gradient(channels_last))
@@ -89,7 +92,9 @@ def constant_rule(rule: Rule) -> Rule:
     return replace(rule, ranges="ema", fixed_range=None, per_channel=False)
 
 
-def limited_magnitude(p: Any, high: Any, steps: int, limits: ScaleLimits, scales: tuple[Any, Any], seen: Any) -> Any:
+def limited_magnitude(
+    p: NumberPrimitives, high: Any, steps: int, limits: ScaleLimits, scales: tuple[Any, Any], seen: Any
+) -> Any:
     """A constant's largest magnitude, as far as the operator takes its scale.
 
     Args:
@@ -108,7 +113,9 @@ def step_width(ends: tuple[Any, Any], bits: int, narrow_range: bool) -> Any:
 # --- batch norm -------------------------------------------------------------------------------------------------------
 
 
-def factor_and_offset(p: Any, weight: Any, bias: Any, mean: Any, variance: Any, epsilon: float) -> tuple[Any, Any]:
+def factor_and_offset(
+    p: NumberPrimitives, weight: Any, bias: Any, mean: Any, variance: Any, epsilon: float
+) -> tuple[Any, Any]:
     """Batch norm in evaluation as ``factor * x + offset``, both [channels]; weight and bias may be None."""
     deviation = p.exact_sqrt(variance + epsilon)
     factor = 1.0 / deviation if weight is None else weight / deviation
@@ -116,7 +123,7 @@ def factor_and_offset(p: Any, weight: Any, bias: Any, mean: Any, variance: Any, 
 
 
 def correction_and_shift(
-    p: Any, factor: Any, beta: Any, bias: Any, running: Any, mean: Any, variance: Any, epsilon: float
+    p: NumberPrimitives, factor: Any, beta: Any, bias: Any, running: Any, mean: Any, variance: Any, epsilon: float
 ) -> tuple[Any, Any]:
     """What brings a convolution with batch norm folded into its weight from the running statistics, which are steady,
     to those of the batch (TensorFlow's fold with correction): ``convolution * correction + shift``, both [channels].
@@ -132,7 +139,7 @@ def correction_and_shift(
 
 
 def channel_grid(
-    p: Any, factor: Any, bias: Any, raw_scale: Any, input_scale: Any, output_scale: Any, wide: bool = False
+    p: NumberPrimitives, factor: Any, bias: Any, raw_scale: Any, input_scale: Any, output_scale: Any, wide: bool = False
 ) -> ChannelGrid:
     """Folds batch norm's `factor` into the weight's `raw_scale` and puts the bias on the accumulator's grid.
 

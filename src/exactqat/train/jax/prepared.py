@@ -161,8 +161,8 @@ class Prepared:
         """Parameters and state to begin with.
 
         Returns:
-            params: ``{"model": the user's tree of trained parameters, "ranges": the learned ranges}``; give
-                ``"ranges"`` a learning rate of its own by `optax.multi_transform`.
+            params: ``{"model": the user's tree of trained parameters, "range_parameters": the learned ranges}``; give
+                ``"range_parameters"`` a learning rate of its own by `optax.multi_transform`.
             state: all else.
         """
         leaves = {name: _float32(leaf) for name, leaf in zip(self._model.names, self._model.leaves, strict=True)}
@@ -171,7 +171,7 @@ class Prepared:
         if sys.modules.get("flax") is not None:
             _register_with_flax()
         others = {name: leaf for name, leaf in leaves.items() if name not in self._model.trained}
-        return {"model": self._model.tree(leaves), "ranges": learned}, State(others, ranges)
+        return {"model": self._model.tree(leaves), "range_parameters": learned}, State(others, ranges)
 
     def apply(
         self, params: Params, state: State, *args: Any, train: bool = False, key: Any = None, **kwargs: Any
@@ -222,6 +222,7 @@ class Prepared:
             state = replace(state, ranges=forgotten)
         mode = Mode(quantizing=False, observing=True)
         observe = jax.jit(lambda params, state, args, kwargs: self._run(params, state, args, kwargs, mode)[1:])
+        _require_values("calibrate", params, state)
         count, seen = 0, self._functional.batches_seen(state.ranges)
         for batch in batches:
             args, kwargs = loading.arguments(batch, loading.places(self._model.signature, _FLAGS))
@@ -231,6 +232,7 @@ class Prepared:
                 raise TypeError(f"{error}; {loading.ALONE}") from None
             params, state = observe(params, state, args, kwargs)
             count += 1
+            _require_values("calibrate", state)
             now = self._functional.batches_seen(state.ranges)
             self._functional.refuse_batch(count, seen, now)
             seen = now
@@ -254,14 +256,16 @@ class Prepared:
         Raises:
             ValueError: a range or a batch norm's statistics are not finite.
             RuntimeError: ranges have seen no data.
+            TypeError: it is called within `jax.jit`, `jax.grad` or `jax.vmap`.
         """
-        learned, tensors = params["ranges"], self._tensors(params, _checked_state(state))
+        _require_values("freeze", params, state)
+        learned, tensors = params["range_parameters"], self._tensors(params, _checked_state(state))
         tensors = {name: np.asarray(_float32(leaf)) for name, leaf in tensors.items()}
         self._functional.require_finite_state(state.ranges, learned, tensors)
         self._functional.require_data(state.ranges)
         moved = self._functional.frozen_ranges(state.ranges, learned, tensors)
         ranges, learned = jax.tree.map(jnp.asarray, moved)
-        return {**params, "ranges": learned}, replace(state, ranges=ranges, frozen=True)
+        return {**params, "range_parameters": learned}, replace(state, ranges=ranges, frozen=True)
 
     def variables(self, params: Params, state: State) -> Any:
         """What `prepare` was given, with the trained values: a tree of parameters, Linen's variables, an NNX module."""
@@ -269,6 +273,7 @@ class Prepared:
 
     def trained(self, params: Params, state: State) -> TrainedNetwork:
         """The network with its numbers, for `exactqat.deploy.lower` and its companions."""
+        _require_values("lower", params, state)
         arrays = self._arrays(params, state)
         in_numpy = jax.tree.map(np.asarray, (arrays.tensors, arrays.learned, arrays.ranges))
 
@@ -315,12 +320,13 @@ class Prepared:
             return {**state.variables, **self._model.names_of_tree(params["model"])}
         except (KeyError, TypeError) as error:
             raise TypeError(
-                f"params must be what init gives: a dictionary of 'model' and 'ranges', got {type(params).__name__}"
+                "params must be what init gives, a dictionary of 'model' and 'range_parameters', got "
+                f"{type(params).__name__}"
             ) from error
 
     def _arrays(self, params: Params, state: State) -> Arrays:
         tensors = {name: _float32(leaf) for name, leaf in self._tensors(params, state).items()}
-        return Arrays(tensors, params["ranges"], state.ranges)
+        return Arrays(tensors, params["range_parameters"], state.ranges)
 
     def _run(
         self,
@@ -350,7 +356,7 @@ class Prepared:
 
         outputs, new = functional.run(arrays, inputs, mode, draw, seen)
         variables = {name: new.tensors[name] for name in state.variables}
-        trained = {"model": params["model"], "ranges": new.learned}
+        trained = {"model": params["model"], "range_parameters": new.learned}
         if not (mode.training or mode.observing):
             return tree.unflatten(outputs), trained, state
         return tree.unflatten(outputs), trained, replace(state, variables=variables, ranges=new.ranges)
@@ -409,6 +415,8 @@ def prepare(
         ValueError: no rule matches a layer, or a rule cannot be deployed.
         TypeError: an argument is missing or of another kind.
     """
+    if isinstance(model, Prepared):
+        raise ValueError("model is prepared already: give the one that prepare was given")
     is_nnx, is_linen = _is_nnx(model), _is_linen(model)
     if not callable(model) or framework_of(model) in ("torch", "keras"):
         raise TypeError(
@@ -541,8 +549,8 @@ def _is_linen(model: Any) -> bool:
 
 
 def takes_variables(model: Any) -> bool:
-    """Whether its parameters are outside of it: a function, or a Linen module."""
-    return not _is_nnx(model)
+    """Whether its parameters are outside of it, and `prepare` needs them: a function, or a Linen module."""
+    return not _is_nnx(model) and not isinstance(model, Prepared)
 
 
 def _is_nnx(model: Any) -> bool:
@@ -716,6 +724,15 @@ def _checked_state(state: Any) -> State:
     if not isinstance(state, State):
         raise TypeError(f"state must be the State that init gives, got {type(state).__name__}")
     return state
+
+
+def _require_values(method: str, *trees: Any) -> None:
+    """Raises TypeError within `jit`, `grad` or `vmap`, where arrays have no values yet."""
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees)):
+        raise TypeError(
+            f"{method} reads the values of params, state and data, which they do not have within jax.jit, jax.grad or "
+            "jax.vmap: call it outside; only apply can be transformed"
+        )
 
 
 def _float32(leaf: Any) -> Any:

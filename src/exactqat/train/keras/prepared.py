@@ -195,7 +195,7 @@ class PreparedModel(keras.Model):
     def frozen(self) -> bool:
         return bool(self._held.frozen)
 
-    def range_variables(self) -> list[Any]:
+    def range_parameters(self) -> list[Any]:
         """The learned ranges."""
         return [variable for ends in self._held.learned.values() for variable in ends.values()]
 
@@ -230,7 +230,7 @@ class PreparedModel(keras.Model):
         held = self.__dict__.get("_held")
         if held is None or "learned" not in held.__dict__:
             return  # Keras sets it before there is anything to set it for
-        for variable in self.range_variables():
+        for variable in self.range_parameters():
             variable.trainable = self.trainable and not held.frozen
 
     # --- as the float model says --------------------------------------------------------------------------------------
@@ -696,7 +696,7 @@ def freeze(model: PreparedModel) -> None:
             for end, variable in ends.items():
                 variable.assign(after[name][end])
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and model.range_variables():
+    if optimizer is not None and model.range_parameters():
         model.optimizer = type(optimizer).from_config(optimizer.get_config())
     model._changed_phase(frozen=True)
     model._set_ranges_trainable()

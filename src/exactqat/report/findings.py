@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..qat import WeightedLayer
-from .data import Dataset
 from .luck import NOTE, Paired
-
-if TYPE_CHECKING:
-    from .pipeline import Outcome, Results
+from .results import Dataset, Outcome, Results
 
 # Standard deviations by which an accuracy exceeds that of a guess before it counts: one guess in a hundred gets there.
 BEYOND_LUCK = 2.33

@@ -21,14 +21,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, Formatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from torch import Tensor
 
-from ..deploy.verify import Comparison
+from ..deploy.comparison import Comparison
 from ..qat import WeightedLayer
 from . import findings
 from .page import BAD, DARK, INK, LINE, NOTE, escape, variable
 from .text import shortened
 
 if TYPE_CHECKING:
-    from .pipeline import Outcome, Results
+    from .results import Outcome, Results
 
 FLOAT_COLOR, PTQ_COLORS, QAT_COLORS = "#6b7280", ("#f2b77c", "#e08a3c"), ("#6fa8dc", "#1f5fa8")
 METHOD_COLORS = dict(

@@ -2,7 +2,9 @@
 """Declaration of the operator that rounds a frozen layer's sums to the integers that TensorFlow Lite's kernels
 store."""
 
-from exactqat.operators.op import Axes, Lowering, Tensor, TensorSpec, check_length, letters_of, operator
+from exactqat.operators.checks import check_length
+from exactqat.operators.op import operator
+from exactqat.operators.specification import Axes, Lowering, Tensor, TensorSpec, letters_of
 
 
 @operator(None, ("steps",), reuses=("sums",))

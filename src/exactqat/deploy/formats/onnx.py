@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a Graph as an .onnx file in QDQ form, and compares it with the simulation on onnxruntime.
+"""Writes a Graph as an .onnx file in QDQ form.
 
 Every tensor passes through QuantizeLinear and DequantizeLinear, and the operators between them are ONNX's float ones
 (opset 21), as each operator's declaration in `exactqat.device` says; runtimes with integer kernels fuse the three.
@@ -7,7 +7,7 @@ Inputs and outputs are float32 (indices: integers) with any batch size, and the 
 the graph was built by hand, they have the graph's names, and tensors of four axes are channels-first. In between,
 tensors of four axes are channels-first, the others are ordered as in the graph. The file computes in float, rounding
 half to even, so results exactly between two codes may differ from the integers of `simulate`; `verify_onnx` counts
-them.
+them on onnxruntime.
 
 Runtimes on x86 without VNNI instructions add products of uint8 and int8 in 16 bits, which can saturate. Activations
 are int8 here, for which such kernels use wider sums.
@@ -18,22 +18,18 @@ Needs `pip install 'exactqat[onnx]'`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..device import OPERATORS
-from ..device.tensor import CODE_RANGES
-from .graph import Graph, Operator, Quantization, Tensor, require_graph
-from .signature import METADATA, Port, Signature
-from .simulate import check_inputs, dequantize, simulate, simulate_operator
+from ...device import OPERATORS
+from ...device.tensor import CODE_RANGES
+from ..graph import Graph, Operator, Quantization, Tensor, require_graph
+from ..signature import METADATA, Port, Signature
 from .tflite import import_deploy, write_whole
-from .trial import RuntimeRefusal
-from .verify import Comparison, Report, Tally
 
 OPSET = 21
 
@@ -55,54 +51,13 @@ def onnx_bytes(graph: Graph, description: str = "") -> bytes:
     return _Writer(graph).finish("; ".join(filter(None, ("exactqat", description))))
 
 
-def verify_onnx(
-    graph: Graph, path: str | os.PathLike[str], x: np.ndarray | Mapping[str, np.ndarray], batch_size: int = 8
-) -> Report:
-    """Compares the file at `path` on onnxruntime with the simulation of `graph`, as `verify` does for .tflite.
-
-    x: int8 codes [batch, height, width, channels], or one array per input name; the file gets the real numbers
-    they represent. Nothing is claimed to be exact: the report says how many codes differ, and by how much. Raises
-    ValueError if the file has no tensor for a result of the graph, RuntimeRefusal if onnxruntime rejects it.
-    """
-    inputs = check_inputs(graph, x)
-    total = next(iter(inputs.values())).shape[0]
-    if total == 0:
-        raise ValueError("x contains no images, so there is nothing to compare")
-    content = Path(path).read_bytes()
-    names = graph.results()
-    inner = _inner_names(graph)
-    wanted = [(each.name, each.tensor, each.order) for each in _ends(graph)[1]]
-    plain = _Runtime(graph, content, wanted)
-    codes_of = [(f"{inner[name]}/codes", name, channels_first(range(len(graph.tensors[name].shape)))) for name in names]
-    opened = _Runtime(graph, _with_codes_as_outputs(graph, content), codes_of)
-    operators = {name: Tally() for name in names}
-    outputs = {name: Tally() for name in graph.outputs}
-    for start in range(0, total, batch_size):
-        batch = {name: codes[start : start + batch_size] for name, codes in inputs.items()}
-        device = {**batch, **opened.run(batch)}
-        for operator in graph.operators:
-            name = operator.outputs[0]
-            operators[name].add(device[name], simulate_operator(graph, operator, device, "xnnpack"))
-        end_to_end = simulate(graph, batch)
-        for name, real in plain.run(batch).items():
-            quantization = graph.tensors[name].quantization
-            codes = np.rint(real / quantization.scale[0]).astype(np.int64) + quantization.zero_point[0]
-            outputs[name].add(codes, end_to_end[name])
-    rows: list[Comparison] = [
-        operators[operator.outputs[0]].comparison(operator.outputs[0], graph.measured_as(operator), False)
-        for operator in graph.operators
-    ]
-    whole = tuple(tally.comparison(name, "whole graph", False) for name, tally in outputs.items())
-    return Report("onnxruntime", tuple(rows), whole)
-
-
 class _Writer:
     """Collects nodes and constants; the declarations use it to emit their ONNX form."""
 
     def __init__(self, graph: Graph) -> None:
-        self.ends = _ends(graph)
-        self.graph = _renamed(graph, _inner_names(graph))
-        self.inner = _inner_names(graph)
+        self.ends = ends(graph)
+        self.graph = _renamed(graph, inner_names(graph))
+        self.inner = inner_names(graph)
         self.onnx: Any = import_deploy("onnx", "onnx")
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
@@ -131,11 +86,11 @@ class _Writer:
         self.onnx.checker.check_model(model, full_check=True)
         return bytes(model.SerializeToString(deterministic=True))
 
-    def description(self, end: _End) -> Any:
+    def description(self, end: End) -> Any:
         tensor = self.graph.tensors[self.inner[end.tensor]]
         return tensor_description(self.onnx, tensor, end.name, self.onnx.TensorProto.FLOAT, end.order)
 
-    def take(self, end: _End) -> None:
+    def take(self, end: End) -> None:
         """An input: real numbers in the user's axes."""
         name, real = self.inner[end.tensor], end.name
         quantization = self.graph.tensors[name].quantization
@@ -154,7 +109,7 @@ class _Writer:
         codes = self.node("Transpose", [given], f"{name}/codes", perm=turn)
         self.node("DequantizeLinear", [codes, *parameters], f"{name}/stored")
 
-    def give(self, end: _End) -> None:
+    def give(self, end: End) -> None:
         """An output in the user's axes and under the user's name."""
         name = self.inner[end.tensor]
         inner = channels_first(range(len(end.order)))
@@ -292,7 +247,7 @@ class _Writer:
 
 
 @dataclass(frozen=True)
-class _End:
+class End:
     """An input or output of the file: its name, the graph's tensor, the graph's axis that each of its axes holds, and
     what the file's metadata says of it."""
 
@@ -302,11 +257,11 @@ class _End:
     port: Port
 
 
-def _ends(graph: Graph) -> tuple[list[_End], list[_End]]:
-    def end(port: Port) -> _End:
+def ends(graph: Graph) -> tuple[list[End], list[End]]:
+    def end(port: Port) -> End:
         order = channels_first(range(len(port.axes))) if graph.ports is None else port.order
         axes = tuple(port.axes[axis] for axis in order)
-        return _End(port.name, port.tensor, order, replace(port, tensor=port.name, axes=axes))
+        return End(port.name, port.tensor, order, replace(port, tensor=port.name, axes=axes))
 
     inputs, taken = graph.signature.inputs, {port.name for port in graph.signature.inputs}
     outputs: list[Port] = []
@@ -321,9 +276,9 @@ def _ends(graph: Graph) -> tuple[list[_End], list[_End]]:
     return [end(port) for port in inputs], [end(port) for port in outputs]
 
 
-def _inner_names(graph: Graph) -> dict[str, str]:
+def inner_names(graph: Graph) -> dict[str, str]:
     """What the file calls the graph's tensors: as the graph does, unless an input or output has that name."""
-    inputs, outputs = _ends(graph)
+    inputs, outputs = ends(graph)
     # Where the end of a file is a tensor as it is, there is nothing to tell apart.
     same = {end.name for end in inputs if end.name == end.tensor}
     same |= {
@@ -365,61 +320,3 @@ def tensor_description(onnx: Any, tensor: Tensor, name: str, dtype: int, order: 
     batch = "batch" if tensor.shape[0] == 1 else f"{tensor.shape[0]}*batch"
     shape = [tensor.shape[axis] if axis else batch for axis in order]
     return onnx.helper.make_tensor_value_info(name, dtype, shape)
-
-
-@contextmanager
-def _refusing(doing: str) -> Iterator[None]:
-    """Turns errors of onnx and onnxruntime, which have no common type, into one sentence."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - parsers of damaged files raise nearly anything
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise RuntimeRefusal(f"{doing}: {reason}") from error
-
-
-class _Runtime:
-    """onnxruntime on one model: codes in, arrays with the graph's axes out, by tensor name.
-
-    outputs: of each the file's name, the graph's, and the graph's axis that each of its axes holds.
-    """
-
-    def __init__(self, graph: Graph, content: bytes, outputs: Sequence[tuple[str, str, tuple[int, ...]]]) -> None:
-        runtime = import_deploy("onnxruntime", "onnx")
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = 1
-        self.graph = graph
-        self.outputs = list(outputs)
-        with _refusing("onnxruntime rejects the file"):
-            self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-
-    def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        feeds = {}
-        for end in _ends(self.graph)[0]:
-            real = dequantize(batch[end.tensor], self.graph.tensors[end.tensor].quantization)
-            feeds[end.name] = np.ascontiguousarray(real.transpose(end.order))
-        with _refusing("onnxruntime fails to run the file"):
-            results = self.session.run([name for name, _, _ in self.outputs], feeds)
-        return {
-            tensor: result.transpose(np.argsort(order))
-            for (_, tensor, order), result in zip(self.outputs, results, strict=True)
-        }
-
-
-def _with_codes_as_outputs(graph: Graph, content: bytes) -> bytes:
-    """The same model with the codes of all results as its outputs."""
-    onnx: Any = import_deploy("onnx", "onnx")
-    with _refusing("the file is damaged"):
-        model = onnx.load_model_from_string(content)
-    present = {output for node in model.graph.node for output in node.output}
-    inner = _inner_names(graph)
-    missing = [name for name in graph.results() if f"{inner[name]}/codes" not in present]
-    if missing:
-        raise ValueError(f"the file has no tensors {missing}; was it written from another graph?")
-    del model.graph.output[:]
-    for name in graph.results():
-        tensor = graph.tensors[name]
-        stored = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
-        order = channels_first(range(len(tensor.shape)))
-        codes = tensor_description(onnx, tensor, f"{inner[name]}/codes", stored, order)
-        model.graph.output.append(codes)
-    return bytes(model.SerializeToString())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets up the emulation of ARM64 for `deploy.emulation`: `python -m exactqat.deploy.set_up_arm64`.
+"""Sets up the emulation of ARM64 for `deploy.runtimes.emulation`: `python -m exactqat.deploy.runtimes.set_up_arm64`.
 
 For Debian and derivatives. An arm64 Python comes from apt-get, a recent emulator from the system or from Debian, wheels
 from pip; everything is unpacked into `emulation.folder()`, and the system is not changed.

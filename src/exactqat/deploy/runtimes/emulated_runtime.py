@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LiteRT driven through a pipe: what the emulated processor runs, see `deploy.emulation`. Independent of this package.
+"""LiteRT driven through a pipe: what the emulated processor runs, see `emulation`. Independent of this package.
 
 A message is eight bytes of length and an .npz archive: `header` (JSON in bytes) and arrays by number. Requests load a
 model, run it or drop it; every request has one answer, with `error` in its header if it failed.

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from .footprint import Footprint, footprint
-from .graph import Graph
-from .signature import Port
-from .simulate import check_inputs, simulate
+from ..footprint import Footprint, footprint
+from ..graph import Graph
+from ..signature import Port
+from ..simulate import check_inputs, simulate
 from .tflite import import_deploy, tflite_bytes, write_whole
 
 # With which every header begins.

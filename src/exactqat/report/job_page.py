@@ -8,20 +8,18 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
 from ..deploy.simulate import PROFILES, unclaimed
 from ..qat import WeightedLayer
-from . import charts, files, findings, layer_graph, retrained
+from . import charts, findings, layer_graph
 from .luck import Paired
-from .models import NETWORKS
 from .page import cards, escape, page, section, table, warnings
 from .page import charts as side_by_side
-from .pipeline import Outcome, Results, Settings
-from .text import option_of, option_value, shell_word, shortened
+from .results import Outcome, Results
+from .text import shortened
 
 # Beyond this many classes a table of mistakes replaces the matrix, which nobody could read.
 MATRIX_CLASSES = 20
@@ -99,8 +97,7 @@ def closing_sentences(results: Results) -> list[tuple[bool, str]]:
         found.append(
             (False, f"Fed with the images, the files return different integers from the models: {wrong:,} of {fed:,}.")
         )
-    before = retrained.formerly(results.settings.out) if results.settings.from_job is not None else ""
-    formerly = f", starting from a job trained for {before}" if before else ""
+    formerly = f", starting from a job trained for {results.formerly}" if results.formerly else ""
     named = f"Trained for {device}{formerly}."
     if results.ran_as != device:
         return [
@@ -110,13 +107,10 @@ def closing_sentences(results: Results) -> list[tuple[bool, str]]:
     return [*found, (True, named)]
 
 
-def write_report(results: Results) -> Path:
-    """Writes DIR/report.html and gives its path."""
-    path = results.settings.out / "report.html"
+def written(results: Results) -> str:
+    """The page."""
     with charts.drawing():
-        content = _page(results)
-    files.write_atomically(path, content.encode("utf-8", "backslashreplace"))
-    return path
+        return _page(results)
 
 
 def _page(results: Results) -> str:
@@ -139,19 +133,6 @@ def _page(results: Results) -> str:
         f"activation of {_listed(of_activations)} bits one of {_listed([2**bits for bits in of_activations])}"
     )
     name, layer = charts.shown_layer(finest)
-    out, defaults = shell_word(settings.out), Settings(settings.out).stored()
-    # Of a job that trains another's networks on, the other settings are that one's.
-    shown = settings.stored()
-    if settings.from_job is not None:
-        shown = {key: shown[key] for key in ("from_job", "device", "epochs_qat")}
-    options = "".join(
-        f" {option_of(key)} {shell_word(option_value(value))}"
-        for key, value in shown.items()
-        if settings.from_job is not None or value != defaults[key]
-    )
-    if settings.from_job is not None:
-        options += _word_on_model(settings)
-    commands = f"exactqat train --restart --out {out}{options}\nexactqat verify {out}{_word_on_model(settings)}"
     verb = "learned" if findings.learned(dataset, results.float_test_accuracy) else "was trained"
     sections = [
         section(
@@ -256,7 +237,7 @@ def _page(results: Results) -> str:
     sections.append(
         section(
             "Reproduce this job",
-            f"<pre>{escape(commands)}</pre>"
+            f"<pre>{escape(chr(10).join(settings.commands()))}</pre>"
             "<p class='note'>The first command moves the existing job aside first. The whole job took "
             f"{results.seconds:.0f} seconds{resumed}. The same seed on the same "
             "machine gives the same bits. All figures are in <code>metrics.json</code>, with every network's answer to "
@@ -286,11 +267,6 @@ def _fit(results: Results) -> str:
     first, *rest = results.fit.sentences(shortened(results.settings.weights, WRITTEN_LENGTH))
     listed = "".join(f"<li>{escape(sentence.strip())}</li>" for sentence in rest)
     return f"<p>{escape(first)}.</p><ul class='note'>{listed}</ul>"
-
-
-def _word_on_model(settings: Settings) -> str:
-    """The option by which the user vouches for a network that is not one of exactqat's own."""
-    return "" if settings.model in NETWORKS else f" --model {shell_word(settings.model)}"
 
 
 def _skipped(sentences: Sequence[str]) -> str:
@@ -408,7 +384,7 @@ def _origin(results: Results) -> str:
         return ""
     return (
         f"<p>The networks come from the job in <code>{escape(shortened(settings.from_job, WRITTEN_LENGTH))}</code>, "
-        f"which trained them for <code>{escape(retrained.formerly(settings.out))}</code>; their last phase was "
+        f"which trained them for <code>{escape(results.formerly)}</code>; their last phase was "
         f"repeated for <code>{escape(settings.device)}</code>.</p>"
     )
 

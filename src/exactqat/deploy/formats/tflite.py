@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import struct
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -18,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from ..device import OPERATORS
-from ..device.operator import FileStep
-from ..device.tensor import CODE_RANGES, INDICES
-from .graph import Graph, Operator, Quantization, Tensor, per_tensor, require_graph
-from .signature import KEY, METADATA, Signature
+from ...device import OPERATORS
+from ...device.operator import FileStep
+from ...device.tensor import CODE_RANGES, INDICES
+from ..graph import Graph, Operator, Quantization, Tensor, per_tensor, require_graph
+from ..signature import KEY, METADATA, Signature
 
 IDENTIFIER = b"TFL3"
 _METADATA = METADATA.encode()
@@ -257,3 +259,43 @@ class _Writer:
             entry.builtinOptionsType = getattr(schema.BuiltinOptions, step.options)
             entry.builtinOptions = getattr(schema, f"{step.options}T")(**fields)
         return entry
+
+
+# Where a table of type SubGraph says where its outputs are: in the third field, after two numbers of two bytes.
+_OUTPUTS = 4 + 2 * 2
+
+
+def with_outputs(content: bytes, names: tuple[str, ...]) -> bytes:
+    """The same model with the named tensors as its outputs: a list appended at the end, to which the model points.
+
+    The file is not unpacked: a small file may refer to one table or list from so many places that it fills all memory.
+
+    Raises:
+        ValueError: the file has no such tensors, or is damaged.
+    """
+    schema = import_deploy("ai_edge_litert.schema_py_generated")
+    try:
+        subgraph = schema.Model.GetRootAs(content, 0).Subgraphs(0)
+        # A name may be missing in a damaged file, and a tensor without one may stay so.
+        found = ((position, subgraph.Tensors(position).Name()) for position in range(subgraph.TensorsLength()))
+        positions = {name.decode(): position for position, name in found if name is not None}
+        missing = [name for name in names if name not in positions]
+        if not missing:
+            return with_outputs_at(content, [positions[name] for name in names])
+    except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
+        raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
+    raise ValueError(f"the file has no tensors {missing}; was it written from another graph?")
+
+
+def with_outputs_at(content: bytes, positions: Sequence[int]) -> bytes:
+    """The same model with the tensors of these numbers as its outputs."""
+    schema = import_deploy("ai_edge_litert.schema_py_generated")
+    table = schema.Model.GetRootAs(content, 0).Subgraphs(0)._tab
+    field = table.Offset(_OUTPUTS)
+    if not field:
+        raise ValueError("it has no outputs")
+    place = table.Pos + field
+    start = -(-len(content) // 4) * 4
+    changed = bytearray(content.ljust(start, b"\0"))
+    struct.pack_into("<I", changed, place, start - place)
+    return bytes(changed) + struct.pack(f"<{1 + len(positions)}I", len(positions), *positions)

@@ -3,17 +3,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..display import listed
-from . import files
-from .devices import current_settings
 from .luck import NOTE, paired
 from .page import cards, escape, page, section, table
 from .text import option_of, option_value, shortened
@@ -33,7 +29,7 @@ LATER = ("arena_bytes", "training_differing")
 
 
 @dataclass(frozen=True)
-class Job:
+class FinishedJob:
     """What is known of a finished job.
 
     Attributes:
@@ -59,98 +55,7 @@ class Job:
     right: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
-def read(directory: Path) -> Job:
-    """The finished job in a directory.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: there is none.
-        ValueError: it is unfinished, or its files are damaged; the message says which.
-    """
-    files.check_there(directory)
-    if not (directory / "job.json").exists():
-        raise FileNotFoundError(f"{directory} contains no job.json, so it is not a job; `exactqat train` writes one")
-    job = files.read_json(directory / "job.json")
-    path = directory / "metrics.json"
-    if not path.exists():
-        raise ValueError(f"{directory} contains an unfinished job, which has no figures to compare: continue it first")
-    metrics = files.read_json(path)
-    settings, images = job.get("settings"), job.get("images")
-    if not isinstance(settings, dict) or not isinstance(images, str):
-        raise ValueError(f"{directory / 'job.json'} must contain settings (an object) and images (a string)")
-    try:
-        settings = current_settings(settings)
-    except ValueError as error:
-        raise ValueError(f"{directory / 'job.json'}: {error}") from error
-    data, float_network, networks = (_object(metrics, name, path) for name in ("data", "float", "networks"))
-    delivered = {}
-    answers = {"float32": float_network.get("answers")}
-    for precision, methods in networks.items():
-        where = f"{path}: networks.{shortened(precision, 20)}"
-        if not re.fullmatch(r"w\da\d+", precision):
-            raise ValueError(f"{where} is not a precision such as w8a8")
-        if not isinstance(methods, dict) or not isinstance(methods.get("chosen"), str):
-            raise ValueError(f"{where} must say which network was chosen")
-        chosen = _object(methods, methods["chosen"], path)
-        known = {**(chosen["footprint"] if isinstance(chosen.get("footprint"), dict) else {}), **chosen}
-        if not isinstance(chosen.get("title"), str):
-            raise ValueError(f"{path}: networks.{shortened(precision, 20)} must have a title")
-        figures = {name: _number(known, name, path, name in LATER, whole) for name, (_, whole) in FIGURES.items()}
-        delivered[precision] = {"method": chosen["title"], **figures}
-        answers[precision] = chosen.get("answers")
-    test_images = _number(data, "test", path, whole=True)
-    accuracy, seconds = _number(float_network, "test_accuracy", path), _number(metrics, "seconds", path)
-    assert test_images is not None and accuracy is not None and seconds is not None
-    if test_images < 1:
-        raise ValueError(f"{path}: test must be at least 1, got {test_images}")
-    right = _right(metrics.get("labels"), answers, int(test_images), path)
-    device = shortened(settings["device"], 40)
-    return Job(str(directory), settings, images, int(test_images), accuracy, seconds, delivered, device, right)
-
-
-def _right(labels: Any, answers: Mapping[str, Any], images: int, path: Path) -> dict[str, np.ndarray]:
-    """Whether each test image was right, by network; nothing of a job of before answers were kept.
-
-    Raises:
-        ValueError: answers or labels are no list of so many whole numbers.
-    """
-    if labels is None:
-        return {}
-    arrays = {}
-    for name, given in {"labels": labels, **answers}.items():
-        if given is None:
-            continue
-        if not isinstance(given, list) or len(given) != images or not all(type(each) is int for each in given):
-            raise ValueError(
-                f"{path}: answers and labels must be {images:,} whole numbers each, those of {name} are not"
-            )
-        arrays[name] = np.array(given, dtype=object)
-    truth = arrays.pop("labels")
-    return {name: (given == truth).astype(bool) for name, given in arrays.items()}
-
-
-def _object(holder: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
-    found = holder.get(name)
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: {shortened(name, 40)} must be an object, got {shortened(repr(found), 40)}")
-    return found
-
-
-def _number(
-    holder: Mapping[str, Any], name: str, path: Path, optional: bool = False, whole: bool = False
-) -> float | None:
-    found = holder.get(name)
-    if found is None and optional:
-        return None
-    highest = 1 if name.endswith("accuracy") else 2**63
-    fits = type(found) is int or (type(found) is float and not whole)
-    if found is None or not fits or not 0 <= found <= highest:
-        what = "a whole number" if whole else "a number"
-        limits = "from 0 to 1" if highest == 1 else "of at least 0"
-        raise ValueError(f"{path}: {name} must be {what} {limits}, got {shortened(repr(found), 40)}")
-    return found
-
-
-def differing_settings(jobs: Sequence[Job]) -> list[list[str]]:
+def differing_settings(jobs: Sequence[FinishedJob]) -> list[list[str]]:
     """A row for each setting in which they differ: its option, then what each job has."""
     names = dict.fromkeys(name for job in jobs for name in job.settings)
     rows = []
@@ -171,7 +76,7 @@ HEADER = (
 TEXTS = 4
 
 
-def rows(jobs: Sequence[Job]) -> list[list[str]]:
+def rows(jobs: Sequence[FinishedJob]) -> list[list[str]]:
     """A row for each network of each job, as HEADER names its cells; the same network of all jobs together."""
     found: list[list[str]] = []
     blank = ["–"] * (len(FIGURES) - 1)
@@ -192,7 +97,7 @@ def rows(jobs: Sequence[Job]) -> list[list[str]]:
     return found
 
 
-def _difference(job: Job, first: Job, network: str, accuracy: float, other: float) -> tuple[str, str]:
+def _difference(job: FinishedJob, first: FinishedJob, network: str, accuracy: float, other: float) -> tuple[str, str]:
     """A job's network compared with the first job's, in points, and whether that may be chance; only on the same
     images."""
     if job is first:
@@ -203,7 +108,7 @@ def _difference(job: Job, first: Job, network: str, accuracy: float, other: floa
     return f"{100 * (accuracy - other):+.1f}", "not known"
 
 
-def sentences(jobs: Sequence[Job]) -> list[str]:
+def sentences(jobs: Sequence[FinishedJob]) -> list[str]:
     """What readers must know before comparing the figures."""
     found = []
     if len({job.images for job in jobs}) > 1:
@@ -226,7 +131,7 @@ def sentences(jobs: Sequence[Job]) -> list[str]:
     return found
 
 
-def written(jobs: Sequence[Job]) -> str:
+def written(jobs: Sequence[FinishedJob]) -> str:
     """The page."""
     changed = differing_settings(jobs)
     names = [shortened(job.name, WRITTEN_LENGTH) for job in jobs]

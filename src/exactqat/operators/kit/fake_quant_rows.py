@@ -3,19 +3,10 @@
 
 import math
 
+from exactqat.operators.checks import check_dtypes, check_same_shape, check_wide_dtypes
 from exactqat.operators.fake_quant import fake_quant_with_min_max_vars_gradient_transpose, quantization
-from exactqat.operators.op import (
-    Axes,
-    Lowering,
-    Range,
-    Tensor,
-    TensorSpec,
-    check_dtypes,
-    check_same_shape,
-    check_wide_dtypes,
-    letters_of,
-    operator,
-)
+from exactqat.operators.op import operator
+from exactqat.operators.specification import Axes, Lowering, Range, Tensor, TensorSpec, letters_of
 
 
 def _check_rows(inputs: TensorSpec) -> None:

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from ..device import OPERATORS
-from ..device.file_forms import (
+from ...device import OPERATORS
+from ...device.file_forms import (
     MOST_SHAPE_NUMBERS,
     OFF_A_GRID,
     ONTO_A_GRID,
@@ -31,11 +31,11 @@ from ..device.file_forms import (
     FileOperator,
     Unreadable,
 )
-from ..device.operator import Refusal
-from ..device.tensor import CODE_RANGES, INDICES, Quantization, Tensor
-from ..display import listed, shortened
-from .graph import Graph, Operator, check_operator
-from .signature import METADATA, Port, Signature
+from ...device.operator import Refusal
+from ...device.tensor import CODE_RANGES, INDICES, Quantization, Tensor
+from ...display import listed, shortened
+from ..graph import Graph, Operator, check_operator
+from ..signature import METADATA, Port, Signature
 from .tflite import IDENTIFIER, import_deploy
 
 # Of values in a tensor, and of its axes.

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: `exactqat train` and the other commands."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+from .application import INSTALL, IntegersDiffer, command_line, version
+from .terminal import open_streams, to_nobody
+
+
+def main() -> None:
+    """Entry point of the `exactqat` command."""
+    open_streams()
+    if sys.argv[1:] == ["--version"]:  # answered without what the commands need
+        print(version())
+        return
+    try:
+        command_line()()
+    except IntegersDiffer:
+        raise
+    except SystemExit as error:
+        # Libraries end programs with 1 for failures of any kind.
+        raise SystemExit(error.code if error.code in (None, 0, 130) else 2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("exactqat"):
+            traceback.print_exc()
+        else:
+            sys.stderr.write(f"exactqat: {error.name} is not installed. Install it with: {INSTALL}\n")
+        raise SystemExit(2) from None
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(2) from None
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                to_nobody(stream)

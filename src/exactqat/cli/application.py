@@ -1,0 +1,466 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands and their options, for typer.
+
+Annotations are evaluated here: typer reads them inside `command_line`, where its import lives.
+"""
+
+import contextlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from . import commands
+from .terminal import FRAMED, columns, console_of, is_terminal, say
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+INSTALL = "pip install 'exactqat[job]'"
+
+
+class IntegersDiffer(SystemExit):
+    """Exits with status 1, which means this and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+
+def _in_lines_of_their_own(command_class: Any) -> Any:
+    """A command whose help has no columns: options stand above what they mean."""
+
+    class Narrow(command_class):
+        def get_help(self, context: Any) -> str:
+            class Formatter(context.formatter_class):
+                def write_dl(self, rows: Any, *given: Any, **options: Any) -> None:
+                    super().write_dl(rows, col_max=4, col_spacing=2)
+
+            context.formatter_class = Formatter
+            return str(super().get_help(context))
+
+    return Narrow
+
+
+def _numbers(text: str) -> list[int]:
+    """Bits between commas."""
+    import typer
+
+    if not re.fullmatch(r"\s*[0-9]{1,9}\s*(,\s*[0-9]{1,9}\s*)*", text, re.ASCII):
+        raise typer.BadParameter(f"must be a number from 2 to 8, or several such as 8,6,4, got {text!r}")
+    numbers = [int(number) for number in text.split(",")]
+    for number in numbers:
+        if not 2 <= number <= 8:
+            raise typer.BadParameter(f"must be from 2 to 8, got {number}")
+    return numbers
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*", text, re.ASCII):
+        raise ValueError(f"--example must be a shape such as 1x3x224x224, got {text!r}")
+    return tuple(int(size) for size in text.split("x"))
+
+
+def _path(text: str) -> Path:
+    """What an option names. For pathlib no name, as of a variable that is not set, is the working directory."""
+    import typer
+
+    if not text:
+        raise typer.BadParameter("must not be empty")
+    return Path(text)
+
+
+def version() -> str:
+    from exactqat import __version__
+
+    return f"exactqat {__version__}"
+
+
+def command_line() -> Any:
+    import typer
+
+    # Boxes need room, and cut sentences in pieces that no program downstream puts together again.
+    framed = is_terminal(sys.stdout) and is_terminal(sys.stderr) and columns() >= FRAMED
+
+    def written(text: str) -> str:
+        return text if framed else text.replace("**", "")
+
+    application = typer.Typer(
+        name="exactqat",
+        help=written(
+            "Quantization-aware training with TensorFlow's exact operators. **What you train is what the device "
+            "computes.**"
+        ),
+        epilog=written("Start with: **exactqat train --out runs/digits** (about a minute and a half on two cores)"),
+        rich_markup_mode="markdown" if framed else None,
+        context_settings={} if framed else {"terminal_width": min(columns(), 100)},
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    errors = console_of(stderr=True)
+
+    def show_version(asked: bool) -> None:
+        if asked:
+            typer.echo(version())
+            raise typer.Exit
+
+    @application.callback()
+    def options(
+        version: Annotated[
+            bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+        ] = False,
+    ) -> None:
+        pass
+
+    @application.command()
+    def train(
+        context: typer.Context,
+        out: Annotated[
+            Path,
+            typer.Option(
+                parser=_path,
+                metavar="<path>",
+                help="Directory for checkpoints, .tflite files, metrics.json and report.html.",
+            ),
+        ],
+        data: Annotated[
+            str,
+            typer.Option(
+                help="digits (scikit-learn's, needs no download), an .npz file with x and y, or a folder with one "
+                "folder of images per class (or with train, val and test folders that contain them)."
+            ),
+        ] = "digits",
+        model: Annotated[
+            str,
+            typer.Option(help="Network, or module:function that builds one; an unknown name lists the available ones."),
+        ] = "small_mobilenet",
+        weights: Annotated[
+            Path | None,
+            typer.Option(
+                parser=_path,
+                metavar="<path>",
+                help="Weights to start float training from: a state dict written by torch.save, or safetensors. "
+                "Tensors that match by name and shape are used, the rest is reported.",
+            ),
+        ] = None,
+        weight_bits: Annotated[
+            Any,
+            typer.Option(
+                parser=_numbers,
+                metavar="BITS[,BITS...]",
+                help="Quantize weights to 2 to 8 bits, or to several widths in turn, such as 8,6,4; instead of "
+                "W8A8, W4A4 and W3A4.",
+            ),
+        ] = None,
+        activation_bits: Annotated[
+            Any,
+            typer.Option(
+                parser=_numbers,
+                metavar="BITS[,BITS...]",
+                help="Likewise for activations (8 if only weights are given); each width is combined with each of "
+                "the weights'.",
+            ),
+        ] = None,
+        image_size: Annotated[
+            int | None, typer.Option(min=1, help="Height and width to which images are scaled, in pixels.")
+        ] = None,
+        batch_size: Annotated[int, typer.Option(min=2, help="Images per training step, over all processes.")] = 64,
+        epochs_float: Annotated[int, typer.Option(min=1, help="Epochs of float training.")] = 60,
+        epochs_qat: Annotated[
+            int,
+            typer.Option(
+                min=1,
+                help="Epochs of each quantization-aware training, the last third of them frozen; at 8 bits a "
+                "quarter of that, for fine-tuning.",
+            ),
+        ] = 80,
+        device: Annotated[
+            str,
+            typer.Option(
+                help="Device to train for; the frozen epochs compute its integers: xnnpack-x86, xnnpack-arm64 "
+                "(LiteRT with XNNPACK), reference (LiteRT's reference kernels) or micro (TFLite-Micro)."
+            ),
+        ] = "xnnpack-x86",
+        from_job: Annotated[
+            Path | None,
+            typer.Option(
+                "--from",
+                parser=_path,
+                metavar="DIR",
+                help="A finished job whose networks are retrained for --device with the same settings, by default "
+                "for an eighth of its --epochs-qat. That job is not changed.",
+            ),
+        ] = None,
+        seed: Annotated[
+            int,
+            typer.Option(
+                min=0, help="Seed for weights, order and shifts of the images. The same seed gives the same bits."
+            ),
+        ] = 0,
+        accelerator: Annotated[
+            str,
+            typer.Option(help="Where to train: cpu, or cuda (needs a GPU; not yet tested on one)."),
+        ] = "cpu",
+        profile: Annotated[str | None, typer.Option(hidden=True)] = None,
+        resume: Annotated[
+            bool,
+            typer.Option(
+                "--resume", help="Continue the job in DIR, or start it if there is none. The bits stay the same."
+            ),
+        ] = False,
+        restart: Annotated[
+            bool,
+            typer.Option(
+                "--restart", help="Move an existing job in DIR aside, to DIR.1 or the next free number, and start over."
+            ),
+        ] = False,
+        quiet: Annotated[bool, typer.Option("--quiet", help="Only print the table and the closing sentence.")] = False,
+    ) -> None:
+        """Train in float, quantize to several bit widths (W8A8, W4A4 and W3A4), deploy, compare **every integer** with
+        the device runtime.
+
+        For each precision: post-training quantization as a baseline, then quantization-aware training with EMA ranges
+        and with learned ranges. The better one is delivered as checkpoint.pt and model.tflite in DIR/w8a8/ and so on;
+        DIR/report.html is the report. Under torchrun, all processes work together. An existing job in DIR is never
+        replaced. Exit status 1 if any integer differs, between the file and its simulation or between the device and
+        training; 2 if anything else goes wrong.
+        """
+        options = dict(context.params)
+        given = {
+            name: options[name]
+            for name in options
+            if name not in ("out", "accelerator", "profile", "resume", "restart", "quiet")
+            and getattr(context.get_parameter_source(name), "name", "") not in ("DEFAULT", "DEFAULT_MAP")
+        }
+        equal = True
+        with _failures(errors):
+            if profile is not None:
+                raise ValueError(f"--profile is now called --device: use --device {profile}")
+            equal = commands.train(out, given, resume, restart, quiet, accelerator)
+        if not equal:
+            raise IntegersDiffer
+
+    @application.command()
+    def report(
+        directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")],
+        model: Annotated[
+            str | None,
+            typer.Option(
+                help="The network's name, unless it is one of exactqat's own: files must not decide what code runs."
+            ),
+        ] = None,
+    ) -> None:
+        """Write DIR/report.html again: reload, evaluate and compare the networks in DIR without training."""
+        with _failures(errors):
+            commands.report(directory, model)
+
+    @application.command()
+    def export(
+        directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")],
+        model: Annotated[
+            str | None,
+            typer.Option(
+                help="The network's name, unless it is one of exactqat's own: files must not decide what code runs."
+            ),
+        ] = None,
+        c_array: Annotated[
+            bool,
+            typer.Option("--c-array", help="Also write a C header for TFLite-Micro, named like its contents (--name)."),
+        ] = False,
+        name: Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAME",
+                help="Prefix of the header's file name and of every name in it, followed by the precision; by "
+                "default the job's name. Two networks in one firmware need two names.",
+            ),
+        ] = None,
+    ) -> None:
+        """Write model.tflite, and model.onnx if the package onnx is installed, from DIR's checkpoints. Needs no
+        data."""
+        with _failures(errors):
+            if name is not None and not c_array:
+                raise ValueError("--name is for the C header: add --c-array")
+            commands.export(directory, model, c_array, name)
+
+    @application.command()
+    def verify(
+        directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")],
+        model: Annotated[
+            str | None,
+            typer.Option(
+                help="The network's name, unless it is one of exactqat's own: files must not decide what code runs."
+            ),
+        ] = None,
+        device: Annotated[
+            str | None,
+            typer.Option(
+                help="Device to compare with: xnnpack-x86, xnnpack-arm64 (emulated on other machines; "
+                "xnnpack-arm64:CPU chooses one), reference (LiteRT's reference kernels), micro (TFLite-Micro); by "
+                "default the device the job was trained for. ethos-u (or ethos-u:ACCELERATOR) shows what Vela compiles "
+                "the files to."
+            ),
+        ] = None,
+        quiet: Annotated[bool, typer.Option("--quiet", help="Only print the closing sentence.")] = False,
+    ) -> None:
+        """Run DIR's files on the device runtime again, and compare **every integer** with the checkpoints' simulation,
+        and the device with what was trained.
+
+        Exit status 1 if any integer differs, in either comparison; 2 if anything else goes wrong.
+        """
+        equal = True
+        with _failures(errors):
+            equal = commands.verify(directory, quiet, model, device)
+        if not equal:
+            raise IntegersDiffer
+
+    @application.command("inspect")
+    def inspect_file(
+        file: Annotated[Path, typer.Argument(metavar="FILE", help="A quantized .tflite file, whoever wrote it.")],
+        data: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="X.npz",
+                help="Inputs by name, each with the batch first: real numbers, or codes; by default random codes.",
+            ),
+        ] = None,
+        examples: Annotated[int, typer.Option(min=1, help="How many examples are run, at most.")] = 8,
+        device: Annotated[
+            list[str] | None,
+            typer.Option(help="Device to run it on; several times for several. By default all that this machine has."),
+        ] = None,
+        seed: Annotated[int, typer.Option(min=0, help="Seed of the random codes.")] = 0,
+        as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    ) -> None:
+        """Say what is in a quantized .tflite file, run it on every runtime of this machine beside the simulation, and
+        say which devices compute different codes, from which layer on.
+
+        Exit status 1 if an integer differs where equality is claimed; 2 if the file cannot be read, with every reason,
+        or if nothing could be compared.
+        """
+        equal = True
+        with _failures(errors):
+            equal = commands.inspect(file, data, examples, device, seed, as_json)
+        if not equal:
+            raise IntegersDiffer
+
+    @application.command()
+    def check(
+        model: Annotated[
+            str,
+            typer.Argument(
+                metavar="MODEL",
+                help="package.module:name of a PyTorch, Keras or Flax model, or of a function without arguments that "
+                "returns one; for JAX, of one that returns the function or module and its parameters.",
+            ),
+        ],
+        example: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="SHAPE",
+                help="Shape of an input with its batch, such as 1x3x224x224; once for each input. Keras models that "
+                "know their sizes need none.",
+            ),
+        ] = None,
+        device: Annotated[
+            str, typer.Option(help="Device to check for: xnnpack-x86, xnnpack-arm64, reference, micro.")
+        ] = "xnnpack-x86",
+        keep_final_activation: Annotated[
+            bool, typer.Option("--keep-final-activation", help="Keep a final softmax or sigmoid in the file.")
+        ] = False,
+    ) -> None:
+        """Say whether a model can run on a device, as which operators and how large, without training it. Runs the code
+        of the module that MODEL names.
+
+        Exit status 2 if it cannot, with every place and what to do instead.
+        """
+        with _failures(errors):
+            commands.check(model, [_shape(text) for text in example or []], device, keep_final_activation)
+
+    # The third directory and those after it are extra arguments: help on a list of them would name Python's type.
+    @application.command(context_settings={"allow_extra_args": True})
+    def compare(
+        context: typer.Context,
+        first: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a finished job.")],
+        second: Annotated[Path, typer.Argument(metavar="DIR...", help="One or more jobs to compare it with.")],
+        html: Annotated[
+            Path | None, typer.Option(metavar="FILE", help="Also write an HTML page; an existing file is not replaced.")
+        ] = None,
+    ) -> None:
+        """Compare finished jobs: the settings that differ, and their delivered networks. Only reads metrics.json and
+        job.json, no data or networks."""
+        with _failures(errors):
+            commands.compare([first, second, *map(Path, context.args)], html)
+
+    @application.command(
+        # Everything, --help too, is bench/'s.
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+        add_help_option=False,
+    )
+    def bench(
+        context: typer.Context,
+        step: Annotated[bool, typer.Option("--step", help="Time a whole training step instead.")] = False,
+    ) -> None:
+        """Time the kernels against TensorFlow, PyTorch and JAX, or a training step with --step. Needs a checkout of the
+        sources; all other options are passed to its bench/run.py or bench/step.py."""
+        with _failures(errors):
+            try:
+                script = _bench_script("step.py" if step else "run.py")
+            except ValueError as error:
+                if "--help" not in context.args:
+                    raise
+                typer.echo(context.get_help())
+                say(errors, f"The options of the benchmarks cannot be shown: {error}")
+                return
+        raise typer.Exit(2 if subprocess.run([sys.executable, str(script), *context.args]).returncode else 0)
+
+    if not framed and columns() < FRAMED:
+        application.info.cls = _in_lines_of_their_own(typer.core.TyperGroup)
+        for command in application.registered_commands:
+            command.cls = _in_lines_of_their_own(typer.core.TyperCommand)
+    for command in application.registered_commands:
+        command.help = written(inspect.cleandoc(getattr(command.callback, "__doc__", None) or ""))
+    return application
+
+
+def _bench_script(name: str) -> Path:
+    """Of the checkout this package runs from, or else of the one around the working directory."""
+    here = Path.cwd()
+    for root in (Path(__file__).resolve().parents[3], here, *here.parents):
+        script = root / "bench" / name
+        if script.exists() and (root / "src" / "exactqat").is_dir():
+            return script
+    raise ValueError(
+        "the benchmarks are not part of the installed package: run this in a checkout of exactqat's sources (no "
+        f"bench/{name} found above {here})"
+    )
+
+
+@contextlib.contextmanager
+def _failures(errors: "Console") -> Iterator[None]:
+    """Expected failures end with one clear message, anything else is a defect and keeps its traceback; status 2."""
+    import typer
+
+    def fail(*parts: str | tuple[str, str]) -> None:
+        say(errors, *parts)
+
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("exactqat"):
+            raise
+        fail(("error:", "bold red"), f" {error.name} is not installed. Install it with: {INSTALL}")
+    except KeyboardInterrupt:
+        fail(("stopped", "bold red"), " by the keyboard; continue training with --resume")
+        raise typer.Exit(130) from None
+    except (ValueError, OSError, RuntimeError, ImportError, EOFError, MemoryError) as error:
+        if os.environ.get("EXACTQAT_TRACEBACK"):
+            raise
+        fail(("error:", "bold red"), f" {error or type(error).__name__}")
+    else:
+        return
+    raise typer.Exit(2)

@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each command does. Heavy libraries are imported inside, so that `exactqat --help` responds at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .terminal import (
+    Cell,
+    TableRow,
+    bars_on,
+    columns,
+    console_of,
+    line_of,
+    native_messages_kept_back,
+    say,
+    show_table,
+    status_on,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..job.restored import Verified
+    from ..report.results import History, Results
+
+
+def train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet: bool, accelerator: str = "cpu") -> bool:
+    """Trains, and says whether all integers are equal."""
+    import torch
+
+    from ..job import data as sources
+    from ..job import devices, figures, pipeline, processes, store, training
+    from ..job.progress import Progress
+    from ..job.settings import Settings
+    from ..report.text import shell_word
+
+    if resume and restart:
+        raise ValueError("--resume and --restart cannot be combined")
+    # The networks are small: a second thread costs more than it gives, and one thread gives the same bits everywhere.
+    torch.set_num_threads(1)
+    place = training.accelerator_named(accelerator)
+    if "device" in given:
+        devices.device_named(given["device"])
+    if given.get("data") and Path(given["data"]).exists():
+        # Other commands, in other directories, will look for it.
+        given["data"] = str(Path(given["data"]).resolve())
+    if "weights" in given:
+        given["weights"] = str(Path(given["weights"]).resolve())
+    if "from_job" in given:
+        given["from_job"] = str(given["from_job"].resolve())
+    again = resume and (out / "job.json").exists()
+    if "from_job" in given and not again:
+        settings = store.settings_from(Path(given["from_job"]), out, given)
+    else:
+        settings = Settings(out, **given)
+    # Again when the directory is locked; this spares reading the data.
+    store.check_free(out, resume, restart)
+    if again:
+        # What is not given is as it was; what is given is compared.
+        settings = replace(store.stored_settings(out, given.get("model")), **given)
+    # Before all images are read; again where the job begins.
+    pipeline.check_before_data(settings, resume)
+    with processes.joined() as together, contextlib.ExitStack() as hold:
+        console = console_of(quiet=not together.writes)
+        errors = console_of(stderr=True, quiet=not together.writes)
+        if not quiet:
+            say(
+                console,
+                ("exactqat train", "bold"), " on ", (settings.data, "bold"), f", seed {settings.seed}, for ",
+                (settings.device, "bold"), ", results in ", (str(out), "bold"),
+                f", {together.count} processes" if together.count > 1 else "",
+            )  # fmt: skip
+        dataset = sources.load(settings.data, settings.image_size)
+        _print_skipped(errors, dataset.skipped)
+        with bars_on(console, disable=quiet or not together.writes) as bars, native_messages_kept_back():
+            task = bars.add_task("float training", total=pipeline.total_steps(settings, dataset))
+
+            def epoch(name: str, history: History, epochs: int) -> None:
+                loss, right = history.loss[-1], history.validation_accuracy[-1]
+                bars.update(task, figures=(loss, right))
+                if bars.disable and not quiet:
+                    done = len(history.loss)
+                    frozen = history.frozen_from is not None and done > history.frozen_from
+                    say(
+                        console,
+                        f"{name}: epoch {done} of {epochs}, loss {loss:.4g}, "
+                        f"{right:.1%} of the validation images right{', frozen' if frozen else ''}",
+                    )
+
+            progress = Progress(
+                begin=lambda text: bars.update(task, description=text, figures=None),
+                advance=lambda steps: bars.advance(task, steps),
+                epoch=epoch,
+                say=lambda sentence: say(console, sentence),
+            )
+            results = pipeline.run(settings, progress, dataset, together, resume, restart, place, hold)
+            if not together.writes:
+                return True
+            # Before anything is drawn or printed, which can fail.
+            figures.write_metrics(results)
+            progress.begin("report")
+            failure = None
+            try:
+                figures.write_report(results)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the results
+                failure = error
+        _print_results(console, results)
+        if failure is not None:
+            raise RuntimeError(
+                f"{out / 'report.html'} could not be written ({type(failure).__name__}: {failure}). All results are in "
+                f"{out / 'metrics.json'}; run `exactqat report {shell_word(out)}` to try again"
+            ) from failure
+        if not quiet:
+            report_path = out / "report.html"
+            say(console, "\nReport with pictures: ", (str(report_path), "bold"), whole=True)
+            verify = f"exactqat verify {shell_word(out)}"
+            say(console, "To compare again at any time: ", (verify, "bold"), whole=True)
+    return results.equal
+
+
+def _print_skipped(console: Console, skipped: Sequence[str]) -> None:
+    shown = 20
+    for sentence in skipped[:shown]:
+        say(console, f"skipped {sentence}")
+    if len(skipped) > shown:
+        say(console, f"… and {len(skipped) - shown:,} more, all listed in metrics.json")
+    if skipped:
+        say(console, (f"images that could not be used: {len(skipped):,}", "bold"))
+
+
+def report(directory: Path, model: str | None = None) -> None:
+    import torch
+
+    from ..job import figures, pipeline
+    from ..job.progress import Progress
+    from ..report import job_page as report
+
+    torch.set_num_threads(1)
+    console = console_of()
+    with (
+        contextlib.ExitStack() as hold,
+        native_messages_kept_back(),
+        status_on(console, "reading") as status,
+    ):
+        progress = Progress(begin=lambda text: status.update(line_of(text)))
+        results = pipeline.finished(directory, progress, model=model, hold=hold)
+        figures.write_metrics(results)
+        path = figures.write_report(results)
+    _print_warnings(console, results)
+    for _, sentence in report.closing_sentences(results):
+        say(console, sentence)
+    say(console, "Written: ", (str(path), "bold"))
+
+
+def export(directory: Path, model: str | None = None, headers: bool = False, name: str | None = None) -> None:
+    from ..job import restored
+
+    console = console_of()
+    with native_messages_kept_back():
+        paths = restored.export_directory(directory, model, headers, name)
+    _warn_of_unfinished(directory)
+    for path in paths:
+        say(console, "Written: ", (str(path), "bold"), f" ({path.stat().st_size:,} bytes)")
+    if not any(path.suffix == ".onnx" for path in paths):
+        say(console, "To write .onnx files as well: pip install 'exactqat[onnx]'")
+
+
+def _warn_of_unfinished(directory: Path) -> None:
+    """On the error output, as what is printed is of what there is."""
+    from ..job import store
+
+    sentence = store.unfinished(directory)
+    if sentence:
+        say(console_of(stderr=True), ("warning: ", "bold yellow"), f"{sentence}. These are its networks so far.")
+
+
+def check(name: str, shapes: Sequence[tuple[int, ...]], device: str, keep_final_activation: bool) -> None:
+    import numpy as np
+
+    from ..job.imported import built
+    from ..qat.dry_run import HEADER, explain
+    from ..train.core.frameworks import framework_of
+
+    model, variables = built(name)
+    inputs: list[Any] = [np.zeros(shape, np.float32) for shape in shapes]
+    if framework_of(model) == "torch":
+        import torch
+
+        inputs = [torch.from_numpy(each) for each in inputs]
+    example = None if not inputs else inputs[0] if len(inputs) == 1 else tuple(inputs)
+    try:
+        found = explain(
+            model, example, variables=variables, device=device, keep_final_activation=keep_final_activation or None
+        )
+    except TypeError as error:
+        raise ValueError(f"{error} (--example SHAPE gives an input's shape)" if not inputs else str(error)) from error
+    if not found:
+        raise ValueError(" ".join(found.sentences()))
+    console = console_of()
+    show_table(console, f"{name} on {device}", HEADER, [(row, "") for row in found.rows()], texts=3)
+    for sentence in found.sentences():
+        say(console, sentence)
+
+
+def compare(directories: Sequence[Path], html: Path | None) -> None:
+    from ..job import figures, files
+    from ..report import comparison as compare
+
+    if html is not None and (html.exists() or html.is_symlink()):
+        raise ValueError(f"{html} already exists and is not replaced")
+    console = console_of()
+    jobs = [figures.read(directory) for directory in directories]
+    if html is not None:
+        files.write_atomically(html, compare.written(jobs).encode("utf-8", "backslashreplace"))
+    changed: list[TableRow] = [(row, "") for row in compare.differing_settings(jobs)]
+    if changed:
+        header = ["setting", *(job.name for job in jobs)]
+        show_table(console, "Settings that differ", header, changed, texts=1)
+    else:
+        say(console, "The jobs have the same settings.")
+    networks: list[TableRow] = [(row, "") for row in compare.rows(jobs)]
+    show_table(
+        console, "Delivered networks, on the device", compare.HEADER, networks, texts=compare.TEXTS, grouped=True
+    )
+    for sentence in compare.sentences(jobs):
+        say(console, f"{sentence}.")
+    if html is not None:
+        say(console, "Written: ", (str(html), "bold"), whole=True)
+
+
+def _print_results(console: Console, results: Results) -> None:
+    from ..report import findings
+    from ..report import job_page as report
+
+    rows: list[TableRow] = []
+    for row in report.result_rows(results):
+        cells: list[Cell] = [
+            row.network,
+            row.method.removesuffix(" ranges") + (" ★" if row.delivered else ""),
+            f"{row.test_accuracy if row.device_accuracy is None else row.device_accuracy:.1%}",
+            "–"
+            if row.paired is None
+            else f"{round(100 * row.paired.difference, 1) + 0.0:+.1f}, {row.paired.probability()}",
+            "–" if row.differing is None else _colored(row.differing),
+            "–" if row.training_differing is None else _colored(row.training_differing),
+        ]
+        rows.append((cells, "bold" if row.delivered else ""))
+    device, tests = results.settings.device, len(results.dataset.test)
+    title = f"{results.dataset.name}: accuracy on {tests} test images on {device}, and how many integers differ"
+    header = ("network", "method", "accuracy", "to float", "runtime", "training")
+    show_table(console, title, header, rows, texts=2, grouped=True)
+    explained = (
+        "PTQ: post-training quantization. QAT: quantization-aware training. The second part names the source of the "
+        "ranges. "
+        "★ delivered (lower validation loss). To float: difference in points on the same test images, and the "
+        "probability p that equally good networks differ this much (McNemar's exact test). Runtime: integers in which "
+        "the file differs from its simulation; training: integers in which the device differs from what was trained. "
+        "Input and logits keep 8 bits; codes of fewer bits are stored in 8-bit containers. "
+        f"The job took {results.seconds:.0f} seconds."
+    )
+    say(console, (explained, "dim"))
+    if len(results.settings.precisions) > 1:
+        widths: list[TableRow] = [(row, "") for row in findings.width_rows(results)]
+        show_table(console, "What fewer bits cost and save", findings.WIDTHS_HEADER, widths, texts=1)
+        say(console, (findings.WIDTHS_NOTE, "dim"))
+    _print_warnings(console, results)
+    for good, sentence in report.closing_sentences(results):
+        say(console, _verdict(sentence, good))
+
+
+def _print_warnings(console: Console, results: Results) -> None:
+    from ..report import findings
+
+    for sentence in findings.warnings_on(results):
+        say(console, ("warning: ", "bold yellow"), sentence)
+
+
+def _colored(differing: int) -> tuple[str, str]:
+    return f"{differing:,}", "red" if differing else "green"
+
+
+def _verdict(sentence: str, good: bool) -> tuple[str, str]:
+    return sentence, "bold green" if good else "bold red"
+
+
+def _verify_npu(directory: Path, accelerator: str, model: str | None = None) -> None:
+    from ..deploy.footprint import DEFAULT_ACCELERATOR
+    from ..job import restored
+
+    console = console_of()
+    accelerator = accelerator or DEFAULT_ACCELERATOR
+    with native_messages_kept_back(), status_on(console, "compiling with Vela"):
+        found = restored.npu_directory(directory, accelerator, model)
+    rows: list[TableRow] = []
+    for precision, footprint in found.items():
+        left = ", ".join(f"{count} {kind}" for kind, count in footprint.operators_on_cpu.items()) or "none"
+        figures = (footprint.sram_bytes, footprint.flash_bytes, footprint.cycles)
+        rows.append(([precision.upper(), left, *(f"{figure:,}" for figure in figures)], ""))
+    header = ("network", "operators left to the processor", "SRAM bytes", "flash bytes", "cycles, estimated")
+    show_table(console, f"{directory} on {accelerator}, compiled by Vela", header, rows, texts=2)
+    say(console, "The NPU itself is not run here, so nothing is claimed about its integers.")
+
+
+def verify(directory: Path, quiet: bool, model: str | None = None, device: str | None = None) -> bool:
+    """Compares, prints, and says whether all integers are equal."""
+    from ..job import devices
+
+    named, choice = ("", "") if device is None else devices.device_to_verify(device)
+    if named == devices.NPU:
+        _verify_npu(directory, choice, model)
+        return True
+    if choice:
+        from ..deploy.runtimes import emulation
+
+        os.environ["EXACTQAT_ARM64_CPU"] = emulation.cpu_named(choice)
+
+    import torch
+
+    from ..job import restored
+    from ..job.progress import Progress
+    from ..report.text import shell_word
+
+    console = console_of()
+    torch.set_num_threads(1)
+    with native_messages_kept_back(), bars_on(console, disable=quiet) as bars:
+        task = bars.add_task("comparing", total=None)
+        progress = Progress(
+            begin=lambda text: bars.reset(task, description=text, total=None),
+            compared=lambda done, all: bars.update(task, completed=done, total=all),
+        )
+        found = restored.verify_directory(directory, progress, model=model, device=named)
+    for precision, each in found.items():
+        if not quiet:
+            _print_comparison(console, directory, precision, each)
+        report = each.report
+        ran, computes, trained = report.sentences()
+        for sentence, good in (
+            (ran, report.values > 0 and not report.differing + report.predictions_differing),
+            (f"{computes}; {each.beside.accuracies()}", not report.training_differing),
+            (trained, report.trained_for == report.profile),
+        ):
+            say(console, f"{precision.upper()}: ", _verdict(f"{sentence}.", good))
+    _warn_of_unfinished(directory)
+    report = next(iter(found.values())).report
+    if any(each.report.training_differing for each in found.values()):
+        out = directory.with_name(f"{directory.resolve().name}-{report.profile}")
+        say(console, f"{report.profile} does not compute what was trained. Retrain the last phase for it:")
+        command = f"exactqat train --from {shell_word(directory)} --device {report.profile} --out {shell_word(out)}"
+        say(console, (f"  {command}{_model_option(model)}", "bold"), whole=True)
+    not_run = [each.not_run for each in found.values() if each.not_run]
+    if not_run and not any(each.differing for each in found.values()):
+        raise RuntimeError(f"the files were not run: {not_run[0]}")
+    return not any(each.differing for each in found.values())
+
+
+def inspect(
+    file: Path, data: Path | None, examples: int, devices: Sequence[str] | None, seed: int, as_json: bool
+) -> bool:
+    """Prints what is in a file and how devices compute it, and says whether what is claimed to be equal is."""
+    from ..deploy.inspect import inspect as inspect_file
+    from ..deploy.inspect import read_arrays
+
+    console, errors = console_of(), console_of(stderr=True)
+    arrays = None if data is None else read_arrays(data)
+    with status_on(errors, "reading") as status:
+        found = inspect_file(file, arrays, examples, devices or None, seed, progress=status.update)
+    # A program may read it: nothing is wrapped or styled.
+    console.print(found.as_json() if as_json else found.text(min(columns(), 100)), soft_wrap=True)
+    if not found.ran_on:
+        raise ValueError(f"{file} ran on no device, nothing was compared; the reasons are above")
+    return found.equal
+
+
+def _model_option(model: str | None) -> str:
+    from ..report.text import shell_word
+
+    return "" if model is None else f" --model {shell_word(model)}"
+
+
+def _print_comparison(console: Console, directory: Path, precision: str, found: Verified) -> None:
+    """Tensor by tensor."""
+    trained = {each.name: each for each in found.report.training}
+    outputs = len(found.report.operators)
+    rows: list[TableRow] = []
+    for position, row in enumerate(found.report.table()):
+        beside = trained.get(str(row["tensor"])) if position < outputs else None
+        cells: list[Cell] = [
+            str(row["tensor"]),
+            str(row["operator"]),
+            f"{row['values']:,}",
+            _colored(int(row["differing"] or 0)),
+            "–" if beside is None else _colored(beside.differing),
+        ]
+        rows.append((cells, ""))
+    report = found.report
+    title = (
+        f"{precision.upper()}: {directory / precision / 'model.tflite'}, trained for {report.trained_for}, "
+        f"compared with {report.profile}"
+    )
+    header = ("tensor", "operator", "values", "not as simulated", "not as trained")
+    if report.operators:
+        show_table(console, title, header, rows, texts=2)

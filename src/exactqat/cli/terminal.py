@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What commands print: sentences and tables that fit the terminal, progress, and streams that outlive their reader."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.status import Status
+    from rich.text import Text
+
+
+def open_streams() -> None:
+    """A program may be started without them, and a name that cannot be encoded must not end it."""
+    codecs.register_error("exactqat", _in_their_place)
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="exactqat")
+    _check_columns()
+
+
+# What is printed for signs of our own where they cannot be; names are escaped.
+IN_THEIR_PLACE = {"–": "-", "★": "*", "…": "..."}
+
+
+def _in_their_place(error: UnicodeError) -> tuple[str, int]:
+    """A handler of encoding errors."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    signs = error.object[error.start : error.end]
+    return "".join(
+        IN_THEIR_PLACE.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs
+    ), error.end
+
+
+def _check_columns() -> None:
+    """COLUMNS may hold anything; rich takes it at its word, and prints nothing at all in 0 columns."""
+    given = os.environ.get("COLUMNS", "")
+    if re.fullmatch(r"0*[1-9][0-9]{0,4}", given, re.ASCII):
+        os.environ["COLUMNS"] = str(max(NARROWEST, int(given)))
+    else:
+        os.environ.pop("COLUMNS", None)
+
+
+def to_nobody(stream: IO[str]) -> None:
+    """What is written to the stream is lost from here on, as is what it still holds."""
+    with contextlib.suppress(OSError, ValueError):
+        nobody = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nobody, stream.fileno())
+        os.close(nobody)
+
+
+def console_of(**options: Any) -> Console:
+    """A console that prints names as they are: no markup, no emoji; and that outlives its reader."""
+    from rich.console import Console
+
+    class Lasting(Console):
+        def on_broken_pipe(self) -> None:
+            # `exactqat train | head`: the training is worth more than its reader.
+            self.quiet = True
+            to_nobody(self.file)
+
+    return Lasting(markup=False, emoji=False, highlight=False, **options)
+
+
+def line_of(*parts: str | tuple[str, str]) -> Text:
+    """Texts, or texts and their styles; what is not printable in them is escaped."""
+    from rich.text import Text
+
+    from ..report.text import printable
+
+    styled = [(part, "") if isinstance(part, str) else part for part in parts]
+    return Text.assemble(*((printable(text), style) for text, style in styled))
+
+
+# Columns that any output takes, from which boxes are drawn, and from which a bar has room.
+NARROWEST, FRAMED, WIDE = 20, 70, 90
+
+
+def is_terminal(stream: IO[str]) -> bool:
+    """Whether a person looks at it, who has given the terminal's name away."""
+    try:
+        return stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
+    except ValueError:
+        return False
+
+
+def _in_terminal(console: Console) -> bool:
+    """Whether what is printed there may be drawn over, and has to be cut to a width."""
+    return console.is_interactive and is_terminal(console.file)
+
+
+def columns() -> int:
+    return max(NARROWEST, shutil.get_terminal_size().columns)
+
+
+def say(console: Console, *parts: str | tuple[str, str], whole: bool = False) -> None:
+    """A sentence. On a terminal lines end between words; elsewhere, and where it is to be copied `whole`, it is one."""
+    sentence = line_of(*parts)
+    ends = [] if whole or not _in_terminal(console) else _ends(sentence.plain, console.width)
+    for line in sentence.divide(ends):
+        line.rstrip()
+        console.print(line, soft_wrap=True)
+
+
+def _ends(text: str, width: int) -> list[int]:
+    """Where lines of a text end so that none is wider and no word is cut."""
+    from rich.cells import cell_len
+
+    ends, column = [], 0
+    for word in re.finditer(r"\s*\S+", text):
+        if "\n" in word[0]:
+            column = 0
+        if column and column + cell_len(word[0]) > width:
+            ends.append(word.end() - len(word[0].lstrip()))
+            column = cell_len(word[0].lstrip())
+        else:
+            column += cell_len(word[0].split("\n")[-1])
+    return ends
+
+
+# A text, or a text and its style; the cells of a row and the row's style.
+Cell = str | tuple[str, str]
+TableRow = tuple[Sequence[Cell], str]
+
+
+def show_table(
+    console: Console, title: str, header: Sequence[str], rows: Sequence[TableRow], texts: int, grouped: bool = False
+) -> None:
+    """A table where it fits; on a narrower terminal (or by COLUMNS) one paragraph for each row.
+
+    Args:
+        texts: how many columns, the first ones, hold text; the others hold numbers.
+        grouped: rows with the same first cell belong together, and it is shown once.
+    """
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    for column, name in enumerate(header):
+        table.add_column(line_of(name), justify="left" if column < texts else "right", no_wrap=True)
+    previous: Cell | None = None
+    for cells, style in rows:
+        first = cells[0]
+        if grouped and previous is not None and first != previous:
+            table.add_section()
+        shown = ["" if grouped and first == previous else first, *cells[1:]]
+        table.add_row(*map(line_of, shown), style=style or None)
+        previous = first
+    needed = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+    say(console, (title, "italic"))
+    if needed > console.width and not _in_terminal(console) and "COLUMNS" not in os.environ:
+        console.width = needed
+    if needed <= console.width:
+        console.print(table)
+        return
+    for cells, style in rows:
+        line = Text(" ").join(line_of(cell) for cell in cells[:texts])
+        line.stylize(style)
+        console.print(line, overflow="fold")
+        line = Text()
+        for label, cell in zip(header[texts:], cells[texts:], strict=True):
+            pair = Text.assemble("  ", (label, "dim"), " ", line_of(cell))
+            if line.cell_len + pair.cell_len > console.width and line:
+                console.print(line, overflow="fold")
+                line = Text()
+            line.append_text(pair)
+        console.print(line, overflow="fold")
+
+
+@contextlib.contextmanager
+def native_messages_kept_back() -> Iterator[None]:
+    """Keeps the runtime's own lines on stderr out of the progress bar; they come out if something fails."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as messages:
+        os.dup2(messages.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            os.dup2(kept, 2)
+            messages.seek(0)
+            with contextlib.suppress(OSError):
+                os.write(2, messages.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def bars_on(console: Console, disable: bool) -> Progress:
+    """What is done, how far, the last epoch's loss and accuracy, and the time left; gone when it ends. A task's field
+    `figures` holds the two numbers, or None. On a terminal only."""
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    from ..report.text import shortened
+
+    def figures(task: Task) -> str:
+        if task.fields.get("figures") is None:
+            return ""
+        loss, right = task.fields["figures"]
+        return f"loss {loss:.3g}, {right:.1%} right" if console.width >= WIDE else f"{loss:.3g} {right:.1%}"
+
+    # Asked for their width at every drawing: windows are resized.
+    class Words(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            room = console.width - (37 if console.width >= WIDE else 16) - len(figures(task))
+            return Text(shortened(task.description, min(max(8, room), 44)))
+
+    class Bar(BarColumn):
+        def render(self, task: Task) -> Any:
+            return super().render(task) if console.width >= WIDE else Text("")
+
+    class Figures(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(figures(task))
+
+    return Progress(
+        Words(),
+        Bar(bar_width=20),
+        TaskProgressColumn(),
+        Figures(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=disable or not _in_terminal(console),
+    )
+
+
+def status_on(console: Console, text: str) -> Status:
+    """What is done, beside a sign that turns; on a terminal only."""
+    return console.status(line_of(text), spinner="dots" if console.encoding.startswith("utf") else "line")

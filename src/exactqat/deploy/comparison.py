@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comparing a device with a simulation, and with training, found: counts per tensor, and the answers in words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..device import PROFILES
+from ..display import shortened, table
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Codes of one tensor: how many were compared, how many differ, by how much at most, and whether 0 is claimed.
+
+    kind: the operator; with int16 activations as "CONV_2D:int16".
+
+    trained_sqnr, device_sqnr: signal to quantization noise in dB, of the fake-quantized and of the device's tensor
+    against the float network's; None where no values were given, or where there is no signal or no noise.
+    """
+
+    name: str
+    kind: str
+    values: int
+    differing: int
+    largest_difference: int
+    exact: bool
+    trained_sqnr: float | None = None
+    device_sqnr: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Answers three questions: does the file run on a device as simulated, does the device compute what was trained,
+    and for which device was it trained?
+
+    Attributes:
+        profile: the device in question.
+        operators: each result of the runtime compared with its simulation from the device's own operands; outputs: the
+            unchanged file compared with the simulation of the whole graph. Without values if the file was not run.
+        trained_for: the profile of the trained network, if known.
+        training: what the device computes, by simulation, compared with what training computed, tensor by tensor,
+            including the graph's outputs. Empty if it was not compared.
+        ran_as: the profile whose runtime ran the file, if not the device's own; the file was then compared with that
+            profile's simulation.
+        predictions: the file's results on the user's arrays, fed as its metadata describes, compared with the trained
+            model's, by result name. Empty if no model was given.
+    """
+
+    profile: str
+    operators: tuple[Comparison, ...]
+    outputs: tuple[Comparison, ...]
+    trained_for: str = ""
+    training: tuple[Comparison, ...] = ()
+    ran_as: str = ""
+    predictions: tuple[Comparison, ...] = ()
+
+    @property
+    def differing(self) -> int:
+        """Number of codes that differ between runtime and simulation, over all operators and outputs."""
+        return sum(comparison.differing for comparison in (*self.operators, *self.outputs))
+
+    @property
+    def values(self) -> int:
+        """Number of codes compared between runtime and simulation."""
+        return sum(comparison.values for comparison in (*self.operators, *self.outputs))
+
+    @property
+    def predictions_differing(self) -> int:
+        """Number of integers in which the file differs from the model's own results on the user's arrays."""
+        return sum(comparison.differing for comparison in self.predictions)
+
+    @property
+    def training_differing(self) -> int:
+        """Number of codes in which this device differs from training, over all tensors compared."""
+        return sum(comparison.differing for comparison in self.training)
+
+    @property
+    def training_values(self) -> int:
+        """Number of codes compared with training's."""
+        return sum(comparison.values for comparison in self.training)
+
+    @property
+    def equal(self) -> bool:
+        """Whether the file ran as simulated and the device computes what was trained, on the user's arrays too; if the
+        graph's training is unknown, only the former."""
+        as_simulated = self.values > 0 and self.differing == 0 and self.predictions_differing == 0
+        if not self.training:
+            return as_simulated and self.trained_for in ("", self.profile)
+        return as_simulated and self.training_differing == 0
+
+    def sentences(self) -> tuple[str, str, str]:
+        """The three answers in words: the file on the device, the device compared with training, what it was trained
+        for."""
+        names = self.profile, self.ran_as or self.profile
+        device, runtime = (PROFILES[name].title if name in PROFILES else shortened(name) for name in names)
+        if self.values:
+            where = f"On {runtime}" + (f" ({device} was not run here)" if self.ran_as else "")
+            runs = "does not run" if self.differing else "runs"
+            ran = f"{where} the file {runs} as simulated: {_share(self.differing, self.values, 'integers')}"
+        else:
+            ran = f"On {runtime} the file was not run"
+        if self.predictions:
+            total = sum(row.values for row in self.predictions)
+            gives = "something other than" if self.predictions_differing else "what"
+            ran += (
+                f"; fed with the user's arrays as its metadata describes, it returns {gives} the model returns: "
+                f"{_share(self.predictions_differing, total, 'integers')}"
+            )
+        computes = f"What {device} computes was not compared with what was trained"
+        if self.training:
+            what = "something other than" if self.training_differing else "what"
+            count, whole = self.outputs_beside_training, (self.training_differing, self.training_values)
+            computes = (
+                f"{device} computes {what} was trained: {_share(*count, 'integers of the outputs')}, "
+                f"{_share(*whole, 'of all stored tensors')}"
+            )
+        if not self.trained_for:
+            return ran, computes, "The device it was trained for is unknown"
+        same = "this device" if self.trained_for == self.profile else f"and not for {shortened(self.profile)}"
+        return ran, computes, f"It was trained for {shortened(self.trained_for)}, {same}"
+
+    @property
+    def outputs_beside_training(self) -> tuple[int, int]:
+        """How many codes of the graph's outputs differ from training's, and how many were compared."""
+        names = {each.name for each in self.outputs}
+        found = [each for each in self.training if each.name in names]
+        return sum(each.differing for each in found), sum(each.values for each in found)
+
+    def __repr__(self) -> str:
+        rows = (*self.operators, *self.outputs)
+        worst = max(rows, key=lambda row: row.differing, default=None)
+        if worst is None or not self.values:
+            found = "not run"
+        else:
+            found = f"{len(self.operators):,} operators, {self.values:,} integers compared, "
+            found += (
+                f"{self.differing:,} differ, most of them in {shortened(worst.name)}"
+                if worst.differing
+                else "none differs"
+            )
+        if self.training:
+            found += f"; from training {_share(self.training_differing, self.training_values, 'integers')}"
+        elif self.trained_for not in ("", self.profile):
+            found += "; not compared with training"
+        if self.predictions:
+            total = sum(row.values for row in self.predictions)
+            found += f"; from the model's own results {_share(self.predictions_differing, total, 'integers')}"
+        ran = f" run as {shortened(self.ran_as)}" if self.ran_as else ""
+        device = f", trained for {shortened(self.trained_for)}" if self.trained_for not in ("", self.profile) else ""
+        return f"Report({shortened(self.profile)}{ran}{device}: {found})"
+
+    def _repr_html_(self) -> str:
+        rows = self.table()
+        noise = any(row["device_sqnr"] is not None for row in rows)
+
+        def decibels(ratio: Any) -> str | None:
+            return None if ratio is None else f"{ratio:.1f}"
+
+        header = ["tensor", "operator", "integers", "differ", "by at most", "equality is claimed"]
+        cells = [
+            [row["tensor"], row["operator"], f"{row['values']:,}", f"{row['differing']:,}", row["largest_difference"],
+             "yes" if row["promise"] == "exact" else "no"]
+            + [decibels(row[name]) for name in ("trained_sqnr", "device_sqnr") if noise]
+            for row in rows
+        ]  # fmt: skip
+        header += ["dB in training", "dB on the device"] if noise else []
+        trained = {each.name: each for each in self.training}
+        if trained:
+            header.append("differ from training")
+            whole = len(self.operators)
+            for position, (row, line) in enumerate(zip(rows, cells, strict=True)):
+                found = trained.get(str(row["tensor"])) if position < whole else None
+                line.append(None if found is None else f"{found.differing:,} of {found.values:,}")
+        for each in self.predictions:
+            line = [each.name, each.kind, f"{each.values:,}", f"{each.differing:,}", each.largest_difference, "no"]
+            cells.append(line + [None] * (len(header) - len(line)))
+        return table(f"{self!r}. {'. '.join(self.sentences())}.", header, cells, 2)
+
+    def table(self) -> list[dict[str, str | int | float | None]]:
+        """One row per operator, then one per output: tensor, operator, values, differing, largest, promise, SQNR."""
+        return [
+            {
+                "tensor": comparison.name,
+                "operator": comparison.kind,
+                "values": comparison.values,
+                "differing": comparison.differing,
+                "largest_difference": comparison.largest_difference,
+                "promise": "exact" if comparison.exact else "none",
+                "trained_sqnr": comparison.trained_sqnr,
+                "device_sqnr": comparison.device_sqnr,
+            }
+            for comparison in (*self.operators, *self.outputs)
+        ]
+
+
+class Tally:
+    """Running counts of one comparison."""
+
+    def __init__(self) -> None:
+        self.values = self.differing = self.largest = 0
+
+    def add(self, device: np.ndarray, simulated: np.ndarray, other: str = "the graph") -> bool:
+        """Counts, and says whether all were equal; `other` is what the device is compared with."""
+        if device.shape != simulated.shape:
+            raise ValueError(f"the device returns shape {device.shape} but {other} has {simulated.shape}")
+        difference = np.abs(device.astype(np.int64) - simulated)
+        differing = int(np.count_nonzero(difference))
+        self.values += difference.size
+        self.differing += differing
+        self.largest = max(self.largest, math.ceil(difference.max(initial=0)))
+        return not differing
+
+    def comparison(self, name: str, kind: str, exact: bool) -> Comparison:
+        return Comparison(name, kind, self.values, self.differing, self.largest, exact)
+
+
+def _share(differing: int, values: int, what: str) -> str:
+    """How many of them differ, in words."""
+    return f"{differing:,} of {values:,} {what} differ" if differing else f"none of {values:,} {what} differs"
+
+
+class Noise:
+    """Running sums of squares: a signal, and what a quantized version of it adds."""
+
+    def __init__(self) -> None:
+        self.signal = self.noise = 0.0
+
+    def add(self, signal: np.ndarray, quantized: np.ndarray) -> None:
+        if signal.shape != quantized.shape:
+            raise ValueError(f"float and trained values must have shape {quantized.shape}, got {signal.shape}")
+        exact = signal.astype(np.float64)
+        self.signal += float(np.square(exact).sum())
+        self.noise += float(np.square(exact - quantized).sum())
+
+    def decibels(self) -> float | None:
+        if self.signal == 0 or self.noise == 0:
+            return None
+        return 10 * math.log10(self.signal / self.noise)

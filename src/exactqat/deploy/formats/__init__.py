@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files: .tflite written and read, .onnx and C arrays written."""

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TFLite-Micro's interpreter on one model; tensors are addressed by name."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...device import Profile
+from ..formats.tflite import import_deploy
+from .litert import indices_of
+from .trial import RuntimeRefusal, try_in_a_child
+
+
+class Micro:
+    """TFLite-Micro's interpreter, which takes one example at a time and identifies tensors by position."""
+
+    module = "tflite_micro"
+
+    def __init__(
+        self,
+        content: bytes,
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        profile: Profile,
+        in_order: bool = False,
+    ) -> None:
+        runtime = self.interpreters()
+        schema = import_deploy("ai_edge_litert.schema_py_generated")
+        subgraph = schema.ModelT.InitFromPackedBuf(content).subgraphs[0]
+        names = [(tensor.name or b"").decode("utf-8", "replace") for tensor in subgraph.tensors]
+        self.inputs = _positions([names[index] for index in subgraph.inputs], inputs, in_order)
+        self.outputs = _positions([names[index] for index in subgraph.outputs], outputs, in_order)
+        try:
+            self.interpreter: Any = runtime.Interpreter.from_bytes(content, arena_size=_arena(subgraph))
+        except RuntimeError as error:
+            # What it raises names nothing; it says why on the process's standard error.
+            said = try_in_a_child(_take, content, _arena(subgraph)).splitlines()
+            reason = next((line for line in said if line.strip()), str(error))
+            raise RuntimeRefusal(f"TFLite-Micro rejects the file: {reason}") from error
+
+    @staticmethod
+    def interpreters() -> Any:
+        """TFLite-Micro's interpreter, which no extra installs: it only has pre-releases."""
+        try:
+            return importlib.import_module("tflite_micro").runtime
+        except ImportError as error:
+            raise ImportError(f"this needs tflite_micro: pip install --pre tflite-micro ({error})") from error
+
+    def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in self.outputs}
+        for example in range(next(iter(batch.values())).shape[0]):
+            for name, position in self.inputs.items():
+                self.interpreter.set_input(np.ascontiguousarray(batch[name][example : example + 1]), position)
+            try:
+                self.interpreter.invoke()
+            except RuntimeError as error:
+                raise RuntimeRefusal(f"TFLite-Micro fails to run the file: {error}") from error
+            for name, position in self.outputs.items():
+                parts[name].append(np.array(self.interpreter.get_output(position)))
+        return {name: np.concatenate(part) for name, part in parts.items()}
+
+
+def _take(content: bytes, arena: int) -> None:
+    Micro.interpreters().Interpreter.from_bytes(content, arena_size=arena)
+
+
+def _arena(subgraph: Any) -> int:
+    """Bytes for all tensors at once, with their bookkeeping."""
+    sizes = [math.prod(tensor.shape) * 8 if tensor.shape is not None else 8 for tensor in subgraph.tensors]
+    return int(sum(sizes)) + 1024 * len(sizes) + (1 << 20)
+
+
+def _positions(present: list[str], names: tuple[str, ...], in_order: bool) -> dict[str, int]:
+    return indices_of([{"name": name, "index": position} for position, name in enumerate(present)], names, in_order)

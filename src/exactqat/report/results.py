@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job found, as pages and tables show it and as metrics.json records it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor, nn
+
+from ..deploy.comparison import Comparison, Report
+from ..deploy.footprint import Footprint
+from ..deploy.graph import Graph
+from ..qat import PreparedModel, RangePolicy, Rule
+from .luck import Paired, paired
+
+
+class Asked(Protocol):
+    """What a page shows of the settings of a job; `exactqat.job.Settings` are such."""
+
+    @property
+    def out(self) -> Path: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def weights(self) -> str | None: ...
+    @property
+    def from_job(self) -> str | None: ...
+    @property
+    def precisions(self) -> Mapping[str, tuple[int, int]]: ...
+    def commands(self) -> tuple[str, ...]: ...
+    def stored(self) -> dict[str, Any]: ...
+
+
+class Fit(Protocol):
+    """What a network took from a file of weights; `exactqat.job.weights.Fit` is such."""
+
+    def sentences(self, path: str) -> list[str]: ...
+    def stored(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Split:
+    """images: float32 [n, channels, height, width]; labels: int64 [n]; names: of the images' files, below the data's
+    folder, if they have any."""
+
+    images: Tensor
+    labels: Tensor
+    names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images and labels in three disjoint parts, and what is known about them.
+
+    Attributes:
+        value_range: (min, max) that any image may take; it becomes the input's fixed quantization range.
+        skipped: one sentence for each image that could not be used.
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    value_range: tuple[float, float]
+    train: Split
+    validation: Split
+    test: Split
+    skipped: tuple[str, ...] = ()
+
+    def fingerprint(self) -> str:
+        """A hash of everything that a training sees."""
+        digest = hashlib.sha256(repr((self.class_names, self.value_range)).encode())
+        for part in (self.train, self.validation, self.test):
+            digest.update(repr(tuple(part.images.shape)).encode())
+            digest.update(part.images.numpy().tobytes())
+            digest.update(part.labels.numpy().tobytes())
+        return digest.hexdigest()
+
+
+@dataclass
+class History:
+    """One entry per epoch."""
+
+    loss: list[float] = field(default_factory=list)
+    validation_accuracy: list[float] = field(default_factory=list)
+    frozen_from: int | None = None
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A device compared with training, over some images.
+
+    Attributes:
+        tensors: what the device stores against what training stored, tensor by tensor, the outputs among them.
+        logits: the same, of the outputs alone.
+        trained_answers, device_answers: the class that each names, [n].
+        labels: the class that an image shows, [n].
+    """
+
+    tensors: tuple[Comparison, ...]
+    logits: Comparison
+    trained_answers: np.ndarray
+    device_answers: np.ndarray
+    labels: np.ndarray
+
+    @property
+    def differing(self) -> int:
+        """Stored integers that are not training's."""
+        return sum(each.differing for each in self.tensors)
+
+    @property
+    def values(self) -> int:
+        """Stored integers compared."""
+        return sum(each.values for each in self.tensors)
+
+    @property
+    def trained_accuracy(self) -> float:
+        return float((self.trained_answers == self.labels).mean())
+
+    @property
+    def device_accuracy(self) -> float:
+        return float((self.device_answers == self.labels).mean())
+
+    @property
+    def answers_differing(self) -> int:
+        """Images that the device calls something else than the trained network does."""
+        return int((self.trained_answers != self.device_answers).sum())
+
+    def in_report(self, report: Report) -> Report:
+        """A report on the file, completed with it."""
+        return replace(report, training=self.tensors)
+
+    def accuracies(self) -> str:
+        """A clause on the answers."""
+        images = len(self.labels)
+        changed = (
+            f"{self.answers_differing:,} of {images:,} answers change"
+            if self.answers_differing
+            else "no answer changes"
+        )
+        return (
+            f"accuracy on {images:,} test images {self.device_accuracy:.1%}, in training {self.trained_accuracy:.1%}, "
+            f"{changed}"
+        )
+
+    def stored(self) -> dict[str, Any]:
+        """For metrics.json."""
+        return {
+            "images": len(self.labels),
+            "values": self.values,
+            "differing": self.differing,
+            "logits": self.logits.values,
+            "logits_differing": self.logits.differing,
+            "answers_differing": self.answers_differing,
+            "accuracy": self.device_accuracy,
+            "trained_accuracy": self.trained_accuracy,
+        }
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to quantize: with training or without, and where activation ranges come from."""
+
+    name: str
+    title: str
+    ranges: RangePolicy
+    trained: bool
+
+
+@dataclass
+class Outcome:
+    """One quantized network and what was found out about it.
+
+    device_predictions: the class that the device it was trained for gives every test image: by its runtime where that
+        is this machine's default, else by its exact simulation.
+    footprint: what it takes on a microcontroller, of those that are delivered.
+    compressed_bytes: of its file, deflated as downloads are.
+    report: the file on a runtime, and the device that it was trained for beside training, over all test images.
+    elsewhere: of those that are delivered every device beside training, over the first test images; or why it could not
+        be simulated.
+    """
+
+    method: Method
+    precision: str
+    model: PreparedModel
+    rules: list[Rule]
+    graph: Graph
+    history: History | None
+    validation_accuracy: float
+    validation_loss: float
+    test_accuracy: float
+    device_accuracy: float = 0.0
+    device_predictions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    file_bytes: int = 0
+    compressed_bytes: int = 0
+    report: Report | None = None
+    footprint: Footprint | None = None
+    elsewhere: dict[str, Beside | str] = field(default_factory=dict)
+
+
+@dataclass
+class Results:
+    """Everything the report and the table tell.
+
+    fit: what float training took from the weights it was given, if any. formerly: the device that the networks were
+    trained for at first, if not for this one. float_predictions: the float network's answer to every test image, [n].
+    """
+
+    settings: Asked
+    dataset: Dataset
+    float_model: nn.Module
+    float_history: History
+    float_validation_accuracy: float
+    float_test_accuracy: float
+    float_bytes: int
+    outcomes: list[Outcome]
+    seconds: float = 0.0
+    resumed: bool = False
+    fit: Fit | None = None
+    formerly: str = ""
+    float_predictions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def of(self, precision: str) -> list[Outcome]:
+        """The outcomes of one precision, in the order of METHODS."""
+        return [outcome for outcome in self.outcomes if outcome.precision == precision]
+
+    def chosen(self, precision: str) -> Outcome:
+        """The trained network that is delivered: the lower validation loss of the two kinds of ranges."""
+        return min((o for o in self.of(precision) if o.method.trained), key=lambda outcome: outcome.validation_loss)
+
+    @property
+    def values_compared(self) -> int:
+        """Integers compared between simulation and runtime, over all networks."""
+        return sum(outcome.report.values for outcome in self.outcomes if outcome.report)
+
+    @property
+    def values_differing(self) -> int:
+        """How many of them differ."""
+        return sum(outcome.report.differing for outcome in self.outcomes if outcome.report)
+
+    @property
+    def training_values(self) -> int:
+        """Integers of the device that was trained for, compared with training's, over all networks."""
+        return sum(outcome.report.training_values for outcome in self.outcomes if outcome.report)
+
+    @property
+    def training_differing(self) -> int:
+        """How many of them differ."""
+        return sum(outcome.report.training_differing for outcome in self.outcomes if outcome.report)
+
+    @property
+    def predictions(self) -> tuple[int, int]:
+        """How many integers of the files, fed with the user's images, are not the models' own, and how many were
+        compared; 0 of none where the runtime is not that of the device."""
+        rows = [row for outcome in self.outcomes if outcome.report for row in outcome.report.predictions]
+        return sum(row.differing for row in rows), sum(row.values for row in rows)
+
+    @property
+    def equal(self) -> bool:
+        """Whether every file runs as simulated, and the device computes what was trained."""
+        return all(outcome.report.equal for outcome in self.outcomes if outcome.report)
+
+    @property
+    def ran_as(self) -> str:
+        """The profile whose runtime ran the files: the device's own where this machine has it."""
+        report = self.outcomes[0].report
+        assert report is not None
+        return report.ran_as or report.profile
+
+    def beside_float(self, answers: np.ndarray) -> Paired:
+        """A network's answers to the test images beside the float network's, image by image."""
+        labels = self.dataset.test.labels.numpy()
+        return paired(answers == labels, self.float_predictions == labels)

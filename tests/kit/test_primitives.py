@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frameworks offer what the training core and the device's declarations ask for (`train.core.primitives`)."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import exactqat
+from exactqat.train.core import primitives as protocols
+from exactqat.train.core import primitives_numpy
+
+PACKAGE = Path(exactqat.__file__).parent
+OFFERED = {
+    "torch": protocols.Primitives,
+    "jax": protocols.FunctionalPrimitives,
+    "keras": protocols.FunctionalPrimitives,
+}
+
+
+def members(protocol: type) -> dict[str, Any]:
+    return {
+        name: member
+        for each in reversed(protocol.__mro__)
+        if getattr(each, "_is_protocol", False)
+        for name, member in vars(each).items()
+        if not name.startswith("_")
+    }
+
+
+def problems(module: Any, protocol: type) -> Iterator[str]:
+    """What of a protocol a module does not have, or does not take as the protocol calls it."""
+    for name, member in members(protocol).items():
+        offered = getattr(module, name, None)
+        if isinstance(member, property):
+            if offered is None:
+                yield f"{name} is missing"
+            continue
+        if not callable(offered):
+            yield f"{name} is missing"
+            continue
+        asked = list(inspect.signature(member).parameters.values())[1:]
+        try:
+            own = inspect.signature(offered)
+        except ValueError:
+            continue  # made in C++
+        try:
+            own.bind(*(None for each in asked if each.kind is each.POSITIONAL_ONLY or each.default is each.empty))
+            own.bind(*(None for _ in asked))
+            if not any(each.kind is each.POSITIONAL_ONLY for each in asked):
+                own.bind(**{each.name: None for each in asked})
+        except TypeError as error:
+            yield f"{name}: {error}"
+
+
+@pytest.mark.parametrize("framework", OFFERED)
+def test_a_framework_offers_its_protocol(framework: str) -> None:
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"needs {framework}")
+    # In a process of its own, where Keras finds the backend that is asked for.
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import test_primitives as test\n"
+        "module = test.import_module(f'exactqat.train.{sys.argv[2]}.primitives')\n"
+        "print(*test.problems(module, test.OFFERED[sys.argv[2]]), sep='\\n', end='')"
+    )
+    arguments = [sys.executable, "-c", program, str(Path(__file__).parent), framework]
+    environment = {**os.environ, "KERAS_BACKEND": "torch"}
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr[-2000:]
+
+
+def test_numpy_offers_what_makes_integers() -> None:
+    assert not list(problems(primitives_numpy, protocols.NumberPrimitives))
+    from exactqat.train.core.ranges import scalars
+
+    assert not list(problems(scalars, protocols.RangePrimitives))
+
+
+def test_what_is_missing_or_taken_otherwise_is_found() -> None:
+    found = list(problems(primitives_numpy, protocols.Primitives))
+    assert "conv is missing" in found and "FUNCTIONS is missing" in found
+
+    class Other:
+        maximum = staticmethod(lambda first: first)
+        minimum, where, to_float = min, (lambda *each: each[1]), float
+
+    assert [each.partition(":")[0] for each in problems(Other, protocols.RangePrimitives)] == ["maximum"]
+
+
+@pytest.mark.parametrize("room", ["device", "train/core"])
+def test_nothing_else_is_asked_for(room: str) -> None:
+    asked = {
+        node.attr
+        for path in (PACKAGE / room).glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("p", "primitives", "self.primitives")
+    }
+    assert {"maximum", "where"} <= asked
+    allowed = members(protocols.Primitives if room == "device" else protocols.FunctionalPrimitives)
+    assert asked <= set(allowed)
+
+
+__all__ = ["OFFERED", "import_module", "problems"]
