@@ -6,11 +6,11 @@
     python tests/campaigns/fuzz_meaning.py --no-check        without `prepare`'s self-check: what capture lets through
 
 Every model is a chain of ordinary layers with one to three things in between that make trouble: custom gradients,
-hooks, sizes of the batch in numbers and branches (also on one size or a few), small epsilons, gradients that stop, tied weights, buffers of its own, branches of
-training, checkpoints. Either `prepare` refuses it, or two steps of plain SGD and evaluations before and after them are
-the original's, with numbers of examples that the self-check does not use: 4, 7 and 128, and 1 in evaluation. Where
-`prepare` warns that it captured evaluation, evaluations alone are compared. Quantization and randomness are off on both
-sides. The original is built a second time from its seed, never copied.
+hooks, sizes of the batch in numbers and branches (also on one size or a few), small epsilons, gradients that stop,
+tied weights, buffers of its own, branches of training, checkpoints. Either `prepare` refuses it, or two steps of plain
+SGD and evaluations before and after them are the original's, with numbers of examples that the self-check does not use:
+4, 7 and 128, and 1 in evaluation. Where `prepare` warns that it captured evaluation, evaluations alone are compared.
+Quantization and randomness are off on both sides. The original is built a second time from its seed, never copied.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 python tests/campaigns/fuzz_meaning_jax.py --count 1000 --seed 0    prints what was kept, refused (why), differing, died
 
 Plain functions, Linen and NNX modules with custom gradients, stopped gradients, tied weights, statistics, branches on
-training and on the size of the batch (one size, a window, a table), small epsilons. A model is either refused or trains as it is; `differing` and `died` must be 0.
+training and on the size of the batch (one size, a window, a table), small epsilons. A model is either refused or trains
+as it is; `differing` and `died` must be 0.
 """
 
 from __future__ import annotations

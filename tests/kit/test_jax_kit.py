@@ -460,7 +460,8 @@ def replica(params, state, x):
         return step(params, state, x, lambda value: jax.lax.psum(value, "batch"))
 
 mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
-together = jax.jit(jax.shard_map(replica, mesh=mesh, in_specs=(P(), P(), P("batch")), out_specs=(P(), P("batch"), P(), P())))
+shares = {"in_specs": (P(), P(), P("batch")), "out_specs": (P(), P("batch"), P(), P())}
+together = jax.jit(jax.shard_map(replica, mesh=mesh, **shares))
 alone = jax.jit(step)
 for _ in range(2):
     ours, whole = together(params, state, x), alone(params, state, x)

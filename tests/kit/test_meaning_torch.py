@@ -750,7 +750,7 @@ ASKED = {
     "a set": lambda x: x.shape[0] in {16, 48},
     "a dictionary": lambda x: BY_SIZE.get(x.shape[0], 1.0) == 2,
     "nines": lambda x: x.shape[0] % 9 == 0,
-    "64": lambda x: 64 == len(x),
+    "64": lambda x: len(x) == 64,
     "more than 2000": lambda x: x.shape[0] > 2000,
     "more than 9000": lambda x: x.shape[0] > 9000,
     "three at once": lambda x: x.shape[0] % 5 == 3 and x.shape[0] > 20 and x.shape[0] < 30,

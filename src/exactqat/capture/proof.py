@@ -172,8 +172,8 @@ class Proof:
         if not self.halves:
             return ""
         return (
-            f"the model computes in {self.halves} in part; the prepared network trains in float32 throughout, with which "
-            "the model was compared without that rounding. What the device computes is integers either way"
+            f"the model computes in {self.halves} in part; the prepared network trains in float32 throughout, and the "
+            "model was compared with it without that rounding. What the device computes is integers either way"
         )
 
     @property

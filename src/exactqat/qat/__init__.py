@@ -51,6 +51,7 @@ __all__ = [
     "FakeQuantize",
     "FinalActivationWarning",
     "FusedBatchNorm2d",
+    "HalfPrecisionWarning",
     "MissingData",
     "NotComparedWarning",
     "PreparedModel",

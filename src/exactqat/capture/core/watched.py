@@ -4,8 +4,8 @@
 A network is traced with a few numbers of examples; `if len(x) == 16` answers alike for all of these. So in one run
 sizes that follow the batch are integers that keep how they follow it, through arithmetic, and write down what the
 user's own code compares them with. For each comparison `to_try` gives a number of examples that has the other answer,
-and the same ones before it: with that the model is traced, or run, too, and may ask more. Where a size leaves what can be followed (a key of a dictionary,
-`math.sqrt`, a text), the numbers in the code around it are tried.
+and the same ones before it: with that the model is traced, or run, too, and may ask more. Where a size leaves what can
+be followed (a key of a dictionary, `math.sqrt`, a text), the numbers in the code around it are tried.
 """
 
 from __future__ import annotations
@@ -172,7 +172,9 @@ class Watch:
         self._read.add(frame.f_code)
         near = _near(frame)
         called = [each for each in near if isinstance(each, FunctionType) and is_users(each.__code__.co_filename)]
-        fractions = {each for code in (frame.f_code, *(f.__code__ for f in called)) for each in _leading_fractions(code)}
+        fractions = {
+            each for code in (frame.f_code, *(f.__code__ for f in called)) for each in _leading_fractions(code)
+        }
         if not fractions:
             return
         cells = [cell.cell_contents for function in called for cell in function.__closure__ or () if cell != _EMPTY]
@@ -408,8 +410,14 @@ def _methods(base: type) -> dict[str, Any]:
     for name in ("neg", "pos", "abs", "invert"):
         if hasattr(base, f"__{name}__"):
             methods[f"__{name}__"] = _arithmetic(base, f"__{name}__", getattr(operator, name), False)
-    for name, function in {"floor": math.floor, "ceil": math.ceil, "trunc": math.trunc, "round": round}.items():
-        methods[f"__{name}__"] = _arithmetic(base, f"__{name}__", function, False)
+    to_whole: dict[str, Callable[..., Any]] = {
+        "floor": math.floor,
+        "ceil": math.ceil,
+        "trunc": math.trunc,
+        "round": round,
+    }
+    for name, rounded in to_whole.items():
+        methods[f"__{name}__"] = _arithmetic(base, f"__{name}__", rounded, False)
     for name in ("bit_length", "bit_count"):
         if hasattr(base, name):
             methods[name] = _arithmetic(base, name, getattr(base, name), False)
@@ -429,7 +437,7 @@ def _methods(base: type) -> dict[str, Any]:
 
     def hashed(self: Any) -> int:
         self._lost(keys=True)
-        return base.__hash__(self)
+        return hash(plain(self))
 
     def copied(self: Any, *args: Any) -> Any:
         return plain(self)

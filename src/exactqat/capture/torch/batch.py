@@ -68,7 +68,7 @@ class _Recorder(TorchFunctionMode):
     def __init__(
         self, paths: dict[int, str], left: Mapping[str, Sequence[Any]] | None = None, watch: Watch | None = None
     ) -> None:
-        """left: by attribute, tensors of which it is noted who reads them. watch: of the sizes that forward asks for."""
+        """left: by attribute, tensors of which it is noted who reads them. watch: of the sizes forward asks for."""
         super().__init__()
         self.paths, self.watch = paths, watch
         self.left = left or {}
@@ -283,8 +283,8 @@ def along_the_batch(few: Run | None, with_one_more: Callable[[], Run | None]) ->
         if steps(call) == FEW and steps(other) == FEW + 1:
             name = _ALONG_THE_FIRST[call.name]
             return (
-                f"{call.place}: {name} without batch_first=True runs along the first axis, which is the batch here; the "
-                f"device computes every example by itself: {name}(..., batch_first=True), or transpose(0, 1) before"
+                f"{call.place}: {name} without batch_first=True runs along the first axis, which is the batch here; "
+                f"the device computes every example by itself: {name}(..., batch_first=True), or transpose(0, 1) before"
             )
     return ""
 
@@ -345,4 +345,15 @@ def _follows(values: Sequence[Any], counts: Sequence[int]) -> bool:
 
 __all__ = [
     "EACH_TIME",
-    "FEW", "MULTIPLE", "PRIMES", "Arguments", "Call", "Run", "alike", "along_the_batch", "dependence", "recorded", "stand_in"]
+    "FEW",
+    "MULTIPLE",
+    "PRIMES",
+    "Arguments",
+    "Call",
+    "Run",
+    "alike",
+    "along_the_batch",
+    "dependence",
+    "recorded",
+    "stand_in",
+]

@@ -293,9 +293,7 @@ def compare_with_original(model: Any, prepared: PreparedModel, example: Any) -> 
     before = [(each, ops.convert_to_numpy(each.value)) for each in seeds]
     try:
         numbers = sum(each.size for each in sides.given) // sides.examples
-        proof = prove(
-            sides, [*usual_trials(sides.examples), *asked_trials(sides.network.input_tree.asked, numbers)]
-        )
+        proof = prove(sides, [*usual_trials(sides.examples), *asked_trials(sides.network.input_tree.asked, numbers)])
         halves = {str(each.compute_dtype) for each in model._flatten_layers() if "16" in str(each.compute_dtype)}
         proof.halves = " and ".join(sorted(halves))
         return proof
