@@ -143,17 +143,18 @@ struct Runs {
   }
 };
 
+// One loop for all runs, which is compiled for each pair: a code that stays is repeated in memory of our own.
 template <class Code, class Pair>
 void for_pairs(const Code* first, int64_t first_step, const Code* second, int64_t second_step, int64_t count, Code* out,
                const Pair& pair) {
-  if (first_step != 0 && second_step != 0) {
-    for (int64_t k = 0; k < count; ++k) out[k] = pair(first[k], second[k]);
-  } else if (first_step != 0) {
-    const Code b = *second;
-    for (int64_t k = 0; k < count; ++k) out[k] = pair(first[k], b);
-  } else {
-    const Code a = *first;
-    for (int64_t k = 0; k < count; ++k) out[k] = pair(a, second[k * second_step]);
+  constexpr int64_t kRepeated = 256;
+  Code repeated[2][kRepeated];
+  if (first_step == 0) std::fill_n(repeated[0], std::min(count, kRepeated), *first);
+  if (second_step == 0) std::fill_n(repeated[1], std::min(count, kRepeated), *second);
+  const int64_t together = first_step == 0 || second_step == 0 ? kRepeated : count;
+  for (int64_t begin = 0; begin < count; begin += together) {
+    const Code *a = first_step == 0 ? repeated[0] : first + begin, *b = second_step == 0 ? repeated[1] : second + begin;
+    for (int64_t k = 0, n = std::min(together, count - begin); k < n; ++k) out[begin + k] = pair(a[k], b[k]);
   }
 }
 

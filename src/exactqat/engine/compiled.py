@@ -91,7 +91,7 @@ class Compiled:
                 run serves as a beginning.
             batch_size: examples that are computed at a time. Memory is that of their results, of which places are used
                 again, and of what is returned.
-            progress: is told after every batch how many examples are done, and how many there are.
+            progress: called after every batch with how many examples are done, and how many there are.
 
         Raises:
             ValueError: a tensor is unknown, or needs one that is not given; examples differ in number.
