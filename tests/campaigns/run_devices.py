@@ -49,7 +49,7 @@ def graph_of(name: str, bits: tuple[int, int] = (8, 8), per_channel: bool = True
     prepared = qat.prepare(model, x, rules)
     qat.calibrate(prepared, [x])
     qat.freeze(prepared)
-    return lower(prepared, x)
+    return lower(prepared)
 
 
 def devices() -> Iterator[tuple[str, str, str]]:

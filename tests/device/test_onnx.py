@@ -201,7 +201,7 @@ def test_the_jobs_networks(name: str, tmp_path: Path) -> None:
     model = qat.prepare(network.eval(), batch)
     qat.calibrate(model, [batch])
     qat.freeze(model)
-    graph = lower(model, batch)
+    graph = lower(model)
     codes = device_codes(model, batch)["input"]
     report = check(graph, codes, tmp_path / "model.onnx", SHARE_OFF_BY_ONE)
     print(f"{name}: {sum(row.differing for row in report.operators)} of {report.values} differ")

@@ -541,7 +541,7 @@ def test_the_report_tells_noise_by_layer(tmp_path: Path) -> None:
     for bits in (8, 4):
         model = prepared(Residual(), batch, qat.Rule(weight_bits=bits, activation_bits=bits, ranges="min_max")).eval()
         qat.freeze(model)
-        graph = lower(model, batch)
+        graph = lower(model)
         codes = device_codes(model, batch)["input"]
         before = model(batch)
         float_values, trained_values = layer_values(model, batch)
@@ -846,9 +846,9 @@ def test_lowering_asks_for_a_frozen_model_and_a_bias_that_fits() -> None:
     batch = images()
     quantized = prepared(Residual(), batch, qat.Rule())
     with pytest.raises(ValueError, match="freeze"):
-        lower(quantized, batch)
+        lower(quantized)
     qat.freeze(quantized)
     with torch.no_grad():
         quantized.classifier.bias.fill_(1e9)
     with pytest.raises(ValueError, match="classifier"):
-        lower(quantized, batch)
+        lower(quantized)

@@ -53,12 +53,11 @@ class _Reshape:
     path: str
 
 
-def lower(model: Any, example_input: Any = None) -> Graph:
+def lower(model: Any) -> Graph:
     """The integer graph of a frozen model.
 
     Args:
         model: prepared and frozen.
-        example_input: ignored; accepted for callers that still pass it.
 
     Returns:
         The graph. Every layer's stored tensor is named by the layer's path, the network's input is named "input".

@@ -333,7 +333,7 @@ def _quantized_network(
         precision,
         model,
         rules,
-        lower(model, example),
+        lower(model),
         history,
         validation_accuracy,
         validation_loss,
