@@ -69,6 +69,11 @@ FURTHER_APART = {
     # Fixed point of 16 bits, where a scale is near a power of two, beside a table.
     "LOGISTIC:int16": 16,
     "TANH:int16": 32,
+    # Defects of TFLite-Micro's kernels, and quotients too small for 32 bits.
+    "RELU6": 255,
+    "SPACE_TO_BATCH_ND": 255,
+    "BATCH_TO_SPACE_ND": 255,
+    "DIV": 255,
 }
 
 

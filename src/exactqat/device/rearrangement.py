@@ -493,6 +493,8 @@ class Reverse(Movement):
         (first,), axes = shapes, attributes["axes"]
         fits = len(set(axes)) == len(axes) > 0 and all(1 <= axis < len(first) for axis in axes)
         need(fits, f"axes must be different ones in 1..{len(first) - 1}, got {axes}")
+        # Runtimes take no others.
+        need(max(axes) - min(axes) == len(axes) - 1, f"axes must follow each other, got {axes}")
         return tuple(first)
 
     def integers(
