@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from ...planning.network import Place
 from ..core.stand_ins import MULTIPLE, PRIMES, fitting
+from .finite import Finite
 from .steps import NOT_USERS
 
 # Another number of examples, even where the primes are odd. One, which broadcasts, is the self-check's.
@@ -142,7 +143,7 @@ def _run(make: Callable[[], nn.Module], given: Callable[[], Arguments], mode: An
                 random.seed(0)
                 np.random.seed(0)
                 recorder = _Recorder(paths, left)
-                with mode, _eager():
+                with mode, _eager(), Finite():
                     args, kwargs = given()
                     with recorder:
                         model(*args, **kwargs)
