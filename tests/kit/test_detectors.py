@@ -13,7 +13,7 @@ from network_interpreter import differences  # noqa: E402
 from torch import nn  # noqa: E402
 
 from exactqat.capture.torch.expression import Expression  # noqa: E402
-from exactqat.capture.torch.model import capture  # noqa: E402
+from exactqat.capture.torch.model import CaptureError, capture  # noqa: E402
 
 BINS, CLASSES = 8, 3
 
@@ -149,3 +149,39 @@ def given(prepared: nn.Module, expression: nn.Module) -> list[torch.Tensor]:
     """The parameters that an expression reads."""
     tensors = dict(prepared.named_parameters())
     return [tensors[path] for path in expression.sources]
+
+
+class Guarded(nn.Module):
+    """Branches on whether numbers are finite, as DETR's encoder does."""
+
+    def __init__(self, guard) -> None:
+        super().__init__()
+        self.guard, self.layer = guard, nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        if self.guard(x):
+            x = x.clamp(-1.0, 1.0).sin()
+        return x.relu()
+
+
+GUARDS = [
+    lambda x: not torch.isfinite(x).all(),
+    lambda x: torch.isinf(x).any() or torch.isnan(x).any(),
+    lambda x: torch.isinf(x).any() | x.isnan().any(),
+    lambda x: (~torch.isfinite(x)).any(),
+]
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_guards_against_infinity_are_those_of_finite_numbers(guard) -> None:
+    model, x = Guarded(guard), torch.randn(3, 6)
+    network = capture(model.train(), (x,))
+    assert [step.kind for step in network.steps] == ["linear", "relu"]
+    assert differences(network, model, (torch.cat([x, x * 2]),), True) <= 1e-6
+
+
+@pytest.mark.parametrize("guard", [lambda x: (x > 0).all(), lambda x: torch.isfinite(x).sum() > 3])
+def test_other_branches_on_numbers_are_refused(guard) -> None:
+    with pytest.raises(CaptureError, match="depends on the values of a tensor"):
+        capture(Guarded(guard), (torch.randn(3, 6),))

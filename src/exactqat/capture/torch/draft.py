@@ -29,6 +29,7 @@ from .contents import Content, Meta, Storage, View
 from .converter import CUMULATIVE, Converter
 from .export import exported, takes
 from .expression import Expression, Node
+from .finite import Finite
 from .one_by_one import OneByOne
 from .tree import Tree, argument_order, leaf_name
 
@@ -256,7 +257,7 @@ def draft_of(
         raise CaptureError(f"the model cannot be captured: {along}")
     now_at(f"torch.export, in {'training' if any(training.values()) else 'evaluation'}")
     try:
-        with OneByOne(prime):
+        with OneByOne(prime), Finite():
             program, marked = exported(copied, given_args, given_kwargs)
     except CaptureError as error:
         if isinstance(error.__cause__, Refused):
