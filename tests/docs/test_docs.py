@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import os
 import re
 import shlex
 import subprocess
@@ -145,6 +147,40 @@ def test_getting_started_runs(tmp_path: Path) -> None:
         shorter = ["--data", "few.npz", "--epochs-float", "1", "--epochs-qat", "1"] if command[0] == "train" else []
         subprocess.run([sys.executable, "-m", "exactqat", *command, *shorter], cwd=tmp_path, check=True)
     assert (tmp_path / "runs" / "first" / "report.html").exists()
+
+
+def test_the_page_of_the_command_line_is_what_the_commands_are() -> None:
+    pytest.importorskip("typer", reason="needs exactqat[job]")
+    import cli_page
+
+    page = cli_page.PAGE.read_text(encoding="utf-8")
+    assert cli_page.page() == page, "run: python docs/cli_page.py"
+    shown = [shlex.split(line) for line in re.findall(r"`exactqat ([a-z]+ [^`]*)`", page)]
+    assert {command[0] for command in shown} >= {"train", "verify", "export", "compare", "check", "inspect"}
+    for command in shown:
+        text = page.partition(f"\n## {command[0]}\n")[2].partition("\n## ")[0]
+        for option in (word for word in command if word.startswith("-")):
+            assert re.search(rf"`{option}[ `]", text), f"{command} has an option that the page does not describe"
+
+
+@pytest.mark.slow
+def test_every_role_can_do_what_its_page_shows(tmp_path: Path) -> None:
+    """Programs are saved by their names, commands print what is shown."""
+    for needed in ("torch", "jax", "keras", "typer", "ai_edge_litert", "tflite_micro"):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"needs {needed}")
+    page = (ROOT / "docs" / "by-role.md").read_text(encoding="utf-8")
+    for name, program in re.findall(r"```python\n# (\w+[.]py)\n(.*?)```", page, re.S):
+        (tmp_path / name).write_text(program, encoding="utf-8")
+    shown = re.findall(r"```console\n[$] (\w+) (.*?)\n(.*?)```", page, re.S)
+    assert [command.split()[0] for _, command, _ in shown] == [*["check"] * 4, "foreign.py", "inspect"]
+    for program, command, output in shown:
+        words = [sys.executable, *(["-m", "exactqat"] if program == "exactqat" else []), *shlex.split(command)]
+        environment = {**os.environ, "COLUMNS": "80", "KERAS_BACKEND": "jax", "PYTHONIOENCODING": "utf-8"}
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", check=True)
+        # Which runtimes are not there differs from machine to machine.
+        missing = re.compile(r".*runtime is not on this machine\n|.*not asked for\n")
+        assert missing.sub("", done.stdout) == missing.sub("", output), command
 
 
 def test_the_concepts_run() -> None:

@@ -37,6 +37,7 @@ from exactqat import cli  # noqa: E402
 from exactqat.cli import terminal  # noqa: E402
 from exactqat.deploy.formats.tflite import write_tflite  # noqa: E402
 from exactqat.job import beside, data, figures, files, pipeline, restored, store, training  # noqa: E402
+from exactqat.job.models import NETWORKS  # noqa: E402
 from exactqat.job.settings import METHODS, Settings  # noqa: E402
 from exactqat.report import charts, findings  # noqa: E402
 from exactqat.report import job_page as report  # noqa: E402
@@ -270,12 +271,15 @@ def test_ticks_below_the_bars_are_apart(lowest: float, monkeypatch: pytest.Monke
 
 def test_a_log_has_one_line_for_each_epoch(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     out, done = finished
-    lines = [line for line in done.stdout.splitlines() if ": epoch 1 of 1, loss " in line]
+    lines = [line for line in done.stdout.splitlines() if ": epoch 1/1, loss " in line]
     assert len(lines) == 1 + 2 * len(PRECISIONS)
     history = json.loads((out / "metrics.json").read_text())["float"]["history"]
     accuracy = f"{history['validation_accuracy'][0]:.1%} of the validation images right"
-    assert lines[0] == f"float training: epoch 1 of 1, loss {history['loss'][0]:.4g}, {accuracy}"
-    assert "W3A4 QAT, learned ranges: epoch 1 of 1" in lines[-1] and lines[-1].endswith("right, frozen")
+    assert lines[0] == f"float training: epoch 1/1, loss {history['loss'][0]:.4g}, {accuracy}"
+    assert "W3A4 QAT, learned ranges: epoch 1/1" in lines[-1] and lines[-1].endswith("right, frozen")
+    phases = re.findall(r"^(.*): (?:1 epoch, loss .* right, )?[0-9]+ s$", done.stdout, re.M)
+    assert phases[:3] == ["float training", "W8A8 PTQ, min/max ranges", "W8A8 PTQ, least-error ranges"]
+    assert phases[5] == "W8A8 on the runtime, every integer compared" and len(phases) == 1 + 5 * len(PRECISIONS)
     assert "\x1b" not in done.stdout and "\r" not in done.stdout
 
 
@@ -309,7 +313,7 @@ def test_forty_columns_are_enough(finished: tuple[Path, subprocess.CompletedProc
     assert "error: nowhere does not exist; run\n" in refused and max(map(len, refused.splitlines())) <= 40
     page = on_a_terminal(40, ["train", "--help"])
     assert max(map(len, page.splitlines())) <= 40 and "**" not in page
-    assert "  --weights <path>\n        Weights to start float" in page
+    assert "  --weights FILE\n        Weights to start float" in page
 
 
 def test_wide_terminals_show_tables(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
@@ -330,19 +334,52 @@ def test_the_bar_fits_and_shows_loss_and_accuracy(columns: int, monkeypatch: pyt
     task = bars.add_task("W4A4 QAT, learned ranges", total=100)
     bars.advance(task, 45)
     for shown in (None, (0.12345, 0.9314), (12345.0, 1.0)):
-        bars.update(task, figures=shown)
+        bars.update(task, figures=shown, epoch="epoch 12/80")
         with console.capture() as capture:
             console.print(bars.make_tasks_table(bars.tasks))
         (line,) = capture.get().splitlines()
         assert len(line) <= columns and "45%" in line and "W4A4" in line
+        assert "12/80" in line or columns == 40
+        assert ("epoch 12/80" in line) == (columns >= terminal.WIDE)
         if shown == (0.12345, 0.9314):
             assert "0.123" in line and "93.1%" in line
     assert terminal.bars_on(terminal.console_of(file=io.StringIO(), force_terminal=True), disable=False).disable
 
 
+def test_tables_take_two_lines_of_header_before_they_become_paragraphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    shown = {}
+    for columns in (80, 40, 20):
+        console = terminal.console_of(file=Screen(), width=columns, force_terminal=True, color_system=None)
+        with console.capture() as capture:
+            rows = [(["stem.0", "1,234"], ""), (["head", "5"], "")]
+            terminal.show_table(console, "A title", ["the tensor", "codes that are not as simulated"], rows, texts=1)
+        shown[columns] = capture.get()
+        assert max(map(len, shown[columns].splitlines())) <= columns
+    assert "codes that are not as simulated" in shown[80] and "│ stem.0 " in shown[80]
+    assert "┃ simulated ┃" in shown[40] and "│     1,234 │" in shown[40]
+    assert "│" not in shown[20] and "stem.0" in shown[20]
+
+
+def test_durations_are_readable() -> None:
+    assert [terminal.duration(seconds) for seconds in (0.4, 59.4, 125, 3780)] == [
+        "0 s",
+        "59 s",
+        "2 min 5 s",
+        "1 h 3 min",
+    ]
+    assert [terminal.counted(number, "epoch") for number in (1, 3)] == ["1 epoch", "3 epochs"]
+
+
+def test_help_names_the_networks() -> None:
+    done = subprocess.run([*RUN, "train", "--help"], capture_output=True, text=True, timeout=120, check=True)
+    shown = " ".join(done.stdout.split())
+    assert all(name in shown for name in NETWORKS) and re.search("-w, --weight-bits|--weight-bits, -w", shown)
+
+
 def test_errors_in_pipes_are_lines() -> None:
     for arguments, message in (
-        (["train", "--out", "x", "--weight-bits", "9"], "Error: Invalid value for '--weight-bits': "),
+        (["train", "--out", "x", "--weight-bits", "9"], "Error: Invalid value for '--weight-bits' / '-w': "),
         (["train"], "Error: Missing option '--out'."),
         (["verify", "nowhere/" + "x" * 200], "error: nowhere/xxx"),
     ):

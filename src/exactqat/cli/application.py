@@ -131,7 +131,7 @@ def command_line() -> Any:
             Path,
             typer.Option(
                 parser=_path,
-                metavar="<path>",
+                metavar="DIR",
                 help="Directory for checkpoints, .tflite files, metrics.json and report.html.",
             ),
         ],
@@ -144,13 +144,16 @@ def command_line() -> Any:
         ] = "digits",
         model: Annotated[
             str,
-            typer.Option(help="Network, or module:function that builds one; an unknown name lists the available ones."),
+            typer.Option(
+                help="small_mobilenet, dscnn, mobilenet_v1, mobilenet_v2, mobilenet_v3_small, resnet8 or autoencoder, "
+                "or module:function that builds a network."
+            ),
         ] = "small_mobilenet",
         weights: Annotated[
             Path | None,
             typer.Option(
                 parser=_path,
-                metavar="<path>",
+                metavar="FILE",
                 help="Weights to start float training from: a state dict written by torch.save, or safetensors. "
                 "Tensors that match by name and shape are used, the rest is reported.",
             ),
@@ -158,6 +161,8 @@ def command_line() -> Any:
         weight_bits: Annotated[
             Any,
             typer.Option(
+                "--weight-bits",
+                "-w",
                 parser=_numbers,
                 metavar="BITS[,BITS...]",
                 help="Quantize weights to 2 to 8 bits, or to several widths in turn, such as 8,6,4; instead of "
@@ -167,6 +172,8 @@ def command_line() -> Any:
         activation_bits: Annotated[
             Any,
             typer.Option(
+                "--activation-bits",
+                "-a",
                 parser=_numbers,
                 metavar="BITS[,BITS...]",
                 help="Likewise for activations (8 if only weights are given); each width is combined with each of "
@@ -340,6 +347,7 @@ def command_line() -> Any:
         data: Annotated[
             Path | None,
             typer.Option(
+                parser=_path,
                 metavar="X.npz",
                 help="Inputs by name, each with the batch first: real numbers, or codes; by default random codes.",
             ),

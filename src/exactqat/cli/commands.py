@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from .terminal import (
     Cell,
+    Phases,
     TableRow,
     bars_on,
     columns,
     console_of,
+    counted,
+    duration,
     line_of,
     native_messages_kept_back,
     say,
@@ -80,21 +83,23 @@ def train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet: 
         _print_skipped(errors, dataset.skipped)
         with bars_on(console, disable=quiet or not together.writes) as bars, native_messages_kept_back():
             task = bars.add_task("float training", total=pipeline.total_steps(settings, dataset))
+            phases = Phases(lambda sentence: None if quiet else say(console, sentence))
+
+            def begin(text: str) -> None:
+                phases.begin(text)
+                bars.update(task, description=text, figures=None, epoch="")
 
             def epoch(name: str, history: History, epochs: int) -> None:
-                loss, right = history.loss[-1], history.validation_accuracy[-1]
-                bars.update(task, figures=(loss, right))
+                loss, right, done = history.loss[-1], history.validation_accuracy[-1], len(history.loss)
+                bars.update(task, figures=(loss, right), epoch=f"epoch {done}/{epochs}")
+                sentence = f"loss {loss:.4g}, {right:.1%} of the validation images right"
+                phases.figures = f"{counted(done, 'epoch')}, {sentence}, "
                 if bars.disable and not quiet:
-                    done = len(history.loss)
                     frozen = history.frozen_from is not None and done > history.frozen_from
-                    say(
-                        console,
-                        f"{name}: epoch {done} of {epochs}, loss {loss:.4g}, "
-                        f"{right:.1%} of the validation images right{', frozen' if frozen else ''}",
-                    )
+                    say(console, f"{name}: epoch {done}/{epochs}, {sentence}{', frozen' if frozen else ''}")
 
             progress = Progress(
-                begin=lambda text: bars.update(task, description=text, figures=None),
+                begin=begin,
                 advance=lambda steps: bars.advance(task, steps),
                 epoch=epoch,
                 say=lambda sentence: say(console, sentence),
@@ -262,7 +267,7 @@ def _print_results(console: Console, results: Results) -> None:
         "probability p that equally good networks differ this much (McNemar's exact test). Runtime: integers in which "
         "the file differs from its simulation; training: integers in which the device differs from what was trained. "
         "Input and logits keep 8 bits; codes of fewer bits are stored in 8-bit containers. "
-        f"The job took {results.seconds:.0f} seconds."
+        f"The job took {duration(results.seconds)}{' since it was resumed' if results.resumed else ''}."
     )
     say(console, (explained, "dim"))
     if len(results.settings.precisions) > 1:

@@ -11,7 +11,8 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -145,7 +146,8 @@ TableRow = tuple[Sequence[Cell], str]
 def show_table(
     console: Console, title: str, header: Sequence[str], rows: Sequence[TableRow], texts: int, grouped: bool = False
 ) -> None:
-    """A table where it fits; on a narrower terminal (or by COLUMNS) one paragraph for each row.
+    """A table where it fits, if need be with one word of its header in each line; on a narrower terminal (or by
+    COLUMNS) one paragraph for each row.
 
     Args:
         texts: how many columns, the first ones, hold text; the others hold numbers.
@@ -155,21 +157,27 @@ def show_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table()
-    for column, name in enumerate(header):
-        table.add_column(line_of(name), justify="left" if column < texts else "right", no_wrap=True)
-    previous: Cell | None = None
-    for cells, style in rows:
-        first = cells[0]
-        if grouped and previous is not None and first != previous:
-            table.add_section()
-        shown = ["" if grouped and first == previous else first, *cells[1:]]
-        table.add_row(*map(line_of, shown), style=style or None)
-        previous = first
-    needed = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+    def table_of(names: Sequence[Text]) -> tuple[Table, int]:
+        """The table, and the columns that it needs."""
+        table = Table()
+        for column, name in enumerate(names):
+            table.add_column(name, justify="left" if column < texts else "right", no_wrap=True)
+        previous: Cell | None = None
+        for cells, style in rows:
+            first = cells[0]
+            if grouped and previous is not None and first != previous:
+                table.add_section()
+            shown = ["" if grouped and first == previous else first, *cells[1:]]
+            table.add_row(*map(line_of, shown), style=style or None)
+            previous = first
+        return table, Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+
     say(console, (title, "italic"))
+    table, needed = table_of([line_of(name) for name in header])
     if needed > console.width and not _in_terminal(console) and "COLUMNS" not in os.environ:
         console.width = needed
+    if needed > console.width:
+        table, needed = table_of([Text("\n").join(map(line_of, name.split())) for name in header])
     if needed <= console.width:
         console.print(table)
         return
@@ -185,6 +193,37 @@ def show_table(
                 line = Text()
             line.append_text(pair)
         console.print(line, overflow="fold")
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things, such as "1 epoch" or "3 epochs"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Such as "8 s", "2 min 5 s" or "1 h 3 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class Phases:
+    """A line that stays for each phase of a job: what it was, what came of it, and how long it took.
+
+    figures: of the current phase, a text that ends with a comma; empty where there is nothing to report.
+    """
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self.show, self.name, self.figures, self.started = show, "", "", 0.0
+
+    def begin(self, name: str) -> None:
+        """Reports the phase before, if any."""
+        if self.name:
+            self.show(f"{self.name}: {self.figures}{duration(time.perf_counter() - self.started)}")
+        self.name, self.figures, self.started = name, "", time.perf_counter()
 
 
 @contextlib.contextmanager
@@ -208,8 +247,11 @@ def native_messages_kept_back() -> Iterator[None]:
 
 
 def bars_on(console: Console, disable: bool) -> Progress:
-    """What is done, how far, the last epoch's loss and accuracy, and the time left; gone when it ends. A task's field
-    `figures` holds the two numbers, or None. On a terminal only."""
+    """What is done, how far, the last epoch's number, loss and accuracy, and the time left; gone when it ends. A task's
+    field `figures` holds the two numbers, or None, and `epoch` a text such as "epoch 3/6". On a terminal only.
+
+    The time left follows from the last hour, so it is there during phases that train nothing, too.
+    """
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TimeRemainingColumn
     from rich.text import Text
 
@@ -224,8 +266,12 @@ def bars_on(console: Console, disable: bool) -> Progress:
     # Asked for their width at every drawing: windows are resized.
     class Words(ProgressColumn):
         def render(self, task: Task) -> Text:
-            room = console.width - (37 if console.width >= WIDE else 16) - len(figures(task))
-            return Text(shortened(task.description, min(max(8, room), 44)))
+            epoch = task.fields.get("epoch") or ""
+            epoch = f" {epoch if console.width >= WIDE else epoch.removeprefix('epoch ')}" if epoch else ""
+            room = max(8, console.width - (37 if console.width >= WIDE else 16) - len(figures(task)))
+            if room < 8 + len(epoch):
+                epoch = ""
+            return Text(shortened(task.description, min(room - len(epoch), 44)) + epoch)
 
     class Bar(BarColumn):
         def render(self, task: Task) -> Any:
@@ -243,6 +289,7 @@ def bars_on(console: Console, disable: bool) -> Progress:
         TimeRemainingColumn(),
         console=console,
         transient=True,
+        speed_estimate_period=3600,
         disable=disable or not _in_terminal(console),
     )
 

@@ -18,7 +18,7 @@ from ..planning import UnsupportedOperator
 from ..planning.rules import Rule
 from ..train.core.frameworks import kit_of
 
-HEADER = ("operator", "result", "shape", "parameters", "multiply-accumulates")
+HEADER = ("operator", "result", "shape", "parameters", "multiply-adds")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Explanation:
         warnings: what preparing the model warned of, a sentence each.
         graph: the operators of the device in their order, with the shapes of their results; None if refused. Its
             scales come from random numbers: look at its structure, not at its integers.
-        footprint: bytes of the file, memory of the tensors on a microcontroller, multiply-accumulates for one example;
+        footprint: bytes of the file, memory of the tensors on a microcontroller, multiply-adds for one example;
             None if refused, or where the packages that write files are not installed.
         not_exact: kinds of operators among them for which the simulation's integers are not shown to equal the
             device's.
@@ -75,9 +75,7 @@ class Explanation:
             size = f"The .tflite file will have about {self.footprint.flash_bytes:,} bytes"
             arena = self.footprint.arena_bytes
             memory = "" if arena is None else f", the tensors need {arena:,} bytes of memory in TFLite-Micro"
-            found.append(
-                f"{size}{memory}; {self.footprint.multiply_accumulates:,} multiply-accumulates for an example."
-            )
+            found.append(f"{size}{memory}; {self.footprint.multiply_accumulates:,} multiply-adds for an example.")
         if self.not_exact:
             found.append(f"Integers of {', '.join(self.not_exact)} may differ from the device's.")
         return found + [f"Warning: {each}" for each in self.warnings]
