@@ -51,6 +51,46 @@ def test_a_network_goes_to_the_device(backend: str, name: str, options: list[str
     )
 
 
+EVALUATION = """
+import numpy as np
+from keras import layers
+from exactqat import qat
+import exactqat.qat.keras
+from exactqat.train.core.frozen import DeviceNetwork, DeviceStep
+
+def count(kind, calls):
+    compute = kind.__call__
+    def counted(self, *arguments):
+        calls.append(kind.__name__)
+        return compute(self, *arguments)
+    kind.__call__ = counted
+
+x = np.random.default_rng(0).standard_normal((6, 12, 12, 3)).astype("f")
+given = keras.Input((12, 12, 3))
+y = layers.Conv2D(8, 3, activation="relu")(given)
+y = layers.Dense(5, activation="softmax")(layers.Flatten()(layers.DepthwiseConv2D(3)(y)))
+model = qat.keras.prepare(keras.Model(given, y), device="micro")
+qat.keras.calibrate(model, [x])
+qat.keras.freeze(model)
+model.compile(loss="mse")
+calls = []
+count(DeviceNetwork, calls)
+count(DeviceStep, calls)
+whole = model.predict(x, verbose=0)
+assert calls and set(calls) == {"DeviceNetwork"}, calls
+exactqat.train.keras.primitives.network_on_host = lambda *arguments: None
+model.predict_function = None
+assert np.array_equal(model.predict(x, verbose=0), whole) and "DeviceStep" in calls
+print("equal")
+"""
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_an_evaluation_asks_the_host_once(backend: str) -> None:
+    """For the whole network, with the bits that it gives step by step."""
+    assert run(backend, "-c", EVALUATION).endswith("equal\n")
+
+
 CHECKS = """
 import keras
 import numpy as np
