@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation of a frozen Keras model: the host is asked once for the whole network. See `test_keras_kit`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+from keras_checks import run_checks
+
+import exactqat.qat.keras
+from exactqat import qat
+from exactqat.train.core.frozen import DeviceNetwork, DeviceStep
+
+
+def count(kind: Any, calls: list[str]) -> None:
+    compute = kind.__call__
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        calls.append(kind.__name__)
+        return compute(self, *arguments)
+
+    kind.__call__ = counted
+
+
+def check_an_evaluation_asks_once() -> None:
+    """With the bits that the network gives step by step."""
+    x = np.random.default_rng(0).standard_normal((6, 12, 12, 3)).astype("f")
+    given = keras.Input((12, 12, 3))
+    y = layers.Conv2D(8, 3, activation="relu")(given)
+    y = layers.Dense(5, activation="softmax")(layers.Flatten()(layers.DepthwiseConv2D(3)(y)))
+    model = qat.keras.prepare(keras.Model(given, y), device="micro")
+    qat.keras.calibrate(model, [x])
+    qat.keras.freeze(model)
+    model.compile(loss="mse")
+    calls: list[str] = []
+    count(DeviceNetwork, calls)
+    count(DeviceStep, calls)
+    whole = model.predict(x, verbose=0)
+    assert calls and set(calls) == {"DeviceNetwork"}, calls
+    exactqat.train.keras.primitives.network_on_host = lambda *arguments: None
+    model.predict_function = None
+    assert np.array_equal(model.predict(x, verbose=0), whole) and "DeviceStep" in calls
+
+
+if __name__ == "__main__":
+    run_checks(globals())
