@@ -560,7 +560,8 @@ def test_frozen_parts_stay_frozen() -> None:
     model = Function(lambda m, x: m.conv(m.bn(x)))
     model.bn.eval()
     model.bn.weight.requires_grad_(False)
-    network = captured(model, IMAGE)
+    with pytest.warns(UserWarning, match="bn is in evaluation while the model trains"):
+        network = capture(model, IMAGE)
     assert network.steps[0].attributes["training"] is False
     trainable = {name: constant.trainable for name, constant in network.constants.items()}
     assert trainable["bn.weight"] is False and trainable["bn.bias"] and not trainable["bn.running_mean"]

@@ -187,7 +187,7 @@ class Planner:
             self.doubtful.add(step.output)
             result = self._stand_in(step)
         except (IndexError, TypeError, ValueError):
-            # What stands in for a refused result may have other axes than this step expects.
+            # What replaces a refused result may have other axes than this step expects.
             if not self.doubtful.intersection(each for each in step.inputs if isinstance(each, str)):
                 raise
             result = self._stand_in(step)

@@ -214,7 +214,7 @@ def capture(
     try:
         items = c.run(*c.closed(jaxpr), [*parameters, *values])
     except (IndexError, TypeError, ValueError) as error:
-        # What stands in for something refused may have other axes than what reads it expects.
+        # What replaces something refused may have other axes than what reads it expects.
         refused = next((step for step in c.steps if step.attributes.get("reason")), None)
         if refused is None or isinstance(error, CaptureError):
             raise

@@ -133,14 +133,21 @@ def _difference(one: Network, other: Network) -> Place | None:
 def _captured_watching(
     model: Any, shapes: Any, names: Mapping[int, str], losses: list[str] | None, examples: int, watch: Watch
 ) -> Network:
-    """The network, with watched sizes where the model takes such."""
+    """The network; where layers ask for sizes, once more with plain ones, as Keras does not take all others."""
+    asked, watch.handed_out = watch.handed_out, False
+    found: Network | None = None
     try:
-        return _captured(model, shapes, names, losses, examples, watch)
+        found = _captured(model, shapes, names, losses, examples, watch)
     except CaptureError as error:
         if not watch.handed_out:
             raise
         watch.read_code(error)
-        return _captured(model, shapes, names, losses, examples)
+    again, watch.handed_out = watch.handed_out, watch.handed_out or asked
+    if found is not None and not again:
+        return found
+    if losses is not None:
+        losses.clear()
+    return _captured(model, shapes, names, losses, examples)
 
 
 def _captured(

@@ -10,9 +10,12 @@ from types import FrameType
 from typing import Any
 
 import keras
+from keras.src.backend.common.dtypes import PYTHON_DTYPES_MAP
 
-from ..core.watched import Watch, is_users
+from ..core.watched import Watch, WatchedFloat, WatchedInt, is_users
 
+# Keras knows Python's numbers by their classes.
+PYTHON_DTYPES_MAP.update({WatchedInt: "int", WatchedFloat: "float"})
 # The file of `keras.ops.shape`, which passes the question on.
 _PASSING = keras.ops.shape.__code__.co_filename
 
