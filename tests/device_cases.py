@@ -18,7 +18,7 @@ from exactqat.device.activation import FUNCTIONS
 from exactqat.device.conditions import COMPARISONS
 from exactqat.device.operator import FLOAT
 from exactqat.device.operator import in_int16 as kinds_in_int16
-from exactqat.device.tensor import CODE_RANGES, INDICES
+from exactqat.device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN
 from exactqat.device.weighted import FULL_RANGE
 
 Random = np.random.Generator
@@ -735,6 +735,23 @@ def with_full_range(rng: Random, graph: Graph) -> Graph:
     return result
 
 
+def with_four_bits(rng: Random, graph: Graph) -> Graph:
+    """The same network with filters of four bits, all of their codes, on a grid that is as much coarser."""
+    tensors = dict(graph.tensors)
+    (operator,) = graph.operators
+    filter, bias = (tensors[name] for name in operator.inputs[1:])
+    assert filter.data is not None
+    codes = rng.integers(INT4_MIN, INT4_MAX + 1, filter.shape).astype(np.int8)
+    finer = [
+        replace(tensor.quantization, scale=tensor.quantization.scale * np.float32(16)) for tensor in (filter, bias)
+    ]
+    tensors[filter.name] = replace(filter, data=codes, dtype=INT4, quantization=finer[0])
+    tensors[bias.name] = replace(bias, data=bias.data // 16, quantization=finer[1])
+    result = replace(graph, tensors=tensors)
+    result.validate()
+    return result
+
+
 def random_lookup_wide(rng: Random, builder: Builder) -> str:
     builder.input("x", (1, 256, 256), per_tensor(random_scale(rng), 0, "int16"))
     codes = rng.integers(-(2**15), 2**15, 2**16)
@@ -757,6 +774,8 @@ def random_quantize_wide(rng: Random, builder: Builder) -> str:
 WIDE_CASES: dict[str, Case] = {"QUANTIZE": random_quantize_wide, "LOOKUP": random_lookup_wide}
 # Others are float32 throughout, of which no equality is claimed.
 REAL_CASES: dict[str, Case] = {"QUANTIZE": random_quantize_real}
+# TRANSPOSE_CONV of no runtime takes filters of four bits.
+FOUR_BIT_KINDS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 FULL_RANGE_KINDS = [kind for kind, operator in OPERATORS.items() if len(operator.weights) == 2]
 # Under these names `EXACT` and `MEASURED` know operators: the kind, or the kind and the dtype or the weights' range.
 NAMES = (
@@ -764,6 +783,7 @@ NAMES = (
     *(f"{kind}:int16" for kind in kinds_in_int16()),
     *(f"{kind}:{FULL_RANGE}" for kind in FULL_RANGE_KINDS),
     *(f"{kind}:{FLOAT}" for kind in REAL_CASES),
+    *(f"{kind}:{INT4}" for kind in FOUR_BIT_KINDS),
 )
 
 
@@ -773,8 +793,8 @@ def random_graph(rng: Random, name: str) -> Graph:
     builder = Builder()
     own = {"int16": WIDE_CASES, FLOAT: REAL_CASES}.get(dtype, CASES)
     graph = builder.graph(builder.results(own.get(kind, CASES[kind])(rng, builder)))
-    if dtype == FULL_RANGE:
-        return with_full_range(rng, graph)
+    if dtype in (FULL_RANGE, INT4):
+        return with_full_range(rng, graph) if dtype == FULL_RANGE else with_four_bits(rng, graph)
     return in_int16(rng, graph) if dtype == "int16" and kind not in own else graph
 
 

@@ -237,7 +237,7 @@ def test_a_file_that_is_small_until_it_is_unpacked_is_not_unpacked(tmp_path: Pat
     path.write_bytes(crowded(write_tflite(graph, path).read_bytes(), 200))
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match=r"not a valid Flatbuffer|subgraph 1"):
+        with pytest.raises(RuntimeRefusal, match=r"LiteRT rejects the file: .*(not a valid Flatbuffer|subgraph 1)"):
             verify(graph, path, rng.integers(-128, 128, (3, 4, 4, 3)).astype(np.int8))
         assert tracemalloc.get_traced_memory()[1] < 5 << 20  # unpacked 200 * 200 operators take ten times that
     finally:

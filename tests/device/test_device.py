@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 
-from device_cases import CASES, NAMES, random_quantization
+from device_cases import CASES, FOUR_BIT_KINDS, NAMES, random_quantization
 from sweep import graphs, sweep
 
 from exactqat.deploy import EXACT, MEASURED, Builder, per_tensor, profiles_here, simulate, verify, write_tflite
@@ -30,7 +30,8 @@ def test_every_operator_has_its_cases_and_its_counts() -> None:
     assert set(CASES) == {kind for kind, operator in OPERATORS.items() if operator.dtypes}
     wide = {f"{kind}:int16" for kind in OPERATORS if "int16" in OPERATORS[kind].dtypes}
     full_range = {f"{kind}:full_range" for kind in OPERATORS if isinstance(OPERATORS[kind], Weighted)}
-    assert set(NAMES) == set(CASES) | wide | full_range | {"QUANTIZE:float32"}
+    four_bits = {f"{kind}:int4" for kind in FOUR_BIT_KINDS}
+    assert set(NAMES) == set(CASES) | wide | full_range | {"QUANTIZE:float32"} | four_bits
     for kind in NAMES:
         for profile in ("xnnpack-x86",) if kind == "ELU" else ("xnnpack-x86", "reference"):
             assert MEASURED[kind, profile][0] >= 1000, f"{kind} was hardly compared under {profile}"
@@ -53,8 +54,10 @@ def test_equals_the_runtime(kind: str, profile: str, tmp_path: Path) -> None:
     print(f"{kind} {profile}: {outcome.values:,} compared, {outcome.differing} differ, by {outcome.largest} at most")
     values, differing, largest = MEASURED[kind, profile]
     assert outcome.largest <= largest, outcome.examples
-    # What is measured over many graphs may be twice as much in a few.
-    assert outcome.differing / outcome.values <= 2 * differing / values, outcome.examples
+    # What is measured over many graphs may be twice as much in a few; LiteRT's optimized kernels for four bits, of
+    # which nothing is claimed, differ in all ties of one graph and in none of another.
+    most = 0.05 if differing and kind.endswith(":int4") else 2 * differing / values
+    assert outcome.differing / outcome.values <= most, outcome.examples
 
 
 # Steps: eight fractional bits of a ratio, a rounded sum of exponentials, four whole bits are coarse. Along rows of

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +203,7 @@ def test_features_that_are_refused() -> None:
         (custom, r"the custom operator TheirOwn \(at first\)"),
         (batch, r"a fixed batch of 4, where graphs take one example \(at x\)"),
         (no_scale, r"int8 without a scale \(at x\)"),
-        (int4, r"CONV_2D in int4 \(at first\)"),
+        (int4, r"constant 'first/filter' of int4 and shape \[4, 3, 3, 3\] has 108 bytes"),
         (activation, r"activation must be one of NONE, RELU, RELU6, got 'RELU_N1_TO_1' \(at first\)"),
     ):
         with pytest.raises(Refusal, match=message):
@@ -235,3 +236,21 @@ def test_several_results_are_bounded() -> None:
 
     with pytest.raises(Refusal, match=r"UNPACK.*at most 4096 results are supported, got 2147483647"):
         read_content(changed(tflite_bytes(graph), enormous))
+
+
+def test_weights_of_four_bits() -> None:
+    """Two in a byte; an odd number of them too."""
+    builder = Builder()
+    builder.input("x", (1, 5), per_tensor(0.1, 0))
+    codes = np.random.default_rng(0).integers(-8, 8, (3, 5)).astype(np.int8)
+    builder.fully_connected("x", codes, [0.1], [0] * 3, per_tensor(0.1, 0), name="y")
+    graph = builder.graph(["y"])
+    tensors = {**graph.tensors, "y/filter": replace(graph.tensors["y/filter"], dtype="int4")}
+    graph = replace(graph, tensors=tensors)
+    content = tflite_bytes(graph)
+    model = schema.ModelT.InitFromPackedBuf(content)
+    (filter,) = (each for each in model.subgraphs[0].tensors if each.type == schema.TensorType.INT4)
+    assert len(model.buffers[filter.buffer].data) == 8
+    again = read_content(content).graph
+    np.testing.assert_array_equal(again.tensors["y/filter"].data, codes)
+    assert again.measured_as(again.operators[0]) == "FULLY_CONNECTED:int4" and tflite_bytes(again) == content

@@ -254,7 +254,7 @@ def test_large_tensors_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes == [65536] and np.array_equal(y, np.clip(np.floor(steps / 2 + 0.5) + 4, -128, 127))
 
 
-@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("kind", CASES)
 def test_images_do_not_meet(kind: str, cut: str) -> None:
     """Of several images, each gets what it gets alone."""
     rng = np.random.default_rng([*kind.encode()])

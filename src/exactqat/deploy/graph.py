@@ -18,7 +18,7 @@ import numpy as np
 from ..device import ACTIVATIONS, INT8_MAX, INT8_MIN, OPERATORS, Quantization, Tensor, per_tensor
 from ..device.arithmetic import same_padding
 from ..device.operator import BOOL, FLOAT, REQUIRED, Refusal, in_float, in_int16, need
-from ..device.tensor import CODE_RANGES, INDICES
+from ..device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN
 from ..display import listed, table
 from .signature import Signature, plain_signature
 
@@ -413,6 +413,10 @@ def _check_tensor(tensor: Tensor) -> None:
     where = f"tensor {tensor.name!r}"
     quantization = tensor.quantization
     dtypes = (*CODE_RANGES, "int32", "int64", FLOAT, BOOL)
+    if tensor.dtype == INT4 and tensor.data is not None:
+        fits = tensor.data.dtype == np.int8 and bool(np.all((tensor.data >= INT4_MIN) & (tensor.data <= INT4_MAX)))
+        _need(where, fits, f"codes of {INT4} must be int8 within {INT4_MIN}..{INT4_MAX}")
+        tensor = replace(tensor, dtype="int8")
     _need(where, tensor.dtype in dtypes, f"dtype must be one of {', '.join(dtypes)}, got {tensor.dtype!r}")
     _need(where, len(tensor.shape) > 0 and min(tensor.shape) > 0, f"every size must be positive, got {tensor.shape}")
     in_range = bool(np.all((quantization.zero_point >= INT8_MIN) & (quantization.zero_point <= INT8_MAX)))

@@ -23,7 +23,7 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import Attributes, DeviceOperator, FileOperator, ScaleLimits, Shape, Unreadable, need, register
+from .operator import Attributes, DeviceOperator, FileOperator, Refusal, ScaleLimits, Shape, Unreadable, need, register
 from .profile import REFERENCE, Profile
 from .tensor import Tensor
 
@@ -380,7 +380,6 @@ class Divide(FusedBinary):
     pointwise = False
     version = 2
     options = "DivOptions"
-    onnx_kind = "Div"
     purpose = "files: a plan multiplies by a table of reciprocals, which rounds alike on all devices"
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
@@ -391,6 +390,9 @@ class Divide(FusedBinary):
         ratio = float(scale_of(inputs[0]) / (scale_of(inputs[1]) * scale_of(output)))
         need(2.0**-20 <= ratio < 2.0**15, "input scale / (input scale * output scale) must be in [2**-20, 2**15), got "
                                           f"{ratio:g}")  # fmt: skip
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        raise Refusal(f"{self.kind} has no form in ONNX here")
 
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .functions import NumPyPrimitives
-from .tensor import CODE_RANGES, Tensor
+from .tensor import CODE_RANGES, INT4, Tensor
 
 
 class FloatPrimitives(NumPyPrimitives):
@@ -38,7 +38,7 @@ class FloatPrimitives(NumPyPrimitives):
 
 def real_numbers(codes: np.ndarray, tensor: Tensor) -> np.ndarray:
     """An operand in float32; weights may be codes beside it, one scale for each channel."""
-    if tensor.dtype not in CODE_RANGES:
+    if tensor.dtype not in (*CODE_RANGES, INT4):
         return codes.astype(np.float32)
     grid = tensor.quantization
     channels = [1] * codes.ndim

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,7 +28,7 @@ from .blocks import blocks, repeated, rows_of_block, scratch, share, threads
 from .operator import FLOAT, Attributes, DeviceOperator, FileOperator, ScaleLimits, Unreadable, need
 from .profile import Profile
 from .real import FloatPrimitives, real_numbers
-from .tensor import INDICES, INT8_MIN, Quantization, Tensor, code_range
+from .tensor import INDICES, INT4, INT8_MIN, Quantization, Tensor, code_range
 
 # What filters that hold -128 are measured as.
 FULL_RANGE = "full_range"
@@ -118,6 +119,8 @@ class Weighted(DeviceOperator):
 
     def measured_as(self, inputs: Tensors, output: Tensor) -> str:
         name, filter = super().measured_as(inputs, output), inputs[1].data
+        if inputs[1].dtype == INT4 and inputs[0].dtype != FLOAT:
+            return f"{name}:{INT4}"
         full = inputs[0].dtype != FLOAT and filter is not None and np.any(filter == INT8_MIN)
         return f"{name}:{FULL_RANGE}" if full else name
 
@@ -130,8 +133,9 @@ class Weighted(DeviceOperator):
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         input, filter, bias = inputs
-        for tensor, dtype in ((filter, "int8"), (bias, bias_dtype(input))):
-            need(tensor.dtype == dtype, f"{tensor.name!r} must be a constant of dtype {dtype}")
+        need(filter.dtype in ("int8", INT4), f"{filter.name!r} must be a constant of dtype int8")
+        wanted = bias_dtype(input)
+        need(bias.dtype == wanted, f"{bias.name!r} must be a constant of dtype {wanted}")
         assert filter.data is not None and bias.data is not None
         no_shift = not np.any(filter.quantization.zero_point) and not np.any(bias.quantization.zero_point)
         need(no_shift, "weights and biases have zero point 0")
@@ -158,6 +162,13 @@ class Weighted(DeviceOperator):
         x = centered(codes[0], inputs[0]).astype(np.float64)
         sums = self.wide_sums(x, codes[1].astype(np.float64), output, attributes) + codes[2]
         return np.asarray(sums * real_multiplier(inputs, output))
+
+    def results(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        # XNNPACK leaves filters of four bits to the built-in kernels.
+        own = inputs[1].dtype == INT4 and profile.delegates
+        return super().results(codes, inputs, output, attributes, replace(profile, delegates=False) if own else profile)
 
     def float_results(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile

@@ -20,7 +20,7 @@ from .. import cpu
 from ..device import Refusal, Tensor
 from ..device.operator import Attributes, DeviceOperator, in_float
 from ..device.profile import Profile
-from ..device.tensor import CODE_RANGES
+from ..device.tensor import CODE_RANGES, INT4
 
 Tensors = Sequence[Tensor]
 
@@ -92,7 +92,7 @@ def make(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form:
     """The calls that compute an operator; none where its declaration has to do it."""
-    if not has_kernels(cpu.kernels) or in_float(inputs, output):
+    if not has_kernels(cpu.kernels) or in_float(inputs, output) or any(each.dtype == INT4 for each in inputs):
         return ()
     try:  # sums fit into 32 bits, shifts into a word
         declaration.check(inputs, output, attributes)

@@ -32,7 +32,7 @@ from ...device.file_forms import (
     Unreadable,
 )
 from ...device.operator import BOOL, FLOAT, Refusal, in_float
-from ...device.tensor import CODE_RANGES, INDICES, Quantization, Tensor, dequantize
+from ...device.tensor import CODE_RANGES, INDICES, INT4, Quantization, Tensor, dequantize
 from ...display import listed, shortened
 from ..graph import Graph, Operator, check_operator
 from ..signature import METADATA, Port, Signature
@@ -45,7 +45,7 @@ MOST_READS = 8
 # Likewise its constants, by all operators together.
 MOST_LOOKS = 64
 # What a graph's tensors may be of.
-DTYPES = (*CODE_RANGES, "int32", "int64", FLOAT, BOOL)
+DTYPES = (*CODE_RANGES, "int32", "int64", FLOAT, BOOL, INT4)
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,16 @@ class _Problems:
         parts = [f"{reason} (at {listed(places, 4)})" for reason, places in self.places.items()]
         what = "one thing in it is" if len(parts) == 1 else f"{len(parts)} things in it are"
         raise Refusal(f"{what} not supported: {'; '.join(parts)}")
+
+
+def unpacked(content: np.ndarray, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """int8 codes of a constant that holds two in a byte, the first one in the lower four bits."""
+    count = math.prod(shape)
+    if content.nbytes != -(-count // 2):
+        raise Refusal(f"it is damaged: constant {shortened(name)!r} of {INT4} and shape {list(shape)} has "
+                      f"{content.nbytes:,} bytes")  # fmt: skip
+    pairs = np.stack([content << 4, content], -1).view(np.int8) >> 4
+    return pairs.reshape(-1)[:count].reshape(shape)
 
 
 def names_of(tensors: Sequence[Tensor]) -> set[str]:
@@ -284,6 +294,8 @@ class _Reader:
         content = self.buffer(entry.Buffer()) if entry.Buffer() else None
         if content is None or dtype not in DTYPES:
             return None
+        if dtype == INT4:
+            return unpacked(content, name, shape)
         kind = np.dtype(dtype).newbyteorder("<")
         if content.nbytes != math.prod(shape) * kind.itemsize:
             raise Refusal(f"it is damaged: constant {shortened(name)!r} of {dtype} and shape {list(shape)} has "

@@ -22,7 +22,7 @@ import numpy as np
 
 from ...device import OPERATORS
 from ...device.operator import FileStep
-from ...device.tensor import CODE_RANGES, INDICES
+from ...device.tensor import CODE_RANGES, INDICES, INT4
 from ..graph import Graph, Operator, Quantization, Tensor, per_tensor, require_graph
 from ..signature import KEY, METADATA, Signature
 
@@ -126,6 +126,13 @@ def import_deploy(name: str, extra: str = "deploy") -> Any:
 _RELU, _RELU6 = (("ActivationFunctionType", name) for name in ("RELU", "RELU6"))
 
 
+def packed(codes: np.ndarray) -> np.ndarray:
+    """Two codes in a byte, the first one in the lower four bits."""
+    flat = codes.reshape(-1).view(np.uint8) & 15
+    even = np.pad(flat, (0, len(flat) % 2))
+    return np.asarray(even[::2] | (even[1::2] << 4), np.uint8)
+
+
 class _Writer:
     """Collects buffers, tensors and operator codes of one model in the graph's order."""
 
@@ -196,7 +203,7 @@ class _Writer:
         if tensor.data is None:
             entry.shapeSignature = [-1, *tensor.shape[1:]]
         else:
-            entry.buffer = self.add_buffer(tensor.data)
+            entry.buffer = self.add_buffer(packed(tensor.data) if tensor.dtype == INT4 else tensor.data)
         return self.append(entry)
 
     def append(self, entry: Any) -> int:
