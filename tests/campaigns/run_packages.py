@@ -54,19 +54,21 @@ def in_a_process(name: str) -> dict[str, Any]:
     try:
         run = subprocess.run([sys.executable, __file__, "--one", name], capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        return {"name": name, "outcome": "error", "reason": f"no answer after {SECONDS} s", "seconds": SECONDS}
+        return {"name": name, "outcome": "error", "reason": f"no answer after {SECONDS} s"}
     lines = run.stdout.strip().splitlines()
     if run.returncode or not lines:
-        return {"name": name, "outcome": "error", "reason": f"exit status {run.returncode}: {run.stderr[-600:]}"}
+        return {"name": name, "outcome": "error", "reason": f"exit status {run.returncode}: {run.stderr[-300:]}"}
     return dict(json.loads(lines[-1]))
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """In Markdown, with the sums above it."""
     through = [row for row in rows if "values" in row]
-    plain = sum(row["outcome"] == "as it is" for row in rows)
+    plain, helped, refused, failed = (
+        sum(row["outcome"] == outcome for row in rows) for outcome in ("as it is", "with help", "refused", "error")
+    )
     lines = [
-        f"{plain} of {len(rows)} as they are, {len(through) - plain} with help, {len(rows) - len(through)} refused; "
+        f"{plain} of {len(rows)} as they are, {helped} with help, {refused} refused, {failed} failed; "
         f"{sum(row['values'] for row in through):,} integers compared, "
         f"{sum(row['differing'] for row in through):,} differ",
         "",
@@ -103,7 +105,7 @@ def main() -> int:
                 file.write(json.dumps(row) + "\n")
         print(f"{name}: {row['outcome']}", file=sys.stderr, flush=True)
     print(table(rows))
-    return int(any(row.get("differing") for row in rows))
+    return int(any(row.get("differing") or row["outcome"] == "error" for row in rows))
 
 
 if __name__ == "__main__":

@@ -185,3 +185,25 @@ def test_guards_against_infinity_are_those_of_finite_numbers(guard) -> None:
 def test_other_branches_on_numbers_are_refused(guard) -> None:
     with pytest.raises(CaptureError, match="depends on the values of a tensor"):
         capture(Guarded(guard), (torch.randn(3, 6),))
+
+
+class Keypoints(nn.Module):
+    """Collects the places of each example's largest values, as DISK and SuperPoint do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 1, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        found, heats = [], self.layer(x).squeeze(1)
+        for example in range(len(heats)):
+            heat = heats[example]
+            places = torch.nonzero(heat > 0).flip((1,))
+            found.append(heat[places[:, 1], places[:, 0]] * 2)
+        return found
+
+
+def test_a_loop_over_the_examples_places_is_not_taken_for_a_wrong_shape() -> None:
+    with pytest.raises(CaptureError, match="depends on the values of a tensor") as caught:
+        capture(Keypoints(), (torch.randn(2, 3, 16, 16),))
+    assert "does not accept the example" not in str(caught.value)

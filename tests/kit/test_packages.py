@@ -44,5 +44,5 @@ def test_a_row_says_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows[0]["values"] == rows[1]["values"] > 0 and rows[0]["differing"] == rows[1]["differing"] == 0
     assert "topk" in rows[1]["refusal"] and "topk" in rows[2]["reason"]
     text = run_packages.table(rows)
-    assert text.startswith(f"1 of 3 as they are, 1 with help, 1 refused; {2 * rows[0]['values']:,} integers")
+    assert text.startswith(f"1 of 3 as they are, 1 with help, 1 refused, 0 failed; {2 * rows[0]['values']:,} integers")
     assert "| helped | with help |" in text and "model.choosing = False" in text
