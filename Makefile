@@ -7,7 +7,7 @@ OUT ?= demo
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
 BIN := $(VENV)/bin
 
-.PHONY: help demo wheels test-wheel test test-all test-kernels test-kit test-jobs test-gpu test-tensorflow check docs goldens oracle files fuzz fuzz-files fuzz-jobs sanitize zoo packages frozen sweep devices arm64 notebooks bench clean
+.PHONY: help demo wheels test-wheel test test-all test-kernels test-kit test-jobs test-gpu test-tensorflow check docs versions goldens oracle files fuzz fuzz-files fuzz-jobs sanitize zoo packages frozen sweep devices arm64 notebooks bench clean
 
 help:
 	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html,"
@@ -31,6 +31,7 @@ help:
 	@echo "make packages networks of Ultralytics and transformers, end to end; prints a table (an hour); ARGS='yolo11 Bert' for some"
 	@echo "make frozen   some 170 frozen networks in PyTorch beside the device, all codes of all layers (an hour)"
 	@echo "make sweep    every operator of the device against the runtimes; writes what was measured (an hour)"
+	@echo "make versions sweep several released versions of every runtime; writes docs/runtime-versions.md (half an hour)"
 	@echo "make devices  ARM64 under emulation, TFLite-Micro, Vela: all operators and all networks (an hour)"
 	@echo "make arm64    the tests that need NumPy only under ARM64 emulation, with NEON and without (an hour)"
 	@echo "make notebooks run all tutorials (minutes); make docs then shows what they print; ARGS='rules jax' for some"
@@ -165,6 +166,9 @@ notebooks: $(VENV)/.installed
 sweep: $(VENV)/.installed
 	$(BIN)/python tests/campaigns/sweep.py --count 1500 --write $(ARGS)
 	$(BIN)/python docs/device_page.py
+
+versions: $(VENV)/.installed
+	$(BIN)/python tests/campaigns/run_versions.py --write $(ARGS)
 
 # What emulates ARM64 is downloaded on Debian and what is like it; elsewhere the campaign says that it is left out.
 devices: $(VENV)/.installed

@@ -35,6 +35,10 @@ directions between int8 and int16. Operators that are not listed have no int16 f
 """
 
 UNCHECKED = """
+## Other versions of the runtimes
+
+These counts are of the versions named below. [Runtime versions](runtime-versions.md) compares older and newer ones.
+
 ## Not compared
 
 - 32-bit ARM (armhf). The last runtime for it on PyPI is `tflite-runtime` 2.14 of 2023; `ai-edge-litert` has none. Its

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ from exactqat.deploy import (
     verify,
     write_tflite,
 )
+from exactqat.deploy.formats import tflite
 from exactqat.deploy.graph import ACTIVATIONS, same_padding
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
 
@@ -471,3 +473,23 @@ def test_missing_runtime_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with pytest.raises(ImportError, match=r"pip install 'exactqat\[deploy\]'"):
         write_tflite(small_graph(np.random.default_rng(0)), tmp_path / "model.tflite")
     assert not list(tmp_path.iterdir())
+
+
+def test_classes_of_older_schemas_take_no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in ai-edge-litert 2.0."""
+    graph = small_network(np.random.default_rng(0))
+    expected = tflite.tflite_bytes(graph)
+    known = tflite.import_deploy
+
+    class Older:
+        def __init__(self, schema: ModuleType) -> None:
+            self.schema = schema
+
+        def __getattr__(self, name: str) -> object:
+            entry = getattr(self.schema, name)
+            return (lambda: entry()) if name.endswith("T") else entry
+
+    monkeypatch.setattr(
+        tflite, "import_deploy", lambda name: Older(known(name)) if name.endswith("generated") else known(name)
+    )
+    assert tflite.tflite_bytes(graph) == expected

@@ -163,6 +163,29 @@ def test_the_page_of_the_command_line_is_what_the_commands_are() -> None:
             assert re.search(rf"`{option}[ `]", text), f"{command} has an option that the page does not describe"
 
 
+def test_the_page_of_runtime_versions_has_every_version_and_operator() -> None:
+    pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+    import run_versions
+    from run_versions import Row
+
+    page = run_versions.PAGE.read_text(encoding="utf-8")
+    for name, versions in run_versions.VERSIONS.items():
+        for profile in run_versions.PROFILES[name]:
+            section = page.partition(f"\n## {run_versions.TITLES[profile]}\n")[2].partition("\n## ")[0]
+            assert f"| operator | compared | {' | '.join(versions)} |" in section
+            assert len(re.findall(r"^[|] [A-Z_0-9]+ [|]", section, re.M)) > 30
+    rows = {
+        "1": [Row("RELU", "micro", values=10, graphs=4), Row("ADD", "micro", crashed=True)],
+        "2": [
+            Row("RELU", "micro", values=9, differing=2, largest=1, graphs=4, refused=1),
+            Row("ADD", "micro", graphs=4),
+        ],
+    }
+    made = run_versions.page({"micro": rows}, 4)
+    assert "| RELU | 10 | 0 | **2** (1 refused) |" in made and "| ADD | 0 | crashes | refused |" in made
+    assert "No version is without differences. 1 differs or crashes in ADD. 2 differs or crashes in RELU." in made
+
+
 @pytest.mark.slow
 def test_every_role_can_do_what_its_page_shows(tmp_path: Path) -> None:
     """Programs are saved by their names, commands print what is shown."""

@@ -139,22 +139,33 @@ class _Writer:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.schema: ModuleType = import_deploy("ai_edge_litert.schema_py_generated")
-        self.buffers = [self.schema.BufferT()]  # by convention buffer 0 is the empty one
+        self.buffers = [self.table("Buffer")]  # by convention buffer 0 is the empty one
         self.tensors: list[Any] = []
         self.codes: dict[tuple[str, int], int] = {}
         self.indices = {name: self.add_tensor(tensor) for name, tensor in graph.tensors.items()}
 
+    def table(self, kind: str, **fields: Any) -> Any:
+        """A table of the file. The classes of ai-edge-litert 2.0 take no arguments."""
+        entry = getattr(self.schema, f"{kind}T")()
+        unknown = sorted(set(fields) - set(vars(entry)))
+        if unknown:
+            raise TypeError(f"the schema's {kind} has no fields {unknown}")
+        for name, value in fields.items():
+            setattr(entry, name, value)
+        return entry
+
     def finish(self, description: str) -> bytes:
-        schema = self.schema
         operators = [entry for operator in self.graph.operators for entry in self.operator(operator)]
-        subgraph = schema.SubGraphT(
+        subgraph = self.table(
+            "SubGraph",
             name="main",
             tensors=self.tensors,
             operators=operators,
             inputs=[self.indices[name] for name in self.graph.inputs],
             outputs=[self.indices[name] for name in self.graph.outputs],
         )
-        model = schema.ModelT(
+        model = self.table(
+            "Model",
             version=3,
             description=description,
             subgraphs=[subgraph],
@@ -169,23 +180,23 @@ class _Writer:
 
     def signature(self) -> Any:
         """The user's names, by which runtimes accept arrays (`interpreter.get_signature_runner()`)."""
-        schema, signature = self.schema, self.graph.signature
+        signature = self.graph.signature
         inputs, outputs = (
-            [schema.TensorMapT(name=port.name, tensorIndex=self.indices[port.tensor]) for port in ports]
+            [self.table("TensorMap", name=port.name, tensorIndex=self.indices[port.tensor]) for port in ports]
             for ports in (signature.inputs, signature.outputs)
         )
-        return schema.SignatureDefT(inputs=inputs, outputs=outputs, signatureKey=KEY, subgraphIndex=0)
+        return self.table("SignatureDef", inputs=inputs, outputs=outputs, signatureKey=KEY, subgraphIndex=0)
 
     def metadata(self) -> Any:
         """The whole signature, axes included; see `read_signature`."""
         content = np.frombuffer(self.graph.signature.as_json().encode(), np.uint8)
-        return self.schema.MetadataT(name=METADATA, buffer=self.add_buffer(content))
+        return self.table("Metadata", name=METADATA, buffer=self.add_buffer(content))
 
     def kept_metadata(self) -> list[Any]:
         """What the file that the graph was read from held."""
         kept = ((name, content) for name, content in self.graph.metadata.items() if name != METADATA)
         return [
-            self.schema.MetadataT(name=name, buffer=self.add_buffer(np.frombuffer(content, np.uint8)))
+            self.table("Metadata", name=name, buffer=self.add_buffer(np.frombuffer(content, np.uint8)))
             for name, content in kept
         ]
 
@@ -193,7 +204,8 @@ class _Writer:
         schema = self.schema
         # A bias may have this scale by chance, so it is the object that tells.
         plain = tensor.quantization is INDICES or (tensor.data is None and tensor.dtype not in CODE_RANGES)
-        entry = schema.TensorT(
+        entry = self.table(
+            "Tensor",
             name=tensor.name,
             shape=list(tensor.shape),
             type=getattr(schema.TensorType, tensor.dtype.upper()),
@@ -212,11 +224,12 @@ class _Writer:
 
     def add_buffer(self, data: np.ndarray) -> int:
         little_endian = data.astype(data.dtype.newbyteorder("<"))
-        self.buffers.append(self.schema.BufferT(data=np.frombuffer(little_endian.tobytes(), np.uint8)))
+        self.buffers.append(self.table("Buffer", data=np.frombuffer(little_endian.tobytes(), np.uint8)))
         return len(self.buffers) - 1
 
     def quantization(self, quantization: Quantization) -> Any:
-        return self.schema.QuantizationParametersT(
+        return self.table(
+            "QuantizationParameters",
             scale=quantization.scale,
             zeroPoint=quantization.zero_point,
             quantizedDimension=quantization.axis or 0,
@@ -225,7 +238,7 @@ class _Writer:
     def operator_code(self, kind: str, version: int) -> Any:
         code = getattr(self.schema.BuiltinOperator, kind)
         # Readers from before the 32-bit field look at the deprecated byte, which stops at 127.
-        return self.schema.OperatorCodeT(builtinCode=code, deprecatedBuiltinCode=min(code, 127), version=version)
+        return self.table("OperatorCode", builtinCode=code, deprecatedBuiltinCode=min(code, 127), version=version)
 
     def operator(self, operator: Operator) -> list[Any]:
         """The operators of the file for one operator of the graph."""
@@ -258,14 +271,15 @@ class _Writer:
                 # No code of so fine a grid comes near 6, and the code of 6 is more than LiteRT's int32 holds.
                 value = _RELU
             fields[name] = getattr(getattr(schema, value[0]), value[1]) if enumeration else value
-        entry = schema.OperatorT(
+        entry = self.table(
+            "Operator",
             opcodeIndex=self.codes.setdefault((step.kind, step.version), len(self.codes)),
             inputs=inputs,
             outputs=results,
         )
         if step.options:
             entry.builtinOptionsType = getattr(schema.BuiltinOptions, step.options)
-            entry.builtinOptions = getattr(schema, f"{step.options}T")(**fields)
+            entry.builtinOptions = self.table(step.options, **fields)
         return entry
 
 
