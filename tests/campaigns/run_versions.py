@@ -187,8 +187,8 @@ def page(found: Mapping[str, Mapping[str, Sequence[Row]]], count: int) -> str:
         f"version, on {platform.machine()}. Each number says how many of the compared results differ from the",
         "simulation. *Compared* is the largest number of results that a version computed; *n refused* says how many",
         "of the graphs the version does not run. [What the device runs](devices.md) has the full sweep of the tested",
-        "versions, `tests/campaigns/run_versions.py --count N` a larger sample of this page. A zero is no proof: 20 graphs",
-        "found 1,584 differing results in the reference kernels of 2.0.2, where 4 and 8 graphs find none.",
+        "versions, `tests/campaigns/run_versions.py --count N` a larger sample of this page. A zero is no proof: 20",
+        "graphs found 1,584 differing results in the reference kernels of 2.0.2, where 4 and 8 graphs find none.",
     ]
     for profile, by_version in found.items():
         lines += ["", f"## {TITLES[profile]}", ""]

@@ -780,6 +780,12 @@ def test_a_question_about_the_batch_without_effect_is_kept(name: str) -> None:
     assert_same(Model(lambda m, x: m.last(m.first(x) * (1.0 if asks(x) else 1.0))), rows(8))
 
 
+def test_numbers_of_examples_that_are_not_tried_are_named() -> None:
+    model = Model(lambda m, x: m.last(m.first(x) * (1.0 if any(len(x) == 3 * n for n in range(1, 61)) else 1.0)))
+    with pytest.warns(qat.NotComparedWarning, match=r"more than 48 numbers of examples; 1\d of them were not tried"):
+        qat.prepare(model, rows(8))
+
+
 def test_a_size_for_which_the_model_raises_is_none_of_its_network() -> None:
     def forward(m: Any, x: Any) -> Any:
         if len(x) == 16:

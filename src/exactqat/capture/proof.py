@@ -23,6 +23,7 @@ from typing import Protocol
 
 import numpy as np
 
+from .core.comparison import NotComparedWarning as NotComparedWarning
 from .core.watched import Asked
 
 # Relative differences below it are float32's rounding in any network.
@@ -93,10 +94,6 @@ class Evidence:
     gradients: dict[str, np.ndarray] = field(default_factory=dict)
     state: dict[str, np.ndarray] = field(default_factory=dict)
     layers: dict[str, np.ndarray] = field(default_factory=dict)
-
-
-class NotComparedWarning(UserWarning):
-    """The self-check of `prepare` could not run the user's model in training or in evaluation."""
 
 
 class HalfPrecisionWarning(UserWarning):

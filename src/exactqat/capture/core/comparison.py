@@ -10,6 +10,11 @@ from typing import Any
 from ...planning.network import Constant, Network, Step
 
 
+class NotComparedWarning(UserWarning):
+    """The self-check of `prepare` could not run the user's model in training or in evaluation, or not with all numbers
+    of examples that it asks about."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """Where two networks differ first: steps of each, None where it has none there; both None: in their results."""

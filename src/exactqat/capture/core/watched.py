@@ -20,6 +20,7 @@ import sys
 import sysconfig
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from typing import Any
 
 import numpy as np
 
+from ...planning.callers import users_line
+from .comparison import NotComparedWarning
 from .naming import PACKAGE
 
 # Every number of examples up to here is looked at, and powers of two up to the other one.
@@ -112,7 +115,7 @@ class Watch:
 
     def to_try(self, usual: Iterable[int]) -> Iterator[Asked]:
         """Numbers of examples other than the usual ones, the smallest first, `MOST` of them; those that questions add
-        on the way, too."""
+        on the way, too. Warns of those that are left."""
         tried = set(usual)
         for _ in range(MOST):
             left = set(self.found) - tried
@@ -120,6 +123,15 @@ class Watch:
                 return
             tried.add(smallest := min(left))
             yield Asked(smallest, self.found[smallest])
+        left = set(self.found) - tried
+        if left:
+            smallest = min(left)
+            warnings.warn(
+                f"the model asks about more than {MOST} numbers of examples; {len(left)} of them were not tried, the "
+                f"smallest {smallest} ({self.found[smallest]})",
+                NotComparedWarning,
+                stacklevel=users_line(),
+            )
 
     def asked(self, key: Any, truth: _Follows, frame: FrameType) -> None:
         """A question whose answer follows the batch."""
