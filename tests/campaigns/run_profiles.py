@@ -38,7 +38,7 @@ def verified(directory: Path, device: str) -> tuple[int, dict[str, int], bool, s
     status, text = run("verify", str(directory), "--device", device, "--quiet")
     found = re.findall(r"^(W\dA\d): .*?: (none|[\d,]+) of [\d,]+ integers of the outputs", text, re.M)
     differing = {network: 0 if count == "none" else int(count.replace(",", "")) for network, count in found}
-    return status, differing, "something else than was trained" not in text, text
+    return status, differing, "something other than was trained" not in text, text
 
 
 def main() -> int:
