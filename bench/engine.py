@@ -7,7 +7,7 @@
 The networks have their published shapes and random weights; no contestant is faster or slower for what the integers
 are. LiteRT runs its default kernels with as many threads; all profiles are compared with that time, since no runtime
 computes another processor's integers. --peers also times what computes the reference's integers: LiteRT's reference
-kernels and, where it is installed, TFLite-Micro, once each on one image. int16 stands for activations of 16 bits beside
+kernels and, where it is installed, TFLite-Micro, once each on one image. int16 means activations of 16 bits beside
 weights of 8 (16x8), for which LiteRT has no fast kernels: it takes seconds for an image. --quick takes two small
 networks and few turns.
 

@@ -190,7 +190,7 @@ def test_a_job_is_trained_on_for_another_device(job: tuple[Path, Results], call:
     out = tmp_path / "other"
     status, output, _ = call("train", "--from", str(source), "--device", NOW, "--out", str(out), "--epochs-qat", "3")
     assert status == 0 and f"Trained for {NOW}, starting from a job trained for {FORMER}." in output
-    assert "W4A4 QAT, EMA ranges: epoch 1 of 3, " in output and ", frozen\n" in output
+    assert "W4A4 QAT, EMA ranges: epoch 1/3, " in output and ", frozen\n" in output
     assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
     assert call("verify", str(out), "--quiet")[0] == 0 and call("verify", str(out), "--device", FORMER)[0] == 1
     network, _ = restored.restore(out / "w4a4" / "checkpoint.pt")

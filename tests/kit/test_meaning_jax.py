@@ -327,7 +327,7 @@ def test_branches_on_large_batches_are_refused_by_the_check() -> None:
         y = x @ p["a"]
         return y * 2 if x.shape[0] > 100 else y
 
-    with pytest.raises(qat.UnsupportedOperator, match="is not the model"):
+    with pytest.raises(qat.UnsupportedOperator, match="computes otherwise for"):
         prepare(function, PARAMS, X[:2])
 
 

@@ -36,7 +36,8 @@ class Profile:
             in fixed point, as the convolutions do.
         fixed_point_functions: LOGISTIC and TANH of int8 are computed in fixed point; otherwise in floating point.
         sums_as_unsigned: SUM takes int8 codes for uint8 ones.
-        blocks_filled_with_code_zero: SPACE_TO_BATCH_ND pads with code 0; otherwise with real 0.
+        blocks_filled_with_code_zero: SPACE_TO_BATCH_ND pads with code 0, as far as it was seen; otherwise with
+            real 0.
         relu6_keeps_codes: RELU6 clips the operand's codes and does not bring them onto the grid of the result.
         multiplier_dtype: what quotients of scales are formed in, where the kernels differ.
         table_dtype: what the tables for SOFTMAX of int16 are made in.
@@ -87,8 +88,8 @@ MECHANISMS: Mapping[str, str] = MappingProxyType(
         "fixed_point_functions": "a function in fixed point: TFLite-Micro computes it by integers, LiteRT with real "
         "numbers",
         "sums_as_unsigned": "a defect: LiteRT's reference kernel takes the int8 codes for uint8 ones",
-        "blocks_filled_with_code_zero": "a defect: TFLite-Micro pads with code 0, which is real 0 only where the zero "
-        "point is 0",
+        "blocks_filled_with_code_zero": "a defect: TFLite-Micro pads with code 0, and not with real 0 (once it padded "
+        "with other codes, so nothing is claimed)",
         "relu6_keeps_codes": "a defect: TFLite-Micro clips the operand's codes and takes them for the result's",
         "multiplier_dtype": "another multiplier: TFLite-Micro divides scales in float64, LiteRT in float32",
         "table_dtype": "another table: TFLite-Micro makes it in float32, LiteRT in float64",

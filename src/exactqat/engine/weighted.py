@@ -71,8 +71,10 @@ def shifted_bias(filter: np.ndarray, bias: np.ndarray, zero_point: int) -> np.nd
 
 
 def serves(inputs: Tensors, output: Tensor) -> bool:
-    """An activation and a result of one dtype, and constants."""
-    return in_one_dtype(inputs[:1], output) and inputs[1].data is not None and inputs[2].data is not None
+    """An activation and a result of one dtype, int8 weights and a bias, both constant. Weights of 16 bits, which no
+    file has, are left to the declarations."""
+    constant = inputs[1].data is not None and inputs[2].data is not None
+    return in_one_dtype(inputs[:1], output) and constant and inputs[1].dtype == "int8"
 
 
 def packed(filter: np.ndarray, bias: np.ndarray, groups: int, dot: int) -> tuple[np.ndarray, np.ndarray]:

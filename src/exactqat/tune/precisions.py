@@ -16,6 +16,7 @@ import numpy as np
 from ..deploy.graph import Graph, Operator
 from ..deploy.signature import Port
 from ..device import OPERATORS, Quantization, Tensor, per_tensor
+from ..device.file_forms import ONTO_A_GRID
 from ..device.tensor import CODE_RANGES
 from .network import FineWeights
 
@@ -23,7 +24,7 @@ INT16_LARGEST = 2**15 - 1
 # The first fine grid of a tensor: so many of its steps are one of 8 bits, which leaves room for 8 times the range.
 FIRST_STEPS = 16
 # The operator between grids of any dtype.
-CONVERSION = next(kind for kind, operator in OPERATORS.items() if operator.changes_dtype)
+(CONVERSION,) = ONTO_A_GRID
 # Room above the largest magnitude seen.
 MARGIN = 2.0
 
