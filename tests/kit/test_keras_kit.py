@@ -37,7 +37,7 @@ def run(backend: str, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("backend", "name", "options"),
     [
-        ("jax", "ds_cnn", []),
+        pytest.param("jax", "ds_cnn", [], marks=pytest.mark.slow),
         ("torch", "functional", ["--learned"]),
         ("torch", "recurrent", []),
         ("tensorflow", "ds_cnn", []),
@@ -54,8 +54,8 @@ def test_a_network_goes_to_the_device(backend: str, name: str, options: list[str
 @pytest.mark.parametrize(
     ("backend", "module", "count"),
     [
-        ("jax", "keras_training.py", 4),
-        ("jax", "keras_evaluation.py", 1),
+        pytest.param("jax", "keras_training.py", 4, marks=pytest.mark.slow),
+        pytest.param("jax", "keras_evaluation.py", 1, marks=pytest.mark.slow),
         ("torch", "keras_evaluation.py", 1),
         pytest.param(BACKEND, "keras_arguments.py", 1, marks=pytest.mark.slow),
         pytest.param(BACKEND, "keras_use.py", 9, marks=pytest.mark.slow),
@@ -66,6 +66,7 @@ def test_checks(backend: str, module: str, count: int, tmp_path: Path, monkeypat
     assert run(backend, str(HERE / module)) == f"{count} checks passed\n"
 
 
+@pytest.mark.slow
 def test_names_of_tfmot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
     monkeypatch.chdir(tmp_path)
