@@ -95,11 +95,10 @@ def test_what_is_written_after_training_is_what_training_computed(name: str, tmp
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
     for _ in range(2):
         optimizer.zero_grad()
-        sum(
-            each.square().sum() for each in (lambda y: y.values() if isinstance(y, dict) else [y])(model(*reals))
-        ).backward()
+        model(*reals).square().sum().backward()
         optimizer.step()
-        qat.freeze(model) if not model.frozen else None
+        if not model.frozen:
+            qat.freeze(model)
     moved = [key for key, value in model.named_parameters() if not torch.equal(value, before[key])]
     assert any(key.endswith(".weight") for key in moved) and any(key.endswith(".scale") for key in moved)
     model.eval()
