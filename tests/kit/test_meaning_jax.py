@@ -230,6 +230,7 @@ ASKED = {
     "half of it": lambda x: 0.5 * x.shape[0] == 8,
     "its root": lambda x: math.sqrt(x.shape[0]) == 4,
     "nothing but plain numbers": lambda x: strictly(x.shape[0]) == 16,
+    "a number of no other class": lambda x: type(x.shape[0]) is int and x.shape[0] == 16,
 }
 WITHIN = {
     "jit": jax.jit,

@@ -740,6 +740,13 @@ def strictly(size: int) -> int:
     return size
 
 
+SIXTEEN = 16
+
+
+def is_sixteen(size: int) -> bool:
+    return size.__class__ is int and size == SIXTEEN
+
+
 # Which answer alike for all sizes that are always tried.
 ASKED = {
     "one size": lambda x: x.shape[0] == 16,
@@ -764,6 +771,9 @@ ASKED = {
     "a text": lambda x: f"{x.shape[0]}" == "16",
     "a plain number": lambda x: int(x.shape[0]) == 16,
     "nothing but plain numbers": lambda x: strictly(x.shape[0]) == 16,
+    "a number of no other class": lambda x: type(x.shape[0]) is int and x.shape[0] == 16,
+    "its class by name": lambda x: type(len(x)).__name__ == "int" and len(x) in (16, 48),
+    "no other class, in a function": lambda x: is_sixteen(x.shape[0]),
 }
 
 
@@ -1156,6 +1166,21 @@ def test_a_compiled_model_does_not_depend_on_the_number_of_examples() -> None:
     """torch.compile notes sizes in guards and calls other functions after a while: it is read as it was written."""
     model = torch.compile(Model(lambda m, x: m.last(m.first(x))))
     assert prepared_quietly(model, rows(8)).proof.trials
+
+
+SIMILARITIES = {
+    "shorter than epsilon": lambda m, x: F.cosine_similarity(m.first(x) * 1e-4, x, eps=1e-2),
+    "shorter than the usual epsilon": lambda m, x: F.cosine_similarity(m.first(x) * 1e-10, x),
+    "with a parameter": lambda m, x: F.cosine_similarity(m.first(x), m.factor * 1e-3, dim=1, eps=0.1),
+    "with a row of parameters": lambda m, x: F.cosine_similarity(m.first(x)[:, None], m.weight[None] / 99, 2, 0.1),
+    "along what is repeated": lambda m, x: F.cosine_similarity(x[:, :, None], m.first(x)[:, None], dim=-1),
+}
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_the_gradient_of_a_cosine_similarity_is_that_of_pytorch(name: str) -> None:
+    # Which goes through the least length that it divides by.
+    assert_same(Model(SIMILARITIES[name]), rows(8))
 
 
 def test_hooks_that_need_gradients_are_compared() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...capture.core.refusals import first_line
 from ...capture.proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
 from ...capture.torch.custom import with_hooks
 from ...capture.torch.gradients import checkpoints_run_once
@@ -146,8 +147,7 @@ class _Sides:
                     after = _tensors(model(*args, **kwargs))
                 evidence.results |= {f"{name} (evaluated after a step)": _array(each) for name, each in after.items()}
         except Exception as error:
-            lines = str(error).strip().splitlines() or [""]
-            raise CannotRun(f"{type(error).__name__}: {lines[0]}") from error
+            raise CannotRun(f"{type(error).__name__}: {first_line(error)}") from error
         return evidence
 
     def _gradients(
