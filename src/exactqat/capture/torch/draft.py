@@ -94,7 +94,7 @@ def read(
             if isinstance(held, FakeTensor):
                 raise CaptureError(
                     "the model cannot be captured: it makes a tensor of its input in a way that cannot be followed, "
-                    "such as torch.autograd.grad, numpy() or tolist() in forward"
+                    "such as torch.vmap, torch.autograd.grad, numpy() or tolist() in forward"
                 )
             content = Content(meta, node=Node("data", (held.detach(),)))
             # One that forward makes itself is no tensor of the model's.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -170,9 +171,11 @@ class _Sides:
 def _array(tensor: Tensor) -> np.ndarray:
     """Values in NumPy; zeros of what has none (fake and meta tensors)."""
     tensor = tensor.detach()
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.device.type == "meta":
+    if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
         kind = np.float32 if tensor.is_floating_point() else np.int64
         return np.zeros(tuple(tensor.shape), kind)
+    # A class of the user's own would have its say in what follows.
+    tensor = tensor.as_subclass(Tensor)
     return tensor.to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype).numpy(force=True).copy()
 
 
