@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -150,6 +151,16 @@ def test_custom_gradients_reach_the_frozen_network_and_the_device(name: str) -> 
     graph = prepared.lower(params, state)
     codes = deploy.simulate(graph, deploy.quantize(X, graph.tensors["input"].quantization))
     assert codes is not None
+
+
+def test_a_rule_around_a_function_that_holds_values_is_refused() -> None:
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def applied(function: Any, x: Any) -> Any:
+        return function(x)
+
+    applied.defvjp(lambda function, x: (function(x), x), lambda function, x, gradient: (2 * gradient,))
+    with pytest.raises(qat.UnsupportedOperator, match="gradient rule cannot be applied .*closed-over value"):
+        prepare(lambda p, x: applied(lambda y: y @ p["a"], x), PARAMS, X[:2])
 
 
 def test_a_rule_that_closes_over_values_is_refused() -> None:
