@@ -357,4 +357,12 @@ def _refuse_what_is_not_given(c: Any, node: Any, name: str) -> None:
         pending += current.all_input_nodes
 
 
-__all__ = ["NAMESPACE", "Marked", "checkpoints_run_once", "marking", "read_mark", "refuse_read_tensors", "with_gradient"]
+__all__ = [
+    "NAMESPACE",
+    "Marked",
+    "checkpoints_run_once",
+    "marking",
+    "read_mark",
+    "refuse_read_tensors",
+    "with_gradient",
+]
