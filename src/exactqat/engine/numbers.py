@@ -32,7 +32,7 @@ def quantized(values: np.ndarray, tensor: Tensor) -> tuple[np.ndarray, np.ndarra
     found = np.empty((rows, -(-length // PIECE)), np.uint8)
     numbers = {"scale": float(scale), "zero_point": zero_point}
     run("integer_quantize", [values.reshape(rows, length)], [codes.reshape(rows, length), found], **numbers)
-    return codes, found.any(1)
+    return codes, np.asarray(found.any(1))
 
 
 def dequantized(codes: np.ndarray, tensor: Tensor) -> np.ndarray:

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,21 +27,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from exactqat.jax import CAN_CUT, aval_of, current_mesh, host_target
 
+from ..core.primitives import HostFunction
+
 EXPORT = (
     "a frozen network computes its device's integers on this host, which jax.export cannot take along: prepare it with "
     "device=None, or deploy the graph that lower gives"
 )
-
-
-class Function(Protocol):
-    """What computes arrays from two lists of arrays, and may be called from several threads; `DeviceNetwork` is one."""
-
-    def __call__(self, trained: Sequence[np.ndarray], features: Sequence[np.ndarray], /) -> Any: ...
-
-    @property
-    def batch_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Along which axes of the features and of the results examples lie, one after the other; None if each has
-        several rows."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +49,7 @@ _call.multiple_results = True
 
 
 def call(
-    function: Function, likes: Sequence[jax.Array], trained: Sequence[jax.Array], features: Sequence[jax.Array]
+    function: HostFunction, likes: Sequence[jax.Array], trained: Sequence[jax.Array], features: Sequence[jax.Array]
 ) -> list[jax.Array]:
     """One array for each of `likes`, with its type."""
     arrays = [jnp.asarray(each) for each in (*trained, *features)]
@@ -82,7 +73,7 @@ _functions: dict[int, tuple[weakref.ref[Any], _Signature]] = {}
 _numbers: weakref.WeakKeyDictionary[Any, dict[_Signature, int]] = weakref.WeakKeyDictionary()
 
 
-def _number_of(function: Function, signature: _Signature) -> int:
+def _number_of(function: HostFunction, signature: _Signature) -> int:
     known = _numbers.setdefault(function, {})
     if signature not in known:
         number = known[signature] = secrets.randbits(62)
@@ -104,8 +95,8 @@ def _answer(
         each.flags.writeable = False
     try:
         made = _computed(function, signature.trained, given)
-        for each, value, dtype in zip(results, made, signature.results, strict=True):
-            _array(*each, dtype)[...] = value
+        for place, value, dtype in zip(results, made, signature.results, strict=True):
+            _array(*place, dtype)[...] = value
     except ValueError as error:  # weights that the device cannot take
         return str(error)
     except Exception:
@@ -117,10 +108,11 @@ def _array(address: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size == 0:
         return np.empty(shape, dtype)
-    return np.ndarray(shape, dtype, (ctypes.c_char * size).from_address(address))
+    memory: Any = (ctypes.c_char * size).from_address(address)
+    return np.ndarray(shape, dtype, memory)
 
 
-def _computed(function: Function, trained: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _computed(function: HostFunction, trained: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     made = function(arrays[:trained], arrays[trained:])
     return [made] if isinstance(made, np.ndarray) else list(made)
 
@@ -129,7 +121,7 @@ def _computed(function: Function, trained: int, arrays: Sequence[np.ndarray]) ->
 
 
 @_call.def_impl
-def _(*arrays: Any, function: Function, likes: Any, trained: int, parts: Any, kept: bool) -> list[Any]:
+def _(*arrays: Any, function: HostFunction, likes: Any, trained: int, parts: Any, kept: bool) -> list[Any]:
     made = _computed(function, trained, [np.asarray(each) for each in arrays])
     spread = next((each.sharding for each in arrays[trained:] if len(each.devices()) > 1), None)
     if isinstance(spread, NamedSharding) and function.batch_axes is not None:
@@ -142,7 +134,7 @@ def _(*arrays: Any, function: Function, likes: Any, trained: int, parts: Any, ke
 
 
 @_call.def_abstract_eval
-def _(*avals: Any, function: Function, likes: Any, trained: int, parts: Any, kept: bool) -> list[Any]:
+def _(*avals: Any, function: HostFunction, likes: Any, trained: int, parts: Any, kept: bool) -> list[Any]:
     return list(likes)
 
 
@@ -173,7 +165,7 @@ def _refuse_export(context: Any) -> None:
 
 
 def _lower_on_cpu(
-    context: Any, *values: Any, function: Function, likes: Any, trained: int, parts: Any, kept: bool
+    context: Any, *values: Any, function: HostFunction, likes: Any, trained: int, parts: Any, kept: bool
 ) -> Any:
     _refuse_export(context)
     target = host_target(_answer)
@@ -197,7 +189,7 @@ def _lower_on_cpu(
 
 
 def _lower_elsewhere(
-    context: Any, *values: Any, function: Function, likes: Any, trained: int, parts: Any, kept: bool
+    context: Any, *values: Any, function: HostFunction, likes: Any, trained: int, parts: Any, kept: bool
 ) -> Any:
     _refuse_export(context)
 
@@ -226,7 +218,7 @@ class _Cut:
         operands, results: how each array lies.
     """
 
-    def __init__(self, function: Function, likes: Any, trained: int, mesh: Any, given: Sequence[Any]) -> None:
+    def __init__(self, function: HostFunction, likes: Any, trained: int, mesh: Any, given: Sequence[Any]) -> None:
         axes = function.batch_axes
         assert axes is not None
         found = None
@@ -244,7 +236,7 @@ class _Cut:
         self.results = [NamedSharding(mesh, PartitionSpec(*[None] * axis, found)) for axis in axes[1]]
 
 
-def _in_parts(function: Function, likes: Any, trained: int, arrays: Sequence[Any]) -> Any:
+def _in_parts(function: HostFunction, likes: Any, trained: int, arrays: Sequence[Any]) -> Any:
     """The call as XLA may cut it; None where it may not."""
     axes = function.batch_axes
     if axes is None or not CAN_CUT:

@@ -20,6 +20,7 @@ from jax import Array, lax
 import exactqat as eq
 from exactqat.jax import mesh_size, placed_like, replicas
 
+from ..core.primitives import HostFunction
 from . import host
 
 Pairs = Sequence[Sequence[int]]
@@ -81,7 +82,7 @@ def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Arra
     return primals[0], tangents[1]
 
 
-def on_host(function: host.Function, like: Array, first: Sequence[Array], second: Sequence[Array]) -> Array:
+def on_host(function: HostFunction, like: Array, first: Sequence[Array], second: Sequence[Array]) -> Array:
     """What a function of two lists of NumPy arrays makes, with the gradient of `like`, whose shape and type it has."""
     if _blocks([like, *first, *second]):
         warnings.warn(
@@ -102,7 +103,7 @@ def _blocks(arrays: Sequence[Array]) -> bool:
 
 
 def network_on_host(
-    function: host.Function, like: Callable[[], Sequence[Array]], first: Sequence[Array], second: Sequence[Array]
+    function: HostFunction, like: Callable[[], Sequence[Array]], first: Sequence[Array], second: Sequence[Array]
 ) -> list[Array] | None:
     """What a function of two lists of NumPy arrays makes: one array for each of `like()`, with its shape, its type and
     its gradient. XLA drops what only gradients need where nobody asks for them, and outside of traced functions
