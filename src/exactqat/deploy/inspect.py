@@ -484,7 +484,7 @@ def _compare(graph: Graph, folder: str, ran: Sequence[str]) -> None:
         simulated: dict[str, dict[str, np.ndarray]] = {}
         for profile in PROFILES:
             try:
-                simulated[profile] = simulate(graph, batch, profile, results)
+                simulated[profile] = simulate(graph, batch, profile, results, progress=False)
             except ValueError as error:
                 refused[profile] = str(error)
         for pair, tallies in pairs.items():

@@ -168,7 +168,7 @@ def _values(content: bytes, file: TfliteFile, sought: _Sought, batch: Codes, num
     if not names:
         return {}
     if not sought.runtime:
-        return simulate(file.graph, batch, sought.first, names)
+        return simulate(file.graph, batch, sought.first, names, progress=False)
     ends = tuple(end.name for end in file.inputs)
     opened = open_runtime(
         with_outputs_at(content, [file.positions[name] for name in names]), ends, names, sought.first, True
@@ -190,9 +190,9 @@ def difference(first: str | Profile, second: str | Profile) -> Differs:
 
 def both(graph: Graph, codes: Codes, first: Profile, second: Profile) -> tuple[Codes, Codes]:
     """The graph's results on either side."""
-    simulated = simulate(graph, codes, second)
+    simulated = simulate(graph, codes, second, progress=False)
     if first.name != second.name:
-        return simulate(graph, codes, first), simulated
+        return simulate(graph, codes, first, progress=False), simulated
     return open_runtime(tflite_bytes(graph), graph.inputs, graph.outputs, first).run(codes), simulated
 
 

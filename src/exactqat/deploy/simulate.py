@@ -10,7 +10,7 @@ and MEASURED over how many results.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from ..device import PROFILES, Profile, profile_named
 from ..device.tensor import dequantize, quantize
 from ..engine import Compiled, compiled_for
+from ..progress import Clock
 from .graph import Graph, Operator, require_graph
 
 
@@ -47,19 +48,24 @@ def simulate(
     device: str | Profile = "xnnpack",
     tensors: Sequence[str] | None = None,
     batch_size: int = 8,
+    progress: Callable[[int, int], None] | bool | None = None,
 ) -> dict[str, np.ndarray]:
     """Codes of `tensors` (default: the graph's outputs) for a batch of input codes.
 
     x: int8 or int16, like the graph's input, [batch, ...] for a graph with one input, or one such array per input name.
     device: one of `PROFILES`, a short name of one, or a `Profile`; every (operator, device) pair in EXACT is bit-exact.
-    `batch_size` examples are computed at a time, which limits memory use.
+    `batch_size` examples are computed at a time: memory is that of their activations and of what is returned.
+    progress: called after each of these with how many examples are done, and how many there are; True: a line on
+    standard error; None: likewise if that is a terminal and it takes more than a moment; False: nothing.
     """
     inputs = check_inputs(graph, x)
     wanted = tuple(dict.fromkeys(graph.outputs if tensors is None else tensors))
     unknown = [name for name in wanted if name not in (*graph.inputs, *graph.results())]
     if unknown:
         raise ValueError(f"tensors names {unknown}, which the graph does not compute")
-    return compiled_for(graph, profile_named(device)).run(inputs, wanted, batch_size)
+    profile = profile_named(device)
+    tell = progress if callable(progress) else Clock.counting(f"simulating {profile.name}", progress)
+    return compiled_for(graph, profile).run(inputs, wanted, batch_size, tell)
 
 
 def check_inputs(graph: Graph, x: np.ndarray | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

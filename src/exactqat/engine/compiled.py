@@ -20,6 +20,9 @@ from .forms import Form, Part, make
 # Of a network: memory is kept for so many kinds of calls.
 PROGRAMS = 2
 
+# A kernel's plan and the addresses that it takes.
+Plan = tuple[Any, tuple[int, ...]]
+
 
 class Step(Protocol):
     """An operator of a graph."""
@@ -45,14 +48,6 @@ class Network(Protocol):
     def inputs(self) -> tuple[str, ...]: ...
     @property
     def outputs(self) -> tuple[str, ...]: ...
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """An operator at places in memory. plans: kernels and the addresses that they take; none: by its declaration."""
-
-    step: int
-    plans: tuple[tuple[Any, tuple[int, ...]], ...]
 
 
 class Compiled:
@@ -132,11 +127,11 @@ class Compiled:
             return self._by_declaration(number, codes)[step.outputs.index(result)]
         arrays = [np.ascontiguousarray(array) for array in arrays]
         (examples,) = counts
-        arrays.append(np.empty(self._shape(result, examples), self._tensors[result].dtype))
-        if arrays[-1].size:
-            for plan, addresses in planned(form, arrays):
+        results = {name: np.empty(self._shape(name, examples), self._tensors[name].dtype) for name in step.outputs}
+        if examples:
+            for plan, addresses in planned(form, [*arrays, *reversed(results.values())]):
                 plan(*addresses)
-        return arrays[-1]
+        return results[result]
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of that name, as the graph has it."""
@@ -207,9 +202,7 @@ class Compiled:
         if number not in self._forms:
             step = self._steps[number]
             inputs, output = [self._tensors[name] for name in step.inputs], self._tensors[step.outputs[0]]
-            one = len(step.outputs) == 1
-            form = make(OPERATORS[step.kind], inputs, output, step.attributes, self.profile) if one else ()
-            self._forms[number] = form
+            self._forms[number] = make(OPERATORS[step.kind], inputs, output, step.attributes, self.profile)
         return self._forms[number]
 
     def _take_over(self, like: Compiled) -> None:
@@ -239,14 +232,13 @@ class Compiled:
                 program.views[name][...] = part
             if name in results:
                 results[name][start * rows : (start + count) * rows] = part
-        for bound in program.steps:
-            if bound.plans:
-                for plan, addresses in bound.plans:
-                    plan(*addresses)
-            else:
-                names = self._steps[bound.step].outputs
-                for name, codes in zip(names, self._by_declaration(bound.step, program.views), strict=True):
-                    program.views[name][...] = codes
+        for kernels in program.parts:
+            if not isinstance(kernels, int):
+                kernels()
+                continue
+            names = self._steps[kernels].outputs
+            for name, codes in zip(names, self._by_declaration(kernels, program.views), strict=True):
+                program.views[name][...] = codes
         for name, result in results.items():
             if name not in given:
                 rows = self._tensors[name].shape[0]
@@ -288,17 +280,22 @@ class Compiled:
                 if data is not None:
                     constants[name] = np.ascontiguousarray(data)
         arrays = {**views, **constants}
-        bound = []
+        parts: list[Any] = []
+        together: list[Plan] = []
         for number in steps:
-            step = self._steps[number]
-            plans = planned(self._form(number), [arrays[name] for name in (*step.inputs, step.outputs[0])])
-            bound.append(_Bound(number, plans))
-        return _Program(views, constants, tuple(bound))
+            step, form = self._steps[number], self._form(number)
+            if form:
+                together += planned(form, [arrays[name] for name in (*step.inputs, *reversed(step.outputs))])
+                continue
+            parts += [*_in_one_call(together), number]
+            together = []
+        return _Program(views, constants, (*parts, *_in_one_call(together)))
 
 
-def planned(form: Form, arrays: Sequence[np.ndarray]) -> tuple[tuple[Any, tuple[int, ...]], ...]:
-    """The kernels of an operator and the addresses that they take: of its operands, the result, and constants."""
-    plans = []
+def planned(form: Form, arrays: Sequence[np.ndarray]) -> list[Plan]:
+    """The kernels of an operator and the addresses that they take: of its operands, its results (the first one last),
+    and constants."""
+    plans: list[Plan] = []
     for call in form:
         described, addresses = [], []
         for operand in (*call.operands, call.result):
@@ -311,16 +308,22 @@ def planned(form: Form, arrays: Sequence[np.ndarray]) -> tuple[tuple[Any, tuple[
             addresses.append(array.ctypes.data)
         plan = cpu.kernels.plan(call.kernel, described, len(call.operands), dict(call.numbers))
         plans.append((plan, tuple(addresses)))
-    return tuple(plans)
+    return plans
+
+
+def _in_one_call(plans: list[Plan]) -> list[Callable[[], None]]:
+    """What runs them one after the other without coming back to Python between them; nothing for none."""
+    return [cpu.kernels.Program(plans)] if plans else []
 
 
 @dataclass(frozen=True)
 class _Program:
-    """views: of activations in one block of memory; constants: whose addresses kernels take."""
+    """views: of activations in one block of memory; constants: whose addresses kernels take; parts: kernels in a row,
+    or the number of an operator that its declaration computes."""
 
     views: dict[str, np.ndarray]
     constants: dict[str, np.ndarray]
-    steps: tuple[_Bound, ...]
+    parts: tuple[Callable[[], None] | int, ...]
 
 
 _known: weakref.WeakKeyDictionary[Any, dict[Profile, Compiled]] = weakref.WeakKeyDictionary()

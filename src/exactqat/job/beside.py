@@ -56,7 +56,7 @@ def beside_training(
         trained = device_codes(model, split.images[images], lowered=lowered)
         answers[""].append(trained[output].argmax(1))
         for device in devices:
-            integers = simulate(graph, codes[images], device, tensors=list(trained))
+            integers = simulate(graph, codes[images], device, tensors=list(trained), progress=False)
             answers[device].append(integers[output].argmax(1))
             for name, own in trained.items():
                 tallies[device].setdefault(name, Tally()).add(integers[name], own, "training")

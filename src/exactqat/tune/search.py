@@ -17,13 +17,13 @@ from ..deploy.signature import input_codes, output_values
 from ..deploy.simulate import simulate
 from ..device import Profile, profile_named
 from ..device.operator import Refusal
+from ..progress import Clock, Progress
 from .correction import corrected
 from .equalization import equalized
 from .metrics import Data, Metric, accuracy, decibels, score
 from .network import Candidate, Ends
 from .observing import Observer, Seen
 from .precisions import Part
-from .progress import Clock, Progress
 from .ranges import WAYS, all_by, chosen, open_grids
 from .rounding import rounded
 from .sensitivity import Evaluation, Key, at_two_precisions
@@ -176,7 +176,7 @@ def mark(
     graph: Graph, device: str, inputs: Any, targets: Any, metric: Metric, reference: Mapping[str, np.ndarray]
 ) -> Mark:
     """Evaluates a network, in any process."""
-    codes = simulate(graph, input_codes(graph, inputs), device, batch_size=BATCH)
+    codes = simulate(graph, input_codes(graph, inputs), device, batch_size=BATCH, progress=False)
     outputs = output_values(graph, codes)
     whole = Data((inputs, targets), True)
     count = min(BLOCKS, whole.examples // LEAST_IN_BLOCK)

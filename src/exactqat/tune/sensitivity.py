@@ -23,10 +23,10 @@ from ..device.tensor import CODE_RANGES, dequantize
 from ..display import shortened, table
 from ..engine import Compiled
 from ..planning.plans import PlanInput, PlanStep
+from ..progress import Clock, Progress
 from .metrics import Data, Metric, accuracy, decibels, score
 from .network import Candidate, FineWeights
 from .precisions import Part, Precisions
-from .progress import Clock, Progress
 from .reasons import Values, reasons_of_weights
 
 MEASURES = ("alone", "fine", "cumulative")

@@ -425,9 +425,9 @@ def prepare(
             decides. The input is called ``"input"``.
         deployable: refuse rules that the device cannot run.
         device: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are made
-            on the host, by a callback for each layer. None: it stays fake quantization, which rounds sums otherwise (up
-            to some percent of a deep network's codes) and needs no callback, on an accelerator for instance or for
-            `jax.export`.
+            on the host: on CPUs by a custom call, elsewhere by callbacks. None: it stays fake quantization, which
+            rounds sums otherwise (up to some percent of a deep network's codes) and needs no host, on an accelerator
+            for instance or for `jax.export`.
         keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax that is the model's last step is a part
             of the device's network: then the file returns what the model does, in the device's integers (a softmax in
             steps of 1/256). If not, the model trains and predicts with it, and the file returns what it is computed

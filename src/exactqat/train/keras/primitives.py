@@ -16,6 +16,8 @@ from keras import ops
 
 import exactqat
 
+from ..core.primitives import HostFunction
+
 Pairs = Sequence[Sequence[int]]
 
 
@@ -63,9 +65,7 @@ def straight_through(value: Any, gradient_of: Any) -> Any:
 with_gradient_of = straight_through
 
 
-def on_host(
-    function: Callable[[list[Any], list[Any]], Any], like: Any, first: Sequence[Any], second: Sequence[Any]
-) -> Any:
+def on_host(function: HostFunction, like: Any, first: Sequence[Any], second: Sequence[Any]) -> Any:
     """What a function of two lists of NumPy arrays makes, with the gradient of `like`, whose shape and type it has."""
     backend = keras.backend.backend()
     if backend == "jax":
@@ -89,7 +89,7 @@ def on_host(
 
 
 def network_on_host(
-    function: Callable[[list[Any], list[Any]], list[Any]],
+    function: HostFunction,
     like: Callable[[], Sequence[Any]],
     first: Sequence[Any],
     second: Sequence[Any],
