@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +32,9 @@ from .store import delivered
 
 
 def describe_network(settings: Settings, dataset: Dataset) -> dict[str, Any]:
-    return {
+    # Only where it was asked for: networks of before have none either.
+    divided = {} if settings.split is None else {"split": settings.split}
+    return divided | {
         "format": checkpoints.CHECKPOINT_FORMAT,
         "data": settings.data,
         "image_size": settings.image_size,
@@ -75,6 +78,11 @@ def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, di
     training.load_state(restored, checkpoint["state"], path)
     restored.eval()
     return restored, checkpoint | {"profile": restored.profile}
+
+
+def data_of(checkpoint: Mapping[str, Any]) -> Dataset:
+    """What the network of a checkpoint was trained, validated and tested on."""
+    return load(checkpoint["data"], checkpoint["image_size"], checkpoint.get("split"))
 
 
 def restore_graph(path: Path, model: str | None = None) -> tuple[Graph, dict[str, Any]]:
@@ -180,7 +188,7 @@ def verify_directory(
             progress.begin(f"{folder.name.upper()} on the runtime")
             restored, checkpoint = restore(folder / "checkpoint.pt", model)
             graph = lowered(restored, folder / "checkpoint.pt")
-            dataset = dataset or load(checkpoint["data"], checkpoint["image_size"])
+            dataset = dataset or data_of(checkpoint)
             path, codes = folder / "model.tflite", input_codes(graph, dataset)
             wanted, not_run = device or cast(str, restored.profile), ""
             try:

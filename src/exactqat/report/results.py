@@ -19,6 +19,19 @@ from ..qat import PreparedModel, RangePolicy, Rule
 from .luck import Paired, paired
 
 
+@dataclass(frozen=True)
+class Mark:
+    """What a benchmark asks of a network on its device.
+
+    Attributes:
+        title: of the benchmark.
+        least: the accuracy on the test images, at least.
+    """
+
+    title: str
+    least: float
+
+
 class Asked(Protocol):
     """What a page shows of the settings of a job; `exactqat.job.Settings` are such."""
 
@@ -36,6 +49,9 @@ class Asked(Protocol):
     def from_job(self) -> str | None: ...
     @property
     def precisions(self) -> Mapping[str, tuple[int, int]]: ...
+    @property
+    def mark(self) -> Mark | None: ...
+    def training_sentences(self) -> list[str]: ...
     def commands(self) -> tuple[str, ...]: ...
     def stored(self) -> dict[str, Any]: ...
 
@@ -89,11 +105,13 @@ class Dataset:
 
 @dataclass
 class History:
-    """One entry per epoch."""
+    """One entry per epoch; None where a job of an earlier version did not record it. learning_rate: of the weights."""
 
     loss: list[float] = field(default_factory=list)
     validation_accuracy: list[float] = field(default_factory=list)
     frozen_from: int | None = None
+    validation_loss: list[float | None] = field(default_factory=list)
+    learning_rate: list[float | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -221,6 +239,7 @@ class Outcome:
 class Results:
     """Everything the report and the table tell.
 
+    seconds: that the job took, over all its runs; runs: how often it was started.
     fit: what float training took from the weights it was given, if any. formerly: the device that the networks were
     trained for at first, if not for this one. float_predictions: the float network's answer to every test image, [n].
     """
@@ -235,6 +254,7 @@ class Results:
     outcomes: list[Outcome]
     seconds: float = 0.0
     resumed: bool = False
+    runs: int = 1
     fit: Fit | None = None
     formerly: str = ""
     float_predictions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
