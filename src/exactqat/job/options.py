@@ -409,6 +409,11 @@ def declared() -> tuple[Field[Any], ...]:
     return fields(Options)
 
 
+def stored(value: Any) -> Any:
+    """A setting as JSON has it."""
+    return list(value) if isinstance(value, tuple) else value
+
+
 def defaults() -> dict[str, Any]:
-    """What is used if nothing is given."""
-    return {each.name: each.default for each in declared()}
+    """What is used if nothing is given, as JSON has it."""
+    return {each.name: stored(each.default) for each in declared()}

@@ -14,7 +14,7 @@ from ..report.text import option_of, option_value, shell_word
 from . import manner, training
 from .devices import device_named
 from .models import NETWORKS
-from .options import MOST_BITS, Options, declared
+from .options import MOST_BITS, Options, declared, stored
 from .recipes import chosen, recipe_named
 
 # Bits of weights and of activations, if the user names none.
@@ -105,8 +105,7 @@ class Settings(Options):
 
     def stored(self) -> dict[str, Any]:
         """All of them but the directory, for job.json."""
-        values = {entry.name: getattr(self, entry.name) for entry in declared()}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return {entry.name: stored(getattr(self, entry.name)) for entry in declared()}
 
     def commands(self) -> tuple[str, ...]:
         """What repeats the job, and what verifies its files again."""
