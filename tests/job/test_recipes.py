@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MLPerf Tiny's recipes: the benchmark's networks, sizes and pass marks, on made-up data of the benchmark's shapes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("ai_edge_litert")
+pytest.importorskip("typer")
+
+from exactqat import cli  # noqa: E402
+from exactqat.job import data, models, recipes  # noqa: E402
+from exactqat.job.settings import METHODS, Settings  # noqa: E402
+from exactqat.report import findings  # noqa: E402
+
+
+def made_up(name: str, each: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs of a recipe's shape, `each` of every class: a pattern of the class in noise. They are no benchmark's."""
+    recipe = recipes.recipe_named(name)
+    channels, height, width = recipe.shape
+    generator = np.random.default_rng(seed)
+    patterns = generator.uniform(0, 1, (recipe.classes, channels, height // 4 + 1, width // 2 + 1))
+    patterns = patterns.repeat(4, 2).repeat(2, 3)[:, :, :height, :width]
+    y = np.arange(each * recipe.classes) % recipe.classes
+    x = 0.5 * patterns[y] + generator.uniform(0, 0.5, (len(y), channels, height, width))
+    if channels == 3:
+        return (x * 255).astype(np.uint8).transpose(0, 2, 3, 1), y
+    # Features may be negative.
+    return (40 * x[:, 0] - 20).astype(np.float32), y
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["exactqat", *map(str, arguments)])
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "least"),
+    [
+        # The benchmark's published sizes (arXiv:2106.07597): 52.5 kB, 325 kB and 96 kB of int8 files.
+        ("mlperf-tiny/kws", (22_000, 26_000), 0.90),
+        ("mlperf-tiny/vww", (205_000, 225_000), 0.80),
+        ("mlperf-tiny/ic", (76_000, 80_000), 0.85),
+    ],
+)
+def test_networks_and_marks_are_the_benchmarks(name: str, parameters: tuple[int, int], least: float) -> None:
+    recipe = recipes.recipe_named(name)
+    assert recipe.mark.least == least
+    settings = Settings(Path("x"), **recipes.chosen({"recipe": name}))
+    assert settings.mark == recipe.mark and settings.precisions == {"w8a8": (8, 8)}
+    network = models.network(settings.model, recipe.shape, recipe.classes).eval()
+    assert network(torch.zeros(2, *recipe.shape)).shape == (2, recipe.classes)
+    assert parameters[0] <= sum(each.numel() for each in network.parameters()) <= parameters[1]
+    assert settings.commands()[0] == f"exactqat train --restart --out x --recipe {name}"
+
+
+def test_what_is_given_replaces_what_a_recipe_says() -> None:
+    given = {"recipe": "mlperf-tiny/ic", "epochs_float": 5, "optimizer": "sgd"}
+    settings = Settings(Path("x"), **recipes.chosen(given))
+    assert (settings.epochs_float, settings.optimizer, settings.model) == (5, "sgd", "resnet8")
+    command = settings.commands()[0]
+    assert command.endswith("--recipe mlperf-tiny/ic --epochs-float 5 --optimizer sgd")
+    assert Settings(Path("x"), **json.loads(json.dumps(settings.stored()))) == settings
+    with pytest.raises(ValueError, match="recipe must be one of mlperf-tiny/kws, .*, got 'kws'"):
+        recipes.chosen({"recipe": "kws"})
+
+
+def test_data_for_another_recipe_are_refused_with_both_shapes(tmp_path: Path) -> None:
+    x, y = made_up("mlperf-tiny/kws", 5)
+    np.savez(tmp_path / "words.npz", x=x, y=y)
+    words = data.load(str(tmp_path / "words.npz"))
+    assert recipes.check_data("mlperf-tiny/kws", words) == []
+    with pytest.raises(ValueError, match=r"takes images in color, scaled to 32x32: .*\[3, 32, 32\]; .*\[1, 49, 10\]"):
+        recipes.check_data("mlperf-tiny/ic", words)
+    few = data.from_pairs([(image, label) for image, label in zip(x, y, strict=True) if label < 4])
+    assert "has 12 classes, these data have 4" in recipes.check_data("mlperf-tiny/kws", few)[0]
+
+
+@pytest.mark.parametrize(("accuracy", "passes"), [(0.9, True), (0.8999, False)])
+def test_the_devices_accuracy_passes_or_does_not(accuracy: float, passes: bool) -> None:
+    settings = Settings(Path("x"), **recipes.chosen({"recipe": "mlperf-tiny/kws"}))
+    outcome = SimpleNamespace(device_accuracy=accuracy, test_accuracy=1.0)
+    results: Any = SimpleNamespace(settings=settings, chosen=lambda precision: outcome)
+    ((found, sentence),) = findings.passing(results)
+    assert found is passes and sentence.startswith("MLPerf Tiny, keyword spotting: W8A8 ")
+    assert ("does not pass" in sentence) is not passes and "on xnnpack-x86; at least 90% is asked" in sentence
+    results.settings = Settings(Path("x"))
+    assert findings.passing(results) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "each"), [("mlperf-tiny/kws", 15), ("mlperf-tiny/vww", 20), ("mlperf-tiny/ic", 15)])
+def test_a_recipe_from_data_to_verdict(
+    name: str, each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kept = tuple(method for method in METHODS if method.name == "qat_ema")
+    monkeypatch.setattr("exactqat.job.settings.METHODS", kept)
+    x, y = made_up(name, each)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    out = tmp_path / "job"
+    status = call(
+        monkeypatch, "train", "--recipe", name, "--data", tmp_path / "data.npz", "--out", out, "--epochs-float", 6,
+        "--epochs-qat", 4, "--batch-size", 20, "--lr", 0.004, "--schedule", "cosine", "--keep-going",
+    )  # fmt: skip
+    output = capfd.readouterr().out
+    metrics = json.loads((out / "metrics.json").read_text())
+    (verdict,) = metrics["recipe"]
+    passes = metrics["networks"]["w8a8"]["qat_ema"]["device_accuracy"] >= recipes.recipe_named(name).mark.least
+    assert status == 0 and verdict["passes"] is passes and verdict["sentence"] in output
+    assert verdict["sentence"] in (out / "report.html").read_text()
+    assert metrics["values_differing"] == metrics["training_differing"] == 0
+    assert metrics["settings"]["recipe"] == name and metrics["settings"]["epochs_float"] == 6
