@@ -47,7 +47,6 @@ def train(
     """Trains, and says whether all integers are equal."""
     import torch
 
-    from ..job import data as sources
     from ..job import devices, figures, logs, pipeline, processes, recipes, store, training
     from ..job.progress import Progress
     from ..job.settings import Settings
@@ -93,7 +92,7 @@ def train(
             )  # fmt: skip
             for sentence in settings.training_sentences():
                 say(console, sentence)
-        dataset = sources.load(settings.data, settings.image_size, settings.split)
+        dataset = pipeline.load_for(settings)
         _print_skipped(errors, dataset.skipped)
         with bars_on(console, disable=quiet or not together.writes) as bars, native_messages_kept_back():
             task = bars.add_task("float training", total=pipeline.total_steps(settings, dataset))

@@ -207,6 +207,13 @@ def check_network(checkpoint: Mapping[str, Any], path: Path) -> None:
             split(checkpoint["split"])
         except ValueError as error:
             raise ValueError(f"{path}: split {error}") from error
+    if "outputs" in checkpoint or "threshold" in checkpoint:
+        outputs, threshold = checkpoint.get("outputs"), checkpoint.get("threshold")
+        if outputs != math.prod(checkpoint["input_shape"]) or type(threshold) is not float or not threshold >= 0:
+            raise ValueError(
+                f"{path}: a network that gives its input back must have as many outputs as inputs, and a threshold of "
+                f"at least 0, got {outputs!r} and {threshold!r}"
+            )
     # A file of a few bytes must not ask for a network that fills all memory.
     held = sum(entry.numel() for entry in checkpoint["state"].values() if isinstance(entry, Tensor))
     if len(checkpoint["class_names"]) > held:

@@ -33,7 +33,7 @@ TEST_SHARE, VALIDATION_SHARE = 0.2, 0.15
 PART_NAMES = {"train": ("train", "training"), "validation": ("val", "valid", "validation"), "test": ("test",)}
 
 
-def load(name: str, image_size: int | None = None, split: str | None = None) -> Dataset:
+def load(name: str, image_size: int | None = None, split: str | None = None, reconstructs: bool = False) -> Dataset:
     """The data set of that name.
 
     Args:
@@ -76,7 +76,40 @@ def from_npz(path: Path, image_size: int | None = None, split: str | None = None
         ValueError: the file or its arrays cannot be used; the message says why.
     """
     names = {part: [f"_{name}" for name in endings] for part, endings in PART_NAMES.items()} | {"": [""]}
-    wanted = {f"{axis}{ending}" for endings in names.values() for ending in endings for axis in "xy"}
+    held, arrays = arrays_of(
+        path, {f"{axis}{ending}" for endings in names.values() for ending in endings for axis in "xy"}
+    )
+    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for part in ("", *PART_NAMES):
+        for ending in names[part]:
+            if f"x{ending}" in arrays and f"y{ending}" in arrays:
+                found[part] = (arrays[f"x{ending}"], arrays[f"y{ending}"])
+    if "" in found:
+        found = {"": found[""]}
+    elif not {"train", "test"} <= set(found):
+        raise ValueError(
+            f"{path} must contain arrays named x and y, or x_train, y_train, x_test and y_test; it contains "
+            f"{', '.join(held) or 'nothing'}"
+        )
+    skipped: list[str] = []
+    parts = {}
+    for part, (x, y) in found.items():
+        where = f"{path}, {part or 'x and y'}"
+        check_labels(y, len(x) if x.ndim else 0, where)
+        images = _channels_first(x, where)
+        finite = np.isfinite(images).all((1, 2, 3))
+        skipped += [f"{where}, image {position}: contains NaN or infinity" for position in np.nonzero(~finite)[0]]
+        parts[part] = (_fitted(images[finite], image_size), y[finite])
+    limits = range_of([images for images, _ in parts.values()])
+    return _dataset(path.name, parts, limits, skipped, str(path), split=split)
+
+
+def arrays_of(path: Path, wanted: set[str]) -> tuple[list[str], dict[str, np.ndarray]]:
+    """The names of all arrays in an .npz file, and those that are wanted.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
     try:
         check_file(path)
         with path.open("rb") as file:
@@ -94,29 +127,7 @@ def from_npz(path: Path, image_size: int | None = None, split: str | None = None
     for key, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise ValueError(f"{path} cannot be read as an .npz file: {key} is not an array")
-    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for part in ("", *PART_NAMES):
-        for ending in names[part]:
-            if f"x{ending}" in arrays and f"y{ending}" in arrays:
-                found[part] = (arrays[f"x{ending}"], arrays[f"y{ending}"])
-    if "" in found:
-        found = {"": found[""]}
-    elif not {"train", "test"} <= set(found):
-        raise ValueError(
-            f"{path} must contain arrays named x and y, or x_train, y_train, x_test and y_test; it contains "
-            f"{', '.join(held) or 'nothing'}"
-        )
-    skipped: list[str] = []
-    parts = {}
-    for part, (x, y) in found.items():
-        where = f"{path}, {part or 'x and y'}"
-        _check_labels(y, len(x) if x.ndim else 0, where)
-        images = _channels_first(x, where)
-        finite = np.isfinite(images).all((1, 2, 3))
-        skipped += [f"{where}, image {position}: contains NaN or infinity" for position in np.nonzero(~finite)[0]]
-        parts[part] = (_fitted(images[finite], image_size), y[finite])
-    limits = _range_of([images for images, _ in parts.values()])
-    return _dataset(path.name, parts, limits, skipped, str(path), split=split)
+    return held, arrays
 
 
 def _array(archive: np.lib.npyio.NpzFile, key: str) -> Any:
@@ -213,9 +224,9 @@ def from_pairs(pairs: Iterable[tuple[Any, Any]], name: str = "data", image_size:
     if not images:
         raise ValueError(f"{name} contains no usable image")
     y = np.array(labels)
-    _check_labels(y, len(images), name)
+    check_labels(y, len(images), name)
     (stacked,) = _stacked([images])
-    return _dataset(name, {"": (stacked, y)}, _range_of([stacked]), skipped)
+    return _dataset(name, {"": (stacked, y)}, range_of([stacked]), skipped)
 
 
 # An image [channels, height, width] and how messages call it.
@@ -333,14 +344,14 @@ def _channels_first(x: np.ndarray, where: str) -> np.ndarray:
     return np.ascontiguousarray(x, np.float32) / np.float32(scale)
 
 
-def _check_labels(y: np.ndarray, count: int, where: str) -> None:
+def check_labels(y: np.ndarray, count: int, where: str) -> None:
     if y.shape != (count,):
         raise ValueError(f"{where}: y must have one label for each of {count} images, got shape {list(y.shape)}")
     if y.dtype.kind not in "biuU":
         raise ValueError(f"{where}: y must contain integers or strings, got dtype {y.dtype}")
 
 
-def _range_of(parts: Sequence[np.ndarray]) -> tuple[float, float]:
+def range_of(parts: Sequence[np.ndarray]) -> tuple[float, float]:
     """0..1 if the images keep to it, otherwise their extremes with zero."""
     low = min(float(images.min(initial=0.0)) for images in parts)
     high = max(float(images.max(initial=0.0)) for images in parts)

@@ -66,6 +66,11 @@ def networks_of(
         if precision is not None and folder.name != precision:
             continue
         restored, checkpoint = restore(folder / "checkpoint.pt", model)
+        if "threshold" in checkpoint:
+            raise ValueError(
+                f"{folder} gives its input back and has no classes to be judged by; `exactqat report {path}` "
+                "evaluates it"
+            )
         graph = replace(read_tflite(folder / "model.tflite"), trained_for=restored.profile or "")
         if given is None:
             split: Split = getattr(data_of(checkpoint), part)

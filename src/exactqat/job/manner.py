@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import qat
-from ..report.results import Dataset
+from ..report.results import Dataset, Split
 from . import augmentation
 from .options import BALANCED, OPTIMIZERS, SCHEDULES, Options
 
@@ -55,6 +55,8 @@ class Manner:
         patience: epochs without a lower validation loss after which a training ends; None: it does not.
         teacher: None: the labels alone count.
         mixed_precision: bfloat16 where PyTorch's autocast has it.
+        normal: examples of which the network is to give back what it is shown; the first of them say how large an
+            error is normal. None: it tells classes apart.
         resting: modules that stay in evaluation mode, such as batch norms of a frozen base.
     """
 
@@ -66,6 +68,7 @@ class Manner:
     patience: int | None = None
     teacher: Teacher | None = None
     mixed_precision: bool = False
+    normal: Split | None = None
     resting: tuple[nn.Module, ...] = ()
 
 
@@ -103,6 +106,8 @@ def loss_of(outputs: Tensor, labels: Tensor, images: Tensor, manner: Manner) -> 
     Args:
         outputs: [n, classes] logits; labels: [n]; images: what gave the outputs.
     """
+    if manner.normal is not None:
+        return F.mse_loss(outputs, images.flatten(1), reduction="none").mean(1).sum()
     weights = None if manner.class_weights is None else manner.class_weights.to(outputs.device)
     if weights is None:
         loss = F.cross_entropy(outputs, labels, reduction="sum")
@@ -155,6 +160,7 @@ def manner_of(options: Options, dataset: Dataset) -> Manner:
         dataset.value_range,
         class_weights_of(options.class_weights, dataset),
         options.early_stopping,
+        normal=dataset.train if dataset.reconstructs else None,
     )
 
 

@@ -256,8 +256,8 @@ class Options:
     recipe: str | None = _option(
         None,
         text,
-        "Network, sizes, training and pass mark of a benchmark, for your --data: mlperf-tiny/kws, mlperf-tiny/vww or "
-        "mlperf-tiny/ic. Other options replace what it says.",
+        "Network, sizes, training and pass mark of a benchmark, for your --data: mlperf-tiny/kws, mlperf-tiny/vww, "
+        "mlperf-tiny/ic or mlperf-tiny/ad. Other options replace what it says.",
     )
     model: str = _option(
         "small_mobilenet",

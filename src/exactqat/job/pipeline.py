@@ -27,9 +27,9 @@ from ..device import PROFILES, Refusal
 from ..device.profile import DEFAULT_KERNELS
 from ..report import findings
 from ..report.results import Dataset, History, Method, Outcome, Results, Split
-from . import checkpoints, files, recipes, retrained, training
+from . import anomalies, checkpoints, files, recipes, retrained, training
 from .beside import LAYER_IMAGES, about, beside_training, input_codes, run_on_device, runs_here, users_own
-from .data import load
+from .judges import Judge
 from .logs import Logs, check_tensorboard
 from .manner import Manner, class_weights_of, float_manner, float_rate, manner_of, quantized_groups, quantized_manner
 from .models import builder, new_model
@@ -116,7 +116,7 @@ def run(
     check_before_data(settings, resume)
     if tensorboard:
         check_tensorboard()
-    dataset = dataset or load(settings.data, settings.image_size, settings.split)
+    dataset = dataset or load_for(settings)
     check_data(settings, dataset, progress.say)
     # Before anything is written: whether there is such a network, and whether the device can run it.
     untrained = _untrained(settings, dataset)
@@ -150,6 +150,11 @@ def run(
         logs = Logs(settings.out, tensorboard, not ended) if processes.writes else None
         work = Work(settings, dataset, progress, processes, resumed, accelerator, manner_of(settings, dataset), logs)
         return _run(work, untrained, fit, keep_going or ended)
+
+
+def load_for(settings: Settings) -> Dataset:
+    """The data of a job."""
+    return anomalies.load(settings.data, settings.image_size, settings.split, settings.reconstructs)
 
 
 def check_data(settings: Settings, dataset: Dataset, say: Callable[[str], None]) -> None:
@@ -313,7 +318,7 @@ def finished(
 
 def _untrained(settings: Settings, dataset: Dataset) -> nn.Module:
     torch.manual_seed(settings.seed)
-    model = new_model(settings.model, dataset.train.images.shape[1:], len(dataset.class_names))
+    model = new_model(settings.model, dataset.train.images.shape[1:], dataset.outputs)
     try:
         last_layer(model, dataset.train.images[:2])
     except RuntimeError as error:
@@ -323,7 +328,7 @@ def _untrained(settings: Settings, dataset: Dataset) -> nn.Module:
 
 
 def _float_network(work: Work, model: nn.Module, fit: Fit | None) -> Results:
-    settings, dataset, processes = work.settings, work.dataset, work.processes
+    settings, dataset, processes, normal = work.settings, work.dataset, work.processes, work.manner.normal
     work.progress.begin("float training")
     frozen = fit if settings.freeze_base else None
     last = "" if frozen is None else last_layer(model, dataset.train.images[:2])
@@ -346,20 +351,20 @@ def _float_network(work: Work, model: nn.Module, fit: Fit | None) -> Results:
         dataset,
         model,
         history,
-        training.accuracy(model, dataset.validation) if processes.writes else 0.0,
-        training.accuracy(model, dataset.test) if processes.writes else 0.0,
+        training.accuracy(model, dataset.validation, normal) if processes.writes else 0.0,
+        training.accuracy(model, dataset.test, normal) if processes.writes else 0.0,
         4 * sum(parameter.numel() for parameter in model.parameters()),
         [],
         resumed=work.resumed,
         formerly=retrained.formerly(settings.out) if settings.from_job is not None else "",
-        float_predictions=training.predictions(model, dataset.test).numpy()
+        float_predictions=training.predictions(model, dataset.test, normal).numpy()
         if processes.writes
         else np.zeros(0, np.int64),
     )
 
 
 def _quantized_network(work: Work, results: Results, last: str, precision: str, method: Method) -> Outcome:
-    settings, dataset = work.settings, work.dataset
+    settings, dataset, normal = work.settings, work.dataset, work.manner.normal
     example = dataset.train.images[:2]
     bits = settings.precisions[precision]
     rules = make_rules(bits, method.ranges, dataset.value_range, last)
@@ -392,9 +397,7 @@ def _quantized_network(work: Work, results: Results, last: str, precision: str, 
         if method.searched:
             _search(model, dataset, settings)
         qat.freeze(model)
-    validation_accuracy, validation_loss = training.accuracy_and_loss(
-        model, dataset.validation, class_weights=work.manner.class_weights
-    )
+    validation_accuracy, validation_loss = training.accuracy_and_loss(model, dataset.validation, manner=work.manner)
     return Outcome(
         method,
         precision,
@@ -404,7 +407,8 @@ def _quantized_network(work: Work, results: Results, last: str, precision: str, 
         history,
         validation_accuracy,
         validation_loss,
-        training.accuracy(model, dataset.test),
+        training.accuracy(model, dataset.test, normal),
+        threshold=None if normal is None else training.normal_threshold(model, normal),
     )
 
 
@@ -422,18 +426,20 @@ def _deploy(outcome: Outcome, dataset: Dataset, path: Path) -> None:
     content = path.read_bytes()
     outcome.file_bytes, outcome.compressed_bytes = len(content), len(zlib.compress(content, 9))
     codes = input_codes(graph, dataset)
-    lowered = lower_with_layouts(outcome.model)
+    lowered, judge = lower_with_layouts(outcome.model), Judge(outcome.threshold)
     float_values, trained_values = layer_values(outcome.model, dataset.test.images[:LAYER_IMAGES], lowered=lowered)
     device = cast(str, outcome.model.profile)
     ran = verify(
         graph, path, codes, runs_here(device), float_values=float_values, trained_values=trained_values,
         trained_codes={}, **users_own(outcome.model, dataset, runs_here(device)),
     )  # fmt: skip
-    beside = beside_training(outcome.model, graph, dataset.test, codes, [device], lowered)[device]
+    beside = beside_training(outcome.model, graph, dataset.test, codes, [device], lowered, judge)[device]
     outcome.report = about(ran, device, beside)
-    outcome.device_predictions = beside.device_answers
+    outcome.device_predictions, outcome.device_scores = beside.device_answers, beside.device_scores
     if device == profile_here(DEFAULT_KERNELS):
-        outcome.device_predictions = run_on_device(graph, path, codes).argmax(1)
+        returned, shown = run_on_device(graph, path, codes), dataset.test.images.numpy()
+        outcome.device_predictions = judge.answers(graph, returned, shown)
+        outcome.device_scores = judge.scores(graph, returned, shown)
     outcome.device_accuracy = float((outcome.device_predictions == dataset.test.labels.numpy()).mean())
 
 
@@ -452,6 +458,8 @@ def _deliver(settings: Settings, results: Results, precision: str) -> None:
     codes = input_codes(outcome.graph, results.dataset)[:ELSEWHERE_IMAGES]
     for device in PROFILES:
         try:
-            outcome.elsewhere |= beside_training(outcome.model, outcome.graph, part, codes, [device])
+            outcome.elsewhere |= beside_training(
+                outcome.model, outcome.graph, part, codes, [device], judge=Judge(outcome.threshold)
+            )
         except Refusal as error:
             outcome.elsewhere[device] = str(error)

@@ -66,6 +66,14 @@ class Settings(Options):
         device_named(self.device)
         if self.recipe is not None:
             recipe_named(self.recipe)
+        if self.reconstructs:
+            for name in ("distill", "class_weights", "split", "image_size"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{name} cannot be combined with recipe {self.recipe}, which has no classes of images"
+                    )
+            if self.ptq:
+                raise ValueError(f"ptq cannot be combined with recipe {self.recipe}, which has no classes of images")
 
     @property
     def precisions(self) -> dict[str, tuple[int, int]]:
@@ -99,9 +107,18 @@ class Settings(Options):
         """What the recipe asks of the device."""
         return None if self.recipe is None else recipe_named(self.recipe).mark
 
+    @property
+    def reconstructs(self) -> bool:
+        """Whether the network is to give its input back, and finds anomalies by what it cannot."""
+        return self.recipe is not None and recipe_named(self.recipe).reconstructs
+
     def training_sentences(self) -> list[str]:
         """How the networks are trained, for readers."""
-        return manner.sentences(self)
+        task = (
+            "The network learns to give normal examples back; one that it gives back worse than 95% of the training "
+            "examples counts as an anomaly."
+        )
+        return [task, *manner.sentences(self)] if self.reconstructs else manner.sentences(self)
 
     def stored(self) -> dict[str, Any]:
         """All of them but the directory, for job.json."""

@@ -21,12 +21,15 @@ from ..planning.plans import SMALLEST_WIDTH
 from ..report.results import History, Split
 from .augmentation import augmented
 from .checkpoints import CHECKPOINT_FORMAT, check_alike, first_line, load_checkpoint, save_checkpoint
+from .judges import errors, threshold
 from .manner import Manner, loss_of, optimizer_of, schedule_of
 from .processes import ALONE, Processes
 
 CPU = torch.device("cpu")
 BATCH_SIZE = 64
 EVALUATION_BATCH = 512
+# Training examples that say how large an error is normal.
+NORMAL_EXAMPLES = 1024
 # At eight bits, of the epochs at fewer; see `manner.FINE_TUNING_LEARNING_RATE`.
 FINE_TUNING_SHARE = 1 / 4
 # Share of quantization-aware epochs with batch norm and ranges frozen and biases on the int32 grid.
@@ -98,36 +101,54 @@ def steps_per_epoch(split: Split, batch_size: int = BATCH_SIZE) -> int:
 
 
 @torch.no_grad()
-def predictions(model: nn.Module, split: Split) -> Tensor:
-    """The most likely class of every image, [n]."""
+def reconstruction_errors(model: nn.Module, images: Tensor) -> np.ndarray:
+    """How badly a network gives images back, float64 [n]; see `judges.errors`."""
+    model.eval()
+    device = next(model.parameters()).device
+    parts = [errors(model(part.to(device)).cpu().numpy(), part.numpy()) for part in images.split(EVALUATION_BATCH)]
+    return np.concatenate(parts)
+
+
+def normal_threshold(model: nn.Module, normal: Split) -> float:
+    """The error above which an example is an anomaly for a network."""
+    return threshold(reconstruction_errors(model, normal.images[:NORMAL_EXAMPLES]))
+
+
+@torch.no_grad()
+def predictions(model: nn.Module, split: Split, normal: Split | None = None) -> Tensor:
+    """The most likely class of every image, [n]; with normal examples, 1 for anomalies and 0 for others."""
+    if normal is not None:
+        found = reconstruction_errors(model, split.images) > normal_threshold(model, normal)
+        return torch.from_numpy(found.astype(np.int64))
     model.eval()
     return torch.cat([model(images).argmax(1) for images in split.images.split(EVALUATION_BATCH)])
 
 
-def accuracy(model: nn.Module, split: Split) -> float:
+def accuracy(model: nn.Module, split: Split, normal: Split | None = None) -> float:
     """Share of images classified rightly, 0..1."""
-    return (predictions(model, split) == split.labels).double().mean().item()
+    return (predictions(model, split, normal) == split.labels).double().mean().item()
 
 
 @torch.no_grad()
 def accuracy_and_loss(
-    model: nn.Module, split: Split, processes: Processes = ALONE, class_weights: Tensor | None = None
+    model: nn.Module, split: Split, processes: Processes = ALONE, manner: Manner = DEFAULT
 ) -> tuple[float, float]:
-    """Share of images classified rightly, and the mean cross entropy; each process computes its share of the images.
-
-    class_weights: of the loss, [classes].
-    """
+    """Share of images classified rightly, and the mean loss; each process computes its share of the images."""
+    if manner.normal is not None:
+        # Small networks: every process computes all.
+        loss = float(reconstruction_errors(model, split.images).mean())
+        return accuracy(model, split, manner.normal), loss
     model.eval()
     right = loss = 0.0
-    device = next(model.parameters()).device
+    device, weights = next(model.parameters()).device, manner.class_weights
     for chosen in processes.share(torch.arange(len(split))).split(EVALUATION_BATCH):
         logits, labels = model(split.images[chosen].to(device)), split.labels[chosen].to(device)
         right += (logits.argmax(1) == labels).sum().item()
-        if class_weights is None:
+        if weights is None:
             loss += F.cross_entropy(logits.double(), labels, reduction="sum").item()
         else:
             each = F.cross_entropy(logits.double(), labels, reduction="none")
-            loss += (each * class_weights.to(device)[labels]).sum().item()
+            loss += (each * weights.to(device)[labels]).sum().item()
     right, loss = processes.sums([right, loss])
     return right / len(split), loss / len(split)
 
@@ -198,6 +219,8 @@ def train(
         ValueError: `state_path` is damaged or belongs to another training.
     """
     model.to(accelerator)
+    if manner.teacher is not None:
+        manner.teacher.model.to(accelerator)
     generator = torch.Generator().manual_seed(seed)
     optimizer = optimizer_of(manner.optimizer, groups)
     steps = steps_per_epoch(training, batch_size)
@@ -257,7 +280,7 @@ def train(
                 schedule.step()
                 losses.append(value)
                 on_step(1)
-            validation_accuracy, validation_loss = accuracy_and_loss(model, validation, processes, manner.class_weights)
+            validation_accuracy, validation_loss = accuracy_and_loss(model, validation, processes, manner)
             if not math.isfinite(validation_loss):
                 raise TrainingDiverged(f"{when}: the validation loss became {validation_loss}; {kept()}")
             try:
@@ -303,6 +326,8 @@ def train(
                 break
     load_state(model, best_state, state_path)
     model.cpu().eval()
+    if manner.teacher is not None:
+        manner.teacher.model.cpu()
     return history
 
 

@@ -25,11 +25,13 @@ class Mark:
 
     Attributes:
         title: of the benchmark.
-        least: the accuracy on the test images, at least.
+        least: the accuracy on the test images, at least; or the area under the curve, if `area`.
+        area: of anomalies found against false alarms (AUC), whatever the threshold.
     """
 
     title: str
     least: float
+    area: bool = False
 
 
 class Asked(Protocol):
@@ -83,6 +85,8 @@ class Dataset:
     Attributes:
         value_range: (min, max) that any image may take; it becomes the input's fixed quantization range.
         skipped: one sentence for each image that could not be used.
+        reconstructs: the network is to give its input back; training and validation are normal (class 0), and an
+            example that it cannot give back is an anomaly (class 1).
     """
 
     name: str
@@ -92,6 +96,12 @@ class Dataset:
     validation: Split
     test: Split
     skipped: tuple[str, ...] = ()
+    reconstructs: bool = False
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers the network gives for an example."""
+        return int(np.prod(self.train.images.shape[1:])) if self.reconstructs else len(self.class_names)
 
     def fingerprint(self) -> str:
         """A hash of everything that a training sees."""
@@ -123,6 +133,7 @@ class Beside:
         logits: the same, of the outputs alone.
         trained_answers, device_answers: the class that each names, [n].
         labels: the class that an image shows, [n].
+        device_scores: how much of an anomaly each is for the device, [n]; empty where classes are told apart.
     """
 
     tensors: tuple[Comparison, ...]
@@ -130,6 +141,7 @@ class Beside:
     trained_answers: np.ndarray
     device_answers: np.ndarray
     labels: np.ndarray
+    device_scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def differing(self) -> int:
@@ -213,6 +225,8 @@ class Outcome:
     footprint: what it takes on a microcontroller, of those that are delivered.
     compressed_bytes: of its file, deflated as downloads are.
     report: the file on a runtime, and the device that it was trained for beside training, over all test images.
+    threshold: of the error above which an example is an anomaly; None where classes are told apart. device_scores: see
+        `Beside`.
     elsewhere: of those that are delivered every device beside training, over the first test images; or why it could not
         be simulated.
     """
@@ -233,6 +247,8 @@ class Outcome:
     report: Report | None = None
     footprint: Footprint | None = None
     elsewhere: dict[str, Beside | str] = field(default_factory=dict)
+    threshold: float | None = None
+    device_scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
 @dataclass
