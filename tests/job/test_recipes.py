@@ -187,7 +187,7 @@ def test_what_cannot_be_given_back_is_an_anomaly(tmp_path: Path) -> None:
     model = models.new_model("autoencoder", (1, 1, 640), 640)
     groups = [{"params": list(model.parameters()), "lr": 3e-3}]
     history = training.train(
-        model, groups, dataset.train, dataset.validation, 40, 0, "test", lambda steps: None, tmp_path / "state.pt", 20,
+        model, groups, dataset.train, dataset.validation, 20, 0, "test", lambda steps: None, tmp_path / "state.pt", 20,
         manner=how,
     )  # fmt: skip
     assert history.loss[-1] < 0.5 * history.loss[0]
@@ -210,7 +210,7 @@ def test_anomalies_from_data_to_verdict(
     kept = tuple(method for method in METHODS if method.name == "qat_ema")
     monkeypatch.setattr("exactqat.job.settings.METHODS", kept)
     out, path = tmp_path / "job", sounds(tmp_path / "sounds.npz")
-    arguments = ("--epochs-float", 40, "--epochs-qat", 8, "--batch-size", 20, "--lr", 0.003)
+    arguments = ("--epochs-float", 20, "--epochs-qat", 4, "--batch-size", 20, "--lr", 0.003)
     assert call(monkeypatch, "train", "--recipe", "mlperf-tiny/ad", "--data", path, "--out", out, *arguments) == 0
     output = capfd.readouterr().out
     assert (

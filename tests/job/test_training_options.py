@@ -7,6 +7,7 @@ import csv
 import json
 import math
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +22,25 @@ pytest.importorskip("typer")
 
 from exactqat import cli, qat  # noqa: E402
 from exactqat.device import DEFAULT_PROFILE  # noqa: E402
-from exactqat.job import augmentation, data, figures, logs, manner, models, options, pipeline, store, training, weights  # noqa: E402
+from exactqat.job import (  # noqa: E402
+    augmentation,
+    data,
+    figures,
+    logs,
+    manner,
+    models,
+    options,
+    pipeline,
+    recipes,
+    store,
+    training,
+    weights,
+)
 from exactqat.job.progress import Progress  # noqa: E402
 from exactqat.job.settings import METHODS, Settings  # noqa: E402
 from exactqat.report import findings, job_page  # noqa: E402
 from exactqat.report.results import History, Split  # noqa: E402
+from exactqat.report.text import option_of  # noqa: E402
 
 
 def rows(count: int = 90, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -485,3 +500,14 @@ def test_the_command_says_what_is_applied(
         "0": 1.0, "1": 2.0, "2": 1.0,
     }  # fmt: skip
     assert "seconds" in json.loads((tmp_path / "job" / "training" / logs.ELAPSED).read_text())
+
+
+def test_the_page_names_all_and_its_loop_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "training-options.md").read_text("utf-8")
+    named = set(re.findall(r"^\| `([^`]+)` \|", page, re.M))
+    assert {*options.AUGMENTATIONS, *options.SCHEDULES, *recipes.RECIPES, "none"} <= named
+    for option in re.findall(r"`(--[a-z-]+)", page):
+        known = {option_of(name) for name in options.defaults()} | {"--resume", "--keep-going", "--tensorboard"}
+        assert option in known | {"--min-accuracy", "--out"}, option
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=True, timeout=300)

@@ -134,12 +134,15 @@ def _page(results: Results) -> str:
         f"activation of {_listed(of_activations)} bits one of {_listed([2**bits for bits in of_activations])}"
     )
     name, layer = charts.shown_layer(finest)
+    task = f"to distinguish {len(dataset.class_names)} classes of images"
+    if dataset.reconstructs:
+        task = "to give normal examples back, and so to find anomalies"
     verb = "learned" if findings.learned(dataset, results.float_test_accuracy) else "was trained"
     sections = [
         section(
             "What happened",
             f"<p>The network <em>{escape(settings.model)}</em> ({results.float_bytes // 4:,} parameters) {verb} "
-            f"to distinguish {len(dataset.class_names)} classes of images, with the data set "
+            f"{task}, with the data set "
             f"<em>{escape(dataset.name)}</em> ({len(dataset.train):,} training images, {len(dataset.validation):,} "
             f"validation images, {len(dataset.test):,} test images). "
             "Phones and microcontrollers compute fastest with small integers, not with real numbers, so the network "
