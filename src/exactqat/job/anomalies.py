@@ -46,7 +46,7 @@ def from_anomalies(path: Path) -> Dataset:
             f"{path} must contain x_train (normal examples), x_test and y_test (0: normal, 1: anomaly), and may "
             f"contain x_val; it contains {', '.join(held) or 'nothing'}"
         )
-    parts = {}
+    parts: dict[str, np.ndarray] = {}
     for name in ("x_train", "x_val", "x_test"):
         if name not in arrays:
             continue

@@ -456,7 +456,8 @@ def _dataset(
     elif "validation" not in splits:
         train, validation = _divided(where, splits["train"], VALIDATION_SHARE, class_names, least=2)
         splits |= {"train": train, "validation": validation}
-    return Dataset(name, class_names, value_range, **splits, skipped=tuple(skipped))
+    train, validation, test = (splits[part] for part in PART_NAMES)
+    return Dataset(name, class_names, value_range, train, validation, test, tuple(skipped))
 
 
 def _shares(split: str | None) -> tuple[float, float, int]:
