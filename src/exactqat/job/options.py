@@ -219,7 +219,7 @@ def _option(
         check: gives a value as it is kept, or raises ValueError with what follows the name; None is allowed where it is
             the default.
         help: for the command line and its page.
-        metavar: what stands for the value there.
+        metavar: what is shown for the value there.
         read: makes a value of a text; by default `check` takes the text.
         names: on the command line, if not the field's own.
         path: the value names a file or a folder.

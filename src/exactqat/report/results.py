@@ -133,7 +133,7 @@ class Beside:
         logits: the same, of the outputs alone.
         trained_answers, device_answers: the class that each names, [n].
         labels: the class that an image shows, [n].
-        device_scores: how much of an anomaly each is for the device, [n]; empty where classes are told apart.
+        device_scores: how much of an anomaly each is for the device, [n]; empty of a network that names classes.
     """
 
     tensors: tuple[Comparison, ...]
@@ -225,7 +225,7 @@ class Outcome:
     footprint: what it takes on a microcontroller, of those that are delivered.
     compressed_bytes: of its file, deflated as downloads are.
     report: the file on a runtime, and the device that it was trained for beside training, over all test images.
-    threshold: of the error above which an example is an anomaly; None where classes are told apart. device_scores: see
+    threshold: of the error above which an example is an anomaly; None of a network that names classes. device_scores: see
         `Beside`.
     elsewhere: of those that are delivered every device beside training, over the first test images; or why it could not
         be simulated.
