@@ -502,6 +502,7 @@ def test_the_command_says_what_is_applied(
     assert "seconds" in json.loads((tmp_path / "job" / "training" / logs.ELAPSED).read_text())
 
 
+@pytest.mark.slow
 def test_the_page_names_all_and_its_loop_runs(tmp_path: Path) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "training-options.md").read_text("utf-8")
     named = set(re.findall(r"^\| `([^`]+)` \|", page, re.M))
