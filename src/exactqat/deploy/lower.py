@@ -294,9 +294,13 @@ class Lowering:
         codes, scale = self.numbers.constants[(step.path, position)]
         codes = codes.reshape((1,) * (rank - codes.ndim) + codes.shape)
         quantization = per_tensor(scale, 0, self.plan.grids[step.grid].dtype)
-        if OPERATORS[step.kind].same_quantization:
+        if step.operands[position] in self.plan.grids:
+            grid = self.plan.grids[step.operands[position]]
+            assert grid.fixed is not None
+            quantization = per_tensor(*grid.fixed, grid.dtype)
+        elif OPERATORS[step.kind].same_quantization:
             quantization = self.stored_placement(step)
-            codes = codes + int(quantization.zero_point[0])
+        codes = codes + int(quantization.zero_point[0])
         name = self.name(f"{step.path}/{step.operands[position]}")
         return self.builder.constant(name, on_device(codes, layout).astype(quantization.dtype), quantization)
 

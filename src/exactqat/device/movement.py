@@ -471,6 +471,18 @@ class Blocks(Movement):
     spatial = True
     other_forms = (("RESHAPE", "TRANSPOSE", "RESHAPE"),)
 
+    def moved(self, primitives: Any, x: Any, block: int) -> Any:
+        """The result for images [batch, channels, height, width]."""
+        raise NotImplementedError
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        """attributes: block_size, channel_axis: 1, or 3 of images [batch, height, width, channels]."""
+        (x,), block = operands, attributes["block_size"]
+        if attributes.get("channel_axis", 1) == 1:
+            return self.moved(primitives, x, block)
+        turned = self.moved(primitives, primitives.transpose(x, (0, 3, 1, 2)), block)
+        return primitives.transpose(turned, (0, 2, 3, 1))
+
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"blockSize": attributes["block_size"]}
 
@@ -521,9 +533,7 @@ class SpaceToDepth(Blocks):
         need(fits, f"height and width of {first} must be multiples of a block_size of 2 or more, got {block}")
         return first[0], first[1] // block, first[2] // block, first[3] * block * block
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
-        """attributes: block_size, channel_axis 1 (images [batch, channels, height, width])."""
-        (x,), block = operands, attributes["block_size"]
+    def moved(self, primitives: Any, x: Any, block: int) -> Any:
         _, channels, height, width = x.shape
         split = primitives.reshape(x, (-1, channels, height // block, block, width // block, block))
         turned = primitives.transpose(split, (0, 3, 5, 1, 2, 4))
@@ -558,9 +568,7 @@ class DepthToSpace(Blocks):
         need(fits, f"channels of {first} must be a multiple of the square of a block_size of 2 or more, got {block}")
         return first[0], first[1] * block, first[2] * block, first[3] // (block * block)
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
-        """attributes: block_size, channel_axis 1 (images [batch, channels, height, width])."""
-        (x,), block = operands, attributes["block_size"]
+    def moved(self, primitives: Any, x: Any, block: int) -> Any:
         _, channels, height, width = x.shape
         kept = channels // (block * block)
         split = primitives.reshape(x, (-1, block, block, kept, height, width))

@@ -116,13 +116,20 @@ class BatchNorm:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a step: names of constants. channel_axis: the weight's axis of output channels."""
+    """The weights of a step: names of constants.
+
+    Attributes:
+        channel_axis: the weight's axis of output channels.
+        range_end: where the learned end of a symmetric range begins, [channels] or rank 0; None: where the weight's
+            squared error is least.
+    """
 
     weight: str
     bias: str | None
     batch_norm: BatchNorm | None
     rule: Rule
     channel_axis: int = 0
+    range_end: np.ndarray | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -262,6 +269,13 @@ class Plan:
     def is_stored(self, path: str) -> bool:
         """Whether an operand's name is the path of a step or an input; otherwise it is a constant's."""
         return path in self._by_path
+
+    def grid_of_constant(self, step: PlanStep, position: int) -> str:
+        """The grid on which a constant operand lies: one under its own name, or the result's where the operator moves
+        codes. "": none, it has a scale of its own that follows its largest magnitude."""
+        if step.operands[position] in self.grids:
+            return step.operands[position]
+        return step.grid if OPERATORS[step.kind].same_quantization else ""
 
     @property
     def has_a_device(self) -> bool:

@@ -14,6 +14,8 @@ from typing import Any
 import keras
 from keras import tree
 
+from ..core.refusals import first_line
+
 
 class ChangesWeight(Exception):
     """A layer assigns to a variable when it is called; the message says to which."""
@@ -71,7 +73,7 @@ class CustomGradientOperation(keras.Operation):
         except (TypeError, ValueError, AttributeError, RuntimeError) as error:
             if len(args) != 1 or kwargs:
                 raise
-            self.failure = str(error).strip().partition("\n")[0]
+            self.failure = first_line(error)
             return keras.KerasTensor(args[0].shape, args[0].dtype)
         self.results = tree.flatten(made)
         return tree.map_structure(lambda each: keras.KerasTensor(each.shape, each.dtype), made)

@@ -269,6 +269,12 @@ class Converter(StepBuilder):
         if "wrap_with_autocast" in str(target):
             graph = next(value for value in args if isinstance(value, torch.fx.GraphModule))
             return self.run(graph.graph, graph, args[args.index(graph) + 1 :])
+        if getattr(target, "__module__", "").startswith("torch._functorch"):
+            # To call them would leave PyTorch in the middle of a transform.
+            raise CaptureError(
+                f"{self.place()}: torch.vmap and the other transforms of torch.func cannot be captured in forward: "
+                "compute with the whole batch, as layers do"
+            )
         if not leaves(View, (args, kwargs)) and callable(target):
             return target(*args, **kwargs)
         raise CaptureError(

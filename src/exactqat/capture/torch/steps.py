@@ -119,7 +119,9 @@ class StepBuilder(Builder):
     def place(self) -> Place:
         stack = self.stack()
         frames = re.findall(r'File "([^"]+)", line (\d+)', (self.current.meta.get("stack_trace") or ""))
-        file, line = next(((f, n) for f, n in reversed(frames) if not f.startswith(NOT_USERS)), ("", 0))
+        file, line = next(
+            ((f, n) for f, n in reversed(frames) if not f.startswith((*NOT_USERS, "<eval_with_key>"))), ("", 0)
+        )
         return Place(stack[-1][1] if stack else "", file, int(line))
 
     def label(self, operator: Any = None) -> str:

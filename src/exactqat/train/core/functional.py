@@ -314,7 +314,7 @@ class Functional:
             if weights is None or weights.rule.ranges != "learned" or self.weight_owner[step.path] != step.path:
                 continue
             moved = np.moveaxis(run.stored_weight(weights), weights.channel_axis, -1)
-            ends = learned_ends(primitives_numpy, weights.rule, moved)
+            ends = learned_ends(primitives_numpy, weights.rule, moved, weights.range_end)
             arrays.learned[weights_of(step.path)] = {end: np.asarray(each, np.float32) for end, each in ends.items()}
         return arrays
 
@@ -803,8 +803,9 @@ class Run:
 
     def _constant_operand(self, step: PlanStep, position: int, operator: DeviceOperator) -> Any:
         value = self.constant(step.operands[position])
-        if operator.same_quantization:
-            return self.store(step.grid, value)
+        grid = self.plan.grid_of_constant(step, position)
+        if grid:
+            return self.store(grid, value)
         if not self.mode.quantizing:
             return value
         low, high, rule = self.constant_bounds(step, position, value)
@@ -958,10 +959,11 @@ class Run:
         self, step: PlanStep, position: int, grids: Mapping[str, tuple[np.float32, int]]
     ) -> tuple[np.ndarray, np.float32]:
         value = np.asarray(self.constant(step.operands[position]), np.float32)
-        if OPERATORS[step.kind].same_quantization:
-            scale, zero_point = grids[step.grid]
-            low, high = self.bounds(step.grid)
-            bits = self.functional.grids[step.grid].bits
+        grid = self.plan.grid_of_constant(step, position)
+        if grid:
+            scale, zero_point = grids[grid]
+            low, high = self.bounds(grid)
+            bits = self.functional.grids[grid].bits
             stored = primitives_numpy.fake_quantize(value, low, high, bits, False)
             return codes_of(stored, scale, zero_point) - zero_point, scale
         low, high, rule = self.constant_bounds(step, position, value)

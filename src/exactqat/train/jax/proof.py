@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...capture.core.refusals import first_line
 from ...capture.jax.layers import context_of_its_own, replacing
 from ...capture.proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
 from ..core.functional import Mode
@@ -133,8 +134,7 @@ class _Sides:
         except CannotRun:
             raise
         except Exception as error:
-            lines = str(error).strip().splitlines() or [""]
-            raise CannotRun(f"{type(error).__name__}: {lines[0]}") from error
+            raise CannotRun(f"{type(error).__name__}: {first_line(error)}") from error
         (_, (results, state)), gradients = made if trial.gradients else (made, ({}, {}))
         evidence = Evidence(_in_numpy(results), _in_numpy(gradients[0]), _in_numpy(state))
         evidence.gradients |= {f"input {at}": np.asarray(each) for at, each in gradients[1].items()}

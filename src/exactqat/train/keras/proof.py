@@ -203,7 +203,8 @@ def _differentiated(
 
     with torch.enable_grad():
         tensors = [each.detach().clone().requires_grad_() for each in tensors]
-        total, results = step(tensors)
+        # The model may write into what it is given.
+        total, results = step([each.clone() for each in tensors])
         if not isinstance(total, torch.Tensor) or not total.requires_grad:
             return [None] * len(tensors), results
         return list(torch.autograd.grad(total, tensors, allow_unused=True)), results

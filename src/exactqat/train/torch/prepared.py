@@ -22,7 +22,7 @@ from ...capture.core.progress import at_work
 from ...capture.proof import HalfPrecisionWarning, NotComparedWarning, Proof
 from ...capture.torch.custom import unwrapped, with_hooks
 from ...capture.torch.model import CaptureError, capture
-from ...device import DEFAULT_PROFILE, OPERATORS, profile_named
+from ...device import DEFAULT_PROFILE, profile_named
 from ...display import shortened, table
 from ...planning import UnsupportedOperator, plan, warn_of_logits
 from ...planning.callers import users_line
@@ -572,8 +572,9 @@ class _Building:
             if name in self.grid_of:
                 continue
             source = self.source(name)
-            if OPERATORS[step.kind].same_quantization:
-                constants[position] = SharedConstant(source, self.quantizers[step.grid])
+            grid = self.plan.grid_of_constant(step, position)
+            if grid:
+                constants[position] = SharedConstant(source, self.quantizers[grid])
                 continue
             rule = constant_rule(self.plan.grids[step.grid].rule)
             with torch.no_grad():
@@ -601,7 +602,9 @@ class _Building:
             with torch.no_grad():
                 value = weight()
                 value = fold(value, norm, weights.channel_axis) if folded and norm is not None else value
-            self.weight_quantizers[owner] = WeightFakeQuantize(weights.rule, value, weights.channel_axis)
+            self.weight_quantizers[owner] = WeightFakeQuantize(
+                weights.rule, value, weights.channel_axis, range_end=weights.range_end
+            )
         return WeightedLayer(
             step.kind,
             attributes,

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...capture.core.refusals import first_line
 from ...capture.proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
 from ...capture.torch.custom import with_hooks
 from ...capture.torch.gradients import checkpoints_run_once
@@ -146,8 +148,7 @@ class _Sides:
                     after = _tensors(model(*args, **kwargs))
                 evidence.results |= {f"{name} (evaluated after a step)": _array(each) for name, each in after.items()}
         except Exception as error:
-            lines = str(error).strip().splitlines() or [""]
-            raise CannotRun(f"{type(error).__name__}: {lines[0]}") from error
+            raise CannotRun(f"{type(error).__name__}: {first_line(error)}") from error
         return evidence
 
     def _gradients(
@@ -170,9 +171,11 @@ class _Sides:
 def _array(tensor: Tensor) -> np.ndarray:
     """Values in NumPy; zeros of what has none (fake and meta tensors)."""
     tensor = tensor.detach()
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.device.type == "meta":
+    if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
         kind = np.float32 if tensor.is_floating_point() else np.int64
         return np.zeros(tuple(tensor.shape), kind)
+    # A class of the user's own would have its say in what follows.
+    tensor = tensor.as_subclass(Tensor)
     return tensor.to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype).numpy(force=True).copy()
 
 
