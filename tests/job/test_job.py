@@ -36,7 +36,7 @@ from sklearn.datasets import load_digits  # noqa: E402
 from exactqat import cli  # noqa: E402
 from exactqat.cli import terminal  # noqa: E402
 from exactqat.deploy.formats.tflite import write_tflite  # noqa: E402
-from exactqat.job import beside, data, figures, files, pipeline, restored, store, training  # noqa: E402
+from exactqat.job import augmentation, beside, data, figures, files, pipeline, restored, store, training  # noqa: E402
 from exactqat.job.models import NETWORKS  # noqa: E402
 from exactqat.job.settings import METHODS, Settings  # noqa: E402
 from exactqat.report import charts, findings  # noqa: E402
@@ -79,7 +79,9 @@ def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.Complete
     assert metrics["settings"] == {
         "seed": 3, "epochs_float": 1, "epochs_qat": 1, "data": "digits", "model": "small_mobilenet",
         "weight_bits": None, "activation_bits": None, "batch_size": 64, "image_size": None, "device": "xnnpack-x86",
-        "weights": None, "from_job": None, "ptq": False,
+        "weights": None, "from_job": None, "ptq": False, "split": None, "recipe": None, "freeze_base": False,
+        "augment": ["shift"], "class_weights": None, "early_stopping": None, "optimizer": "adam", "lr": None,
+        "lr_qat": None, "lr_ranges": None, "schedule": "cosine", "distill": None, "mixed_precision": False,
     }  # fmt: skip
     assert metrics["weights"] is None
     assert metrics["resumed"] is False and metrics["data"]["skipped"] == []
@@ -735,14 +737,14 @@ def test_the_split_is_fixed_disjoint_and_complete() -> None:
 
 def test_shifts_reach_an_eighth_of_the_image() -> None:
     images = torch.rand(400, 1, 16, 24)
-    moved = training.shifted(images, torch.Generator().manual_seed(0))
+    moved = augmentation.shifted(images, torch.Generator().manual_seed(0))
     rows, columns = (moved != 0).any(3).sum(2), (moved != 0).any(2).sum(2)
     assert rows.min() == 14 and columns.min() == 21
 
 
 def test_shifts_move_whole_images_by_at_most_one_pixel() -> None:
     images = torch.rand(50, 2, 8, 8)
-    moved = training.shifted(images, torch.Generator().manual_seed(0))
+    moved = augmentation.shifted(images, torch.Generator().manual_seed(0))
     padded = torch.nn.functional.pad(images, (1, 1, 1, 1))
     seen = set()
     for before, after in zip(padded, moved, strict=True):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..train.torch.modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
     from ..train.torch.prepared import PreparedModel
     from ..train.torch.ranges import ActivationRange, WeightRange
+    from ..train.torch.recovery import EarlyStopping, distillation_loss, parameter_groups
     from .dry_run import Explanation, explain
     from .surface import calibrate, freeze, prepare
 
@@ -36,6 +37,7 @@ _ROOMS = {
     "..planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
     "..capture.proof": ("HalfPrecisionWarning", "NotComparedWarning"),
     "..train.torch.ranges": ("ActivationRange", "WeightRange"),
+    "..train.torch.recovery": ("EarlyStopping", "distillation_loss", "parameter_groups"),
     ".surface": ("calibrate", "freeze", "prepare"),
     "..train.torch.prepared": ("PreparedModel",),
 }
@@ -47,6 +49,7 @@ __all__ = [
     "ActivationRange",
     "Conv2d",
     "DepthwiseConv2d",
+    "EarlyStopping",
     "Explanation",
     "FakeQuantize",
     "FinalActivationWarning",
@@ -66,8 +69,10 @@ __all__ = [
     "WeightRange",
     "WeightedLayer",
     "calibrate",
+    "distillation_loss",
     "explain",
     "freeze",
+    "parameter_groups",
     "prepare",
 ]
 
