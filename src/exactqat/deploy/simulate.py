@@ -47,19 +47,23 @@ def simulate(
     device: str | Profile = "xnnpack",
     tensors: Sequence[str] | None = None,
     batch_size: int = 8,
+    state: dict[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
     """Codes of `tensors` (default: the graph's outputs) for a batch of input codes.
 
     x: int8 or int16, like the graph's input, [batch, ...] for a graph with one input, or one such array per input name.
     device: one of `PROFILES`, a short name of one, or a `Profile`; every (operator, device) pair in EXACT is bit-exact.
     `batch_size` examples are computed at a time, which limits memory use.
+    state: of a network with variables (`Graph.variables`), what they hold; it is changed to what they hold afterwards.
+    Begin with an empty dictionary and pass it to every call of a stream (or of `batch` streams side by side); without
+    it, every call is the first one.
     """
     inputs = check_inputs(graph, x)
     wanted = tuple(dict.fromkeys(graph.outputs if tensors is None else tensors))
     unknown = [name for name in wanted if name not in (*graph.inputs, *graph.results())]
     if unknown:
         raise ValueError(f"tensors names {unknown}, which the graph does not compute")
-    return compiled_for(graph, profile_named(device)).run(inputs, wanted, batch_size)
+    return compiled_for(graph, profile_named(device)).run(inputs, wanted, batch_size, state=state)
 
 
 def check_inputs(graph: Graph, x: np.ndarray | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -95,9 +99,8 @@ def simulate_operator(
 def simulate_results(
     graph: Graph, operator: Operator, values: Mapping[str, np.ndarray], profile: str | Profile
 ) -> dict[str, np.ndarray]:
-    """As `simulate_operator`, all results by name."""
-    compiled = compiled_for(graph, profile)
-    return {name: compiled.operator(name, values) for name in operator.outputs}
+    """As `simulate_operator`, all results by name, and what the operator's variables hold afterwards."""
+    return compiled_for(graph, profile).results(operator.outputs[0], values)
 
 
 def compile(graph: Graph, device: str | Profile = "xnnpack", like: Compiled | None = None) -> Compiled:

@@ -14,6 +14,7 @@ from . import (
     pooling,
     quantize,
     rearrangement,
+    recurrent,
     reduction,
     resize,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "profile_named",
     "quantize",
     "rearrangement",
+    "recurrent",
     "reduction",
     "resize",
 ]
