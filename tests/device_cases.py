@@ -126,7 +126,8 @@ def random_fully_connected(rng: Random, builder: Builder) -> str:
     quantization = random_quantization(rng)
     leading = [int(size) for size in rng.integers(1, 5, rng.choice([0, 0, 1, 2]))]
     builder.input("x", (1, *leading, shape[1]), quantization)
-    return builder.fully_connected("x", name="y", **random_weights(rng, shape, 0, quantization.scale[0]))
+    weights = random_weights(rng, shape, 0, quantization.scale[0])
+    return builder.fully_connected("x", name="y", keep_axes=not leading or bool(rng.integers(2)), **weights)
 
 
 def fully_connected_ties(rng: Random, builder: Builder) -> str:
@@ -664,6 +665,19 @@ def random_lstm(rng: Random, builder: Builder) -> str:
     return builder.operator("UNIDIRECTIONAL_SEQUENCE_LSTM", operands, hidden, name="y", cell_clip=clip, **grid)
 
 
+def random_top_k(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder)).shape
+    return builder.topk_v2("x", int(rng.integers(1, shape[-1] + 1)), name="y")
+
+
+def random_gather_nd(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder, 2, 4)).shape
+    axes = int(rng.integers(1, len(shape) + 1))
+    sizes = [1, *(int(size) for size in rng.integers(1, 5, rng.integers(0, 3)))]
+    indices = rng.integers(0, shape[:axes], (*sizes, axes))
+    return builder.gather_nd("x", indices, name="y")
+
+
 CASES: dict[str, Case] = {
     "CONV_2D": random_conv_2d,
     "DEPTHWISE_CONV_2D": random_depthwise_conv_2d,
@@ -723,6 +737,8 @@ CASES: dict[str, Case] = {
     **{kind: partial(random_comparison, kind=kind) for kind, *_ in COMPARISONS},
     **{kind: partial(random_logic, kind=kind) for kind in ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT")},
     **{kind: partial(random_choice, kind=kind) for kind in ("SELECT_V2", "SELECT")},
+    "TOPK_V2": random_top_k,
+    "GATHER_ND": random_gather_nd,
     "SVDF": random_svdf,
     "UNIDIRECTIONAL_SEQUENCE_LSTM": random_lstm,
     "SPACE_TO_BATCH_ND": random_space_to_batch,

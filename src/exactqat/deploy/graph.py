@@ -364,9 +364,9 @@ class Builder:
         result = name if len(placements) == 1 else f"{name}/unshifted"
         results = (result, *(f"{result}:{number}" for number in range(1, len(shapes))))
         real = bool(operands) and self._tensors[operands[0]].dtype == FLOAT and placements[0] is INDICES
-        dtype = declaration.dtype(attributes, FLOAT if real else placements[0].dtype)
-        for each, shape in zip(results, shapes, strict=True):
-            self._add_tensor(Tensor(each, shape, dtype, placements[0]))
+        dtypes = declaration.result_dtypes(attributes, FLOAT if real else placements[0].dtype, len(shapes))
+        for each, shape, dtype in zip(results, shapes, dtypes, strict=True):
+            self._add_tensor(Tensor(each, shape, dtype, placements[0] if dtype == dtypes[0] else INDICES))
         self._operators.append(Operator(kind, tuple(operands), results, attributes))
         return result if len(placements) == 1 else str(self.quantize(result, placements[1:], name=name))
 
@@ -487,12 +487,12 @@ def check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: set
     try:
         shapes = declaration.checked_shapes([tensor.shape for tensor in inputs], operator.attributes)
         need(len(shapes) == len(outputs), f"needs outputs of the shapes {list(shapes)}, got {operator.outputs}")
-        for shape, output in zip(shapes, outputs, strict=True):
+        stored = FLOAT if outputs[0].dtype == FLOAT else outputs[0].quantization.dtype
+        dtypes = declaration.result_dtypes(operator.attributes, stored, len(shapes))
+        for shape, dtype, output in zip(shapes, dtypes, outputs, strict=True):
             need(shape == output.shape, f"output must have shape {shape}, got {output.shape}")
-            stored = FLOAT if output.dtype == FLOAT else output.quantization.dtype
-            dtype = declaration.dtype(operator.attributes, stored)
             need(dtype == output.dtype, f"output must be {dtype}, got {output.dtype}")
-            if declaration.same_quantization:
+            if declaration.same_quantization and dtype == dtypes[0]:
                 for position, tensor in enumerate(inputs):
                     if position in declaration.conditions:
                         continue

@@ -17,6 +17,7 @@ from . import (
     recurrent,
     reduction,
     resize,
+    selection,
 )
 from .operator import (
     ACTIVATIONS,
@@ -59,4 +60,5 @@ __all__ = [
     "recurrent",
     "reduction",
     "resize",
+    "selection",
 ]

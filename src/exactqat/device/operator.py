@@ -222,6 +222,10 @@ class DeviceOperator:
         """What the result is in: indices in the type asked for, all else in that of its grid."""
         return stored
 
+    def result_dtypes(self, attributes: Attributes, stored: str, count: int) -> tuple[str, ...]:
+        """`dtype` of each of so many results; what is in another one than the first holds indices."""
+        return (self.dtype(attributes, stored),) * count
+
     def grid_fixed_in(self, dtype: str) -> tuple[float, int] | None:
         """`fixed_grid`, where activations are stored in that dtype."""
         return (1 / 32768, 0) if self.fixed_grid is not None and dtype == "int16" else self.fixed_grid

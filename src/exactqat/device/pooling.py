@@ -144,6 +144,24 @@ class AveragePool2D(Pool):
 
 
 @register
+class L2Pool2D(Pool):
+    """The root of the mean of every window's squares; in float32 alone."""
+
+    kind = "L2_POOL_2D"
+    dtypes = ()
+    version = 1
+    purpose = "files: what converters leave in float32"
+
+    def float_results(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        size = attributes["filter_size"]
+        total = sum(part for *_, part in windows(np.square(codes[0]), output, size, attributes, 0.0))
+        count = sum(part for *_, part in windows(np.ones_like(codes[0]), output, size, attributes, 0.0))
+        return np.asarray(np.sqrt(total / count), np.float32)
+
+
+@register
 class MaxPool2D(Pool):
     """The largest value of every window; padding is below all values."""
 
