@@ -96,7 +96,7 @@ class Compiled:
                 again, and of what is returned.
             progress: called after every batch with how many examples are done, and how many there are.
             state: what variables hold, by name, [batch * rows of an example, ...]; those that it lacks are at their
-                beginning. What they hold afterwards is put there. None: all are, and nothing is kept.
+                beginning. It then holds what they do afterwards. None: all are at their beginning, and nothing is kept.
 
         Raises:
             ValueError: a tensor is unknown, or needs one that is not given; examples differ in number; the state does
