@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ class Pool(DeviceOperator):
     """A window that slides over height and width; what it gives lies on the grid of its operand."""
 
     attributes = {"filter_size": REQUIRED, "strides": REQUIRED, "padding": "VALID"}
-    dtypes = ("int8", "int16")
+    dtypes: ClassVar[tuple[str, ...]] = ("int8", "int16")
     same_quantization = True
     floats = True
     spatial = True
