@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device import OPERATORS, Profile, profile_named
+from ..device import OPERATORS, Profile, Refusal, profile_named
 from .formats.read_tflite import TfliteFile, read_content, to_file
 from .formats.tflite import tflite_bytes, with_outputs_at, write_whole
 from .graph import Graph, Operator, Tensor, check_operator
@@ -106,6 +106,8 @@ def reduce(
         progress("reducing the difference")
     content = path.read_bytes()
     file = read_content(content, path.name)
+    if file.graph.variables:
+        raise Refusal("a network with variables cannot be reduced: its differences depend on all calls before")
     codes = random_codes(file.graph, examples, seed) if data is None else read_codes(file, data, examples)
     with tempfile.TemporaryDirectory() as folder:
         given: dict[str, Any] = {str(at): codes[name] for at, name in enumerate(file.graph.inputs)}

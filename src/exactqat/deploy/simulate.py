@@ -49,6 +49,7 @@ def simulate(
     tensors: Sequence[str] | None = None,
     batch_size: int = 8,
     progress: Callable[[int, int], None] | bool | None = None,
+    state: dict[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
     """Codes of `tensors` (default: the graph's outputs) for a batch of input codes.
 
@@ -57,6 +58,9 @@ def simulate(
     `batch_size` examples are computed at a time: memory is that of their activations and of what is returned.
     progress: called after each of these with how many examples are done, and how many there are; True: a line on
     standard error; None: likewise if that is a terminal and it takes more than a moment; False: nothing.
+    state: of a network with variables (`Graph.variables`), what they hold; it is changed to what they hold afterwards.
+    Begin with an empty dictionary and pass it to every call of a stream (or of `batch` streams side by side); without
+    it, every call is the first one.
     """
     inputs = check_inputs(graph, x)
     wanted = tuple(dict.fromkeys(graph.outputs if tensors is None else tensors))
@@ -65,7 +69,7 @@ def simulate(
         raise ValueError(f"tensors names {unknown}, which the graph does not compute")
     profile = profile_named(device)
     tell = progress if callable(progress) else Clock.counting(f"simulating {profile.name}", progress)
-    return compiled_for(graph, profile).run(inputs, wanted, batch_size, tell)
+    return compiled_for(graph, profile).run(inputs, wanted, batch_size, tell, state)
 
 
 def check_inputs(graph: Graph, x: np.ndarray | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -101,9 +105,8 @@ def simulate_operator(
 def simulate_results(
     graph: Graph, operator: Operator, values: Mapping[str, np.ndarray], profile: str | Profile
 ) -> dict[str, np.ndarray]:
-    """As `simulate_operator`, all results by name."""
-    compiled = compiled_for(graph, profile)
-    return {name: compiled.operator(name, values) for name in operator.outputs}
+    """As `simulate_operator`, all results by name, and what the operator's variables hold afterwards."""
+    return compiled_for(graph, profile).results(operator.outputs[0], values)
 
 
 def compile(graph: Graph, device: str | Profile = "xnnpack", like: Compiled | None = None) -> Compiled:

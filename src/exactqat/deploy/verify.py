@@ -69,6 +69,8 @@ def verify(
     trust what they read. Raises ValueError if the file has no tensor for a result of the graph, RuntimeRefusal if the
     runtime rejects the file or crashes on it, Refusal if it would crash the process at these codes. Needs
     `pip install 'exactqat[deploy]'`.
+
+    To a network with variables (`Graph.variables`), the examples of x are calls one after the other, as of one stream.
     """
     target = profile_named(profile_here(device))
     profile = target.name
@@ -106,14 +108,19 @@ def verify(
     outputs = {name: Tally() for name in graph.outputs}
     elsewhere = "" if trained_codes is not None or graph.trained_for == profile else graph.trained_for
     training = {name: Tally() for name in (names if elsewhere else trained_codes or ()) if name in operators}
+    # What variables hold: as each operator leaves them from the device's operands, and in the whole simulation.
+    memory, whole = graph.initial_state(), graph.initial_state()
     done, steps = 0, len(batches) * len(graph.operators)
     tell = progress if callable(progress) else Clock.counting("comparing with the runtime", progress)
     for batch, start in zip(batches, range(0, total, batch_size), strict=True):
         stored = {**batch, **opened.run(batch)}
         agree = True
         for operator in graph.operators:
-            for name, codes in simulate_results(graph, operator, stored, profile).items():
-                agree &= operators[name].add(stored[name], codes)
+            for name, codes in simulate_results(graph, operator, {**stored, **memory}, profile).items():
+                if name in memory:
+                    memory[name] = codes
+                else:
+                    agree &= operators[name].add(stored[name], codes)
             done += 1
             tell(done, steps)
             name = operator.outputs[0]
@@ -128,7 +135,8 @@ def verify(
                     trained_noise.add(signal, trained_values[name][images])
         # Where every operator agrees from the device's operands, the whole simulation is what the device had.
         wanted = [*dict.fromkeys((*graph.outputs, *training))]
-        end_to_end = stored if agree else simulate(graph, batch, profile, wanted)
+        same = agree and not memory
+        end_to_end = stored if same else simulate(graph, batch, profile, wanted, state=whole)
         for name, codes in plain.run(batch).items():
             outputs[name].add(codes, end_to_end[name])
         if elsewhere and training:

@@ -14,8 +14,10 @@ from . import (
     pooling,
     quantize,
     rearrangement,
+    recurrent,
     reduction,
     resize,
+    selection,
 )
 from .operator import (
     ACTIVATIONS,
@@ -55,6 +57,8 @@ __all__ = [
     "profile_named",
     "quantize",
     "rearrangement",
+    "recurrent",
     "reduction",
     "resize",
+    "selection",
 ]

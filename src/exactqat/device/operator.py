@@ -51,20 +51,22 @@ class FileStep:
     Attributes:
         kind, version: the operator's code.
         operands: positions among the graph operator's inputs, names of earlier steps, or constants that only the file
-            has (of quantization `INDICES` where they stand for themselves).
+            has (of quantization `INDICES` where they stand for themselves); None: left out.
         options, fields: name of the options table without the final T, and its fields.
         name, dtype: of the intermediate result that it makes; nothing for the last step.
         shape: likewise, if it is not that of the result.
+        intermediates: tensors of the file that only give an operator grids.
     """
 
     kind: str
-    operands: tuple[int | str | Tensor, ...]
+    operands: tuple[int | str | Tensor | None, ...]
     version: int = 1
     options: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
     dtype: str = ""
     shape: Shape | None = None
+    intermediates: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,8 @@ class DeviceOperator:
         wide_version: likewise its int16 form, if that is another one; else 0.
         options: the name of its options table in the .tflite schema, without the final T.
         weights: positions of the operands that must be constants.
+        states: positions of the operands that are variables: read, and written for the next call. `all_results` then
+            returns what they hold afterwards too, after the results.
         constants: whether other operands may be constants too (one at least is an activation).
         uses_operand_scale: `real` has use for the scale of its first operand, as the attribute `operand_scale`.
         most_axes: of an operand or the result, which runtimes take.
@@ -174,6 +178,7 @@ class DeviceOperator:
     wide_version: ClassVar[int] = 0
     options: ClassVar[str] = ""
     weights: ClassVar[tuple[int, ...]] = ()
+    states: ClassVar[tuple[int, ...]] = ()
     constants: ClassVar[bool] = False
     uses_operand_scale: ClassVar[bool] = False
     most_axes: ClassVar[int] = 6
@@ -216,6 +221,10 @@ class DeviceOperator:
     def dtype(self, attributes: Attributes, stored: str = "int8") -> str:
         """What the result is in: indices in the type asked for, all else in that of its grid."""
         return stored
+
+    def result_dtypes(self, attributes: Attributes, stored: str, count: int) -> tuple[str, ...]:
+        """`dtype` of each of so many results; what is in another one than the first holds indices."""
+        return (self.dtype(attributes, stored),) * count
 
     def grid_fixed_in(self, dtype: str) -> tuple[float, int] | None:
         """`fixed_grid`, where activations are stored in that dtype."""
@@ -351,7 +360,7 @@ class DeviceOperator:
         attributes: Attributes,
         profile: Profile,
     ) -> tuple[np.ndarray, ...]:
-        """`results` of an operator with any number of them."""
+        """`results` of an operator with any number of them, and then what its variables hold (see `written`)."""
         return (self.results(codes, inputs, outputs[0], attributes, profile),)
 
     # --- how it enters a graph ---------------------------------------------------------------------------------------
@@ -407,7 +416,7 @@ class DeviceOperator:
 
         One, unless the operator is the graph's own and the file has to say it in several.
         """
-        operands: list[int | str | Tensor] = list(range(len(inputs)))
+        operands: list[int | str | Tensor | None] = list(range(len(inputs)))
         for entry in self.tflite_operands(inputs, output, attributes):
             if isinstance(entry, Tensor):
                 operands.append(entry)
@@ -485,6 +494,11 @@ def register(declaration: type[DeviceOperator]) -> type[DeviceOperator]:
     return declaration
 
 
+def written(kind: str, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[str, ...]:
+    """Names of what an operator writes, in the order of `all_results`: its results, and its variables."""
+    return (*outputs, *(inputs[position] for position in OPERATORS[kind].states))
+
+
 def is_wide(inputs: Sequence[Tensor], output: Tensor) -> bool:
     """Whether an operand or the result is stored in int16."""
     return output.dtype == "int16" or any(tensor.dtype == "int16" for tensor in inputs)
@@ -530,4 +544,5 @@ __all__ = [
     "is_wide",
     "need",
     "register",
+    "written",
 ]

@@ -13,6 +13,8 @@ import numpy as np
 from .. import cpu
 from ..device import OPERATORS, Profile, Tensor, profile_named
 from ..device.blocks import one_thread_for_blas
+from ..device.operator import written
+from ..device.tensor import initial_codes
 from .arena import LINE, lifetimes, places
 from .declared import by_declaration
 from .forms import Form, Part, make
@@ -77,6 +79,7 @@ class Compiled:
         tensors: Sequence[str] | None = None,
         batch_size: int = 8,
         progress: Callable[[int, int], None] | None = None,
+        state: dict[str, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
         """Codes of `tensors` (default: the graph's outputs).
 
@@ -87,9 +90,12 @@ class Compiled:
             batch_size: examples that are computed at a time. Memory is that of their results, of which places are used
                 again, and of what is returned.
             progress: called after every batch with how many examples are done, and how many there are.
+            state: what variables hold, by name, [batch * rows of an example, ...]; those that it lacks are at their
+                beginning. It then holds what they do afterwards. None: all are at their beginning, and nothing is kept.
 
         Raises:
-            ValueError: a tensor is unknown, or needs one that is not given; examples differ in number.
+            ValueError: a tensor is unknown, or needs one that is not given; examples differ in number; the state does
+                not fit.
         """
         wanted = tuple(dict.fromkeys(self._outputs if tensors is None else tensors))
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
@@ -98,11 +104,14 @@ class Compiled:
         steps = self._needed(frozenset(codes), wanted)
         results = {name: np.empty(self._shape(name, total), self._tensors[name].dtype) for name in wanted}
         given = {name: np.ascontiguousarray(array) for name, array in codes.items()}
+        kept = self._state(state or {}, steps, total)
         for start in range(0, total, batch_size):
             count = min(batch_size, total - start)
-            self._run_batch(steps, given, results, start, count)
+            self._run_batch(steps, given, kept, results, start, count)
             if progress is not None:
                 progress(start + count, total)
+        if state is not None:
+            state.update(kept)
         return results
 
     def operator(self, result: str, codes: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -133,6 +142,15 @@ class Compiled:
                 plan(*addresses)
         return results[result]
 
+    def results(self, result: str, codes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """As `operator`, all that it writes by name: its results, and what its variables hold afterwards."""
+        number = self._position[result]
+        step = self._steps[number]
+        names = written(step.kind, step.inputs, step.outputs)
+        if len(names) == 1:
+            return {result: self.operator(result, codes)}
+        return dict(zip(names, self._by_declaration(number, codes), strict=True))
+
     def tensor(self, name: str) -> Tensor:
         """The tensor of that name, as the graph has it."""
         return self._tensors[name]
@@ -155,7 +173,8 @@ class Compiled:
         for step in self._steps:
             if dirty.intersection((*step.inputs, *step.outputs)):
                 dirty.update(step.outputs)
-                read |= dict.fromkeys(name for name in step.inputs if self._tensors[name].data is None)
+                operands = (self._tensors[name] for name in step.inputs)
+                read |= dict.fromkeys(each.name for each in operands if each.data is None and not each.variable)
         return tuple(name for name in read if name not in dirty)
 
     def __repr__(self) -> str:
@@ -164,7 +183,8 @@ class Compiled:
     def _examples(self, codes: Mapping[str, np.ndarray]) -> int:
         counts = set()
         for name, array in codes.items():
-            if name not in self._tensors or self._tensors[name].data is not None:
+            unknown = name not in self._tensors
+            if unknown or self._tensors[name].data is not None or self._tensors[name].variable:
                 raise ValueError(f"codes names {name!r}, which is no activation of the graph")
             tensor = self._tensors[name]
             fits = array.ndim == len(tensor.shape) and array.shape[1:] == tensor.shape[1:]
@@ -175,6 +195,26 @@ class Compiled:
         if len(counts) != 1:
             raise ValueError(f"codes must hold as many examples for every tensor, got {sorted(counts)}")
         return counts.pop()
+
+    def _state(self, state: Mapping[str, np.ndarray], steps: tuple[int, ...], examples: int) -> dict[str, np.ndarray]:
+        """What the variables of these operators hold, in arrays of their own."""
+        unknown = [name for name in state if name not in self._tensors or not self._tensors[name].variable]
+        if unknown:
+            raise ValueError(f"state names {unknown}, which are no variables of the graph")
+        found = {}
+        for name in dict.fromkeys(name for number in steps for name in self._steps[number].inputs):
+            tensor = self._tensors[name]
+            if not tensor.variable:
+                continue
+            array, shape = state.get(name), self._shape(name, examples)
+            if array is None:
+                found[name] = initial_codes(tensor, examples)
+                continue
+            if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (shape, np.dtype(tensor.dtype)):
+                given = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+                raise ValueError(f"the state of {name!r} must be {tensor.dtype} {list(shape)}, got {given}")
+            found[name] = array.copy()
+        return found
 
     def _shape(self, name: str, examples: int) -> tuple[int, ...]:
         rows, *rest = self._tensors[name].shape
@@ -194,7 +234,7 @@ class Compiled:
                 todo += [
                     each
                     for each in self._steps[number].inputs
-                    if each not in given and self._tensors[each].data is None
+                    if each not in given and self._tensors[each].data is None and not self._tensors[each].variable
                 ]
         return tuple(sorted(found))
 
@@ -202,7 +242,10 @@ class Compiled:
         if number not in self._forms:
             step = self._steps[number]
             inputs, output = [self._tensors[name] for name in step.inputs], self._tensors[step.outputs[0]]
-            self._forms[number] = make(OPERATORS[step.kind], inputs, output, step.attributes, self.profile)
+            # What has variables changes them too: its declaration's business.
+            stateless = len(written(step.kind, step.inputs, step.outputs)) == len(step.outputs)
+            form = make(OPERATORS[step.kind], inputs, output, step.attributes, self.profile) if stateless else ()
+            self._forms[number] = form
         return self._forms[number]
 
     def _take_over(self, like: Compiled) -> None:
@@ -218,14 +261,16 @@ class Compiled:
         self,
         steps: tuple[int, ...],
         given: Mapping[str, np.ndarray],
+        kept: Mapping[str, np.ndarray],
         results: Mapping[str, np.ndarray],
         start: int,
         count: int,
     ) -> None:
+        """kept: of variables, which are changed."""
         # Nobody else has it meanwhile: threads that call at the same time get memory of their own.
-        key = (steps, tuple(given), tuple(results), count)
+        key = (steps, (*given, *kept), (*results, *kept), count)
         program = self._programs.pop(key, None) or self._bound(*key)
-        for name, array in given.items():
+        for name, array in {**given, **kept}.items():
             rows = self._tensors[name].shape[0]
             part = array[start * rows : (start + count) * rows]
             if name in program.views:
@@ -236,10 +281,11 @@ class Compiled:
             if not isinstance(kernels, int):
                 kernels()
                 continue
-            names = self._steps[kernels].outputs
+            step = self._steps[kernels]
+            names = written(step.kind, step.inputs, step.outputs)
             for name, codes in zip(names, self._by_declaration(kernels, program.views), strict=True):
                 program.views[name][...] = codes
-        for name, result in results.items():
+        for name, result in {**results, **kept}.items():
             if name not in given:
                 rows = self._tensors[name].shape[0]
                 result[start * rows : (start + count) * rows] = program.views[name]

@@ -168,7 +168,8 @@ def strided_slice(
     slices = [slice(*entry).indices(size) for *entry, size in zip(*columns, inputs[0].shape, strict=True)]
     begin = sum(first * stride for (first, _, _), stride in zip(slices[1:], strides[1:], strict=True))
     stepped = [step * stride for (_, _, step), stride in zip(slices, strides, strict=True)]
-    return (move(0, inputs[0], output, output.shape[1:], stepped[1:], strides_of(output.shape)[1:], begin),)
+    kept = [step for axis, step in enumerate(stepped) if axis not in attributes["shrink_axes"]]
+    return (move(0, inputs[0], output, output.shape[1:], kept[1:], strides_of(output.shape)[1:], begin),)
 
 
 @form_of("PAD")
