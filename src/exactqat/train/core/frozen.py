@@ -28,6 +28,8 @@ TOGETHER = 1 << 16
 
 def codes_of(feature: np.ndarray, tensor: Tensor, layout: Layout) -> np.ndarray:
     """Codes in the device's order of axes of real numbers on a tensor's grid; those of NaN are real 0's."""
+    if tensor.dtype not in CODE_RANGES:
+        return np.ascontiguousarray(on_device(feature.astype(tensor.dtype), layout))
     scale, zero_point = tensor.quantization.scale[0], np.float32(tensor.quantization.zero_point[0])
     values = feature if feature.flags.c_contiguous else np.ascontiguousarray(feature)
     codes = np.empty(values.shape, tensor.dtype)
