@@ -37,7 +37,7 @@ def require_input(given: PlanInput, shape: Shape, dtype: Any, real: bool) -> Non
         raise TypeError(
             f"{given.name or given.path} must contain integers, which choose rows of a table, got {dtype}"
         )
-    if not real and given.floating:
+    if not real and given.floating and not given.rows:
         raise TypeError(
             f"{given.name or given.path} must contain real numbers, like the example, got {dtype}; convert it to "
             "float32"

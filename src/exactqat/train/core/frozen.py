@@ -19,6 +19,7 @@ from ...deploy.values import in_users_order
 from ...device import Tensor
 from ...device.operator import Layout
 from ...device.tensor import CODE_RANGES
+from ...planning.inputs import require_rows
 from ...planning.plans import Numbers, Plan, PlanStep
 
 NumbersOf = Callable[[Sequence[np.ndarray]], Numbers]
@@ -170,6 +171,9 @@ class DeviceNetwork:
             if not self._is_known(trained) or self._known is None:
                 self._known = self._prepared(trained)
             compiled, layouts, wanted = self._known
+        for each, feature in zip(self.plan.inputs, features, strict=True):
+            if each.rows and feature.size:
+                require_rows(each, int(feature.min()), int(feature.max()))
         codes = {
             each.path: codes_of(feature, compiled.tensor(each.path), layouts[each.path])
             for each, feature in zip(self.plan.inputs, features, strict=True)

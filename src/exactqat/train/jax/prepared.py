@@ -288,7 +288,11 @@ class Prepared:
             seen: dict[str, Any] = {}
             self._run(params, state, args, kwargs, Mode(frozen=state.frozen), seen=seen)
             given = self.plan.network.input_tree.flatten(*args, **kwargs)
-            return [np.asarray(each, np.float32) for each in given], {name: np.asarray(seen[name]) for name in seen}
+            inputs = [
+                np.asarray(each, np.int32 if wanted.rows else np.float32)
+                for each, wanted in zip(given, self.plan.inputs, strict=True)
+            ]
+            return inputs, {name: np.asarray(seen[name]) for name in seen}
 
         return TrainedNetwork(self._functional, Arrays(*in_numpy), state.frozen, run, called)
 

@@ -53,11 +53,14 @@ class _Sides:
         if example is None:
             values = [self.network.values[name] for name in self.network.inputs]
             self.examples = _EXAMPLES
+            rows = [each.rows for each in prepared.plan.inputs]
             self.given = [
-                _whole_numbers((_EXAMPLES, *value.shape[1:]), dtype)
+                np.zeros((_EXAMPLES, *value.shape[1:]), np.int32)
+                if table
+                else _whole_numbers((_EXAMPLES, *value.shape[1:]), dtype)
                 if "int" in dtype
                 else np.zeros((_EXAMPLES, *value.shape[1:]), np.float32)
-                for value, dtype in zip(values, dtypes, strict=True)
+                for value, dtype, table in zip(values, dtypes, rows, strict=True)
             ]
         else:
             self.given = [_array(each) for each in self.network.input_tree.flatten(example)]
