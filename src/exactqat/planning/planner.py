@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..device.operator import in_int16
-from . import files
+from . import files, masks
 from .network import KINDS, Constant, Network, Place, Step
 from .plans import Derived, Grid, Plan, PlanInput, PlanOutput, PlanStep, Weights
 from .refusals import Problems, Refused, no_operator, word
@@ -291,6 +291,8 @@ class Planner:
         rule, rows = self.rule(path), rows_of_tables(self.network, name)
         if rows:
             rule = replace(rule, activation_bits=8, ranges="fixed", fixed_range=(0.0, 255.0))
+        elif masks.is_mask(self.network, name):
+            rule = replace(rule, activation_bits=8, ranges="fixed", fixed_range=masks.TRUTH)
         grid = SharedGrid(path, rule, fixed=INDICES if rows else None, of_inputs=True, indices=rows)
         channels = self._asked_channels(name, len(value.shape))
         self.stored[name] = Stored(path, value.shape, value.batch_axis, grid, channels)

@@ -13,6 +13,7 @@ import torch
 
 from ...device.functions import named_by
 from ..core.refusals import MIXES, Refused
+from . import masks
 from .composition import COMPARISONS, composed, formula, is_composed, is_truth, uniform
 from .contents import Content, Meta
 from .converter import Converter, handles, require_fixed, require_numbers
@@ -254,6 +255,12 @@ def _compare(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     """There is no step for truth values: this one vanishes where only a function of one value reads it."""
     name = base_name(c.applied)
     operands = [a.self, *([a.other] if hasattr(a, "other") else [])]
+    if masks.is_given(c, a.self) and name in _COMPARISONS and not a.self.meta.dtype.is_floating_point:
+        mask = masks.compared(c, _COMPARISONS[name], a.self, uniform(c, a.other))
+    else:
+        mask = masks.combined(c, _LOGIC[name], operands, meta) if name in _LOGIC else None
+    if mask is not None:
+        return mask
     made: Content = c.opaque(c.applied, vars(a), meta, "unsupported")
     if name in _COMPARISONS:
         # Both sides as PyTorch compares them: a number becomes a float32 beside a tensor of float32.
@@ -308,6 +315,8 @@ def _where(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
         chosen, other = (as_number(c, each, meta) if is_truth(each) else each for each in (chosen, other))
         made = _parametric_relu(c, mask, chosen, other, meta)
         return composed(c, "where", [mask, chosen, other], {}, meta) if made is None else made
+    if masks.is_mask(c, mask) and meta.dtype.is_floating_point:
+        return masks.chosen(c, mask, chosen, other, meta)
     require_fixed(mask, "condition")
     dtype = meta.dtype
 

@@ -11,6 +11,7 @@ import torch
 
 from ..core.refusals import MIXES, Refused
 from .composition import composed, is_truth
+from . import masks
 from .contents import Content, Meta
 from .converter import Converter, handles, require_fixed
 from .expression import Node
@@ -23,7 +24,9 @@ aten = torch.ops.aten
 def _identity(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     if is_truth(a.self) and meta.dtype.is_floating_point:
         return composed(c, "where", [a.self, 1.0, 0.0], {}, meta)
-    exact = a.self.name in c.integers and not a.self.meta.dtype.is_floating_point
+    if masks.is_given(c, a.self) and meta.dtype == torch.bool:
+        return masks.as_truth(c, a.self)
+    exact = masks.is_given(c, a.self) and not a.self.meta.dtype.is_floating_point
     if a.self.meta.dtype.is_floating_point != meta.dtype.is_floating_point and not exact:
         raise Refused("it converts between integers and numbers")
     return replace(a.self, meta=meta)
@@ -248,6 +251,9 @@ def _index(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     x = a.self
     if not x.is_value and len(a.indices) == 1 and a.indices[0].is_value:
         return _looked_up(c, x, a.indices[0], meta)
+    if (places := masks.without_examples(c, x, a.indices)) is not None:
+        (batch, *index_shape) = torch.broadcast_shapes(*(index.shape for index in a.indices if index is not None))
+        return _picked(c, x, places, tuple(index_shape), meta)
     given = {axis: c.data(index) for axis, index in enumerate(a.indices) if index is not None}
     if any(index.dtype in (torch.bool, torch.uint8) for index in given.values()):
         if len(given) > 1:
@@ -265,6 +271,17 @@ def _index(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     first = axes[0]
     joined = c.call(aten.reshape.default, x, [*x.shape[:first], math.prod(sizes), *x.shape[axes[-1] + 1 :]])
     picked = c.gather(joined, first, torch.as_tensor(flat).expand(index_shape).reshape(-1).tolist())
+    return c.call(aten.reshape.default, picked, list(meta.shape))
+
+
+def _picked(
+    c: Converter, x: Content, given: dict[int, torch.Tensor], index_shape: tuple[int, ...], meta: Meta
+) -> Content:
+    """x[examples, places] of all examples: fixed places of one axis."""
+    if list(given) != [1]:
+        raise Refused(f"its indices are on the axes {[0, *given]}; the examples and one more axis are allowed")
+    flat = (given[1] % x.shape[1]).reshape(given[1].shape[-len(index_shape) :])
+    picked = c.gather(x, 1, flat.expand(index_shape).reshape(-1).tolist())
     return c.call(aten.reshape.default, picked, list(meta.shape))
 
 
