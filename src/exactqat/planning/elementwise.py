@@ -125,7 +125,14 @@ def _subtract(planner: Planner, step: Step) -> Stored:
 
 def _multiply(planner: Planner, step: Step) -> Stored:
     maker = Maker(planner, step, "mul")
-    first, second = (as_operand(maker, each) for each in operands(planner, step))
+    both = operands(planner, step)
+    truths = all(
+        masks.is_truth(each) if isinstance(each, Stored) else isinstance(each, Constant) and masks.are_zeros_and_ones(each)
+        for each in both
+    )
+    first, second = (as_operand(maker, each) for each in both)
+    if truths:
+        return maker.multiply(first, second, bounds=masks.TRUTH)
     return maker.multiply(first, second, activation=planner.take_activation())
 
 
@@ -181,7 +188,7 @@ def extreme(planner: Planner, step: Step) -> Stored:
 def clamp(planner: Planner, step: Step) -> Stored:
     low, high = (step.attributes.get(name) for name in ("min", "max"))
     x = planner.tensor(step)
-    if (low, high) == masks.TRUTH and masks.is_given(x):
+    if (low, high) == masks.TRUTH and x.grid.root().of_inputs and masks.is_truth(x):
         return x  # the input's own range ends there
     return clamped(planner, step, x, low, high)
 

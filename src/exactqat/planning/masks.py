@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .network import Network
+import numpy as np
+
+from .network import Constant, Network
 from .refusals import Refused
 
 if TYPE_CHECKING:
@@ -38,10 +40,16 @@ def is_mask(network: Network, name: str) -> bool:
     return False
 
 
-def is_given(x: Stored) -> bool:
-    """Whether it is such an input as it is given."""
-    grid = x.grid.root()
-    return grid.of_inputs and grid.rule.ranges == "fixed" and grid.rule.fixed_range == TRUTH
+def is_truth(x: Stored) -> bool:
+    """Whether it is such an input, or made of such."""
+    rule = x.grid.root().rule
+    return rule.ranges == "fixed" and rule.fixed_range == TRUTH
+
+
+def are_zeros_and_ones(constant: Constant) -> bool:
+    """Whether a constant holds nothing else, whatever is trained."""
+    values = None if constant.data is None else np.asarray(constant.data)
+    return values is not None and bool(((values == 0) | (values == 1)).all())
 
 
 def line_in_front_of_softmax(planner: Planner, x: Stored, weight: float, bias: float) -> tuple[float, float]:
@@ -54,7 +62,7 @@ def line_in_front_of_softmax(planner: Planner, x: Stored, weight: float, bias: f
     lowest = min(bias, weight + bias)
     if lowest > HIDES:
         return weight, bias
-    if not is_given(x):
+    if not is_truth(x):
         raise Refused(
             f"it adds {lowest:g} where something that is computed says so; give the mask as an input of integers or "
             "truth values, 1 where a value counts"
@@ -76,4 +84,4 @@ def _hides_scores(planner: Planner, name: str) -> bool:
     )
 
 
-__all__ = ["HIDES", "SURELY_MASKED", "TRUTH", "is_given", "is_mask", "line_in_front_of_softmax"]
+__all__ = ["HIDES", "SURELY_MASKED", "TRUTH", "are_zeros_and_ones", "is_mask", "is_truth", "line_in_front_of_softmax"]
