@@ -19,9 +19,7 @@ from torch.nn import functional as F  # noqa: E402
 from exactqat import deploy, qat  # noqa: E402
 
 WORDS, LENGTH, FEATURES = 40, 8, 6
-needs_deploy = pytest.mark.skipif(
-    importlib.util.find_spec("ai_edge_litert") is None, reason="needs exactqat[deploy]"
-)
+needs_deploy = pytest.mark.skipif(importlib.util.find_spec("ai_edge_litert") is None, reason="needs exactqat[deploy]")
 
 
 class Classifier(nn.Module):

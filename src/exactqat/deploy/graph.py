@@ -139,7 +139,7 @@ class Graph:
         rows = [
             OPERATORS[operator.kind].rows([self.tensors[each] for each in operator.inputs])
             for operator in self.operators
-            for position in OPERATORS[operator.kind].indices
+            for position in OPERATORS[operator.kind].index_operands
             if operator.inputs[position] == name
         ]
         return 0, min(rows, default=2**31) - 1
@@ -410,7 +410,7 @@ class Builder:
             return (output,) if isinstance(output, Quantization) else tuple(output)
         declaration = OPERATORS[kind]
         _need(where, bool(operands), "an operand is missing")
-        first = self._tensors[operands[len(declaration.conditions) + len(declaration.indices)]].quantization
+        first = self._tensors[operands[len(declaration.conditions) + len(declaration.index_operands)]].quantization
         fixed = declaration.grid_fixed_in(first.dtype)
         if fixed is not None:
             return (per_tensor(*fixed, first.dtype),)
@@ -498,7 +498,7 @@ def check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: set
             need(dtype == output.dtype, f"output must be {dtype}, got {output.dtype}")
             if declaration.same_quantization:
                 for position, tensor in enumerate(inputs):
-                    if position in (*declaration.conditions, *declaration.indices):
+                    if position in (*declaration.conditions, *declaration.index_operands):
                         continue
                     same = tensor.quantization.equals(output.quantization)
                     need(
@@ -527,7 +527,7 @@ def _check_operands(operator: Operator, inputs: Sequence[Tensor], output: Tensor
         if position in declaration.conditions:
             _need(where, tensor.dtype == BOOL, f"{tensor.name!r} must be {BOOL}, got {tensor.dtype}")
             continue
-        if position in declaration.indices:
+        if position in declaration.index_operands:
             _need(where, tensor.dtype == "int32", f"{tensor.name!r} must be int32, got {tensor.dtype}")
             continue
         dtypes = (*declaration.dtypes, FLOAT) if declaration.floats else declaration.dtypes

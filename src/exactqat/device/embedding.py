@@ -26,7 +26,7 @@ class Embedding(DeviceOperator):
 
     kind = "EMBEDDING"
     operands = (2, 2)
-    indices = (0,)
+    index_operands = (0,)
     weights = (1,)
     same_quantization = True
     moves_codes = True
@@ -81,5 +81,3 @@ class Embedding(DeviceOperator):
         operands = [writer.dequantized(table, table.data, None), *writer.operands(operator)]
         computed = writer.node("Gather", operands, f"{output.name}/computed", axis=0)
         writer.result_in_graph_order(operator, output, computed)
-
-

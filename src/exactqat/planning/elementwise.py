@@ -127,7 +127,9 @@ def _multiply(planner: Planner, step: Step) -> Stored:
     maker = Maker(planner, step, "mul")
     both = operands(planner, step)
     truths = all(
-        masks.is_truth(each) if isinstance(each, Stored) else isinstance(each, Constant) and masks.are_zeros_and_ones(each)
+        masks.is_truth(each)
+        if isinstance(each, Stored)
+        else isinstance(each, Constant) and masks.are_zeros_and_ones(each)
         for each in both
     )
     first, second = (as_operand(maker, each) for each in both)

@@ -34,9 +34,7 @@ def require_input(given: PlanInput, shape: Shape, dtype: Any, real: bool) -> Non
     elif wanted[axis] != 1 and shape[axis] is not None and shape[axis] % wanted[axis]:
         raise ValueError(_misfit(given, shape))
     if real and given.rows:
-        raise TypeError(
-            f"{given.name or given.path} must contain integers, which choose rows of a table, got {dtype}"
-        )
+        raise TypeError(f"{given.name or given.path} must contain integers, which choose rows of a table, got {dtype}")
     if not real and given.floating and not given.rows:
         raise TypeError(
             f"{given.name or given.path} must contain real numbers, like the example, got {dtype}; convert it to "

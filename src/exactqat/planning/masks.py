@@ -23,7 +23,7 @@ _MOVES = ("reshape", "permute", "expand", "identity", "gather", "slice")
 
 
 def is_mask(network: Network, name: str) -> bool:
-    """Whether an input holds zeros and ones: truth values, or integers that are made truth values or that hide scores."""
+    """Whether an input holds zeros and ones: truth values, or integers that are made such or that hide scores."""
     dtype = network.values[name].dtype
     if dtype in ("bool", "float32"):
         return dtype == "bool"

@@ -70,9 +70,7 @@ class SharedGrid:
         return all(getattr(grid.rule, name) == getattr(rule, name) for name in names)
 
     def finished(self) -> Grid:
-        return Grid(
-            self.name, self.rule, self.nonnegative, self.writers, self.fixed, self.of_inputs, self.indices
-        )
+        return Grid(self.name, self.rule, self.nonnegative, self.writers, self.fixed, self.of_inputs, self.indices)
 
 
 @dataclass(eq=False)

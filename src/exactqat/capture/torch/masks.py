@@ -63,7 +63,9 @@ def combined(c: Any, name: str, operands: Sequence[Any], meta: Meta) -> Content 
     if name not in ("and", "or"):
         return None
     if name == "or":
-        inverse = [combined(c, "not", [x], x.meta) if x in masks else c.call(aten.logical_not.default, x) for x in operands]
+        inverse = [
+            combined(c, "not", [x], x.meta) if x in masks else c.call(aten.logical_not.default, x) for x in operands
+        ]
         both = combined(c, "and", inverse, meta)
         return None if both is None else opposite(c, both)
     if fixed:

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import torch
 
 from ..core.refusals import MIXES, Refused
-from .composition import composed, is_truth
 from . import masks
+from .composition import composed, is_truth
 from .contents import Content, Meta
 from .converter import Converter, handles, require_fixed
 from .expression import Node
