@@ -141,7 +141,7 @@ def input_codes(graph: Graph, data: Any) -> dict[str, np.ndarray]:
         if not fits:
             raise ValueError(f"input {port.name!r} must have shape {wanted}, got {list(array.shape)}")
         if tensor.dtype == "int32":
-            if array.dtype.kind not in "iu":
+            if not np.issubdtype(array.dtype, np.integer):
                 raise ValueError(f"input {port.name!r} must be integers, got {array.dtype}")
             codes[port.tensor] = graph.as_indices(port.tensor, port.to_graph(array))
             continue

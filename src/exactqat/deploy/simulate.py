@@ -76,7 +76,7 @@ def check_inputs(graph: Graph, x: np.ndarray | Mapping[str, np.ndarray]) -> dict
             )
         expected = graph.tensors[name].shape
         dtype = graph.tensors[name].dtype
-        if dtype == "int32" and array.dtype.kind in "iu":
+        if dtype == "int32" and np.issubdtype(array.dtype, np.integer):
             arrays[name] = graph.as_indices(name, array)
         elif array.dtype != dtype:
             raise TypeError(_wrong_dtype(name, dtype, array.dtype))

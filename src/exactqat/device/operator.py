@@ -116,7 +116,7 @@ class DeviceOperator:
         same_quantization: the device moves or compares codes without rescaling them: the result is stored on the grid
             of its operands.
         conditions: positions of the operands that are true or false.
-        index_operands: positions of the operands that are int32 and stand for themselves; see `rows`.
+        index_operands: positions of the operands that are int32 and no codes; see `rows`.
         moves_codes: every code of the result is one of the operands' codes or the zero point, whatever the profile; so
             `real` says exactly what the device does, with any numbers in place of the codes.
         dtypes: what its activations can be stored in, all of them in the same: "int8", "int16".

@@ -102,7 +102,7 @@ Operand = Stored | Constant | float
 Handler = Callable[["Planner", Step], Stored]
 # By float kind, filled by `handles`.
 HANDLERS: dict[str, Handler] = {}
-# The grid of what stands for itself: steps of 1 from 0 on, of which ranges know the first 256.
+# The grid of integers as they are: steps of 1 from 0 on, of which ranges know the first 256.
 INDICES = (1.0, -128)
 # Kinds that add to an operand of another shape by themselves.
 BROADCASTING = ("add", "sub", "mul", "div", "maximum", "minimum")

@@ -59,7 +59,7 @@ class FakeQuantize(nn.Module):
         self.observing = False
         self.quantizing = True
         self.frozen = False
-        # What passes stands for itself: indices.
+        # Integers pass as they are: indices into a table.
         self.indices = False
 
     @property
