@@ -633,7 +633,7 @@ def test_a_refusal_lists_causes_and_no_echoes() -> None:
             return self.layer(self.table(input_ids[:, 1:])).mean(1)
 
     text = refusal(Embedded(), torch.zeros(2, 5, dtype=torch.int64))
-    assert "rows are looked up" in text and "do this before the network" in text and "1 place(s)" in text, text
+    assert "by numbers that the network computes" in text and "an input of integers" in text and "1 place(s)" in text
 
     text = refusal(Net(lambda self, x: self.conv(x).sort(1)[0].cumsum(1), **conv()))
     assert "torch.sort" in text and "torch.cumsum" in text  # each an obstacle of its own

@@ -99,7 +99,7 @@ def test_words_go_to_the_device_as_they_are_trained(tmp_path: Path) -> None:
     for device in deploy.profiles_here():
         if "x86" in device or device in ("reference", "micro"):
             report = deploy.verify(graph, path, data=data, device=device)
-            assert report.equal and all(each.exact for each in report.operators), report
+            assert all(each.exact and not each.differing for each in report.operators), report
     assert deploy.verify(graph, path, model=model, data=data).equal
     again = deploy.read_tflite(path)
     codes = deploy.simulate(graph, data)
