@@ -340,6 +340,15 @@ def random_gather(rng: Random, builder: Builder) -> str:
     return builder.gather("x", axis, rng.integers(0, shape[axis], rng.integers(1, 12)), name="y")
 
 
+def random_embedding(rng: Random, builder: Builder) -> str:
+    """Numbers of words, and a table of which every row is asked for now and then."""
+    sizes = [int(size) for size in rng.integers(1, 20, rng.integers(1, 3))]
+    builder.input("x", (1, *sizes), INDICES)
+    table = (int(rng.integers(1, 40)), int(rng.integers(1, 33)))
+    builder.constant("table", rng.integers(-128, 128, table).astype(np.int8), random_quantization(rng))
+    return builder.embedding("x", "table", name="y")
+
+
 def random_quantize(rng: Random, builder: Builder) -> str:
     tensor = builder.tensor(random_input(rng, builder))
     output = random_quantization(rng, tensor.quantization.scale[0] * random_scale(rng, -6.99, 7.99))
@@ -710,6 +719,7 @@ CASES: dict[str, Case] = {
     "SPACE_TO_DEPTH": random_space_to_depth,
     "DEPTH_TO_SPACE": random_depth_to_space,
     "GATHER": random_gather,
+    "EMBEDDING": random_embedding,
     "LOGISTIC": unary("LOGISTIC"),
     "TANH": unary("TANH"),
     "GELU": random_gelu,
@@ -874,14 +884,14 @@ def random_codes(rng: Random, graph: Graph) -> dict[str, np.ndarray]:
         if tensor.dtype == FLOAT:
             codes[name] = real_inputs(rng, graph, (batch, *tensor.shape[1:]))
             continue
-        lowest, highest = CODE_RANGES[tensor.dtype]
+        lowest, highest = graph.limits(name)
         values = rng.integers(lowest, highest + 1, (batch, *tensor.shape[1:]))
         # A function of one operand: all of its inputs.
         if len(graph.inputs) == 1 and tensor.shape in ((1, 16, 16), (1, 256, 256)):
             every = np.resize(np.arange(lowest, highest + 1), tensor.shape)
             codes[name] = every.astype(tensor.dtype)
             continue
-        if near:
+        if near and tensor.dtype in CODE_RANGES:
             values = values // 8 + tensor.quantization.zero_point[0]
         codes[name] = np.clip(values, lowest, highest).astype(tensor.dtype)
     return codes

@@ -148,6 +148,32 @@ class Graph:
         """The same graph with other tensors as its outputs; these have no user-defined names."""
         return replace(self, outputs=tuple(outputs), ports=None)
 
+    def limits(self, name: str) -> tuple[int, int]:
+        """The lowest and the highest allowed value of an input of integers: of codes, or of indices into tables."""
+        tensor = self.tensors[name]
+        port = next((each for each in self.signature.inputs if each.tensor == name), None)
+        if tensor.dtype in CODE_RANGES:
+            return CODE_RANGES[tensor.dtype] if port is None or port.limits is None else port.limits
+        rows = [
+            OPERATORS[operator.kind].rows([self.tensors[each] for each in operator.inputs])
+            for operator in self.operators
+            for position in OPERATORS[operator.kind].index_operands
+            if operator.inputs[position] == name
+        ]
+        return 0, min(rows, default=2**31) - 1
+
+    def as_indices(self, name: str, array: np.ndarray) -> np.ndarray:
+        """What an input of indices is given, in int32.
+
+        Raises:
+            ValueError: an index lies outside of a table.
+        """
+        lowest, highest = self.limits(name)
+        outside = array[(array < lowest) | (array > highest)]
+        if outside.size:
+            raise ValueError(f"input {name!r} must hold indices in {lowest}..{highest}, got {outside.reshape(-1)[0]}")
+        return array.astype(np.int32)
+
     def results(self) -> tuple[str, ...]:
         """Names of all computed tensors, in order of execution."""
         return tuple(name for operator in self.operators for name in operator.outputs)
@@ -297,9 +323,10 @@ class Builder:
         return self._tensors[name]
 
     def input(self, name: str, shape: Sequence[int], quantization: Quantization | None) -> str:
-        """shape: with batch 1; quantization: None for real numbers."""
+        """shape: with batch 1; quantization: None for real numbers, `INDICES` for int32."""
         shape = tuple(int(size) for size in shape)
         dtype, grid = (FLOAT, INDICES) if quantization is None else (quantization.dtype, quantization)
+        dtype = "int32" if quantization is INDICES else dtype
         result = self._add_tensor(Tensor(name, shape, dtype, grid))
         self._inputs.append(name)
         return result
@@ -406,7 +433,7 @@ class Builder:
             return (output,) if isinstance(output, Quantization) else tuple(output)
         declaration = OPERATORS[kind]
         _need(where, bool(operands), "an operand is missing")
-        first = self._tensors[operands[len(declaration.conditions)]].quantization
+        first = self._tensors[operands[len(declaration.conditions) + len(declaration.index_operands)]].quantization
         fixed = declaration.grid_fixed_in(first.dtype)
         if fixed is not None:
             return (per_tensor(*fixed, first.dtype),)
@@ -494,7 +521,7 @@ def check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: set
             need(dtype == output.dtype, f"output must be {dtype}, got {output.dtype}")
             if declaration.same_quantization and dtype == dtypes[0]:
                 for position, tensor in enumerate(inputs):
-                    if position in declaration.conditions:
+                    if position in (*declaration.conditions, *declaration.index_operands):
                         continue
                     same = tensor.quantization.equals(output.quantization)
                     need(
@@ -526,6 +553,9 @@ def _check_operands(operator: Operator, inputs: Sequence[Tensor], output: Tensor
         _need(where, fits, f"{tensor.name!r} must be an activation, not a constant")
         if position in declaration.conditions:
             _need(where, tensor.dtype == BOOL, f"{tensor.name!r} must be {BOOL}, got {tensor.dtype}")
+            continue
+        if position in declaration.index_operands:
+            _need(where, tensor.dtype == "int32", f"{tensor.name!r} must be int32, got {tensor.dtype}")
             continue
         dtypes = (*declaration.dtypes, FLOAT) if declaration.floats else declaration.dtypes
         allowed = " or ".join(dtypes)

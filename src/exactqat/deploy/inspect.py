@@ -304,13 +304,12 @@ def _layers(graph: Graph) -> list[Layer]:
 def random_codes(graph: Graph, examples: int, seed: int) -> dict[str, np.ndarray]:
     """Every other example stays near the zero points, where little saturates."""
     rng, codes = np.random.default_rng(seed), {}
-    limits = {port.tensor: port.limits for port in graph.signature.inputs}
     for name in graph.inputs:
         tensor = graph.tensors[name]
         if tensor.dtype == FLOAT:
             codes[name] = rng.normal(size=(examples, *tensor.shape[1:])).astype(np.float32)
             continue
-        lowest, highest = limits[name] or CODE_RANGES[tensor.dtype]
+        lowest, highest = graph.limits(name)
         values = rng.integers(lowest, highest + 1, (examples, *tensor.shape[1:]))
         values[1::2] = values[1::2] // 8 + tensor.quantization.zero_point[0]
         codes[name] = np.clip(values, lowest, highest).astype(tensor.dtype)
@@ -488,9 +487,7 @@ def _compare(graph: Graph, folder: str, ran: Sequence[str]) -> None:
         before = {profile: dict(state) for profile, state in states.items()}
         for profile in PROFILES:
             try:
-                simulated[profile] = simulate(
-                    graph, batch, profile, results, state=states[profile], progress=False
-                )
+                simulated[profile] = simulate(graph, batch, profile, results, state=states[profile], progress=False)
             except ValueError as error:
                 refused[profile] = str(error)
         for pair, tallies in pairs.items():

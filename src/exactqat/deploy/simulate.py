@@ -54,6 +54,7 @@ def simulate(
     """Codes of `tensors` (default: the graph's outputs) for a batch of input codes.
 
     x: int8 or int16, like the graph's input, [batch, ...] for a graph with one input, or one such array per input name.
+    Indices (of words): any integers, within the table.
     device: one of `PROFILES`, a short name of one, or a `Profile`; every (operator, device) pair in EXACT is bit-exact.
     `batch_size` examples are computed at a time: memory is that of their activations and of what is returned.
     progress: called after each of these with how many examples are done, and how many there are; True: a line on
@@ -85,14 +86,22 @@ def check_inputs(graph: Graph, x: np.ndarray | Mapping[str, np.ndarray]) -> dict
             )
         expected = graph.tensors[name].shape
         dtype = graph.tensors[name].dtype
-        if array.dtype != dtype:
-            raise TypeError(f"input {name!r} must be {dtype} codes, got {array.dtype}; use `quantize`")
+        if dtype == "int32" and np.issubdtype(array.dtype, np.integer):
+            arrays[name] = graph.as_indices(name, array)
+        elif array.dtype != dtype:
+            raise TypeError(_wrong_dtype(name, dtype, array.dtype))
         if array.ndim != len(expected) or array.shape[1:] != expected[1:]:
             sizes = ", ".join(map(str, expected[1:]))
             raise ValueError(f"input {name!r} must have shape [batch, {sizes}], got {array.shape}")
     if len({array.shape[0] for array in arrays.values()}) != 1:
         raise ValueError("all inputs must have the same batch size")
     return arrays
+
+
+def _wrong_dtype(name: str, dtype: str, given: np.dtype) -> str:
+    if dtype == "int32":
+        return f"input {name!r} must be integers, which are indices into a table, got {given}"
+    return f"input {name!r} must be {dtype} codes, got {given}; use `quantize`"
 
 
 def simulate_operator(

@@ -118,6 +118,7 @@ class DeviceOperator:
         same_quantization: the device moves or compares codes without rescaling them: the result is stored on the grid
             of its operands.
         conditions: positions of the operands that are true or false.
+        index_operands: positions of the operands that are int32 and no codes; see `rows`.
         moves_codes: every code of the result is one of the operands' codes or the zero point, whatever the profile; so
             `real` says exactly what the device does, with any numbers in place of the codes.
         dtypes: what its activations can be stored in, all of them in the same: "int8", "int16".
@@ -163,6 +164,7 @@ class DeviceOperator:
     changes_dtype: ClassVar[bool] = False
     floats: ClassVar[bool] = False
     conditions: ClassVar[tuple[int, ...]] = ()
+    index_operands: ClassVar[tuple[int, ...]] = ()
     moves_codes: ClassVar[bool] = False
     adds: ClassVar[bool] = False
     fixed_grid: ClassVar[tuple[float, int] | None] = None
@@ -235,6 +237,10 @@ class DeviceOperator:
         if any(tensor.dtype == FLOAT for tensor in inputs):
             return f"{self.kind}:{FLOAT}"
         return f"{self.kind}:int16" if is_wide(inputs, output) else self.kind
+
+    def rows(self, inputs: Sequence[Tensor]) -> int:
+        """How many rows its `index_operands` choose from: they must be at least 0 and below."""
+        raise NotImplementedError(f"{self.kind} has no indices")
 
     def check_attributes(self, attributes: Attributes) -> None:
         """Refuses names and values that the device does not know.

@@ -8,7 +8,7 @@ that a layer changes when it is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -151,7 +151,8 @@ def with_symbols(on_call: Callable[[], Any], own: Callable[[Any], bool]) -> Iter
         def calling(original: Any) -> Any:
             def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
                 phase, before = _phase(), len(layer._inbound_nodes)
-                with on_call():
+                # One that is called with numbers alone (of positions) computes something of its weights.
+                with on_call() if has_symbols((args, kwargs)) else nullcontext():
                     results = original(layer, *args, **kwargs)
                 if len(layer._inbound_nodes) > before:
                     # What the layer inherits, unless it is called with another.

@@ -407,6 +407,10 @@ def require_fixed(operand: Any, what: str) -> None:
         raise Refused(f"its {what} depends on the input")
 
 
-def require_numbers(*tensors: Any) -> None:
-    if any(isinstance(t, Content) and t.is_value and not t.meta.dtype.is_floating_point for t in tensors):
+def require_numbers(c: Converter, *tensors: Any) -> None:
+    """Integers that the network is given, and sums and products of such, are numbers as well."""
+    if any(
+        isinstance(t, Content) and t.is_value and not t.meta.dtype.is_floating_point and t.name not in c.integers
+        for t in tensors
+    ):
         raise Refused("it computes with integers or truth values that depend on the input")

@@ -84,6 +84,8 @@ def read(
             dtype = "float32" if value.dtype.is_floating_point else str(value.dtype).removeprefix("torch.")
             c.values[node.name] = Value(node.name, c.for_one(meta.shape), 0, dtype)
             content = Content(meta, node.name)
+            if dtype != "float32":
+                c.integers.add(node.name)
             user.append(node.name)
         elif kind in ("PARAMETER", "BUFFER") and spec.target in c.paths:
             content = Content(meta, node=Node("source", (c.paths[spec.target],)))

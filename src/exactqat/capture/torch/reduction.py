@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def _axes(c: Converter, x: Content, given: Any) -> tuple[int, ...]:
-    require_numbers(x)
+    require_numbers(c, x)
     rank = len(x.shape)
     given = [given] if isinstance(given, int) else given
     axes = tuple(sorted(axis % rank for axis in given)) if given else tuple(range(rank))

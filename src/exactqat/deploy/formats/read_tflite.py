@@ -420,7 +420,7 @@ class _Reader:
         tensor = self.used[end.tensor]
         if tensor.dtype not in DTYPES:
             self.problems.add(f"an {side} in {tensor.dtype}", end.name)
-        elif side == "input" and tensor.dtype not in (*CODE_RANGES, FLOAT):
+        elif side == "input" and tensor.dtype not in (*CODE_RANGES, FLOAT, "int32"):
             self.problems.add(f"an input in {tensor.dtype}, which is no quantized type", end.name)
         if not tensor.shape:
             self.problems.add(f"an {side} without axes", end.name)

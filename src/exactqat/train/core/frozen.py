@@ -19,7 +19,9 @@ from ...deploy.simulate import Compiled, compile, simulate_operator
 from ...deploy.values import in_users_order
 from ...device import Tensor
 from ...device.operator import Layout
+from ...device.tensor import CODE_RANGES
 from ...engine import dequantized, quantized
+from ...planning.inputs import require_rows
 from ...planning.plans import Numbers, Plan, PlanStep
 
 NumbersOf = Callable[[Sequence[np.ndarray]], Numbers]
@@ -30,6 +32,8 @@ def codes_of(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Codes in the device's order of axes of real numbers on a tensor's grid; and which examples have NaN, bool
     [examples], if any has. NaN gets the code of 0."""
+    if tensor.dtype not in CODE_RANGES:
+        return np.ascontiguousarray(on_device(feature.astype(tensor.dtype), layout)), None
     codes, rows = quantized(feature, tensor)
     codes = np.ascontiguousarray(on_device(codes, layout))
     if not rows.any():
@@ -199,6 +203,8 @@ class DeviceNetwork:
             compiled, layouts, wanted = self._known
         codes, broken = {}, {}
         for each, feature in zip(self.plan.inputs, features, strict=True):
+            if each.rows and feature.size:
+                require_rows(each, int(feature.min()), int(feature.max()))
             tensor, layout = compiled.tensor(each.path), layouts[each.path]
             codes[each.path], broken[each.path] = codes_of(feature, tensor, layout, self.plan.stored(each.path))
         found = compiled.run(codes, [stored.name for _, stored in wanted])

@@ -619,7 +619,7 @@ class Run:
         grid = self.functional.grids[name]
         if self.observes(grid):
             self.observe(name, grid, x)
-        if not self.mode.quantizing:
+        if not self.mode.quantizing or grid.indices:
             return x
         low, high = self.bounds(name)
         return self.primitives.fake_quantize(x, low, high, grid.bits, False)

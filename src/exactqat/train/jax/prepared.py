@@ -39,7 +39,7 @@ from ...device import DEFAULT_PROFILE
 from ...display import table
 from ...planning import UnsupportedOperator, plan, warn_of_logits
 from ...planning.callers import users_line
-from ...planning.inputs import require_input
+from ...planning.inputs import require_input, require_rows
 from ...planning.plans import ROW_HEADER, require_data
 from ...planning.rules import Rule, UnusedRuleWarning, checked_rules
 from ..core import batches as loading
@@ -288,7 +288,11 @@ class Prepared:
             seen: dict[str, Any] = {}
             self._run(params, state, args, kwargs, Mode(frozen=state.frozen), seen=seen)
             given = self.plan.network.input_tree.flatten(*args, **kwargs)
-            return [np.asarray(each, np.float32) for each in given], {name: np.asarray(seen[name]) for name in seen}
+            inputs = [
+                np.asarray(each, np.int32 if wanted.rows else np.float32)
+                for each, wanted in zip(given, self.plan.inputs, strict=True)
+            ]
+            return inputs, {name: np.asarray(seen[name]) for name in seen}
 
         return TrainedNetwork(self._functional, Arrays(*in_numpy), state.frozen, run, called)
 
@@ -772,4 +776,8 @@ def _checked(x: Any, given: Any) -> Any:
     """An input in float32, of the shape that the network was captured for."""
     array = _float32(x)
     require_input(given, tuple(array.shape), array.dtype, jnp.issubdtype(array.dtype, jnp.floating))
+    if not given.rows:
+        return array.astype(jnp.float32)
+    if array.size and not isinstance(array, jax.core.Tracer):
+        require_rows(given, int(array.min()), int(array.max()))
     return array

@@ -238,6 +238,15 @@ def gather(x: Array, indices: Sequence[int], axis: int) -> Array:
     return jnp.take(x, np.asarray(indices, np.int32), axis, mode="clip")
 
 
+def embedding(indices: Array, table: Array, fixed_row: int | None = None) -> Array:
+    """Rows of a table; the fixed one gets no gradient. NaN where an index lies outside, which only a traced one can."""
+    if fixed_row is not None:
+        fixed = (np.arange(table.shape[0]) == fixed_row)[:, None]
+        table = jnp.where(fixed, lax.stop_gradient(table), table)
+    indices = jnp.where(indices < 0, table.shape[0], indices)
+    return jnp.take(table, indices, 0, mode="fill", fill_value=math.nan)
+
+
 def flip(x: Array, axes: int | Sequence[int]) -> Array:
     """Turned round along some axes."""
     return jnp.flip(x, _axes(axes))

@@ -79,12 +79,12 @@ class _Sides:
 
     def _inputs(self, trial: Trial, nudge: int) -> list[Any]:
         found = []
-        for at, example in enumerate(self.tree.example):
+        for at, (example, given) in enumerate(zip(self.tree.example, self.prepared.plan.inputs, strict=True)):
             array = np.asarray(example)
             if jnp.issubdtype(array.dtype, jnp.floating):
                 array = array.astype(np.float32)
             rows = array.shape[0] // self.examples * trial.examples
-            found.append(nudged(example_rows(array, str(at), rows, trial), str(at), nudge))
+            found.append(nudged(example_rows(array, str(at), rows, trial, given.rows), str(at), nudge))
         return found
 
     def _evidence(

@@ -230,6 +230,14 @@ def gather(x: Any, indices: Sequence[int], axis: int) -> Any:
     return ops.take(x, np.asarray(indices, np.int32), axis)
 
 
+def embedding(indices: Any, table: Any, fixed_row: int | None = None) -> Any:
+    """Rows of a table; the fixed one gets no gradient."""
+    if fixed_row is not None:
+        fixed = (np.arange(table.shape[0]) == fixed_row)[:, None]
+        table = ops.where(fixed, ops.stop_gradient(table), table)
+    return ops.take(table, ops.cast(indices, "int32"), 0)
+
+
 def flip(x: Any, axes: int | Sequence[int]) -> Any:
     """Turned round along some axes."""
     return ops.flip(x, _axes(axes))

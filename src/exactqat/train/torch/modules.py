@@ -59,6 +59,8 @@ class FakeQuantize(nn.Module):
         self.observing = False
         self.quantizing = True
         self.frozen = False
+        # Integers pass as they are: indices into a table.
+        self.indices = False
 
     @property
     def observes(self) -> bool:
@@ -69,7 +71,7 @@ class FakeQuantize(nn.Module):
     def forward(self, activation: Tensor) -> Tensor:
         if self.observes:
             self.range.observe(activation)
-        return self.quantize(activation) if self.quantizing else activation
+        return self.quantize(activation) if self.quantizing and not self.indices else activation
 
     def quantize(self, activation: Tensor) -> Tensor:
         """The values on the grid of this moment."""

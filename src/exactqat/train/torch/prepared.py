@@ -27,7 +27,7 @@ from ...display import shortened, table
 from ...planning import UnsupportedOperator, plan, warn_of_logits
 from ...planning.callers import users_line
 from ...planning.fitting import constant_limits
-from ...planning.inputs import require_input
+from ...planning.inputs import require_input, require_rows
 from ...planning.plans import BatchNorm, Derived, Numbers, Plan, PlanInput, PlanStep, refuse_batch
 from ...planning.rules import Rule, UnusedRuleWarning, checked_rules
 from ..core import batches as loading
@@ -139,7 +139,12 @@ class PreparedModel(Owner):
         given = list(args) if network.input_tree is None else network.input_tree.flatten(*args, **kwargs)
         for each, tensor in zip(self.plan.inputs, given, strict=True):
             require_input(each, tuple(tensor.shape), tensor.dtype, tensor.dtype.is_floating_point)
-        inputs = {each.path: tensor.to(torch.float32) for each, tensor in zip(self.plan.inputs, given, strict=True)}
+            if each.rows and not torch.compiler.is_compiling() and tensor.numel():
+                require_rows(each, *(int(end) for end in tensor.aminmax()))
+        inputs = {
+            each.path: tensor.to(torch.int64 if each.rows else torch.float32)
+            for each, tensor in zip(self.plan.inputs, given, strict=True)
+        }
         updates = self._updates if self.training and not is_recomputing() else []
         if network.input_tree is not None and network.input_tree.updates_first:
             _update(updates)
@@ -622,6 +627,7 @@ class _Building:
         quantizer = FakeQuantize(grid.rule, grid.nonnegative, grid.trained)
         quantizer.range.writers = self.core.writers[name]
         quantizer.range.name = name
+        quantizer.indices = bool(grid.indices)
         return quantizer
 
     def _batch_norm(self, norm: BatchNorm) -> LayerBatchNorm:

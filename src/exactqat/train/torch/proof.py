@@ -77,6 +77,8 @@ class _Sides:
         self.flags: Mapping[str, bool] = prepared.plan.network.input_tree.flags
         self.leaves, self.spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+        given = prepared.plan.network.input_tree.flatten(*args, **kwargs)
+        self.tables = {id(leaf): each.rows for leaf, each in zip(given, prepared.plan.inputs, strict=True)}
         self.examples = int(tensors[0].shape[0])
         self.size = sum(leaf.numel() for leaf in tensors) // max(self.examples, 1)
         self.device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
@@ -118,12 +120,13 @@ class _Sides:
                 leaves.append(leaf)
                 continue
             rows = leaf.shape[0] // self.examples * trial.examples
-            values = nudged(example_rows(_array(leaf), str(index), rows, trial), str(index), nudge)
-            given = torch.as_tensor(values, device=self.device)
-            if given.is_floating_point():
-                followed[str(index)] = given.requires_grad_(trial.gradients)
-                given = given.clone()  # the model may write into it
-            leaves.append(given)
+            given = example_rows(_array(leaf), str(index), rows, trial, self.tables.get(id(leaf), 0))
+            values = nudged(given, str(index), nudge)
+            moved = torch.as_tensor(values, device=self.device)
+            if moved.is_floating_point():
+                followed[str(index)] = moved.requires_grad_(trial.gradients)
+                moved = moved.clone()  # the model may write into it
+            leaves.append(moved)
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return args, kwargs, followed
 
