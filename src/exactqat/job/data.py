@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data for the job: scikit-learn's digits, an .npz file, a folder of class folders, or any iterable of (x, y).
+"""Data for the job: scikit-learn's digits, rendered letters, an .npz file, a folder of class folders, or any iterable
+of (x, y).
 
 How images become numbers, whatever they come from:
 
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from ..display import on_one_line
 from ..report.results import Dataset, Split
 from .files import check_file
+from .glyphs import rendered
 
 # The split belongs to the data, not to a run: every seed is judged on the same test images.
 SPLIT_SEED = 0
@@ -37,7 +39,7 @@ def load(name: str, image_size: int | None = None) -> Dataset:
     """The data set of that name.
 
     Args:
-        name: "digits", the path of an .npz file (see `from_npz`) or of a folder (see `from_folder`).
+        name: "digits", "glyphs", the path of an .npz file (see `from_npz`) or of a folder (see `from_folder`).
         image_size: height and width to which images are scaled, in pixels.
 
     Raises:
@@ -45,13 +47,15 @@ def load(name: str, image_size: int | None = None) -> Dataset:
     """
     if name == "digits":
         return digits(image_size)
+    if name == "glyphs":
+        return glyphs(image_size)
     path = Path(name)
     if path.suffix == ".npz":
         return from_npz(path, image_size)
     if name and path.is_dir():  # without a name it is the working directory
         return from_folder(path, image_size)
     raise ValueError(
-        f"data must be 'digits', an .npz file or a folder with one folder of images per class, got {name!r}"
+        f"data must be 'digits', 'glyphs', an .npz file or a folder with one folder of images per class, got {name!r}"
     )
 
 
@@ -62,6 +66,13 @@ def digits(image_size: int | None = None) -> Dataset:
     bunch = load_digits()
     images = _fitted((bunch.images / 16.0).astype(np.float32)[:, None], image_size)
     return _dataset("digits", {"": (images, bunch.target)}, (0.0, 1.0))
+
+
+def glyphs(image_size: int | None = None) -> Dataset:
+    """2,496 images of letters of 16x16 pixels, rendered here; see `rendered`. The test images are other renderings in
+    the same fonts."""
+    images, letters = rendered(SPLIT_SEED)
+    return _dataset("glyphs", {"": (_fitted(_channels_first(images, "glyphs"), image_size), letters)}, (0.0, 1.0))
 
 
 def from_npz(path: Path, image_size: int | None = None) -> Dataset:
