@@ -154,8 +154,8 @@ def licenses() -> None:
     lines, refused = judged(found)
     say("\n".join(lines))
     for name in ("nanobind", "robin-map"):
-        if not (ROOT / "licenses" / f"{name}.txt").exists():
-            refused.append(f"{name}, which is compiled into the wheel: licenses/{name}.txt is missing")
+        if not (ROOT / "licenses" / name).exists():
+            refused.append(f"{name}, which is compiled into the wheel: licenses/{name} is missing")
     if refused:
         raise SystemExit("not compatible, or not known to be:\n" + "\n".join(refused))
     say(f"{len(lines)} packages, all compatible; compiled into the wheel: nanobind (BSD-3-Clause), robin-map (MIT)")

@@ -179,7 +179,7 @@ def check_contents(wheel: Path, source: Path, architecture: str) -> None:
     if not {"baseline"} <= built or not INSTRUCTION_SETS.get(architecture, set()) <= built:
         raise SystemExit(f"{wheel.name} has the modules of {', '.join(sorted(built))} only")
     # What is compiled in from others asks for its notice.
-    notices = {"licenses/LICENSE", "licenses/licenses/nanobind.txt", "licenses/licenses/robin-map.txt"}
+    notices = {"licenses/LICENSE", "licenses/licenses/nanobind", "licenses/licenses/robin-map"}
     if missing := {"METADATA", "WHEEL", "RECORD", "entry_points.txt", *notices} - info:
         raise SystemExit(f"{wheel.name} lacks {', '.join(sorted(missing))}")
 
