@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 .PHONY: help demo wheels release-check test-wheel test test-all test-kernels test-kit test-jobs test-gpu test-tensorflow check docs versions goldens oracle files fuzz fuzz-files fuzz-jobs sanitize zoo packages frozen sweep devices arm64 notebooks bench clean
 
 help:
-	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html,"
+	@echo "make demo     train, quantize and verify a network on letters that it renders; writes $(OUT)/report.html,"
 	@echo "              an earlier demo moves to $(OUT).1 and so on"
 	@echo "make test     build, install and run a sample of all tests, without the slow ones"
 	@echo "make test-all build, install and run all tests; test-kernels, test-kit and test-jobs run those of some rooms"
@@ -52,7 +52,7 @@ $(VENV)/.job: $(VENV)/.created $(SOURCES) release/install.py
 	touch $@
 
 demo: $(VENV)/.job
-	$(BIN)/exactqat train --out $(OUT) --restart
+	$(BIN)/exactqat train --data glyphs --epochs-float 40 --epochs-qat 30 --out $(OUT) --restart
 
 # Files side by side, as two processes share out their tests better than two threads their loops. Whoever waits for the other
 # thread of a loop leaves the core to the other process meanwhile.

@@ -138,8 +138,9 @@ def command_line() -> Any:
         data: Annotated[
             str,
             typer.Option(
-                help="digits (scikit-learn's, needs no download), an .npz file with x and y, or a folder with one "
-                "folder of images per class (or with train, val and test folders that contain them)."
+                help="digits (scikit-learn's, needs no download), glyphs (rendered letters), an .npz file with x and "
+                "y, or a folder with one folder of images per class (or with train, val and test folders that contain "
+                "them)."
             ),
         ] = "digits",
         model: Annotated[
