@@ -790,6 +790,39 @@ def test_the_report_names_differences_as_what_they_are() -> None:
     assert not there and device.startswith("Trained for micro. The files were not run there")
 
 
+@pytest.mark.parametrize(
+    ("validated", "taken"),
+    [
+        ({"w8a8": 0.980, "w4a4": 0.975, "w3a4": 0.940}, "w4a4"),  # less than a point below the best
+        ({"w8a8": 0.980, "w4a4": 0.960, "w3a4": 0.979}, "w3a4"),
+        ({"w8a8": 0.980, "w4a4": 0.960, "w3a4": 0.960}, "w8a8"),
+        ({"w4a4": 0.500}, "w4a4"),
+    ],
+)
+def test_the_fewest_bits_that_are_good_enough_are_recommended(validated: dict[str, float], taken: str) -> None:
+    trained, untrained = METHODS[-1], METHODS[0]
+
+    def outcome(precision: str, method: Any, accuracy: float) -> SimpleNamespace:
+        return SimpleNamespace(
+            precision=precision, method=method, validation_accuracy=accuracy, device_accuracy=accuracy
+        )
+
+    good = {name: outcome(name, trained, accuracy) for name, accuracy in validated.items()}
+    labels = torch.arange(100)
+    results = SimpleNamespace(
+        settings=SimpleNamespace(precisions={name: (int(name[1]), int(name[3])) for name in validated}, device="micro"),
+        dataset=SimpleNamespace(test=SimpleNamespace(labels=labels)),
+        float_test_accuracy=0.98,
+        chosen=lambda precision: good[precision],
+        of=lambda precision: [outcome(precision, untrained, 0.3), good[precision]],
+    )
+    sentence = findings.recommendation(results)  # type: ignore[arg-type]
+    assert sentence.startswith(f"Take {taken}/model.tflite (QAT, learned ranges), ")
+    assert "PTQ, min/max ranges 30.0%" in sentence and "trained for micro (TFLite-Micro" in sentence
+    results.float_test_accuracy = 0.01
+    assert findings.recommendation(results) == ""  # type: ignore[arg-type]
+
+
 def test_mistakes_among_many_classes_are_a_table() -> None:
     names = tuple(f"class {number}" for number in range(report.MATRIX_CLASSES + 1))
     labels = torch.arange(len(names))

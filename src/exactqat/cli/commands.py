@@ -293,6 +293,8 @@ def _print_results(console: Console, results: Results) -> None:
     _print_warnings(console, results)
     for good, sentence in report.closing_sentences(results):
         say(console, _verdict(sentence, good))
+    if sentence := findings.recommendation(results):
+        say(console, (sentence, "bold"))
 
 
 def _print_warnings(console: Console, results: Results) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data for the job: scikit-learn's digits, an .npz file, a folder of class folders, or any iterable of (x, y).
+"""Data for the job: scikit-learn's digits, rendered letters, an .npz file, a folder of class folders, or any iterable
+of (x, y).
 
 How images become numbers, whatever they come from:
 
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from ..display import on_one_line
 from ..report.results import Dataset, Split
 from .files import check_file
+from .glyphs import rendered
 
 # The split belongs to the data, not to a run: every seed is judged on the same test images.
 SPLIT_SEED = 0
@@ -37,7 +39,7 @@ def load(name: str, image_size: int | None = None, split: str | None = None, rec
     """The data set of that name.
 
     Args:
-        name: "digits", the path of an .npz file (see `from_npz`) or of a folder (see `from_folder`).
+        name: "digits", "glyphs", the path of an .npz file (see `from_npz`) or of a folder (see `from_folder`).
         image_size: height and width to which images are scaled, in pixels.
         split: parts of training, validation and test, and a seed, as `options.split` writes them; for data that are
             not divided yet.
@@ -47,13 +49,15 @@ def load(name: str, image_size: int | None = None, split: str | None = None, rec
     """
     if name == "digits":
         return digits(image_size, split)
+    if name == "glyphs":
+        return glyphs(image_size, split)
     path = Path(name)
     if path.suffix == ".npz":
         return from_npz(path, image_size, split)
     if name and path.is_dir():  # without a name it is the working directory
         return from_folder(path, image_size, split)
     raise ValueError(
-        f"data must be 'digits', an .npz file or a folder with one folder of images per class, got {name!r}"
+        f"data must be 'digits', 'glyphs', an .npz file or a folder with one folder of images per class, got {name!r}"
     )
 
 
@@ -64,6 +68,14 @@ def digits(image_size: int | None = None, split: str | None = None) -> Dataset:
     bunch = load_digits()
     images = _fitted((bunch.images / 16.0).astype(np.float32)[:, None], image_size)
     return _dataset("digits", {"": (images, bunch.target)}, (0.0, 1.0), split=split)
+
+
+def glyphs(image_size: int | None = None, split: str | None = None) -> Dataset:
+    """2,496 images of letters of 16x16 pixels, rendered here; see `rendered`. The test images are other renderings in
+    the same fonts."""
+    images, letters = rendered(SPLIT_SEED)
+    images = _fitted(_channels_first(images, "glyphs"), image_size)
+    return _dataset("glyphs", {"": (images, letters)}, (0.0, 1.0), split=split)
 
 
 def from_npz(path: Path, image_size: int | None = None, split: str | None = None) -> Dataset:

@@ -243,8 +243,8 @@ class Options:
     data: str = _option(
         "digits",
         text,
-        "digits (scikit-learn's, needs no download), an .npz file with x and y, or a folder with one folder of images "
-        "per class (or with train, val and test folders that contain them).",
+        "digits (scikit-learn's, needs no download), glyphs (rendered letters), an .npz file with x and y, or a folder "
+        "with one folder of images per class (or with train, val and test folders that contain them).",
     )
     split: str | None = _option(
         None,

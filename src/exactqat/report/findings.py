@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from ..device import PROFILES
 from ..qat import WeightedLayer
 from .luck import NOTE, Paired
 from .results import Dataset, Outcome, Results, Split
 
 # Standard deviations by which an accuracy exceeds that of a guess before it counts: one guess in a hundred gets there.
 BEYOND_LUCK = 2.33
+# Accuracy on the validation images that a network of fewer bits may cost and still be recommended.
+FEWER_BITS_MAY_COST = 0.01
 # Of the mistakes in metrics.json; their number is always there.
 MISTAKES_LISTED = 1000
 
@@ -137,6 +140,41 @@ def mistakes(results: Results) -> dict[str, Any]:
         for image in found[:MISTAKES_LISTED]
     ]
     return {"images": len(found), "listed": listed}
+
+
+def recommended(results: Results) -> Outcome:
+    """The delivered network of the fewest bits that is on the validation images at most FEWER_BITS_MAY_COST below the
+    most accurate of those delivered. The test images have no say: they are for what it is reported to reach."""
+    delivered = [results.chosen(precision) for precision in results.settings.precisions]
+    best = max(outcome.validation_accuracy for outcome in delivered)
+    enough = [o for o in delivered if o.validation_accuracy >= best - FEWER_BITS_MAY_COST]
+    return min(enough, key=lambda outcome: sum(results.settings.precisions[outcome.precision]))
+
+
+def recommendation(results: Results) -> str:
+    """Which network to take, why, and for which device; empty if the float network has learned nothing."""
+    if not learned(results.dataset, results.float_test_accuracy):
+        return ""
+    outcome, device = recommended(results), results.settings.device
+    why = (
+        "the only one delivered"
+        if len(results.settings.precisions) == 1
+        else "the fewest bits within a point of the best on the validation images"
+    )
+    rival = max(
+        (o for o in results.of(outcome.precision) if not o.method.trained),
+        key=lambda other: other.device_accuracy,
+        default=outcome,
+    )
+    without = (
+        f", {rival.method.title} {rival.device_accuracy:.1%}" if rival is not outcome and outcome.method.trained else ""
+    )
+    return (
+        f"Take {outcome.precision}/model.tflite ({outcome.method.title}), {why}: {outcome.device_accuracy:.1%} of the "
+        f"test images are right on the device (float network {results.float_test_accuracy:.1%}{without}). It was "
+        f"trained for {device} ({PROFILES[device].title}), the device that --device names; others may compute other "
+        "integers."
+    )
 
 
 @dataclass(frozen=True)

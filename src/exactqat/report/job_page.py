@@ -253,6 +253,7 @@ def _page(results: Results) -> str:
         f"exactqat: {dataset.name}",
         f"<h1>What was trained is {'' if results.equal else 'not '}what the device computes</h1>"
         f"<p class='lead'>exactqat on <em>{escape(dataset.name)}</em>, seed {settings.seed}</p>"
+        f"<p><strong>{escape(findings.recommendation(results))}</strong></p>"
         f"{warnings(findings.warnings_on(results))}{cards(figures)}{''.join(sections)}",
     )
 

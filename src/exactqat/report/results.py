@@ -225,8 +225,8 @@ class Outcome:
     footprint: what it takes on a microcontroller, of those that are delivered.
     compressed_bytes: of its file, deflated as downloads are.
     report: the file on a runtime, and the device that it was trained for beside training, over all test images.
-    threshold: of the error above which an example is an anomaly; None of a network that names classes. device_scores: see
-        `Beside`.
+    threshold: of the error above which an example is an anomaly; None of a network that names classes.
+    device_scores: see `Beside`.
     elsewhere: of those that are delivered every device beside training, over the first test images; or why it could not
         be simulated.
     """
