@@ -39,6 +39,8 @@ class Profile:
         blocks_filled_with_code_zero: SPACE_TO_BATCH_ND pads with code 0, as far as it was seen; otherwise with
             real 0.
         relu6_keeps_codes: RELU6 clips the operand's codes and does not bring them onto the grid of the result.
+        four_bits_per_channel: FULLY_CONNECTED takes filters of four bits with a scale for each channel; otherwise with
+            one for the whole filter only.
         multiplier_dtype: what quotients of scales are formed in, where the kernels differ.
         table_dtype: what the tables for SOFTMAX of int16 are made in.
         runtime: the distribution that proves it, a key of `deploy.runtimes.RUNTIMES`; "": none that runs on a computer,
@@ -62,6 +64,7 @@ class Profile:
     sums_as_unsigned: bool = False
     blocks_filled_with_code_zero: bool = False
     relu6_keeps_codes: bool = False
+    four_bits_per_channel: bool = True
     multiplier_dtype: type[np.floating] = np.float32
     table_dtype: type[np.floating] = np.float64
     runtime: str = ""
@@ -195,6 +198,7 @@ MICRO = declare(
         fixed_point_functions=True,
         blocks_filled_with_code_zero=True,
         relu6_keeps_codes=True,
+        four_bits_per_channel=False,
         multiplier_dtype=np.float64,
         table_dtype=np.float32,
         runtime="tflite-micro",
