@@ -7,7 +7,7 @@
     *               W8A8
 
 W8A16: weights of 8 bits, activations of 16. Settings are `Rule`'s by name, where they are not its defaults. A name with
-spaces stands in quotes; what follows # is a comment.
+spaces is written in quotes; what follows # is a comment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def rules_text(rules: Rule | Iterable[Rule], comment: str = "") -> str:
     """The text of rules, which `parse_rules` reads again.
 
     Args:
-        comment: what stands above them, of one or more lines.
+        comment: lines that are written above them.
     """
     rows = [("# layer", "bits", "")]
     for rule in checked_rules(rules):
