@@ -4,9 +4,9 @@
     python bench/accuracy.py --peers PYTHON [--networks digits8,vit] [--seeds 3] [--precisions w8a8,w4a4] [--quick]
 
 The networks (`bench/accuracy/networks.py`) are small and trained here on made-up data. Peers run in an environment of
-their own, PYTHON: an interpreter with torch, onnx, onnxruntime, nncf, brevitas, torchao, aimet-onnx, litert-torch and
-ai-edge-quantizer, or some of them. Each decides by the validation part which of its methods it shows, as we do. A row
-that a peer has nothing for says why.
+their own, PYTHON: an interpreter with torch, onnx, onnxoptimizer, onnxruntime, nncf, brevitas, torchao, aimet-onnx,
+litert-torch and ai-edge-quantizer, or some of them. Each decides by the validation part which of its methods it shows,
+as we do. A row that a peer has nothing for says why.
 """
 
 from __future__ import annotations

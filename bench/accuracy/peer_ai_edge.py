@@ -20,11 +20,15 @@ def running(content: bytes) -> Computes:
 
     def computed(x: np.ndarray) -> np.ndarray:
         found = []
+        scale, zero_point = given["quantization"]
+        if scale:
+            x = np.clip(np.rint(x / scale) + zero_point, -128, 127).astype(given["dtype"])
         for example in x:
             interpreter.set_tensor(given["index"], example[None])
             interpreter.invoke()
-            found.append(interpreter.get_tensor(made["index"])[0])
-        return np.stack(found)
+            found.append(interpreter.get_tensor(made["index"])[0].astype(np.float32))
+        scale, zero_point = made["quantization"]
+        return (np.stack(found) - zero_point) * scale if scale else np.stack(found)
 
     return computed
 

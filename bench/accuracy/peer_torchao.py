@@ -27,7 +27,8 @@ def offers(case: Case) -> list[Offer]:
         prepared = (prepare_qat_pt2e if training else prepare_pt2e)(exported(case, training), quantizer)
         if training:
             allow_exported_model_train_eval(prepared)
-            case.tuned(prepared.train())
+            prepared.train()
+            case.tuned(prepared)
             move_exported_model_to_eval(prepared)
         else:
             with torch.no_grad():
