@@ -368,13 +368,55 @@ def command_line() -> Any:
             ),
         ] = None,
         budget: Annotated[int, typer.Option(min=1, help="The most evaluations of a search.")] = 300,
+        plan: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="FILE",
+                help="Find the bits of each layer with which the network keeps to the budgets below, and write them to "
+                "this text file of rules, which people and `qat.load_rules` read.",
+            ),
+        ] = None,
+        max_drop: Annotated[
+            str | None,
+            typer.Option(metavar="DROP", help="The most accuracy that a plan may lose, such as 0.5% or 0.005."),
+        ] = None,
+        flash: Annotated[str | None, typer.Option(metavar="BYTES", help="The largest file, such as 256k.")] = None,
+        arena: Annotated[
+            str | None, typer.Option(metavar="BYTES", help="The largest arena of TFLite-Micro, such as 64k.")
+        ] = None,
+        multiply_adds: Annotated[
+            str | None,
+            typer.Option(metavar="COUNT", help="The most multiply-adds, in those of 8 by 8 bits, such as 10M."),
+        ] = None,
+        cycles: Annotated[
+            str | None, typer.Option(metavar="COUNT", help="The most cycles on an Ethos-U, as Vela estimates them.")
+        ] = None,
         seed: Annotated[int, typer.Option(min=0, help="Of the examples that a search holds out.")] = 0,
         model: Model = None,
         as_json: AsJson = False,
     ) -> None:
-        """Say which layers cost accuracy on the device, how much and why, in the device's own integers."""
+        """Say which layers cost accuracy on the device, how much and why, in the device's own integers.
+
+        With --plan: find the bits of each layer instead. Exit status 1 if no plan keeps to the budgets; the nearest
+        is written then.
+        """
+        met = True
         with _failures(errors):
-            accuracy.tune(path, data, device, precision, model, examples, picture, search, budget, seed, as_json)
+            budgets = {
+                "max_drop": max_drop,
+                "flash": flash,
+                "arena": arena,
+                "multiply_adds": multiply_adds,
+                "cycles": cycles,
+            }
+            if plan is not None:
+                met = accuracy.plan(path, data, device, precision, model, examples, picture, plan, budgets, as_json)
+            else:
+                accuracy.tune(
+                    path, data, device, precision, model, examples, picture, search, budget, seed, budgets, as_json
+                )
+        if not met:
+            raise DoesNotPass
 
     @application.command(short_help="Say whether a model can run on a device.")
     def check(

@@ -72,6 +72,9 @@ class FullyConnected(Weighted):
         self.store_products(rows, into, codes, inputs, output, attributes, profile)
         return result
 
+    def takes_four_bits(self, filter: Tensor, profile: Profile) -> bool:
+        return profile.four_bits_per_channel or filter.quantization.axis is None
+
     def rounding(self, profile: Profile) -> str:
         own = "float64" if profile.fully_connected_in_float64 else super().rounding(profile)
         return super().rounding(profile) if profile.delegates else own

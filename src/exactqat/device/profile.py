@@ -41,6 +41,8 @@ class Profile:
         relu6_keeps_codes: RELU6 clips the operand's codes and does not bring them onto the grid of the result.
         lstm_of_operators: UNIDIRECTIONAL_SEQUENCE_LSTM is computed by the kernels of the operators that it is made of;
             otherwise by one of its own.
+        four_bits_per_channel: FULLY_CONNECTED takes filters of four bits with a scale for each channel; otherwise with
+            one for the whole filter only.
         multiplier_dtype: what quotients of scales are formed in, where the kernels differ.
         table_dtype: what the tables for SOFTMAX of int16 are made in.
         runtime: the distribution that proves it, a key of `deploy.runtimes.RUNTIMES`; "": none that runs on a computer,
@@ -65,6 +67,7 @@ class Profile:
     blocks_filled_with_code_zero: bool = False
     relu6_keeps_codes: bool = False
     lstm_of_operators: bool = False
+    four_bits_per_channel: bool = True
     multiplier_dtype: type[np.floating] = np.float32
     table_dtype: type[np.floating] = np.float64
     runtime: str = ""
@@ -201,6 +204,7 @@ MICRO = declare(
         blocks_filled_with_code_zero=True,
         relu6_keeps_codes=True,
         lstm_of_operators=True,
+        four_bits_per_channel=False,
         multiplier_dtype=np.float64,
         table_dtype=np.float32,
         runtime="tflite-micro",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..planning import FinalActivationWarning, UnsupportedOperator
     from ..planning.fitting import RangesMovedWarning
     from ..planning.plans import MissingData
+    from ..planning.rule_text import load_rules, save_rules
     from ..planning.rules import RangePolicy as RangePolicy
     from ..planning.rules import Rule, UnusedRuleWarning
     from ..train.core.freezing import UnsettledStatisticsWarning
@@ -34,6 +35,7 @@ _ROOMS = {
     "..planning.fitting": ("RangesMovedWarning",),
     "..train.core.freezing": ("UnsettledStatisticsWarning",),
     "..planning.plans": ("MissingData",),
+    "..planning.rule_text": ("load_rules", "save_rules"),
     "..planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
     "..capture.proof": ("HalfPrecisionWarning", "NotComparedWarning"),
     "..train.torch.ranges": ("ActivationRange", "WeightRange"),
@@ -72,8 +74,10 @@ __all__ = [
     "distillation_loss",
     "explain",
     "freeze",
+    "load_rules",
     "parameter_groups",
     "prepare",
+    "save_rules",
 ]
 
 

@@ -185,9 +185,8 @@ def _page(results: Results) -> str:
             "<p>Training computes in float with added rounding (fake quantization). In its last phase, batch norm is "
             "folded, ranges are fixed, biases are on the device's int32 grid, and the network computes the integers of "
             f"the device itself, here those of <code>{escape(settings.device)}</code>: "
-            f"{escape(PROFILES[settings.device].title)}. Over all layers "
-            f"of all QAT networks and all test images, <strong>{rounding:,} of {rounded:,}</strong> stored values "
-            f"({rounding / rounded:.4%}) differ from the simulation's.</p>" + _devices_table(results, best),
+            f"{escape(PROFILES[settings.device].title)}. {_rounding_sentence(rounding, rounded)}</p>"
+            + _devices_table(results, best),
         ),
         section(
             "Which layer hurts",
@@ -255,6 +254,16 @@ def _page(results: Results) -> str:
         f"<p class='lead'>exactqat on <em>{escape(dataset.name)}</em>, seed {settings.seed}</p>"
         f"<p><strong>{escape(findings.recommendation(results))}</strong></p>"
         f"{warnings(findings.warnings_on(results))}{cards(figures)}{''.join(sections)}",
+    )
+
+
+def _rounding_sentence(differing: int, values: int) -> str:
+    """How much of what training stored is not the device's."""
+    if not values:
+        return "No QAT network was compared."
+    return (
+        f"Over all layers of all QAT networks and all test images, <strong>{differing:,} of {values:,}</strong> stored "
+        f"values ({differing / values:.4%}) differ from the simulation's."
     )
 
 
