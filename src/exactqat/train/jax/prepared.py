@@ -43,8 +43,10 @@ from ...planning.inputs import require_input
 from ...planning.plans import ROW_HEADER, require_data
 from ...planning.rules import Rule, UnusedRuleWarning, checked_rules
 from ..core import batches as loading
+from ..core.arrays import Arrays, Mode
 from ..core.frameworks import elsewhere, framework_of
-from ..core.functional import Arrays, Functional, Mode, TrainedNetwork
+from ..core.functional import Functional
+from ..core.trained import TrainedNetwork
 from . import primitives as primitives_jax
 
 if TYPE_CHECKING:

@@ -41,8 +41,10 @@ from ...planning.inputs import require_input
 from ...planning.plans import ROW_HEADER, Numbers, Plan, PlanInput
 from ...planning.rules import Rule, UnusedRuleWarning, checked_rules
 from ..core import batches as loading
+from ..core.arrays import Arrays, Mode
 from ..core.frameworks import elsewhere
-from ..core.functional import Arrays, Functional, Mode, TrainedNetwork
+from ..core.functional import Functional
+from ..core.trained import TrainedNetwork
 from . import primitives as primitives_keras
 
 __all__ = ["PreparedModel", "calibrate", "freeze", "prepare"]

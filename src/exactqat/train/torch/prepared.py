@@ -31,9 +31,14 @@ from ...planning.inputs import require_input
 from ...planning.plans import BatchNorm, Derived, Numbers, Plan, PlanInput, PlanStep, refuse_batch
 from ...planning.rules import Rule, UnusedRuleWarning, checked_rules
 from ..core import batches as loading
+from ..core.arrays import Arrays, weights_of
 from ..core.frameworks import elsewhere
-from ..core.functional import Arrays, Functional, TrainedNetwork, attributes_of, weights_of
+from ..core.functional import Functional
+from ..core.run import attributes_of
+from ..core.steps import folded_weight
+from ..core.trained import TrainedNetwork
 from ..core.weights import constant_rule, folds
+from . import primitives as primitives_torch
 from .layers import (
     Computed,
     ConstantOperand,
@@ -46,7 +51,6 @@ from .layers import (
     Source,
     TrainingOnly,
     WeightedLayer,
-    fold,
 )
 from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize, is_recomputing
 from .owners import FILE, Owner, require_called_plainly, require_float32
@@ -600,7 +604,8 @@ class _Building:
         if owner not in self.weight_quantizers:
             with torch.no_grad():
                 value = weight()
-                value = fold(value, norm, weights.channel_axis) if folded and norm is not None else value
+                if folded and norm is not None:
+                    value = folded_weight(primitives_torch, value, norm.factor_and_offset(), weights.channel_axis)
             self.weight_quantizers[owner] = WeightFakeQuantize(weights.rule, value, weights.channel_axis)
         return WeightedLayer(
             step.kind,
