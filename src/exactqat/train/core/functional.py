@@ -25,7 +25,6 @@ from ...planning.plans import (
     Numbers,
     Plan,
     PlanStep,
-    refuse_batch,
     require_data,
     require_finite,
 )
@@ -166,11 +165,6 @@ class Functional:
     def require_data(self, ranges: Tree) -> None:
         """Raises RuntimeError, naming the first of them, where ranges have seen no data. ranges: not traced."""
         require_data(name for name, batches in self.batches_seen(ranges).items() if batches == 0)
-
-    def refuse_batch(self, count: int, before: Mapping[str, int], after: Mapping[str, int]) -> None:
-        """Raises ValueError for the `count`-th batch of a calibration if it moved less than all ranges, as values that
-        are not finite do. before, after: `batches_seen`."""
-        refuse_batch(count, (name for name, batches in after.items() if batches == before[name]))
 
     def tensors_read(self, step: PlanStep) -> list[str]:
         """Names of the parameters, buffers and constants that a step reads."""
