@@ -48,6 +48,7 @@ CASES = (
     (images, lambda x: layers.Dense(4, "glu")(layers.Dense(4, "tanh_shrink")(x))),
     (images, lambda x: keras.activations.threshold(x, 0.3, 0.1)),
     (images, lambda x: ops.where(x >= 0, x, 0.3 * x) + ops.log1p(ops.relu(x))),
+    (images, lambda x: ops.arcsinh(2 * x)),
     (images, lambda x: ops.depth_to_space(x, 2)),
     ((8, 6, 2), lambda x: ops.space_to_depth(x, 2)),
 )

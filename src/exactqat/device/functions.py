@@ -119,6 +119,12 @@ def _clamp(primitives: Any, x: Any, low: float | None = None, high: float | None
     return primitives.clip(x, -math.inf if low is None else low, math.inf if high is None else high)
 
 
+def _asinh(primitives: Any, x: Any) -> Any:
+    size = primitives.where(x < 0, -x, x)  # its slope at 0 is 1, and that of `abs` is 0
+    grown = primitives.log1p(size + size * size / (1.0 + primitives.sqrt(size * size + 1.0)))
+    return primitives.where(x < 0, -grown, grown)
+
+
 # What a composition consists of beside `FUNCTIONS`: of (primitives, *operands), which are arrays or numbers.
 COMBINATIONS: dict[str, Callable[..., Any]] = {
     "add": lambda primitives, x, y: x + y,
@@ -177,6 +183,11 @@ declare(
         aten=("abs", "absolute"),
         keras=("Abs", "Absolute"),
         jax=("abs",),
+    )
+)
+declare(
+    Function(
+        "asinh", _asinh, operator="TABLE", recognized=PLAIN, aten=("asinh",), keras=("Arcsinh", "Asinh"), jax=("asinh",)
     )
 )
 declare(Function("ceil", lambda primitives, x: primitives.ceil(x), is_kind=False))
