@@ -32,7 +32,7 @@ from ..core import batches as loading
 from ..core.arrays import Arrays, weights_of
 from ..core.frameworks import elsewhere
 from ..core.functional import Functional
-from ..core.run import attributes_of
+from ..core.run_steps import attributes_of
 from ..core.steps import folded_weight
 from ..core.trained import TrainedNetwork
 from ..core.weights import constant_rule, folds
