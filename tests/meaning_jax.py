@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from exactqat.qat.jax import Prepared
-from exactqat.train.core.functional import Mode
+from exactqat.train.core.arrays import Mode
 
 SIZES = (1, 3, 8)
 ROUNDING = 2e-4

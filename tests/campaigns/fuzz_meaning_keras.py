@@ -548,7 +548,7 @@ def of_original(seed: int, draw: int, moved: bool = False) -> dict[str, np.ndarr
 
 
 def of_prepared(prepared: Any, shape: Shape, draw: int) -> dict[str, np.ndarray]:
-    from exactqat.train.core.functional import Mode
+    from exactqat.train.core.arrays import Mode
 
     held = prepared._held
     variables = {name: each for name, each in held.tensors.items() if each.trainable}

@@ -24,7 +24,8 @@ from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.deploy.values import device_codes, in_users_order
 from exactqat.device import OPERATORS
 from exactqat.qat.jax import Prepared, State, batch_norm, dropout, prepare
-from exactqat.train.core.functional import Mode, Run
+from exactqat.train.core.arrays import Mode
+from exactqat.train.core.run import Run
 
 try:
     import flax.linen as nn

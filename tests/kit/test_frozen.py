@@ -26,8 +26,9 @@ from exactqat import qat  # noqa: E402
 from exactqat.deploy import PROFILES  # noqa: E402
 from exactqat.deploy.lower import lower  # noqa: E402
 from exactqat.device.arithmetic import fixed_point, multiply_fixed_point, round_half_away  # noqa: E402
+from exactqat.train.core.device_steps import Clamp  # noqa: E402
 from exactqat.train.core.frozen import DeviceNetwork  # noqa: E402
-from exactqat.train.torch import frozen as frozen_torch  # noqa: E402
+from exactqat.train.torch import sums as sums_torch  # noqa: E402
 from exactqat.train.torch.layers import WeightedLayer  # noqa: E402
 
 SAMPLE = (
@@ -236,7 +237,7 @@ def test_sums_that_float32_does_not_hold(profile: str) -> None:
     prepared = frozen(Wide(), batch, steps=1, device=profile)
     first = prepared.step("first")
     codes = torch.from_numpy(prepared.numbers().weights["first"].codes).float()
-    found = frozen_torch._parts(first, codes, torch.zeros(12), -255, 0)
+    found = sums_torch.parts_of(first, codes, torch.zeros(12), -255, 0)
     assert found is not None and found.ends and not found.whole
     assert not frozen_differences(prepared, (batch,), profile)[1]
 
@@ -262,10 +263,10 @@ def test_roundings_have_the_declarations_bits() -> None:
         for dtype, held in ((torch.float64, sums), (torch.float32, np.clip(sums, -(2**24), 2**24))):
             given = torch.from_numpy(held).to(dtype)
             for lowest in (-255.0, 0.0):
-                end = frozen_torch._Result(np.float32(1), lowest, 255.0, lowest, 255.0)
+                end = Clamp(np.float32(1), lowest, 255.0, lowest, 255.0)
                 for rounded, expected in (
-                    (frozen_torch._rounded_twice, multiply_fixed_point(held, *fixed_point(factor))),
-                    (frozen_torch._rounded_once, round_half_away(held * factor)),
+                    (sums_torch.rounded_twice, multiply_fixed_point(held, *fixed_point(factor))),
+                    (sums_torch.rounded_once, round_half_away(held * factor)),
                 ):
                     steps = rounded(factor, given, 1, end, False)
                     assert np.array_equal(steps.numpy(), np.clip(expected, lowest, 255)), (low, high, lowest, dtype)

@@ -22,7 +22,7 @@ from jax_networks import NETWORKS, assert_exact, conv, norm, normalized, numbers
 import exactqat  # noqa: E402
 from exactqat import deploy, qat  # noqa: E402
 from exactqat.qat.jax import dropout, prepare  # noqa: E402
-from exactqat.train.core.functional import Mode  # noqa: E402
+from exactqat.train.core.arrays import Mode  # noqa: E402
 
 LINEAR = weights(w=(8, 8))
 X = numbers(4, 6, 8)

@@ -19,7 +19,7 @@ from meaning_jax import ROUNDING, difference, error, float_network, gradients  #
 from exactqat import deploy, qat  # noqa: E402
 from exactqat.capture.core.safeguards import SAFEGUARDS  # noqa: E402
 from exactqat.qat.jax import prepare  # noqa: E402
-from exactqat.train.core.functional import Mode  # noqa: E402
+from exactqat.train.core.arrays import Mode  # noqa: E402
 
 RNG = np.random.default_rng(0)
 PARAMS = {

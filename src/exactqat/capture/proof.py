@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import warnings
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,8 @@ from typing import Protocol
 
 import numpy as np
 
+from ..planning import UnsupportedOperator
+from ..planning.callers import users_line
 from .core.comparison import NotComparedWarning as NotComparedWarning
 from .core.watched import Asked
 
@@ -191,6 +194,21 @@ class Proof:
         if self.undecided:
             text += f"; not decided: {len(self.undecided)} ({self.undecided[0]}, ...)"
         return "; ".join([text, *self.not_run])
+
+
+def accept(proof: Proof) -> Proof:
+    """The proof, if it found no difference. Warns of modes that were not compared, and of half precision.
+
+    Raises:
+        UnsupportedOperator: the network that would be trained is not the model.
+    """
+    if proof.refusal:
+        raise UnsupportedOperator(proof.refusal)
+    if proof.missing:
+        warnings.warn(proof.missing, NotComparedWarning, stacklevel=users_line())
+    if proof.rounding:
+        warnings.warn(proof.rounding, HalfPrecisionWarning, stacklevel=users_line())
+    return proof
 
 
 def cotangent(name: str, shape: Sequence[int]) -> np.ndarray:

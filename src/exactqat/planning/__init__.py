@@ -18,7 +18,7 @@ from .network import Network
 from .planner import HANDLERS, Planner
 from .plans import Plan, PlanStep
 from .refusals import UnsupportedOperator
-from .rules import Rule
+from .rules import Rule, UnusedRuleWarning
 
 
 def plan(
@@ -45,6 +45,13 @@ def plan(
 
 class FinalActivationWarning(UserWarning):
     """A last softmax, sigmoid or argmax stays outside of the file, which returns what it is computed from (logits)."""
+
+
+def warn_of_plan(plan: Plan, keep_final_activation: bool | None) -> None:
+    """Warns of rules without an effect (UnusedRuleWarning), and as `warn_of_logits`."""
+    for sentence in plan.unused_rules:
+        warnings.warn(sentence, UnusedRuleWarning, stacklevel=users_line())
+    warn_of_logits(plan, keep_final_activation)
 
 
 def warn_of_logits(plan: Plan, keep_final_activation: bool | None) -> None:
@@ -76,5 +83,6 @@ __all__ = [
     "reduction",
     "sequence",
     "warn_of_logits",
+    "warn_of_plan",
     "weights",
 ]

@@ -16,7 +16,10 @@ from ..device import DEFAULT_PROFILE
 from ..planning.fitting import RangesMovedWarning
 from ..planning.plans import Derived, Numbers, Plan, PlanStep, WeightNumbers
 from ..train.core import primitives_numpy
-from ..train.core.functional import Arrays, Functional, Mode, Run, TrainedNetwork
+from ..train.core.arrays import Arrays, Mode
+from ..train.core.functional import Functional
+from ..train.core.run import Run
+from ..train.core.trained import TrainedNetwork
 from ..train.core.weights import per_channel
 
 # Digits of a finely quantized weight: codes of int8 are its first one, and this many steps make one of theirs.

@@ -9,8 +9,10 @@ it is. A model of several arguments gets all elements or a `TypeError`, since ta
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
+
+from ...planning.plans import refuse_batch
 
 # By position, in a call.
 _PLACES = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -53,6 +55,26 @@ def checked(batches: Any, is_array: bool) -> Iterator[Any]:
         given = f"{type(batches).__name__}{'; give [it]' if isinstance(batches, Mapping) else ''}"
         raise TypeError(f"batches must be an iterable of batches, such as a loader, got {given}")
     return iter(batches)
+
+
+def show(batches: Iterable[Any], see: Callable[[Any], None], seen: Callable[[], Mapping[str, int]]) -> None:
+    """Shows a calibration's batches to a network's ranges.
+
+    Args:
+        see: runs the network on a batch.
+        seen: by name, how many batches have moved a range so far.
+
+    Raises:
+        ValueError: there is no batch, or one moves less than all ranges, as values that are not finite do.
+    """
+    count, before = 0, seen()
+    for count, batch in enumerate(batches, 1):
+        see(batch)
+        after = seen()
+        refuse_batch(count, (name for name, number in after.items() if number == before[name]))
+        before = after
+    if count == 0:
+        raise ValueError("batches is empty: ranges need at least one batch")
 
 
 # Follows what is wrong with a batch of a calibration.

@@ -17,6 +17,7 @@ import exactqat as eq
 abs, sqrt, sign, where = np.abs, np.sqrt, np.sign, np.where
 exact_sqrt = np.sqrt
 to_float = np.float32
+ones_like, zeros_like = np.ones_like, np.zeros_like
 moveaxis = np.moveaxis
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -34,17 +33,18 @@ from ...capture.core.safeguards import SAFEGUARDS
 from ...capture.jax.layers import batch_norm as _captured_batch_norm
 from ...capture.jax.layers import capturing, layer
 from ...capture.jax.model import capture, named_leaves
-from ...capture.proof import NotComparedWarning, Proof
+from ...capture.proof import Proof, accept
 from ...device import DEFAULT_PROFILE
 from ...display import table
-from ...planning import UnsupportedOperator, plan, warn_of_logits
-from ...planning.callers import users_line
+from ...planning import UnsupportedOperator, plan, warn_of_plan
 from ...planning.inputs import require_input, require_rows
 from ...planning.plans import ROW_HEADER, require_data
-from ...planning.rules import Rule, UnusedRuleWarning, checked_rules
+from ...planning.rules import Rule, checked_rules
 from ..core import batches as loading
+from ..core.arrays import Arrays, Mode
 from ..core.frameworks import elsewhere, framework_of
-from ..core.functional import Arrays, Functional, Mode, TrainedNetwork
+from ..core.functional import Functional
+from ..core.trained import TrainedNetwork
 from . import primitives as primitives_jax
 
 if TYPE_CHECKING:
@@ -223,21 +223,18 @@ class Prepared:
         mode = Mode(quantizing=False, observing=True)
         observe = jax.jit(lambda params, state, args, kwargs: self._run(params, state, args, kwargs, mode)[1:])
         _require_values("calibrate", params, state)
-        count, seen = 0, self._functional.batches_seen(state.ranges)
-        for batch in batches:
+
+        def see(batch: Any) -> None:
+            nonlocal params, state
             args, kwargs = loading.arguments(batch, loading.places(self._model.signature, _FLAGS))
             try:
                 self.plan.network.input_tree.flatten(*args, **kwargs)
             except TypeError as error:
                 raise TypeError(f"{error}; {loading.ALONE}") from None
             params, state = observe(params, state, args, kwargs)
-            count += 1
             _require_values("calibrate", state)
-            now = self._functional.batches_seen(state.ranges)
-            self._functional.refuse_batch(count, seen, now)
-            seen = now
-        if count == 0:
-            raise ValueError("batches is empty: ranges need at least one batch")
+
+        loading.show(batches, see, lambda: self._functional.batches_seen(state.ranges))
         return params, replace(state, calibrated=True)
 
     def freeze(self, params: Params, state: State) -> tuple[Params, State]:
@@ -485,9 +482,7 @@ def prepare(
     except CaptureError as error:
         raise UnsupportedOperator(str(error)) from error
     planned = plan(network, rules, deployable, keep_final_activation)
-    for sentence in planned.unused_rules:
-        warnings.warn(sentence, UnusedRuleWarning, stacklevel=users_line())
-    warn_of_logits(planned, keep_final_activation)
+    warn_of_plan(planned, keep_final_activation)
     functional = Functional(planned, primitives_jax, device)
     if not (is_nnx or is_linen):
         # Only now it is known which of its leaves are statistics.
@@ -496,11 +491,7 @@ def prepare(
     if check:
         from .proof import compare_with_original
 
-        prepared.proof = compare_with_original(known, prepared, args, kwargs)
-        if prepared.proof.refusal:
-            raise UnsupportedOperator(prepared.proof.refusal)
-        if prepared.proof.missing:
-            warnings.warn(prepared.proof.missing, NotComparedWarning, stacklevel=users_line())
+        prepared.proof = accept(compare_with_original(known, prepared, args, kwargs))
     return prepared
 
 

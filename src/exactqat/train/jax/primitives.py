@@ -34,6 +34,7 @@ sin, cos, tanh, sigmoid, erf = jnp.sin, jnp.cos, jnp.tanh, jax.nn.sigmoid, lax.e
 floor, ceil, round, sign, square = jnp.floor, jnp.ceil, jnp.round, jnp.sign, jnp.square
 expm1, log1p, reciprocal, negative = jnp.expm1, jnp.log1p, jnp.reciprocal, jnp.negative
 stop_gradient = lax.stop_gradient
+ones_like, zeros_like = jnp.ones_like, jnp.zeros_like
 exact_sqrt = jnp.sqrt
 
 
@@ -64,6 +65,16 @@ def clip(x: Array, low: float, high: float) -> Array:
     if high != math.inf:
         x = jnp.where(x < high, x, jnp.asarray(high, x.dtype))
     return x
+
+
+def relu(x: Array) -> Array:
+    """Nothing below 0."""
+    return clip(x, 0.0, math.inf)
+
+
+def relu6(x: Array) -> Array:
+    """Nothing below 0 or above 6."""
+    return clip(x, 0.0, 6.0)
 
 
 def straight_through(value: Array, gradient_of: Array) -> Array:

@@ -15,7 +15,7 @@ import numpy as np
 from ...capture.core.refusals import first_line
 from ...capture.jax.layers import context_of_its_own, replacing
 from ...capture.proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
-from ..core.functional import Mode
+from ..core.arrays import Mode
 
 if TYPE_CHECKING:
     from .prepared import Prepared

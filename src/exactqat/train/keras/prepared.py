@@ -32,17 +32,19 @@ import numpy as np
 
 from ...capture.core.progress import at_work
 from ...capture.keras.model import CaptureError, InTraining, capture, variable_names
-from ...capture.proof import HalfPrecisionWarning, NotComparedWarning, Proof
+from ...capture.proof import Proof, accept
 from ...device import DEFAULT_PROFILE
 from ...display import listed, shortened, table
-from ...planning import UnsupportedOperator, plan, warn_of_logits
+from ...planning import UnsupportedOperator, plan, warn_of_plan
 from ...planning.callers import users_line
 from ...planning.inputs import require_input, require_rows
 from ...planning.plans import ROW_HEADER, Numbers, Plan, PlanInput
-from ...planning.rules import Rule, UnusedRuleWarning, checked_rules
+from ...planning.rules import Rule, checked_rules
 from ..core import batches as loading
+from ..core.arrays import Arrays, Mode
 from ..core.frameworks import elsewhere
-from ..core.functional import Arrays, Functional, Mode, TrainedNetwork
+from ..core.functional import Functional
+from ..core.trained import TrainedNetwork
 from . import primitives as primitives_keras
 
 __all__ = ["PreparedModel", "calibrate", "freeze", "prepare"]
@@ -616,13 +618,7 @@ def prepare(
     if check:
         from .proof import compare_with_original
 
-        prepared._held.proof = proof = compare_with_original(model, prepared, example)
-        if proof.refusal:
-            raise UnsupportedOperator(proof.refusal)
-        if proof.missing:
-            warnings.warn(proof.missing, NotComparedWarning, stacklevel=users_line())
-        if proof.rounding:
-            warnings.warn(proof.rounding, HalfPrecisionWarning, stacklevel=users_line())
+        prepared._held.proof = accept(compare_with_original(model, prepared, example))
     if prepared.losses_left_out:
         warnings.warn(
             f"losses that layers add of their results are left out: {listed(prepared.losses_left_out)} (add_loss, "
@@ -637,9 +633,7 @@ def prepare(
             UserWarning,
             stacklevel=users_line(),
         )
-    for sentence in prepared.unused_rules:
-        warnings.warn(sentence, UnusedRuleWarning, stacklevel=users_line())
-    warn_of_logits(prepared.plan, keep_final_activation)
+    warn_of_plan(prepared.plan, keep_final_activation)
     return prepared
 
 
@@ -664,8 +658,6 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
     if model.frozen:
         raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
     held = model._held
-    count = 0
-    wanted = len(model.plan.network.inputs)
     before = [
         (variable, ops.convert_to_numpy(variable.value))
         for tree in (held.ranges, held.learned)
@@ -675,20 +667,17 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
         for end, variable in ends.items()
         if end != "trained"
     ]
+
+    def see(batch: Any) -> None:
+        wanted = len(model.plan.network.inputs)
+        if isinstance(batch, tuple | list) and len(keras.tree.flatten(batch)) != wanted:
+            batch = keras.utils.unpack_x_y_sample_weight(batch)[0]
+        model._run(batch, Mode(quantizing=False, observing=True))
+
     try:
         for variable, value in before if restart else ():
             variable.assign(np.zeros_like(value))
-        seen = held.functional.batches_seen(held.ranges)
-        for batch in batches:
-            if isinstance(batch, tuple | list) and len(keras.tree.flatten(batch)) != wanted:
-                batch = keras.utils.unpack_x_y_sample_weight(batch)[0]
-            model._run(batch, Mode(quantizing=False, observing=True))
-            count += 1
-            now = held.functional.batches_seen(held.ranges)
-            held.functional.refuse_batch(count, seen, now)
-            seen = now
-        if count == 0:
-            raise ValueError("batches is empty: ranges need at least one batch")
+        loading.show(batches, see, lambda: held.functional.batches_seen(held.ranges))
     except BaseException:
         # What ranges had seen is not lost.
         for variable, value in before:

@@ -29,6 +29,7 @@ sin, cos, tanh, sigmoid, erf = ops.sin, ops.cos, ops.tanh, ops.sigmoid, ops.erf
 floor, ceil, round, sign, square = ops.floor, ops.ceil, ops.round, ops.sign, ops.square
 expm1, log1p, reciprocal, negative = ops.expm1, ops.log1p, ops.reciprocal, ops.negative
 stop_gradient = ops.stop_gradient
+ones_like, zeros_like = ops.ones_like, ops.zeros_like
 exact_sqrt = ops.sqrt
 maximum, minimum, where = ops.maximum, ops.minimum, ops.where
 
@@ -55,6 +56,16 @@ def clip(x: Any, low: float, high: float) -> Any:
     if high != math.inf:
         x = ops.where(x < high, x, ops.cast(high, x.dtype))
     return x
+
+
+def relu(x: Any) -> Any:
+    """Nothing below 0."""
+    return clip(x, 0.0, math.inf)
+
+
+def relu6(x: Any) -> Any:
+    """Nothing below 0 or above 6."""
+    return clip(x, 0.0, 6.0)
 
 
 def straight_through(value: Any, gradient_of: Any) -> Any:

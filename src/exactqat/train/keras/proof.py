@@ -29,7 +29,7 @@ from ...capture.proof import (
     prove,
     usual_trials,
 )
-from ..core.functional import Arrays, Mode
+from ..core.arrays import Arrays, Mode
 
 if TYPE_CHECKING:
     from .prepared import PreparedModel

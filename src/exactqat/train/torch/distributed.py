@@ -8,7 +8,7 @@ only; this runs wherever the process group does, and shares may differ in size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -106,8 +106,8 @@ class CrossReplicaRange(ActivationRange):
 class CrossReplicaWeightedLayer(WeightedLayer):
     """A `WeightedLayer` that folds its batch norm (`Rule.fold_batch_norm`), with the statistics of all processes."""
 
-    def statistics(self, raw: Tensor) -> tuple[Tensor, Tensor]:
-        axes = self.other_axes(raw)
+    def statistics(self, raw: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        axes = list(axes)
         count = raw.new_tensor(raw.numel() // raw.shape[self.channel_axis], dtype=torch.float64)
         dist.all_reduce(count)
         mean = (_SumOverReplicas.apply(raw.sum(axes, dtype=torch.float64)) / count).to(raw.dtype)

@@ -10,42 +10,25 @@ straight through all roundings (`docs/decisions/frozen.md`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from exactqat.torch import fused, is_plain
+from exactqat.torch import is_plain
 
 from ...capture.torch.custom import is_differentiated, straight_through, unwrapped
-from ...deploy.graph import Graph
-from ...deploy.lower import LoweredStep, Lowering, lower_step, on_device
-from ...deploy.simulate import simulate_operator
-from ...deploy.values import in_users_order
-from ...device import INT8_MAX, INT8_MIN, OPERATORS, Quantization, profile_named
-from ...device import Tensor as DeviceTensor
-from ...device.arithmetic import bounds, fixed_point, zero_point_of
+from ...device import INT8_MAX, INT8_MIN, profile_named
 from ...planning.plans import Numbers, Plan, PlanStep
+from ..core.device_steps import SLACK, Constants, DeviceSteps
 from ..core.frozen import DeviceNetwork
 from . import primitives as primitives_torch
 from .layers import CustomGradient, Outside, QuantizedInput, QuantizedLayer, TrainingOnly, WeightedLayer
 from .modules import FakeQuantize
 from .primitives import per_channel
-
-_round_sums = fused("rounded_sums")
-
-# Below, float32 holds every sum of whole numbers. A little less, as the bounds are themselves summed in float32.
-_EXACT = 2.0**24 * (1 - 2.0**-12)
-# In steps: what still counts as the end of a grid, for gradients.
-_SLACK = 2.0**-14
-# Of float64, what a core's second-level cache holds beside the other things.
-_CACHED_VALUES = 1 << 15
-# Of float64, for products of a sum and a 31-bit multiplier that are not clamped anyway.
-_LARGEST_EXACT_SHIFT = 12
+from .sums import accumulated, array, parts_of, rounded_once, rounded_twice
 
 
 class OnGrid:
@@ -74,21 +57,6 @@ NumbersOf = Callable[[PlanStep, dict[str, tuple[np.float32, int]]], Numbers]
 Value = OnGrid | Tensor  # a plain tensor is off all grids: training's noise, or NaN
 
 
-@dataclass(frozen=True)
-class _Result:
-    """How the device stores what a step computes; in steps.
-
-    lowest, highest: what activation, placement and container let through. low, high: between them (exclusively) lies
-    what gradients pass, in the result's own steps before rounding.
-    """
-
-    scale: np.float32
-    lowest: float
-    highest: float
-    low: float
-    high: float
-
-
 class Device:
     """Runs a frozen plan as the device would. Keeps tables of its own, for the grids of the moment."""
 
@@ -113,16 +81,12 @@ class Device:
         vars(self).update(state)
         self._forget()
 
-    _kept = ("_seen", "_grids", "_lowering", "_placements", "_results", "_lowered", "_tables", "_network")
+    _kept = ("_seen", "_known_steps", "_tables", "_network")
 
     def _forget(self) -> None:
         self._seen: Tensor | None = None
-        self._grids: dict[str, tuple[np.float32, int]] = {}
-        self._lowering: Lowering | None = None
-        self._placements: dict[str, Quantization] = {}
-        self._results: dict[str, _Result] = {}
-        self._lowered: dict[str, tuple[Any, LoweredStep]] = {}
-        self._tables: dict[tuple[str, torch.device], tuple[Any, Tensor, Tensor | None]] = {}
+        self._known_steps: DeviceSteps | None = None
+        self._tables: dict[tuple[str, torch.device], tuple[np.ndarray, Tensor, Tensor | None]] = {}
         self._network: DeviceNetwork | None = None
 
     def change_profile(self, profile: str | None) -> None:
@@ -145,14 +109,19 @@ class Device:
         with torch.no_grad():
             values = torch.stack([unwrapped(end) for end in ends])
         same = self._seen is not None and self._seen.device == values.device and torch.equal(values, self._seen)
-        if same and self._lowering is not None:
+        if same and self._known_steps is not None:
             return
         grids = {name: each.scale_and_zero_point() for name, each in self.quantizers.items()}
-        if grids != self._grids or self._lowering is None:
+        if self._known_steps is None or grids != self._known_steps.grids:
             self._forget()
-            self._grids = grids
-            self._lowering = Lowering(self.plan, Numbers(grids, {}))
+            self._known_steps = DeviceSteps(self.plan, grids, cast(str, self.profile))
         self._seen = values
+
+    @property
+    def _steps(self) -> DeviceSteps:
+        """Of the grids that `refresh` has found."""
+        assert self._known_steps is not None
+        return self._known_steps
 
     # --- a whole network --------------------------------------------------------------------------------------------
 
@@ -336,9 +305,8 @@ class Device:
 
     def _on_grid(self, path: str, values: Tensor) -> OnGrid:
         """Real numbers that a quantizer made, or the device."""
-        placement = self._placement(path)
-        scale, zero_point = placement.scale[0], int(placement.zero_point[0])
-        lowest, highest = (-math.inf, math.inf) if self._bits(path) > 8 else (INT8_MIN, INT8_MAX)
+        scale, zero_point = self._steps.placement(path).scale[0], self._steps.zero_point(path)
+        lowest, highest = (-math.inf, math.inf) if self._steps.bits(path) > 8 else (INT8_MIN, INT8_MAX)
         with torch.no_grad():
             steps = (values / float(scale)).round_().clamp_(lowest - zero_point, highest - zero_point)
         return OnGrid(straight_through(values, steps, factor=1 / float(scale)), scale)
@@ -350,17 +318,17 @@ class Device:
         step = cast(PlanStep, self.plan.stored(path))
         operator = layer.operator
         if operator.moves_codes:
-            scale = self._placement(path).scale[0]
+            scale = self._steps.placement(path).scale[0]
             return OnGrid(self._moved(layer, operands, float(scale)), scale)
-        in_int8 = all(self._bits(name) <= 8 for name in (path, *step.operands) if self.plan.is_stored(name))
+        in_int8 = all(self._steps.bits(name) <= 8 for name in (path, *step.operands) if self.plan.is_stored(name))
         if isinstance(layer, WeightedLayer):
             if in_int8:
                 return self._weighted(path, layer, operands[0])
             with torch.no_grad():
-                steps = self._asked(step, operands, {}, self.numbers_of(step, self._grids).weights)
+                steps = self._asked(step, operands, {}, self.numbers_of(step, self._steps.grids).weights)
             return self._stored(path, layer, operands, steps)
         with torch.no_grad():
-            found = self.numbers_of(step, self._grids).constants if layer.constants else {}
+            found = self.numbers_of(step, self._steps.grids).constants if layer.constants else {}
             constants = {position: each for (_, position), each in found.items()}
             if operator.pointwise and in_int8:
                 steps = self._looked_up(step, operands, constants)
@@ -379,7 +347,7 @@ class Device:
 
     def _stored(self, path: str, layer: QuantizedLayer, operands: Sequence[OnGrid], steps: Tensor) -> OnGrid:
         """The device's steps with the gradient of the layer in real numbers."""
-        scale = self._placement(path).scale[0]
+        scale = self._steps.placement(path).scale[0]
         trained = torch.is_grad_enabled() and (isinstance(layer, WeightedLayer) or layer.constants)
         if not (trained or any(is_differentiated(each.steps) for each in operands)):
             return OnGrid(steps, scale)
@@ -389,9 +357,9 @@ class Device:
             values = layer.compute_real(layer.operands([each.real() for each in operands]))
         if layer.operator.same_quantization:
             return OnGrid(straight_through(values, steps, factor=1 / float(scale)), scale)
-        values, result, unit = layer.clamped(values), self._result(path), float(scale)
+        values, result, unit = layer.clamped(values), self._steps.clamp(path), float(scale)
         # An activation has had its gradient.
-        low = min(result.low, -_SLACK)
+        low = min(result.low, -SLACK)
         return OnGrid(straight_through(values, steps, low * unit, result.high * unit, 1 / unit), scale)
 
     # --- operators with weights -------------------------------------------------------------------------------------
@@ -405,9 +373,8 @@ class Device:
         steps = weight * per_channel(grid.factor / weight_scale, weight.dim(), layer.weight_axis)
         codes = straight_through(steps, steps.detach().round()).float()
         bias = straight_through(grid.bias / (weight_scale * float(x.scale)), grid.bias_code).float()
-        placement = self._placement(cast(PlanStep, self.plan.stored(path)).operands[0])
-        zero_point = int(placement.zero_point[0])
-        parts = _parts(layer, codes.detach(), bias.detach(), INT8_MIN - zero_point, INT8_MAX - zero_point)
+        zero_point = self._steps.zero_point(cast(PlanStep, self.plan.stored(path)).operands[0])
+        parts = parts_of(layer, codes.detach(), bias.detach(), INT8_MIN - zero_point, INT8_MAX - zero_point)
         if parts is None:
             return layer.compose(x.real())
         sums = accumulated(layer, x.steps, codes, bias, parts)
@@ -418,7 +385,7 @@ class Device:
         self, path: str, layer: WeightedLayer, sums: Tensor, input_scale: np.float32, scale: Tensor, rounding: str
     ) -> OnGrid:
         """scale: of the weight, [channels]."""
-        result = self._result(path)
+        result = self._steps.clamp(path)
         axis = layer.channel_axis % sums.dim()
         scale = scale.float()
         # Not a division by a number, for which GPUs multiply with its inverse.
@@ -435,9 +402,9 @@ class Device:
         else:
             scaled = sums.float() * multiplier if differentiated else sums
             with torch.no_grad():
-                widened = _array(scale).astype(np.float64)
+                widened = array(scale).astype(np.float64)
                 factor = np.float64(input_scale) * widened / np.float64(result.scale)
-                round_ = _rounded_once if rounding == "float64" else _rounded_twice
+                round_ = rounded_once if rounding == "float64" else rounded_twice
                 steps = round_(factor, sums.detach(), axis, result, not differentiated)
         if not differentiated:
             return OnGrid(steps, result.scale)
@@ -445,13 +412,11 @@ class Device:
 
     # --- operators on single values ---------------------------------------------------------------------------------
 
-    def _looked_up(
-        self, step: PlanStep, operands: Sequence[OnGrid], constants: Mapping[int, tuple[np.ndarray, np.float32]]
-    ) -> Tensor:
+    def _looked_up(self, step: PlanStep, operands: Sequence[OnGrid], constants: Constants) -> Tensor:
         """From a table of all pairs of codes, or of all codes."""
         paths = [name for name in step.operands if self.plan.is_stored(name)]
         device = operands[0].steps.device
-        table, columns = self._table(step, paths, constants, device)
+        table, columns = self._table(step, constants, device)
         index = self._index(paths[0], operands[0])
         if columns is not None:
             index = index * table.shape[1] + columns
@@ -460,122 +425,28 @@ class Device:
         return _taken(table.reshape(-1), index)
 
     def _index(self, path: str, x: OnGrid) -> Tensor:
-        first = int(self._placement(path).zero_point[0]) - INT8_MIN
+        first = self._steps.zero_point(path) - INT8_MIN
         return (x.steps.detach() + float(first)).to(torch.uint8).to(torch.int32)
 
-    def _table(
-        self,
-        step: PlanStep,
-        paths: Sequence[str],
-        constants: Mapping[int, tuple[np.ndarray, np.float32]],
-        device: torch.device,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Steps of the result for the codes of the first operand (rows) and of the second, or of the constant's
-        different ones (columns); and which column every value of the constant has."""
-        key = [(position, codes.tobytes(), scale) for position, (codes, scale) in constants.items()]
+    def _table(self, step: PlanStep, constants: Constants, device: torch.device) -> tuple[Tensor, Tensor | None]:
+        """`DeviceSteps.table`, on a device of PyTorch's."""
+        table, columns = self._steps.table(step, constants)
         known = self._tables.get((step.path, device))
-        if known is not None and known[0] == key:
+        if known is not None and known[0] is table:
             return known[1], known[2]
-        lowered = self._lowered_step(step, constants, {})
-        every = np.arange(INT8_MIN, INT8_MAX + 1).astype(np.int8)
-        different = list(dict.fromkeys(paths))
-        values = {name: every.reshape((-1, 1) if number == 0 else (1, -1)) for number, name in enumerate(different)}
-        tensors, columns = dict(lowered.graph.tensors), None
-        for name, tensor in lowered.graph.tensors.items():
-            if tensor.data is not None:
-                (codes, _), *_ = constants.values()
-                kept, places = np.unique(codes, return_inverse=True)
-                columns = torch.from_numpy(places.reshape(codes.shape).astype(np.int32)).to(device)
-                values[name] = (kept.reshape(1, -1) + zero_point_of(tensor)).astype(np.int8)
-                tensors[name] = replace(tensor, data=None)
-        results = self._simulated(replace(lowered.graph, tensors=tensors), values, moved=False)[lowered.stored.name]
-        results = results.astype(np.float32) - zero_point_of(tensors[lowered.stored.name])
-        table = torch.from_numpy(results).to(device)
-        self._tables[(step.path, device)] = (key, table, columns)
-        return table, columns
+        places = None if columns is None else torch.from_numpy(columns).to(device)
+        known = (table, torch.from_numpy(table).to(device), places)
+        self._tables[(step.path, device)] = known
+        return known[1], known[2]
 
     # --- all others -------------------------------------------------------------------------------------------------
 
     def _asked(
-        self,
-        step: PlanStep,
-        operands: Sequence[OnGrid],
-        constants: Mapping[int, tuple[np.ndarray, np.float32]],
-        weights: Mapping[str, Any],
+        self, step: PlanStep, operands: Sequence[OnGrid], constants: Constants, weights: Mapping[str, Any]
     ) -> Tensor:
         """What the declarations say, in NumPy."""
-        lowered = self._lowered_step(step, constants, weights)
-        paths = [name for name in step.operands if self.plan.is_stored(name)]
-        values = {}
-        for path, x in zip(paths, operands, strict=True):
-            tensor = lowered.graph.tensors[path]
-            codes = (x.steps.detach() + float(zero_point_of(tensor))).to(getattr(torch, tensor.dtype))
-            values[path] = np.ascontiguousarray(on_device(_array(codes), lowered.layouts[path]))
-        results = self._simulated(lowered.graph, values)[lowered.stored.name]
-        steps = results.astype(np.float32) - np.float32(zero_point_of(lowered.graph.tensors[lowered.stored.name]))
-        return torch.from_numpy(in_users_order(steps, lowered.stored.layout)).to(operands[0].steps.device)
-
-    def _simulated(self, graph: Graph, values: dict[str, np.ndarray], moved: bool = True) -> dict[str, np.ndarray]:
-        """All results by name. moved: whether what moves codes is done; for a table places mean nothing."""
-        for operator in graph.operators:
-            if moved or not OPERATORS[operator.kind].moves_codes:
-                values[operator.outputs[0]] = simulate_operator(graph, operator, values, cast(str, self.profile))
-            else:
-                values[operator.outputs[0]] = values[operator.inputs[0]]
-        return values
-
-    def _lowered_step(
-        self,
-        step: PlanStep,
-        constants: Mapping[int, tuple[np.ndarray, np.float32]],
-        weights: Mapping[str, Any],
-    ) -> LoweredStep:
-        key = [(codes.tobytes(), scale) for codes, scale in constants.values()]
-        known = self._lowered.get(step.path)
-        if known is not None and known[0] == key and not weights:
-            return known[1]
-        numbers = {(step.path, position): each for position, each in constants.items()}
-        lowered = lower_step(self.plan, step, Numbers(self._grids, weights, numbers))
-        self._lowered[step.path] = (key, lowered)
-        return lowered
-
-    def _bits(self, path: str) -> int:
-        grid = self.plan.stored(path).grid
-        if not grid:  # training's own steps store nothing
-            return self._bits(cast(PlanStep, self.plan.stored(path)).operands[0])
-        return self.plan.grids[grid].bits
-
-    def _placement(self, path: str) -> Quantization:
-        if path not in self._placements:
-            assert self._lowering is not None
-            self._placements[path] = self._lowering.placement(path)
-        return self._placements[path]
-
-    def _result(self, path: str) -> _Result:
-        if path not in self._results:
-            self._results[path] = self._result_of(cast(PlanStep, self.plan.stored(path)))
-        return self._results[path]
-
-    def _result_of(self, step: PlanStep) -> _Result:
-        assert self._lowering is not None
-        placements = self._lowering.placements(step)
-        scale = placements[0].scale[0]
-        fused = {"activation": step.activation if "activation" in OPERATORS[step.kind].attributes else "NONE"}
-        tensor = DeviceTensor(step.path, (1,), "int8", placements[0])
-        ends = [np.array(bounds(tensor, fused, profile_named(cast(str, self.profile)))) - zero_point_of(tensor)]
-        ends += [np.array((INT8_MIN, INT8_MAX)) - int(each.zero_point[0]) for each in placements[1:]]
-        lowest, highest = max(low for low, _ in ends), min(high for _, high in ends)
-        _, zero = self._grids[step.grid]
-        low, high = float(-zero), float(2 ** self.plan.grids[step.grid].bits - 1 - zero)
-        if step.bounds is not None:
-            low, high = max(low, step.bounds[0] / float(scale)), min(high, step.bounds[1] / float(scale))
-        # Fake quantization passes gradients at its ends, activations do not.
-        low, high = low - _SLACK, high + _SLACK
-        if step.activation != "NONE":
-            low = max(low, 0.0)
-        if step.activation == "RELU6":
-            high = min(high, 6 / float(scale))
-        return _Result(scale, float(lowest), float(highest), low, high)
+        found = self._steps.results(step, [array(each.steps) for each in operands], constants, weights)
+        return torch.from_numpy(found).to(operands[0].steps.device)
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
@@ -616,203 +487,11 @@ def _is_watched(module: nn.Module) -> bool:
     )
 
 
-def _array(tensor: Tensor) -> np.ndarray:
-    return unwrapped(tensor.detach().cpu()).numpy()
-
-
 def _taken(table: Tensor, index: Tensor) -> Tensor:
     """table[index], in the memory order of the index: as a vector it is many times faster."""
     order = sorted(range(index.dim()), key=lambda axis: (-index.stride()[axis], axis))
     turned = index.permute(order)
     return table.index_select(0, turned.reshape(-1)).reshape(turned.shape).permute(list(np.argsort(order)))
-
-
-# --- sums and their rounding ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """How a sum is formed without rounding.
-
-    ends: where the parts of the input channels end, each of which float32 can sum. whole: there is one, and float32
-    holds the bias besides. wide: float64 is needed.
-    """
-
-    ends: tuple[int, ...] = ()
-    whole: bool = True
-    wide: bool = False
-
-
-def _parts(layer: WeightedLayer, codes: Tensor, bias: Tensor, lowest: int, highest: int) -> _Parts | None:
-    """For operands in lowest..highest. None: weights are not finite."""
-    output_axis, input_axis = layer.weight_axis, 1 - layer.weight_axis
-    others = [axis for axis in range(codes.dim()) if axis not in (output_axis, input_axis)]
-    if not bias.numel():
-        return _Parts()
-    # One pass over the weights, which nearly always suffices. Of NaN the sum is NaN.
-    sizes = torch.linalg.vector_norm(codes, 1, [input_axis, *others])
-    total = float((sizes * max(-lowest, highest) + bias.abs()).amax())
-    if math.isnan(total):
-        return None
-    if total < _EXACT:
-        return _Parts()
-    # Sums of any of the products, in any order, stay within the sum of the positive and that of the negative ones.
-    magnitude = codes.abs().sum(others) if others else codes.abs()
-    signed = codes.sum(others) if others else codes
-    if output_axis == 1:
-        magnitude, signed = magnitude.T, signed.T
-    above, below = (magnitude + signed) / 2, (magnitude - signed) / 2
-    reach = torch.stack([above * highest - below * lowest, below * highest - above * lowest])  # [2, out, in / groups]
-    if float((reach.sum(2).amax(0) + bias.abs()).amax()) < _EXACT:
-        return _Parts()
-    if float(reach.sum(2).amax()) < _EXACT:
-        return _Parts(whole=False)
-    if layer.attributes.get("groups", 1) != 1:
-        return _Parts(whole=False, wide=True)
-    channels = reach.shape[2]
-    for count in range(2, min(channels, 64) + 1):
-        size = -(-channels // count)
-        ends = tuple(min(end, channels) for end in range(size, channels + size, size))
-        if all(float(part.sum(2).amax()) < _EXACT for part in reach.split(size, 2)):
-            return _Parts(ends, whole=False)
-    return _Parts(whole=False, wide=True)
-
-
-def accumulated(layer: WeightedLayer, steps: Tensor, codes: Tensor, bias: Tensor, parts: _Parts) -> Tensor:
-    """The device's accumulators: float32 where it holds them, else float64."""
-    with _without_transforms(steps):
-        return _accumulated(layer, steps, codes, bias, parts)
-
-
-@contextmanager
-def _without_transforms(like: Tensor) -> Iterator[None]:
-    """Convolutions as sums of products: NNPACK and cuDNN may go by Winograd's or Fourier's way, which rounds."""
-    with torch.backends.nnpack.flags(enabled=False):
-        if not like.is_cuda:
-            yield
-            return
-        with torch.backends.cudnn.flags(enabled=False):
-            yield
-
-
-def _accumulated(layer: WeightedLayer, steps: Tensor, codes: Tensor, bias: Tensor, parts: _Parts) -> Tensor:
-    if parts.whole:
-        return layer.compute(steps, codes, bias)
-    axis = layer.channel_axis % steps.dim()
-    if parts.wide:
-        sums = layer.compute(steps.double(), codes.double(), None)
-    elif not parts.ends:
-        sums = layer.compute(steps, codes, None).double()
-    else:
-        starts = (0, *parts.ends[:-1])
-        pieces = [
-            layer.compute(
-                steps.narrow(axis, start, end - start),
-                codes.narrow(1 - layer.weight_axis, start, end - start),
-                None,
-            ).double()
-            for start, end in zip(starts, parts.ends, strict=True)
-        ]
-        sums = torch.stack(pieces).sum(0) if len(pieces) > 2 else pieces[0] + pieces[1]
-    return sums + per_channel(bias.double(), sums.dim(), layer.channel_axis % sums.dim())
-
-
-def _rounded_once(factor: np.ndarray, sums: Tensor, axis: int, result: _Result, in_place: bool) -> Tensor:
-    """`device.weighted.ROUNDINGS`: float64."""
-    if _is_at_hand(sums):
-        return _rounded_on_cpu(factor, np.zeros_like(factor), sums, axis, result, in_place, True)
-    along = _along(factor, sums, axis)
-    half = torch.full((), 0.5, dtype=torch.float64, device=sums.device)
-
-    def rounded(block: Tensor) -> Tensor:
-        scaled = block.double() * along
-        scaled.add_(_with_sign(half, scaled))
-        # The nearest integer towards 0; `trunc` takes many times as long.
-        return scaled.abs().floor_().mul_(scaled.sign_())
-
-    return _in_blocks(rounded, sums, result, in_place)
-
-
-def _rounded_twice(factor: np.ndarray, sums: Tensor, axis: int, result: _Result, in_place: bool) -> Tensor:
-    """`device.weighted.ROUNDINGS`: fixed_point.
-
-    The doubled high product is rounded half up, what is then shifted out half away from zero. For shifts s > 0
-    both together are floor(x + 1/2 + 2**-(s + 1)) of the exact product x, with the last term subtracted where x is
-    negative. float64 holds all of that for results below 2**9 while the shift is small; larger ones are clamped.
-    """
-    significand, exponent = fixed_point(factor)
-    if exponent.min(initial=0) < -_LARGEST_EXACT_SHIFT or exponent.max(initial=0) > 0:
-        return _in_blocks(_rounding_twice_in_int64(significand, exponent, sums, axis), sums, result, in_place)
-    product = np.ldexp(significand.astype(np.float64), exponent - 31)
-    sign = np.where(exponent < 0, np.ldexp(1.0, exponent - 1), 0.0)
-    if _is_at_hand(sums):
-        return _rounded_on_cpu(product, sign, sums, axis, result, in_place, False)
-    along, nudge = _along(product, sums, axis), _along(sign, sums, axis)
-
-    def rounded(block: Tensor) -> Tensor:
-        scaled = block.double() * along
-        return scaled.add_(_with_sign(nudge, scaled)).add_(0.5).floor_()
-
-    return _in_blocks(rounded, sums, result, in_place)
-
-
-def _is_at_hand(sums: Tensor) -> bool:
-    """Whether the kernel takes them."""
-    return sums.is_cpu and sums.dtype == torch.float32 and is_plain(sums)
-
-
-def _rounded_on_cpu(
-    factor: np.ndarray,
-    nudge: np.ndarray,
-    sums: Tensor,
-    axis: int,
-    result: _Result,
-    in_place: bool,
-    away_from_zero: bool,
-) -> Tensor:
-    """All of it in one pass."""
-    moved = sums.movedim(axis, -1)
-    dense = moved.contiguous()
-    vectors = [torch.from_numpy(np.array(np.broadcast_to(each, dense.shape[-1:]))) for each in (factor, nudge)]
-    steps = dense if in_place else torch.empty_like(dense)
-    _round_sums(dense, *vectors, result.lowest, result.highest, away_from_zero, out=steps)
-    return steps.movedim(-1, axis)
-
-
-def _with_sign(magnitude: Tensor, of: Tensor) -> Tensor:
-    # In the other's order of memory, which PyTorch does not choose by itself.
-    return torch.copysign(magnitude, of, out=torch.empty_like(of))
-
-
-def _rounding_twice_in_int64(
-    significand: np.ndarray, exponent: np.ndarray, sums: Tensor, axis: int
-) -> Callable[[Tensor], Tensor]:
-    left, right = (_along(shift, sums, axis) for shift in (np.maximum(exponent, 0), np.maximum(-exponent, 0)))
-    factor, half = _along(significand, sums, axis), (1 << right) >> 1
-
-    def rounded(block: Tensor) -> Tensor:
-        shifted = (block.long() << left).to(torch.int32).long()  # int32 wraps in the kernels too
-        high = (shifted * factor + 2**30) >> 31
-        return (high + half - ((high < 0) & (right > 0)).long()) >> right
-
-    return rounded
-
-
-def _in_blocks(function: Callable[[Tensor], Tensor], sums: Tensor, end: _Result, in_place: bool) -> Tensor:
-    """In float32 and clamped, a few rows at a time: what lies between in float64 stays in the cores' own caches."""
-    result = sums if in_place and sums.dtype == torch.float32 else torch.empty_like(sums, dtype=torch.float32)
-    # PyTorch shares out a block among its threads, always in the same way.
-    together = _CACHED_VALUES * torch.get_num_threads() if sums.device.type == "cpu" else sums.numel()
-    rows = max(together * sums.shape[0] // max(sums.numel(), 1), 1)
-    for start in range(0, sums.shape[0], rows):
-        block = result[start : start + rows]
-        block.copy_(function(sums[start : start + rows])).clamp_(end.lowest, end.highest)
-    return result
-
-
-def _along(vector: np.ndarray, like: Tensor, axis: int) -> Tensor:
-    """A vector [channels] along one axis; what is one for all channels too."""
-    return per_channel(torch.from_numpy(np.ascontiguousarray(vector)).to(like.device), like.dim(), axis)
 
 
 __all__ = ["Device", "OnGrid", "real", "straight_through"]

@@ -20,7 +20,7 @@ import exactqat as eq
 from exactqat.torch import fused
 
 from ...planning.rules import Rule
-from ..core.ranges import DeviceGrid, codes_of, device_grid, nudged
+from ..core.ranges import codes_of, nudged
 from ..core.weights import factor_and_offset, step_width, weight_codes
 from . import primitives as primitives_torch
 from .primitives import as_in_autocast, channels_first_view, channels_last_view, fake_quantize, strides_first
@@ -84,14 +84,14 @@ class FakeQuantize(nn.Module):
             return channels_first_view(quantized)
         return fake_quantize(activation, minimum, maximum, self.bits, narrow_range=False)
 
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """(min, max) of this moment, rank 0."""
+        ends: tuple[Tensor, Tensor] = self.range()
+        return ends
+
     def scale(self) -> Tensor:
         """The width of one step, rank 0."""
         return step_width(self.range(), self.bits, False)
-
-    def device_grid(self, high: bool) -> DeviceGrid:
-        """The grid as the device places its codes; no number is read from a tensor. high: at the top of int8."""
-        minimum, _ = self.range()
-        return device_grid(primitives_torch, minimum, self.scale(), self.bits, self.rule.wide, high)
 
     def scale_and_zero_point(self) -> tuple[np.float32, int]:
         """The nudged grid: real = scale * (code - zero_point), codes 0..2**bits - 1, in TensorFlow's float32 steps."""
@@ -490,6 +490,21 @@ class LayerBatchNorm(FusedBatchNorm):
 
     def tensors(self) -> BatchNormTensors:
         return BatchNormTensors(*(None if source is None else source() for source in self._sources))  # type: ignore[arg-type]
+
+    @property
+    def epsilon(self) -> float:
+        return self.eps
+
+    def beta_and_variance(self) -> tuple[Tensor | None, Tensor]:
+        """The offset that is trained, or None, and the running variance; [channels]."""
+        _, beta, _, variance, _ = self.tensors()
+        return beta, variance
+
+    def stored(self, features: Tensor, activation: str, quantizer: FakeQuantize, channel_axis: int) -> Tensor | None:
+        """Batch norm in training, the activation and `quantizer` in one, where there is an operator for it."""
+        if not self.can_forward_quantized(features, quantizer):
+            return None
+        return self.forward_quantized(features, activation, quantizer, channel_axis)
 
     def train(self, mode: bool = True) -> LayerBatchNorm:
         return super().train(mode and self.follows)

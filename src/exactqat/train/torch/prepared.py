@@ -7,7 +7,6 @@ The user's parameters stay under the user's names, quantizers and ranges stand b
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -19,21 +18,25 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...capture.core.progress import at_work
-from ...capture.proof import HalfPrecisionWarning, NotComparedWarning, Proof
+from ...capture.proof import Proof, accept
 from ...capture.torch.custom import unwrapped, with_hooks
 from ...capture.torch.model import CaptureError, capture
 from ...device import DEFAULT_PROFILE, profile_named
 from ...display import shortened, table
-from ...planning import UnsupportedOperator, plan, warn_of_logits
-from ...planning.callers import users_line
+from ...planning import UnsupportedOperator, plan, warn_of_plan
 from ...planning.fitting import constant_limits
 from ...planning.inputs import require_input, require_rows
-from ...planning.plans import BatchNorm, Derived, Numbers, Plan, PlanInput, PlanStep, refuse_batch
-from ...planning.rules import Rule, UnusedRuleWarning, checked_rules
+from ...planning.plans import BatchNorm, Derived, Numbers, Plan, PlanInput, PlanStep
+from ...planning.rules import Rule, checked_rules
 from ..core import batches as loading
+from ..core.arrays import Arrays, weights_of
 from ..core.frameworks import elsewhere
-from ..core.functional import Arrays, Functional, TrainedNetwork, attributes_of, weights_of
+from ..core.functional import Functional
+from ..core.run_steps import attributes_of
+from ..core.steps import folded_weight
+from ..core.trained import TrainedNetwork
 from ..core.weights import constant_rule, folds
+from . import primitives as primitives_torch
 from .layers import (
     Computed,
     ConstantOperand,
@@ -46,7 +49,6 @@ from .layers import (
     Source,
     TrainingOnly,
     WeightedLayer,
-    fold,
 )
 from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize, is_recomputing
 from .owners import FILE, Owner, require_called_plainly, require_float32
@@ -324,7 +326,7 @@ class PreparedModel(Owner):
         ranges = {
             path: each.output_quantizer.range for path, each in self._steps.items() if isinstance(each, QuantizedLayer)
         }
-        return {path: int(each.batches) for path, each in ranges.items() if each.policy != "fixed"}
+        return {shortened(path): int(each.batches) for path, each in ranges.items() if each.policy != "fixed"}
 
     def range_parameters(self) -> list[nn.Parameter]:
         """The learned ranges, for a parameter group of their own."""
@@ -606,7 +608,8 @@ class _Building:
         if owner not in self.weight_quantizers:
             with torch.no_grad():
                 value = weight()
-                value = fold(value, norm, weights.channel_axis) if folded and norm is not None else value
+                if folded and norm is not None:
+                    value = folded_weight(primitives_torch, value, norm.factor_and_offset(), weights.channel_axis)
             self.weight_quantizers[owner] = WeightFakeQuantize(
                 weights.rule, value, weights.channel_axis, range_end=weights.range_end
             )
@@ -727,21 +730,17 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
         raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
     ranges = [module for module in model.modules() if isinstance(module, ActivationRange) and module.policy != "fixed"]
     before = [(each, [end.detach().clone() for end in each.state()]) for each in ranges]
+
+    def see(batch: Any) -> None:
+        args, kwargs = _fitting_arguments(model, batch)
+        model(*args, **kwargs)
+
     try:
         for each in ranges if restart else ():
             for end in each.state():
                 end.zero_()
         with _without_quantization(model, observing=True):
-            count, seen = 0, model._batches_seen()
-            for batch in batches:
-                args, kwargs = _fitting_arguments(model, batch)
-                model(*args, **kwargs)
-                count += 1
-                now = model._batches_seen()
-                refuse_batch(count, (shortened(path) for path, batches in now.items() if batches == seen[path]))
-                seen = now
-        if count == 0:
-            raise ValueError("batches is empty: ranges need at least one batch")
+            loading.show(batches, see, model._batches_seen)
     except BaseException:
         for each in ranges:
             each.forget_shown()
@@ -858,9 +857,7 @@ def prepare(
     except CaptureError as error:
         raise UnsupportedOperator(str(error)) from error
     planned = plan(network, rules, deployable, keep_final_activation)
-    for sentence in planned.unused_rules:
-        warnings.warn(sentence, UnusedRuleWarning, stacklevel=users_line())
-    warn_of_logits(planned, keep_final_activation)
+    warn_of_plan(planned, keep_final_activation)
     tensors = dict(model.named_parameters(remove_duplicate=False))
     with _undisturbed():
         prepared = PreparedModel(planned, tensors | dict(model.named_buffers(remove_duplicate=False)), device)
@@ -870,10 +867,5 @@ def prepare(
 
         with at_work("prepare compares what it made with the model"), _undisturbed():
             prepared.proof = compare_with_original(model, prepared, args, kwargs)
-        if prepared.proof.refusal:
-            raise UnsupportedOperator(prepared.proof.refusal)
-        if prepared.proof.missing:
-            warnings.warn(prepared.proof.missing, NotComparedWarning, stacklevel=users_line())
-        if prepared.proof.rounding:
-            warnings.warn(prepared.proof.rounding, HalfPrecisionWarning, stacklevel=users_line())
+        accept(prepared.proof)
     return prepared

@@ -81,7 +81,8 @@ exp, log, sqrt, rsqrt = torch.exp, torch.log, torch.sqrt, torch.rsqrt
 sin, cos, tanh, sigmoid, erf = torch.sin, torch.cos, torch.tanh, torch.sigmoid, torch.erf
 floor, ceil, round, sign, square = torch.floor, torch.ceil, torch.round, torch.sign, torch.square
 expm1, log1p, reciprocal, negative = torch.expm1, torch.log1p, torch.reciprocal, torch.neg
-moveaxis = torch.movedim
+moveaxis, ones_like, zeros_like = torch.movedim, torch.ones_like, torch.zeros_like
+relu, relu6 = F.relu, F.relu6
 
 
 def exact_sqrt(x: Tensor) -> Tensor:

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step of a plan computes in training: an operator of the device in real numbers, its result on a grid.
+
+What the operator itself computes is said by its declaration (`exactqat.device`); here are the grids: of the result, of
+weights, of constants. Until the network is frozen, batch norm runs on the batch's statistics; then a step computes what
+the device computes: batch norm folded into the weights, the bias on the grid of ``input scale * weight scale``.
+
+A framework extends `Step` and `WeightedStep` by where their parameters and state are: PyTorch's modules, and the
+functions of JAX and Keras (`run`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from ...device import OPERATORS, DeviceOperator
+from ...planning.rules import Rule
+from .primitives import Primitives
+from .ranges import device_grid
+from .weights import ChannelGrid, channel_grid, correction_and_shift, per_channel, step_width
+
+
+class StoredGrid(Protocol):
+    """A grid with the range of this moment. Calling it with a tensor shows it to the range, and quantizes.
+
+    Attributes:
+        rule, bits: of the tensors on it.
+        quantizing: off for the float network.
+    """
+
+    @property
+    def rule(self) -> Rule: ...
+    @property
+    def bits(self) -> int: ...
+    @property
+    def quantizing(self) -> bool: ...
+
+    def __call__(self, x: Any, /) -> Any: ...
+
+    def ends(self) -> tuple[Any, Any]:
+        """(min, max) as fake quantization takes them, rank 0."""
+
+
+class WeightGrid(Protocol):
+    """The grid of a weight. Calling it with the weight quantizes."""
+
+    @property
+    def channel_axis(self) -> int: ...
+
+    def __call__(self, weight: Any, /) -> Any: ...
+
+    def scale(self, weight: Any, /) -> Any:
+        """The width of a step for every output channel, [channels]."""
+
+
+class Normalization(Protocol):
+    """A step's batch norm. Calling it with a tensor and the axis of its channels normalizes; in training by the batch's
+    statistics, which move the running ones.
+
+    Attributes:
+        epsilon: added to the variance.
+        training: whether it runs on the batch's statistics.
+    """
+
+    @property
+    def epsilon(self) -> float: ...
+    @property
+    def training(self) -> bool: ...
+
+    def __call__(self, x: Any, channel_axis: int, /) -> Any: ...
+
+    def factor_and_offset(self) -> tuple[Any, Any]:
+        """Batch norm in evaluation as ``factor * x + offset``, both [channels]."""
+
+    def beta_and_variance(self) -> tuple[Any, Any]:
+        """The offset that is trained, or None, and the running variance; [channels]."""
+
+    def stored(self, x: Any, activation: str, grid: Any, channel_axis: int, /) -> Any:
+        """Batch norm in training, the activation and the grid in one: the same bits as one by one. None where there is
+        no such operator."""
+
+
+def step_of(grid: StoredGrid) -> Any:
+    """The width of a grid's steps, rank 0."""
+    return step_width(grid.ends(), grid.bits, False)
+
+
+class Step:
+    """An operator without weights, its constant operands and the grid of its result.
+
+    Attributes:
+        primitives: of the framework.
+        kind: the operator.
+        attributes: the operator's, with axes in the user's order; -1 for sizes that follow from the batch.
+        activation: NONE, RELU or RELU6.
+        bounds: what the function itself is clamped to, as a hard sigmoid is to (0, 1). The stored range is the same, so
+            the device needs no operator for it; the float network that `calibrate` runs does.
+        high: codes of fewer than eight bits are at the top of int8, not at its bottom.
+        output_quantizer: of the stored result. Several steps may share one.
+        source: the grid of the first tensor that it reads; None for an input.
+        constants: by position, functions that give the operands that are not computed, on their grids.
+        frozen: whether the last phase of training has begun.
+    """
+
+    primitives: Primitives
+    kind: str
+    attributes: Mapping[str, Any]
+    activation: str
+    bounds: tuple[float, float] | None
+    high: bool
+    output_quantizer: Any
+    source: Any
+    constants: Mapping[int, Callable[[], Any]]
+    frozen: bool
+
+    @property
+    def operator(self) -> DeviceOperator:
+        """What the device knows of it; an input has none."""
+        if not self.kind:
+            raise AttributeError("an input has no operator")
+        return OPERATORS[self.kind]
+
+    def compose(self, *features: Any) -> Any:
+        """What is stored, from the operands that are computed: the operator in real numbers, fake-quantized."""
+        operands = self.operands(features) if self.constants else features
+        result = self.compute_real(operands)
+        return self.moved(operands, result) if self.operator.same_quantization else self.store(result)
+
+    def operands(self, features: Sequence[Any]) -> list[Any]:
+        """What the operator gets: the constants in their places among the computed operands."""
+        operands = list(features)
+        for position in sorted(self.constants):
+            operands.insert(position, self.constants[position]())
+        return operands
+
+    def compute_real(self, operands: Sequence[Any]) -> Any:
+        """What the operator computes in real numbers, before it is stored; operands with constants among them."""
+        attributes = self.attributes
+        if self.operator.uses_operand_scale and self.source.quantizing:
+            scale = self.primitives.stop_gradient(step_of(self.source))
+            attributes = {**attributes, "operand_scale": scale}
+        return self.operator.real(self.primitives, operands, attributes)
+
+    def moved(self, operands: Sequence[Any], result: Any) -> Any:
+        """The result of an operator that stores on the grid of its operands; some round in its codes."""
+        quantizer, p = self.output_quantizer, self.primitives
+        if not quantizer.quantizing or type(self.operator).real_on_grid is DeviceOperator.real_on_grid:
+            return result
+        low, high = map(p.stop_gradient, quantizer.ends())
+        scale = step_width((low, high), quantizer.bits, False)
+        grid = device_grid(p, low, scale, quantizer.bits, quantizer.rule.wide, self.high)
+        given = [p.stop_gradient(each) for each in operands]
+        rounded = self.operator.real_on_grid(p, given, self.attributes, grid)
+        return result if rounded is None else p.straight_through(rounded, result)
+
+    def clamped(self, x: Any) -> Any:
+        """Activation, and what the function itself is clamped to."""
+        p = self.primitives
+        if self.activation != "NONE":
+            x = p.relu6(x) if self.activation == "RELU6" else p.relu(x)
+        if self.bounds is None:
+            return x
+        # On a symmetric grid of 16 bits saturation clamps, one code below the lower bound.
+        by_saturation = self.output_quantizer.rule.wide and self.output_quantizer.quantizing
+        return x if by_saturation else p.clip(x, *self.bounds)
+
+    def store(self, x: Any) -> Any:
+        """Activation, then the grid of the stored tensor."""
+        return self.output_quantizer(self.clamped(x))
+
+
+class WeightedStep(Step):
+    """An operator with weights.
+
+    Attributes:
+        weight_source, bias_source: give the weight and the bias of this moment; there may be no bias.
+        weight_quantizer: steps with the same weight share one.
+        batch_norm: what is folded into the weights, or None.
+        folded: whether the weight is quantized with batch norm in it (`Rule.fold_batch_norm`).
+    """
+
+    weight_source: Callable[[], Any]
+    bias_source: Callable[[], Any] | None
+    weight_quantizer: Any
+    batch_norm: Any
+    folded: bool
+
+    @property
+    def weight_axis(self) -> int:
+        """The weight's axis of output channels."""
+        return int(self.weight_quantizer.channel_axis)
+
+    @property
+    def channel_axis(self) -> int:
+        """The result's axis of output channels."""
+        return int(self.attributes.get("channel_axis", -1))
+
+    def compose(self, *features: Any) -> Any:
+        (given,) = features
+        if self.frozen:
+            return self.store(self.compute_frozen(given))
+        weight = self.weight_quantizer(self.stored_weight())
+        batch_norm = self.batch_norm
+        if self.folded and batch_norm is not None:
+            return self.store(self.compute_folded(given, weight, batch_norm))
+        computed = self.compute(given, weight, self.bias())
+        if batch_norm is None:
+            return self.store(computed)
+        if self.bounds is None:
+            stored = batch_norm.stored(computed, self.activation, self.output_quantizer, self.channel_axis)
+            if stored is not None:
+                return stored
+        return self.store(batch_norm(computed, self.channel_axis))
+
+    def bias(self) -> Any:
+        """The bias, [out_channels], without batch norm; or None."""
+        return None if self.bias_source is None else self.bias_source()
+
+    def stored_weight(self) -> Any:
+        """What is quantized: the weight, under `Rule.fold_batch_norm` times batch norm's factor."""
+        weight = self.weight_source()
+        if not self.folded or self.batch_norm is None:
+            return weight
+        return folded_weight(self.primitives, weight, self.batch_norm.factor_and_offset(), self.weight_axis)
+
+    def compute(self, x: Any, weight: Any, bias: Any) -> Any:
+        """The linear operation with a given weight and bias."""
+        return self.operator.real(self.primitives, (x, weight, bias), self.attributes)
+
+    def grid(self, weight: Any = None) -> ChannelGrid:
+        """The step on the device, from the weights, ranges and statistics of this moment.
+
+        weight: `stored_weight`, of callers that have it.
+        """
+        p = self.primitives
+        weight = self.stored_weight() if weight is None else weight
+        scales = (self.weight_quantizer.scale(weight), step_of(self.source), step_of(self.output_quantizer))
+        raw_scale, input_scale, output_scale = map(p.stop_gradient, scales)
+        bias, factor = self.bias(), p.ones_like(raw_scale)
+        bias = p.zeros_like(raw_scale) if bias is None else bias
+        if self.batch_norm is not None:
+            own, offset = self.batch_norm.factor_and_offset()
+            bias = bias * own + offset
+            # Folded, it is in the weight already.
+            factor = factor if self.folded else own
+        return channel_grid(p, factor, bias, raw_scale, input_scale, output_scale, self.source.rule.wide)
+
+    def compute_frozen(self, x: Any) -> Any:
+        """The operator once batch norm is folded, in real numbers, before its result is stored."""
+        stored = self.stored_weight()
+        weight, grid = self.weight_quantizer(stored), self.grid(stored)
+        factor = per_channel(self.primitives, grid.factor, len(weight.shape), self.weight_axis)
+        return self.compute(x, weight * factor, grid.bias)
+
+    def compute_folded(self, x: Any, weight: Any, batch_norm: Normalization) -> Any:
+        """Convolution and batch norm in one, before `freeze`: TensorFlow's fold with correction.
+
+        The quantized weight holds the running deviation, which is steady; in training the result is brought to the
+        batch's own.
+        """
+        p, bias = self.primitives, self.bias()
+        factor, offset = batch_norm.factor_and_offset()
+        if not batch_norm.training:
+            return self.compute(x, weight, offset if bias is None else bias * factor + offset)
+        raw = self.compute(x, self.weight_source(), bias)
+        rank = len(raw.shape)
+        mean, variance = self.statistics(raw, [axis for axis in range(rank) if axis != self.channel_axis % rank])
+        beta, running = batch_norm.beta_and_variance()
+        vectors = correction_and_shift(p, factor, beta, bias, running, mean, variance, batch_norm.epsilon)
+        correction, shift = (per_channel(p, vector, rank, self.channel_axis) for vector in vectors)
+        result = self.compute(x, weight, None) * correction + shift
+        # Last, so that all of the above has seen the statistics of before.
+        batch_norm(p.stop_gradient(raw), self.channel_axis)
+        return result
+
+    def statistics(self, raw: Any, axes: Sequence[int]) -> tuple[Any, Any]:
+        """Mean and biased variance of each channel of a batch, over `axes` and all of its replicas."""
+        raise NotImplementedError
+
+
+def folded_weight(p: Primitives, weight: Any, factor_and_offset: tuple[Any, Any], channel_axis: int) -> Any:
+    """The weight times batch norm's factor for each output channel."""
+    return weight * per_channel(p, factor_and_offset[0], len(weight.shape), channel_axis)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network that has been trained, as deployment takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...planning.plans import Numbers
+from .arrays import Arrays
+from .functional import Functional
+
+
+class TrainedNetwork:
+    """A network with the numbers that training ended with: what `exactqat.deploy` takes.
+
+    Attributes:
+        plan: what the device runs.
+        frozen: whether its last phase of training has begun; only then it is lowered.
+        profile: whose integers it computes then; None: it stays fake quantized.
+        functional: the plan as functions, of `arrays`.
+        arrays: in NumPy.
+    """
+
+    def __init__(
+        self,
+        functional: Functional,
+        arrays: Arrays,
+        frozen: bool,
+        run: Callable[..., dict[str, np.ndarray]],
+        called: Callable[[Any], tuple[list[np.ndarray], dict[str, np.ndarray]]],
+    ) -> None:
+        """
+        Args:
+            arrays: in NumPy.
+            run: (inputs, quantizing) -> what every step makes, in NumPy, in evaluation.
+            called: a batch, nested as the model takes it -> the inputs, and what every step makes, likewise.
+        """
+        self.plan = functional.plan
+        self.profile = functional.profile
+        self.frozen = frozen
+        self.functional = functional
+        self.arrays = arrays
+        self._run = run
+        self._called = called
+        self._numbers: Numbers | None = None
+
+    def numbers(self) -> Numbers:
+        """The integers of weights and the grids."""
+        if self._numbers is None:
+            self._numbers = self.functional.numbers(self.arrays)
+        return self._numbers
+
+    def evaluated(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without last steps that the
+        device's network leaves out. batch: as the model takes it."""
+        inputs, values = self._called(batch)
+        return inputs, [values[path] for path in self.plan.device_outputs]
+
+    def stored_codes(self, *inputs: Any) -> dict[str, np.ndarray]:
+        """Codes of every tensor that the device stores, by layer path, in the user's order of axes."""
+        values = self._run(inputs, True)
+        return {
+            path: self.functional.codes(path, values[path], self.numbers()) for path in self.functional.stored_paths()
+        }
+
+    def layer_values(self, *inputs: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """What the float and the fake-quantized network store, by layer path, in the user's order of axes."""
+        plain, trained = (self._run(inputs, quantizing) for quantizing in (False, True))
+        paths = self.functional.stored_paths()
+        return {path: plain[path] for path in paths}, {path: trained[path] for path in paths}

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device's accumulators in PyTorch, formed without rounding, and how its profiles round them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exactqat.torch import fused, is_plain
+
+from ...capture.torch.custom import unwrapped
+from ...device.arithmetic import fixed_point
+from ..core.device_steps import Clamp
+from .layers import WeightedLayer
+from .primitives import per_channel
+
+_round_sums = fused("rounded_sums")
+
+# Below, float32 holds every sum of whole numbers. A little less, as the bounds are themselves summed in float32.
+_EXACT = 2.0**24 * (1 - 2.0**-12)
+# Of float64, what a core's second-level cache holds beside the other things.
+_CACHED_VALUES = 1 << 15
+# Of float64, for products of a sum and a 31-bit multiplier that are not clamped anyway.
+_LARGEST_EXACT_SHIFT = 12
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    """A tensor's values in NumPy, without gradients."""
+    return unwrapped(tensor.detach().cpu()).numpy()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How a sum is formed without rounding.
+
+    ends: where the parts of the input channels end, each of which float32 can sum. whole: there is one, and float32
+    holds the bias besides. wide: float64 is needed.
+    """
+
+    ends: tuple[int, ...] = ()
+    whole: bool = True
+    wide: bool = False
+
+
+def parts_of(layer: WeightedLayer, codes: Tensor, bias: Tensor, lowest: int, highest: int) -> Parts | None:
+    """For operands in lowest..highest. None: weights are not finite."""
+    output_axis, input_axis = layer.weight_axis, 1 - layer.weight_axis
+    others = [axis for axis in range(codes.dim()) if axis not in (output_axis, input_axis)]
+    if not bias.numel():
+        return Parts()
+    # One pass over the weights, which nearly always suffices. Of NaN the sum is NaN.
+    sizes = torch.linalg.vector_norm(codes, 1, [input_axis, *others])
+    total = float((sizes * max(-lowest, highest) + bias.abs()).amax())
+    if math.isnan(total):
+        return None
+    if total < _EXACT:
+        return Parts()
+    # Sums of any of the products, in any order, stay within the sum of the positive and that of the negative ones.
+    magnitude = codes.abs().sum(others) if others else codes.abs()
+    signed = codes.sum(others) if others else codes
+    if output_axis == 1:
+        magnitude, signed = magnitude.T, signed.T
+    above, below = (magnitude + signed) / 2, (magnitude - signed) / 2
+    reach = torch.stack([above * highest - below * lowest, below * highest - above * lowest])  # [2, out, in / groups]
+    if float((reach.sum(2).amax(0) + bias.abs()).amax()) < _EXACT:
+        return Parts()
+    if float(reach.sum(2).amax()) < _EXACT:
+        return Parts(whole=False)
+    if layer.attributes.get("groups", 1) != 1:
+        return Parts(whole=False, wide=True)
+    channels = reach.shape[2]
+    for count in range(2, min(channels, 64) + 1):
+        size = -(-channels // count)
+        ends = tuple(min(end, channels) for end in range(size, channels + size, size))
+        if all(float(part.sum(2).amax()) < _EXACT for part in reach.split(size, 2)):
+            return Parts(ends, whole=False)
+    return Parts(whole=False, wide=True)
+
+
+def accumulated(layer: WeightedLayer, steps: Tensor, codes: Tensor, bias: Tensor, parts: Parts) -> Tensor:
+    """The device's accumulators: float32 where it holds them, else float64."""
+    with _without_transforms(steps):
+        return _accumulated(layer, steps, codes, bias, parts)
+
+
+@contextmanager
+def _without_transforms(like: Tensor) -> Iterator[None]:
+    """Convolutions as sums of products: NNPACK and cuDNN may go by Winograd's or Fourier's way, which rounds."""
+    with torch.backends.nnpack.flags(enabled=False):
+        if not like.is_cuda:
+            yield
+            return
+        with torch.backends.cudnn.flags(enabled=False):
+            yield
+
+
+def _accumulated(layer: WeightedLayer, steps: Tensor, codes: Tensor, bias: Tensor, parts: Parts) -> Tensor:
+    if parts.whole:
+        return layer.compute(steps, codes, bias)
+    axis = layer.channel_axis % steps.dim()
+    if parts.wide:
+        sums = layer.compute(steps.double(), codes.double(), None)
+    elif not parts.ends:
+        sums = layer.compute(steps, codes, None).double()
+    else:
+        starts = (0, *parts.ends[:-1])
+        pieces = [
+            layer.compute(
+                steps.narrow(axis, start, end - start),
+                codes.narrow(1 - layer.weight_axis, start, end - start),
+                None,
+            ).double()
+            for start, end in zip(starts, parts.ends, strict=True)
+        ]
+        sums = torch.stack(pieces).sum(0) if len(pieces) > 2 else pieces[0] + pieces[1]
+    return sums + per_channel(bias.double(), sums.dim(), layer.channel_axis % sums.dim())
+
+
+def rounded_once(factor: np.ndarray, sums: Tensor, axis: int, result: Clamp, in_place: bool) -> Tensor:
+    """`device.weighted.ROUNDINGS`: float64."""
+    if _is_at_hand(sums):
+        return _rounded_on_cpu(factor, np.zeros_like(factor), sums, axis, result, in_place, True)
+    along = _along(factor, sums, axis)
+    half = torch.full((), 0.5, dtype=torch.float64, device=sums.device)
+
+    def rounded(block: Tensor) -> Tensor:
+        scaled = block.double() * along
+        scaled.add_(_with_sign(half, scaled))
+        # The nearest integer towards 0; `trunc` takes many times as long.
+        return scaled.abs().floor_().mul_(scaled.sign_())
+
+    return _in_blocks(rounded, sums, result, in_place)
+
+
+def rounded_twice(factor: np.ndarray, sums: Tensor, axis: int, result: Clamp, in_place: bool) -> Tensor:
+    """`device.weighted.ROUNDINGS`: fixed_point.
+
+    The doubled high product is rounded half up, what is then shifted out half away from zero. For shifts s > 0
+    both together are floor(x + 1/2 + 2**-(s + 1)) of the exact product x, with the last term subtracted where x is
+    negative. float64 holds all of that for results below 2**9 while the shift is small; larger ones are clamped.
+    """
+    significand, exponent = fixed_point(factor)
+    if exponent.min(initial=0) < -_LARGEST_EXACT_SHIFT or exponent.max(initial=0) > 0:
+        return _in_blocks(_rounding_twice_in_int64(significand, exponent, sums, axis), sums, result, in_place)
+    product = np.ldexp(significand.astype(np.float64), exponent - 31)
+    sign = np.where(exponent < 0, np.ldexp(1.0, exponent - 1), 0.0)
+    if _is_at_hand(sums):
+        return _rounded_on_cpu(product, sign, sums, axis, result, in_place, False)
+    along, nudge = _along(product, sums, axis), _along(sign, sums, axis)
+
+    def rounded(block: Tensor) -> Tensor:
+        scaled = block.double() * along
+        return scaled.add_(_with_sign(nudge, scaled)).add_(0.5).floor_()
+
+    return _in_blocks(rounded, sums, result, in_place)
+
+
+def _is_at_hand(sums: Tensor) -> bool:
+    """Whether the kernel takes them."""
+    return sums.is_cpu and sums.dtype == torch.float32 and is_plain(sums)
+
+
+def _rounded_on_cpu(
+    factor: np.ndarray,
+    nudge: np.ndarray,
+    sums: Tensor,
+    axis: int,
+    result: Clamp,
+    in_place: bool,
+    away_from_zero: bool,
+) -> Tensor:
+    """All of it in one pass."""
+    moved = sums.movedim(axis, -1)
+    dense = moved.contiguous()
+    vectors = [torch.from_numpy(np.array(np.broadcast_to(each, dense.shape[-1:]))) for each in (factor, nudge)]
+    steps = dense if in_place else torch.empty_like(dense)
+    _round_sums(dense, *vectors, result.lowest, result.highest, away_from_zero, out=steps)
+    return steps.movedim(-1, axis)
+
+
+def _with_sign(magnitude: Tensor, of: Tensor) -> Tensor:
+    # In the other's order of memory, which PyTorch does not choose by itself.
+    return torch.copysign(magnitude, of, out=torch.empty_like(of))
+
+
+def _rounding_twice_in_int64(
+    significand: np.ndarray, exponent: np.ndarray, sums: Tensor, axis: int
+) -> Callable[[Tensor], Tensor]:
+    left, right = (_along(shift, sums, axis) for shift in (np.maximum(exponent, 0), np.maximum(-exponent, 0)))
+    factor, half = _along(significand, sums, axis), (1 << right) >> 1
+
+    def rounded(block: Tensor) -> Tensor:
+        shifted = (block.long() << left).to(torch.int32).long()  # int32 wraps in the kernels too
+        high = (shifted * factor + 2**30) >> 31
+        return (high + half - ((high < 0) & (right > 0)).long()) >> right
+
+    return rounded
+
+
+def _in_blocks(function: Callable[[Tensor], Tensor], sums: Tensor, end: Clamp, in_place: bool) -> Tensor:
+    """In float32 and clamped, a few rows at a time: what lies between in float64 stays in the cores' own caches."""
+    result = sums if in_place and sums.dtype == torch.float32 else torch.empty_like(sums, dtype=torch.float32)
+    # PyTorch shares out a block among its threads, always in the same way.
+    together = _CACHED_VALUES * torch.get_num_threads() if sums.device.type == "cpu" else sums.numel()
+    rows = max(together * sums.shape[0] // max(sums.numel(), 1), 1)
+    for start in range(0, sums.shape[0], rows):
+        block = result[start : start + rows]
+        block.copy_(function(sums[start : start + rows])).clamp_(end.lowest, end.highest)
+    return result
+
+
+def _along(vector: np.ndarray, like: Tensor, axis: int) -> Tensor:
+    """A vector [channels] along one axis; what is one for all channels too."""
+    return per_channel(torch.from_numpy(np.ascontiguousarray(vector)).to(like.device), like.dim(), axis)
