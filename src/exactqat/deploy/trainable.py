@@ -78,7 +78,7 @@ class Ends:
             TypeError: the arguments are not the file's inputs.
         """
         if len(args) == 1 and not kwargs and isinstance(args[0], Mapping):
-            args, kwargs = (), dict(args[0])
+            return self.flatten(**args[0])
         words = tuple(self.signature.parameters)
         known = {**dict(zip(self.names, words, strict=True)), **{word: word for word in words}}
         unknown = [name for name in kwargs if name not in known]
@@ -147,6 +147,7 @@ class _Restoring:
             PlanOutput(names.get(name, name), tuple(range(len(shapes[name])))) for name in self.graph.outputs
         )
         values = {path: Value(path, shapes[name]) for name, path in inputs}
+        ends = Ends([each.name for each in plan_inputs], [each.name for each in results])
         network = Network(
             tuple(values),
             tuple(values),
@@ -155,7 +156,8 @@ class _Restoring:
             (),
             tuple(each.path for each in plan_inputs),
             tuple(each.name for each in results),
-            *[Ends([each.name for each in plan_inputs], [each.name for each in results])] * 2,
+            ends,
+            ends,
             argument_names=tuple(each.name for each in plan_inputs),
             channels_first=False,
         )

@@ -4,6 +4,7 @@ layer loses and checked on the device's integers and on the files themselves."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 import math
@@ -20,6 +21,7 @@ from ..deploy.formats.tflite import tflite_bytes
 from ..deploy.graph import Graph
 from ..deploy.packing import packed
 from ..device import Profile, profile_named
+from ..progress import Clock, Progress
 from .assignment import FEW, Assignments, Bits, Unit, multiply_adds
 from .budgets import Budgets
 from .costs import Costs
@@ -27,7 +29,6 @@ from .metrics import Data, Metric, accuracy, score
 from .network import Candidate
 from .observing import Observer
 from .planned import PlanPoint, PrecisionPlan, front_of
-from .progress import Clock, Progress
 from .search import Mark, fine_outputs, mark
 
 WEIGHTS, ACTIVATIONS = (4, 8), (8, 16)
@@ -213,7 +214,7 @@ class _Planning:
         for bits in self._uniform():
             self._evaluate(bits)
         for aim in AIMS if self.budgets.of_resources else ():
-            way = list(self._down(start, lambda bits, aim=aim: self._beyond(bits, aim)))
+            way = list(self._down(start, functools.partial(self._beyond, aim=aim)))
             self._evaluate(way[-1])
         ways = [list(self._down(start, price)) for price in self._prices()]
         if self.budgets.max_drop is not None:
@@ -241,7 +242,7 @@ class _Planning:
     def _prices(self) -> list[Callable[[Bits], float]]:
         """What a way down may save: one resource after the other, and all of them."""
         names = [name for name in self.unit_prices if name in self.budgets.of_resources] or list(self.unit_prices)
-        single = [lambda bits, name=name: self._price(bits, [name]) for name in names]  # type: ignore[misc]
+        single: list[Callable[[Bits], float]] = [functools.partial(self._price, names=[name]) for name in names]
         return [lambda bits: self._price(bits, names), *(single if len(names) > 1 else [])]
 
     def _price(self, bits: Bits, names: Collection[str]) -> float:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def prepare_file(graph: Graph, device: str | None = DEFAULT_PROFILE, check: bool
     def tree(named: Mapping[str, Any]) -> dict[str, Any]:
         return {name: named[name] for name in made.parameters}
 
-    def no_model(*given: Sequence[Any]) -> Any:
+    def no_model(*given: Any) -> Any:
         raise TypeError("a file has no function of the user's to run; call apply with params and state")
 
     known = _Model(
