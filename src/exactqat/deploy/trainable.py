@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from ..device import OPERATORS, Tensor
-from ..device.arithmetic import same_padding
-from ..device.operator import FLOAT, DeviceOperator
+from ..device.operator import FLOAT, Refusal, need
 from ..device.tensor import CODE_RANGES, dequantize
+from ..device.weighted import Weighted
 from ..display import listed
 from ..planning import UnsupportedOperator
 from ..planning.network import Constant, Network, Value
@@ -30,15 +30,6 @@ from .graph import Graph, Operator
 from .lower import Lowering
 from .simulate import simulate
 
-# Of a filter on the device, the user's order [out, in / groups, height, width]; TRANSPOSE_CONV's has inputs first.
-_FILTER_AXES = {
-    "CONV_2D": (0, 3, 1, 2),
-    "DEPTHWISE_CONV_2D": (3, 0, 1, 2),
-    "TRANSPOSE_CONV": (3, 0, 1, 2),
-    "FULLY_CONNECTED": (0, 1),
-}
-_OUTPUT_CHANNELS = {"TRANSPOSE_CONV": 1}
-_MOVES_EXAMPLES = ("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND")
 # The largest code of a filter, of a narrow range.
 _LARGEST = 127
 
@@ -98,10 +89,10 @@ def trainable(graph: Graph) -> Trainable:
     Raises:
         UnsupportedOperator: parts of it cannot be trained so that its integers stay what they are; every one is named.
     """
-    return _Restoring(graph).run()
+    return Restoring(graph).run()
 
 
-class _Restoring:
+class Restoring:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.made = Trainable(Plan(Network((), (), {}, {}, ()), (), (), {}, {}, (), ()))
@@ -127,7 +118,7 @@ class _Restoring:
                 continue
             try:
                 self._operator(operator)
-            except _Refused as refused:
+            except Refusal as refused:
                 self.refusals.append(f"{operator.kind} that makes '{operator.outputs[0]}': {refused}")
                 self.lost.update(operator.outputs)
         outputs = [self._output(name) for name in self.graph.outputs]
@@ -194,7 +185,7 @@ class _Restoring:
     def _input(self, name: str) -> tuple[str, str]:
         tensor = self.graph.tensors[name]
         readers = [each for each in self.graph.operators if name in each.inputs]
-        if tensor.dtype == FLOAT and len(readers) == 1 and readers[0].kind == "QUANTIZE":
+        if tensor.dtype == FLOAT and len(readers) == 1 and OPERATORS[readers[0].kind].changes_dtype:
             return name, self._stored(readers[0].outputs[0], of_inputs=True)
         if tensor.dtype not in ("int8", "int16"):
             self.refusals.append(f"input '{name}' is {tensor.dtype}; inputs are int8, int16, or float32 by QUANTIZE")
@@ -217,83 +208,62 @@ class _Restoring:
     def _operator(self, operator: Operator) -> None:
         tensors = [self.graph.tensors[name] for name in operator.inputs]
         results = [self.graph.tensors[name] for name in operator.outputs]
-        if operator.kind == "DEQUANTIZE" and operator.outputs[0] in self.graph.outputs:
+        declaration = OPERATORS[operator.kind]
+        if declaration.changes_dtype and results[0].dtype == FLOAT and operator.outputs[0] in self.graph.outputs:
             self.paths[operator.outputs[0]] = self.paths[operator.inputs[0]]
             return
         for tensor in (*results, *(each for each in tensors if each.data is None)):
-            _need(tensor.dtype in ("int8", "int16"), f"'{tensor.name}' is {tensor.dtype}, and int8 or int16 can train")
-        if operator.kind in _FILTER_AXES:
-            _need(len(results) == 1, f"it has {len(results)} results")
-            self._weighted(operator, tensors, results[0])
-        elif operator.kind in ("SPLIT", "SPLIT_V", "UNPACK"):
-            self._split(operator, tensors[0], results)
-        elif operator.kind in ("EXPAND_DIMS", "SQUEEZE"):
-            self._step(operator, self._operands(operator, tensors), {"new_shape": results[0].shape}, kind="RESHAPE")
-        elif operator.kind == "PACK":
-            self._pack(operator, tensors, results[0])
-        else:
-            _need(len(results) == 1, f"it has {len(results)} results")
-            declaration = OPERATORS[operator.kind]
-            _need(type(declaration).real is not DeviceOperator.real, "it has no gradient")
-            _need(operator.kind not in _MOVES_EXAMPLES, "it makes examples of positions")
-            attributes = dict(declaration.real_attributes(tensors, operator.attributes))
-            attributes.pop("activation", None)
-            if declaration.spatial:
-                attributes["channel_axis"] = len(results[0].shape) - 1
-            self._step(operator, self._operands(operator, tensors), attributes)
+            need(tensor.dtype in CODE_RANGES, f"'{tensor.name}' is {tensor.dtype}, and int8 or int16 can train")
+            need(not tensor.variable, f"'{tensor.name}' is kept from call to call")
+        declaration.restore(self, operator)
 
-    def _operands(self, operator: Operator, tensors: Sequence[Tensor]) -> tuple[str, ...]:
-        return tuple(
+    # --- for declarations, which say what a plan has for them ---------------------------------------------------------
+
+    def shapes(self, operator: Operator) -> list[tuple[int, ...]]:
+        """Of the operands, constants included."""
+        return [self.graph.tensors[name].shape for name in operator.inputs]
+
+    def results(self, operator: Operator) -> list[tuple[int, ...]]:
+        """The shapes of the results."""
+        return [self.graph.tensors[name].shape for name in operator.outputs]
+
+    def operands(self, operator: Operator) -> list[str]:
+        """Paths of steps and inputs, and names of constants."""
+        tensors = [self.graph.tensors[name] for name in operator.inputs]
+        return [
             self.paths[tensor.name] if tensor.data is None else self._constant(operator, position, tensor)
             for position, tensor in enumerate(tensors)
-        )
+        ]
 
     def _constant(self, operator: Operator, position: int, tensor: Tensor) -> str:
         """An operand that the file holds: a parameter on the file's grid."""
         assert tensor.data is not None
         what = f"its constant operand '{tensor.name}'"
-        _need(tensor.dtype in ("int8", "int16"), f"{what} is {tensor.dtype}, and int8 or int16 can train")
-        _need(tensor.quantization.scale.size == 1, f"{what} has {tensor.quantization.scale.size} scales, not one")
+        need(tensor.dtype in ("int8", "int16"), f"{what} is {tensor.dtype}, and int8 or int16 can train")
+        need(tensor.quantization.scale.size == 1, f"{what} has {tensor.quantization.scale.size} scales, not one")
         name = self._path(f"{operator.outputs[0]}/operand_{position}")
         self._grid(name, tensor)
         steps = tensor.data.astype(np.float64) - float(tensor.quantization.zero_point[0])
         return self._parameter(name, (steps * np.float64(tensor.quantization.scale[0])).astype(np.float32))
 
-    def _split(self, operator: Operator, source: Tensor, results: Sequence[Tensor]) -> None:
-        """One slice for each result; UNPACK's lose the axis then."""
-        rank = len(source.shape)
-        axis = int(operator.attributes["axis"]) % rank
-        start = 0
-        for name, result in zip(operator.outputs, results, strict=True):
-            size = 1 if operator.kind == "UNPACK" else result.shape[axis]
-            begin = tuple(start if at == axis else 0 for at in range(rank))
-            end = tuple(start + size if at == axis else None for at in range(rank))
-            attributes = {"begin": begin, "end": end, "steps": (1,) * rank}
-            operands = (self.paths[source.name],)
-            if operator.kind == "UNPACK":
-                shape = tuple(1 if at == axis else size for at, size in enumerate(source.shape))
-                operands = (self._part(name, "STRIDED_SLICE", operands, attributes, shape),)
-                self._step(operator, operands, {"new_shape": result.shape}, kind="RESHAPE", name=name)
-            else:
-                self._step(operator, operands, attributes, kind="STRIDED_SLICE", name=name)
-            start += size
-
-    def _weighted(self, operator: Operator, tensors: Sequence[Tensor], result: Tensor) -> None:
-        x, filters = tensors[:2]
-        bias = tensors[2] if len(tensors) > 2 else None
-        _need(x.data is None, "its input is a constant")
-        _need(filters.data is not None, "its filter is computed")
+    def weighted(self, operator: Operator) -> None:
+        """A step with a weight that trains."""
+        declaration = OPERATORS[operator.kind]
+        x, filters, bias = (self.graph.tensors[name] for name in operator.inputs)
+        need(x.data is None, "its input is a constant")
+        need(filters.data is not None, "its filter is computed")
         assert filters.data is not None
-        _need(filters.dtype == "int8", f"its filter is {filters.dtype}, and training writes int8")
+        need(filters.dtype == "int8", f"its filter is {filters.dtype}, and training writes int8")
         codes = filters.data.astype(np.int64)
-        _need(not np.any(filters.quantization.zero_point), "its filter has a zero point other than 0")
-        _need(int(codes.min(initial=0)) >= -_LARGEST, "its filter has codes of -128, and filters train in -127..127")
-        codes = codes.transpose(_FILTER_AXES[operator.kind])
-        channel_axis = _OUTPUT_CHANNELS.get(operator.kind, 0)
+        need(not np.any(filters.quantization.zero_point), "its filter has a zero point other than 0")
+        need(int(codes.min(initial=0)) >= -_LARGEST, "its filter has codes of -128, and filters train in -127..127")
+        assert isinstance(declaration, Weighted)
+        channel_axis = declaration.plan_axis
+        codes = np.moveaxis(declaration.plan_filter(codes), 0, channel_axis)
         channels = codes.shape[channel_axis]
         single = filters.quantization.axis is None or filters.quantization.scale.size == 1
         scale = np.broadcast_to(filters.quantization.scale.astype(np.float32), (channels,))
-        _need(bool(np.all(scale > 0)), "its filter has a scale of 0")
+        need(bool(np.all(scale > 0)), "its filter has a scale of 0")
         path = self._path(operator.outputs[0])
         self.taken.discard(path)
         # scale = power * rest, with 1 <= rest < 2; a single scale has one power.
@@ -320,14 +290,14 @@ class _Restoring:
         norm = BatchNorm(gain, offset, mean, variance, None, 0.0, None, training=False)
         rule = Rule(match=path, ranges="learned", per_channel=not single)
         end = np.float32(_LARGEST) * (power[0] if single else power)
-        attributes = self._attributes(operator, x, filters, codes)
         weights = Weights(weight, None, norm, rule, channel_axis, np.asarray(end, np.float32))
-        self._step(operator, (self.paths[x.name],), attributes, weights)
+        attributes = declaration.step_attributes(self.shapes(operator), operator.attributes)
+        self.step(operator, attributes, operands=[self.paths[x.name]], weights=weights)
 
     def _bias(self, bias: Tensor | None, x: Tensor, scale: np.ndarray, channels: int) -> np.ndarray:
         """Real numbers that lie on the accumulator's grid at the file's codes."""
         if bias is None or bias.data is None:
-            _need(bias is None, "its bias is computed")
+            need(bias is None, "its bias is computed")
             return np.zeros(channels, np.float32)
         codes = bias.data.astype(np.float64).reshape(-1)
         step = scale * np.float32(x.quantization.scale[0])
@@ -335,76 +305,51 @@ class _Restoring:
         for candidate in (np.nextafter(found, np.float32(-np.inf)), np.nextafter(found, np.float32(np.inf))):
             found = np.where(np.rint(found / step) == codes, found, candidate)
         wrong = np.flatnonzero(np.rint(found / step) != codes)
-        _need(
+        need(
             not wrong.size,
             f"its bias has codes beyond what float32 holds, such as {codes[wrong[:1]].astype(np.int64).tolist()}",
         )
         return found.astype(np.float32)
 
-    def _attributes(self, operator: Operator, x: Tensor, filters: Tensor, codes: np.ndarray) -> dict[str, Any]:
-        attributes = {name: value for name, value in operator.attributes.items() if name != "activation"}
-        if operator.kind == "FULLY_CONNECTED":
-            return attributes
-        attributes["channel_axis"] = 3
-        window = codes.shape[2:]
-        if operator.kind == "TRANSPOSE_CONV":
-            pads, more = [], []
-            sizes = zip(x.shape[1:3], attributes.pop("output_size"), window, attributes["strides"], strict=True)
-            for size, result, side, stride in sizes:
-                beyond = (size - 1) * stride + side - result
-                pads.append((max(beyond, 0) // 2, max(beyond, 0) - max(beyond, 0) // 2))
-                more.append(max(-beyond, 0))
-            return {**attributes, "padding": tuple(pads), "output_padding": tuple(more)}
-        attributes["groups"] = x.shape[3] // codes.shape[1]
-        if operator.kind == "DEPTHWISE_CONV_2D":
-            attributes["groups"] = x.shape[3]
-        if attributes["padding"] == "SAME":
-            axes = zip(x.shape[1:3], window, attributes["strides"], attributes["dilations"], strict=True)
-            attributes["padding"] = tuple(same_padding(*axis) for axis in axes)
-        else:
-            attributes["padding"] = ((0, 0), (0, 0))
-        return attributes
-
-    def _step(
+    def step(
         self,
         operator: Operator,
-        operands: tuple[str, ...],
         attributes: Mapping[str, Any],
-        weights: Weights | None = None,
+        *,
         kind: str = "",
-        name: str = "",
+        operands: Sequence[str] | None = None,
+        result: int = 0,
+        weights: Weights | None = None,
     ) -> None:
-        """An operator of the plan. kind, name: of the operator and its result, if they are not the file's first."""
-        kind, name = kind or operator.kind, name or operator.outputs[0]
+        """What stores a result of an operator.
+
+        Args:
+            kind: the device's operator, if it is another one. operands: likewise.
+            result: which one.
+        """
+        kind, name = kind or operator.kind, operator.outputs[result]
+        operands = self.operands(operator) if operands is None else operands
         path = self._stored(name)
         if OPERATORS[kind].same_quantization:
             # Its codes are its operand's; so is its grid.
             of_operand = self.shared.get(operands[0], operands[0])
-            _need(self.grids[of_operand].fixed == self.grids[path].fixed, "its result is on another grid")
+            need(self.grids[of_operand].fixed == self.grids[path].fixed, "its result is on another grid")
             del self.grids[path]
             self.shared[path] = of_operand
         shape = self.graph.tensors[name].shape
         activation = operator.attributes.get("activation", "NONE")
-        self._enter(PlanStep(path, kind, operands, attributes, "", shape, activation=activation, weights=weights))
+        self._enter(
+            PlanStep(path, kind, tuple(operands), attributes, "", shape, activation=activation, weights=weights)
+        )
 
-    def _pack(self, operator: Operator, tensors: Sequence[Tensor], result: Tensor) -> None:
-        """The operands get the axis, and are joined along it."""
-        _need(all(tensor.data is None for tensor in tensors), "one of its operands is a constant")
-        axis = int(operator.attributes["axis"]) % len(result.shape)
-        shape = tuple(1 if at == axis else size for at, size in enumerate(result.shape))
-        operands = [
-            self._part(operator.outputs[0], "RESHAPE", (operand,), {"new_shape": shape}, shape)
-            for operand in self._operands(operator, tensors)
-        ]
-        self._step(operator, tuple(operands), {"axis": axis}, kind="CONCATENATION")
-
-    def _part(
-        self, name: str, kind: str, operands: tuple[str, ...], attributes: Mapping[str, Any], shape: tuple[int, ...]
+    def part(
+        self, operator: Operator, kind: str, operand: str, attributes: Mapping[str, Any], shape: tuple[int, ...]
     ) -> str:
-        """A step that moves codes and that the file has no name for."""
-        path = self._path(f"{name}/part")
-        self.shared[path] = self.shared.get(operands[0], operands[0])
-        self._enter(PlanStep(path, kind, operands, attributes, "", shape))
+        """The path of a step that moves codes and that the file has no name for."""
+        need(operand in self.paths.values() or operand in self.shared, "one of its operands is a constant")
+        path = self._path(f"{operator.outputs[0]}/part")
+        self.shared[path] = self.shared.get(operand, operand)
+        self._enter(PlanStep(path, kind, (operand,), attributes, "", shape))
         return path
 
     def _enter(self, step: PlanStep) -> None:
@@ -437,15 +382,6 @@ def compare_with_file(graph: Graph, plan: Plan, numbers: Numbers, device: str) -
             f"the network that would be trained computes other integers than the file: {listed(wrong)} differ on "
             f"{device}"
         )
-
-
-class _Refused(Exception):
-    """Why an operator cannot be trained."""
-
-
-def _need(condition: bool, why: str) -> None:
-    if not condition:
-        raise _Refused(why)
 
 
 def _spread(single: Any, ones: Any) -> Any:

@@ -33,6 +33,19 @@ class Convolution(Weighted):
         result = primitives.conv(x, weight, bias, **{name: attributes[name] for name in names})
         return activate(primitives, result, attributes)
 
+    def groups(self, inputs: int, filter: Shape) -> int:
+        """Of a filter on the device."""
+        return inputs // filter[3]
+
+    def step_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        first, filter = shapes[:2]
+        found = super().step_attributes(shapes, attributes)
+        pads: tuple[tuple[int, int], ...] = ((0, 0), (0, 0))
+        if attributes["padding"] == "SAME":
+            axes = zip(first[1:3], filter[1:3], attributes["strides"], attributes["dilations"], strict=True)
+            pads = tuple(same_padding(*axis) for axis in axes)
+        return {**found, "padding": pads, "groups": self.groups(first[3], filter)}
+
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {**window_options(attributes), "fusedActivationFunction": activation_option(attributes)}
 
@@ -86,6 +99,9 @@ class Conv2D(Convolution):
 
     def device_filter(self, codes: np.ndarray) -> np.ndarray:
         return codes.transpose(0, 2, 3, 1)
+
+    def plan_filter(self, codes: np.ndarray) -> np.ndarray:
+        return codes.transpose(0, 3, 1, 2)
 
     def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
         size = filter.shape[3]
@@ -158,6 +174,12 @@ class DepthwiseConv2D(Convolution):
     def device_filter(self, codes: np.ndarray) -> np.ndarray:
         return codes.transpose(1, 2, 3, 0)
 
+    def plan_filter(self, codes: np.ndarray) -> np.ndarray:
+        return codes.transpose(3, 0, 1, 2)
+
+    def groups(self, inputs: int, filter: Shape) -> int:
+        return inputs
+
     def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
         taps = filter[0].reshape(*filter.shape[1:3], x.shape[3], -1)
         sums = np.zeros((x.shape[0], *output.shape[1:3], *taps.shape[2:]))
@@ -194,6 +216,21 @@ class TransposeConv(Weighted):
     options = "TransposeConvOptions"
     any_batch = False
     order = (3, 1, 0, 2)
+    plan_axis = 1
+
+    def step_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        """A plan crops a number of rows and columns, or adds some."""
+        first, filter = shapes[:2]
+        found = super().step_attributes(shapes, attributes)
+        beyond = [
+            (size - 1) * stride + window - result
+            for size, result, window, stride in zip(
+                first[1:3], found.pop("output_size"), filter[1:3], attributes["strides"], strict=True
+            )
+        ]
+        cut = [max(each, 0) for each in beyond]
+        pads = tuple((each // 2, each - each // 2) for each in cut)
+        return {**found, "padding": pads, "output_padding": tuple(max(-each, 0) for each in beyond)}
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         first, filter, bias = shapes
@@ -298,6 +335,9 @@ class TransposeConv(Weighted):
 
     def device_filter(self, codes: np.ndarray) -> np.ndarray:
         return codes.transpose(0, 2, 3, 1)
+
+    def plan_filter(self, codes: np.ndarray) -> np.ndarray:
+        return codes.transpose(0, 3, 1, 2)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {**window_options(attributes), "fusedActivationFunction": activation_option(attributes)}

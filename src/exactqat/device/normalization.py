@@ -21,7 +21,7 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import Attributes, DeviceOperator, FileOperator, Refusal, ScaleLimits, need, register
+from .operator import Attributes, DeviceOperator, FileOperator, Refusal, ScaleLimits, Shape, need, register
 from .profile import Profile
 from .tensor import INT8_MAX, INT8_MIN, Tensor
 
@@ -45,6 +45,9 @@ class Row(DeviceOperator):
 
     def real_attributes(self, inputs: Sequence[Tensor], attributes: Attributes) -> Attributes:
         return {**attributes, "axis": len(inputs[0].shape) - 1}
+
+    def step_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        return {**super().step_attributes(shapes, attributes), "axis": len(shapes[0]) - 1}
 
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
         need(len(output.shape) >= 2, f"the operand must have an axis beside the batch, got {output.shape}")

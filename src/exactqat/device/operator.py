@@ -402,6 +402,22 @@ class DeviceOperator:
         """
         return context.lower_described(self, step)
 
+    def restore(self, context: Any, operator: Any) -> None:
+        """The inverse of `lower`: what a plan does for an operator of a graph (see `deploy.trainable.Restoring`). The
+        base class serves all operators that a plan has as they are.
+
+        Raises:
+            Refusal: it cannot be trained.
+        """
+        need(type(self).real is not DeviceOperator.real, "it has no gradient")
+        need(len(operator.outputs) == 1, f"it has {len(operator.outputs)} results")
+        context.step(operator, self.step_attributes(context.shapes(operator), operator.attributes))
+
+    def step_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        """The attributes of a plan's step, of an operator whose axes are the device's; shapes: of its operands."""
+        found = {name: value for name, value in attributes.items() if name != "activation"}
+        return {**found, "channel_axis": len(shapes[0]) - 1} if self.spatial else found
+
     # --- how files hold it ------------------------------------------------------------------------------------------
 
     def tflite_options(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> dict[str, Any]:

@@ -33,6 +33,9 @@ class Reshaped(Movement):
     ) -> np.ndarray:
         return codes[0].reshape(codes[0].shape[0], *output.shape[1:])
 
+    def restore(self, context: Any, operator: Any) -> None:
+        context.step(operator, {"new_shape": context.results(operator)[0]}, kind="RESHAPE")
+
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         Reshape().onnx(writer, operator, output)
 
@@ -104,6 +107,16 @@ class Pack(Movement):
         need(len(set(shapes)) == 1, f"operands must have one shape, got {list(shapes)}")
         need(1 <= axis <= len(first), f"axis must be in 1..{len(first)}, got {axis}")
         return (*first[:axis], len(shapes), *first[axis:])
+
+    def restore(self, context: Any, operator: Any) -> None:
+        """The operands get the axis, and are joined along it."""
+        (result,), axis = context.results(operator), operator.attributes["axis"]
+        shape = tuple(1 if at == axis else size for at, size in enumerate(result))
+        parts = [
+            context.part(operator, "RESHAPE", operand, {"new_shape": shape}, shape)
+            for operand in context.operands(operator)
+        ]
+        context.step(operator, {"axis": axis}, kind="CONCATENATION", operands=parts)
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         axis = attributes["axis"]
@@ -269,6 +282,23 @@ class Parts(Movement):
         ranges = self.ranges(inputs[0].shape, attributes)
         return tuple(codes[0].take(np.arange(begin, end), axis) for begin, end in ranges)
 
+    def restore(self, context: Any, operator: Any) -> None:
+        """One slice for each result."""
+        for number, attributes in enumerate(self.slices(context.shapes(operator)[0], operator.attributes)):
+            context.step(operator, attributes, kind="STRIDED_SLICE", result=number)
+
+    def slices(self, shape: Shape, attributes: Attributes) -> list[dict[str, Any]]:
+        """The pieces as STRIDED_SLICE cuts them out."""
+        axis, rank = attributes["axis"], len(shape)
+        return [
+            {
+                "begin": tuple(begin if at == axis else 0 for at in range(rank)),
+                "end": tuple(end if at == axis else None for at in range(rank)),
+                "steps": (1,) * rank,
+            }
+            for begin, end in self.ranges(shape, attributes)
+        ]
+
 
 @register
 class Split(Parts):
@@ -352,6 +382,15 @@ class Unpack(Parts):
     ) -> tuple[np.ndarray, ...]:
         axis = attributes["axis"]
         return tuple(codes[0].take(entry, axis) for entry in range(inputs[0].shape[axis]))
+
+    def restore(self, context: Any, operator: Any) -> None:
+        """One slice for each result, which loses the axis."""
+        (operand,), (shape,) = context.operands(operator), context.shapes(operator)
+        whole = tuple(1 if at == operator.attributes["axis"] else size for at, size in enumerate(shape))
+        for number, attributes in enumerate(self.slices(shape, operator.attributes)):
+            part = context.part(operator, "STRIDED_SLICE", operand, attributes, whole)
+            shape_of_result = {"new_shape": context.results(operator)[number]}
+            context.step(operator, shape_of_result, kind="RESHAPE", operands=[part], result=number)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"num": inputs[0].shape[attributes["axis"]], "axis": attributes["axis"]}

@@ -50,6 +50,7 @@ class Weighted(DeviceOperator):
 
     Attributes:
         filter_axis: the axis of the filter that holds the output channels.
+        plan_axis: that of the weight of a plan's step.
     """
 
     operands = (3, 3)
@@ -57,6 +58,7 @@ class Weighted(DeviceOperator):
     floats = True
     weights = (1, 2)
     filter_axis: ClassVar[int] = 0
+    plan_axis: ClassVar[int] = 0
     mechanisms = {
         "delegates": "two roundings: XNNPACK multiplies the sum by a float32 scale and rounds once; the built-in "
         "kernels multiply by a 31-bit integer and shift, and round each time",
@@ -101,6 +103,13 @@ class Weighted(DeviceOperator):
             builder.bias(f"{name}/bias", np.asarray(bias, dtype), bias_quantization),
         ]
         return str(builder.operator(self.kind, operands, output, name=name, **attributes))
+
+    def plan_filter(self, codes: np.ndarray) -> np.ndarray:
+        """The inverse of `device_filter`."""
+        return codes
+
+    def restore(self, context: Any, operator: Any) -> None:
+        context.weighted(operator)
 
     def read_operands(self, read: FileOperator) -> tuple[Tensor, ...]:
         """A bias that a file leaves out is 0."""
